@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from evaluator.metrics.stages import StageTimes
 from evaluator.metrics.use import Use, WeightedGaps
@@ -81,6 +82,11 @@ class RequestTimes:
         arrays: list[np.ndarray] = [np.zeros(shape) for _ in range(4)]
         arrays.append(np.zeros(shape, dtype=np.int32))
         return RequestTimes(*arrays)
+
+    def put(self, at: tuple[int, int], ids: np.ndarray | slice | int, **columns: ArrayLike) -> None:
+        """Write what is known of some requests of a configuration and seed; each column is (request,), or one value."""
+        for name, values in columns.items():
+            getattr(self, name)[at][ids] = values
 
     def columns(self) -> dict[str, np.ndarray]:
         """The arrays that there are, by name."""

@@ -20,7 +20,7 @@ from evaluator.stations.contract import At, ChunkJobs, each
 from evaluator.stations.engine import Requests, joint, preemptive
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.rings import NONE
-from evaluator.stations.joint_visits import JointResult, LinkTimes, PhaseResult, PoolServed, visits_of_joint_run
+from evaluator.stations.joint_visits import JointResult, PoolServed, visits_of_joint_run
 from evaluator.stations.lane_jobs import OPEN_LOOP
 from evaluator.traffic.jobs import Jobs
 
@@ -195,28 +195,26 @@ def _links(group: StationGroup, lane: JointLane) -> joint.Links:
 
 
 def _told(lane: JointLane, found: joint.NetworkResult) -> JointResult:
-    pool = lane.pool_of_replica
-    phases, first = [], 0
+    pool, phases, pools, first = lane.pool_of_replica, [], [], 0
     for phase, jobs in zip(lane.configuration.phases, lane.phases, strict=True):
         at = slice(first, first + len(jobs))
         start = int(np.searchsorted(pool, phase.stations.start))
-        pools = tuple(_told_of_pool(found, pool, number, start) for number in phase.stations)
         phases.append(
-            PhaseResult(
-                arrival_s=found.sent_s[at],
-                scheduled_s=found.scheduled_s[at],
-                first_token_s=found.first_token_s[at],
-                last_token_s=found.last_token_s[at],
-                replica=found.replica[at].astype(np.int64) - start,
-                pools=pools,
-            )
+            {
+                "arrival_s": found.sent_s[at],
+                "scheduled_s": found.scheduled_s[at],
+                "first_token_s": found.first_token_s[at],
+                "last_token_s": found.last_token_s[at],
+                "replica": found.replica[at].astype(np.int64) - start,
+            }
         )
+        pools.append(tuple(_told_of_pool(found, pool, number, start) for number in phase.stations))
         first += len(jobs)
-    if len(phases) == 1:
-        return JointResult(tuple(phases), None)
-    began_s = found.link_s[len(lane.phases[0]) : lane.jobs]
-    link = LinkTimes(phases[0].last_token_s[lane.goes_on], began_s, phases[1].arrival_s)
-    return JointResult(tuple(phases), link)
+    link = None
+    if len(phases) > 1:
+        began_s, left_s = found.link_s[len(lane.phases[0]) : lane.jobs], phases[0]["last_token_s"][lane.goes_on]
+        link = {"arrival_s": left_s, "scheduled_s": began_s, "last_token_s": phases[1]["arrival_s"]}
+    return JointResult(tuple(phases), tuple(pools), link)
 
 
 def _told_of_pool(found: joint.NetworkResult, pool: np.ndarray, number: int, start: int) -> PoolServed:

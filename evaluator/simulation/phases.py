@@ -35,11 +35,13 @@ def serve_side(
         counts = np.array([m.stations[m.phases[phase].stations[number]].deployment.ranks for m in configurations])
         for at, one in each(own):
             mine = one.id[_mine(one, int(counts[at[0]]))]
-            for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s"):
-                getattr(found, name)[at][mine] = getattr(times, name)[at][mine]
-            found.replica[at][mine] = times.replica[at][mine] + first[at[0]]
+            columns = {name: column[at][mine] for name, column in times.columns().items() if name in _SERVED}
+            found.put(at, mine, **columns, replica=times.replica[at][mine] + first[at[0]])
         first += counts
     return found, *uses
+
+
+_SERVED = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 
 
 def _mine(jobs: Jobs, replicas: int) -> np.ndarray:

@@ -102,13 +102,13 @@ def _serve(stop: StepStation, run: Run, jobs: ChunkJobs) -> tuple[RequestTimes, 
     found = RequestTimes.empty(table_shape(jobs))
     visited = np.zeros(found.arrival_s.shape, dtype=bool)
     for (at, one), row in zip(each(jobs), rows, strict=True):
-        for column in (found.arrival_s, found.scheduled_s, found.first_token_s, found.last_token_s):
-            column[at][one.id] = one.ready_s  # who passes by leaves at once
+        here_s = one.ready_s  # who passes by leaves at once
+        found.put(at, one.id, arrival_s=here_s, scheduled_s=here_s, first_token_s=here_s, last_token_s=here_s)
         for queue, _ in enumerate(row):
             source = at[0] * queues + queue, at[1]
             ids = own[source[0]][source[1]].id
-            for name in ("scheduled_s", "first_token_s", "last_token_s", "replica"):
-                getattr(found, name)[at][ids] = served[name][source][: len(ids)]
+            columns = {name: served[name][source][: len(ids)] for name in served if name != "arrival_s"}
+            found.put(at, ids, **columns)
             visited[at][ids] = True
     busy_s = use.totals.busy_s.reshape(len(jobs), queues, seeds).sum(axis=1)
     totals = use.totals.rows(slice(None, None, queues))._replace(busy_s=busy_s)

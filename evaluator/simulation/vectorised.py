@@ -49,15 +49,19 @@ def _add(
     result: LaneResult,
     replica: int | np.ndarray,
 ) -> None:
-    at, rows, count = slot.at, slot.rows, slot.count
-    times.arrival_s[at][rows] = _release_times(slot, frontend, result)
-    times.scheduled_s[at][rows] = result.scheduled_s[:count]
-    times.first_token_s[at][rows] = result.first_token_s[:count]
-    times.last_token_s[at][rows] = result.last_token_s[:count]
-    times.replica[at][rows] = replica
+    count = slot.count
+    times.put(
+        slot.at,
+        slot.rows,
+        arrival_s=_release_times(slot, frontend, result),
+        scheduled_s=result.scheduled_s[:count],
+        first_token_s=result.first_token_s[:count],
+        last_token_s=result.last_token_s[:count],
+        replica=replica,
+    )
     if times.hit_tokens is not None and result.hit_tokens is not None:
-        times.hit_tokens[at][rows] = result.hit_tokens[:count]
-    totals.add(at, PoolTotals.of(result))
+        times.put(slot.at, slot.rows, hit_tokens=result.hit_tokens[:count])
+    totals.add(slot.at, PoolTotals.of(result))
 
 
 def _release_times(slot: LaneJobs, frontend: Frontend, result: LaneResult) -> np.ndarray:

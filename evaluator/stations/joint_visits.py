@@ -16,6 +16,7 @@ from evaluator.plan.phases import PhasePools
 from evaluator.stations.contract import (
     At,
     ChunkJobs,
+    JobColumns,
     RequestTimes,
     Station,
     StationVisit,
@@ -34,36 +35,20 @@ class PoolServed:
 
     done: PoolTotals
     gaps: WeightedGaps
-    first: int  # number on its side of its first replica
-
-
-@dataclass(frozen=True, eq=False)
-class PhaseResult:
-    """A side after a run: times and replicas of its jobs, (job,) in the order of the jobs that came there."""
-
-    arrival_s: np.ndarray
-    scheduled_s: np.ndarray
-    first_token_s: np.ndarray
-    last_token_s: np.ndarray
-    replica: np.ndarray
-    pools: tuple[PoolServed, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class LinkTimes:
-    """The link behind a prefill side: when each job's KV was there to be sent, began, and had come, (job,)."""
-
-    ready_s: np.ndarray
-    started_s: np.ndarray
-    left_s: np.ndarray
+    first: int  # number of its first replica in its phase
 
 
 @dataclass(frozen=True, eq=False)
 class JointResult:
-    """All sides of one configuration under one seed, and the link between them."""
+    """One configuration under one seed after its run.
 
-    phases: tuple[PhaseResult, ...]
-    link: LinkTimes | None
+    ``phases``: of each the times and replicas of its jobs, (job,) in the order of the jobs that came there; ``pools``
+    of each. ``link``: when each job's KV was there to be sent behind a prefill phase, began to be, and had come.
+    """
+
+    phases: tuple[JobColumns, ...]
+    pools: tuple[tuple[PoolServed, ...], ...]
+    link: JobColumns | None = None
 
 
 def visits_of_joint_run(
@@ -77,20 +62,16 @@ def visits_of_joint_run(
                 _link_visit(station_visits[-1], configurations, {at: run.link for at, run in runs.items()})
             )
         came = jobs if phase.number == 0 else _sent(station_visits[-1])
-        station_visits.append(
-            _phase_visit(configurations, phase, came, {at: run.phases[phase.number] for at, run in runs.items()})
-        )
+        station_visits.append(_phase_visit(configurations, phase, came, runs))
     return station_visits
 
 
 def _phase_visit(
-    configurations: Sequence[Configuration], phase: PhasePools, jobs: ChunkJobs, runs: Mapping[At, PhaseResult]
+    configurations: Sequence[Configuration], phase: PhasePools, jobs: ChunkJobs, runs: Mapping[At, JointResult]
 ) -> StationVisit:
     found = RequestTimes.empty(table_shape(jobs))
     for at, run in runs.items():
-        ids = jobs[at[0]][at[1]].id
-        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "replica"):
-            getattr(found, name)[at][ids] = getattr(run, name)
+        found.put(at, jobs[at[0]][at[1]].id, **run.phases[phase.number])
     check_served(configurations, found)
     uses = [_use(configurations, phase, place, jobs, found, runs) for place in range(len(phase.stations))]
     name = configurations[0].stations[phase.stations.start].name if len(uses) == 1 else phase.role.name
@@ -108,9 +89,9 @@ def _use(
     place: int,
     jobs: ChunkJobs,
     served: RequestTimes,
-    runs: Mapping[At, PhaseResult],
+    runs: Mapping[At, JointResult],
 ) -> Use:
-    """Of the pool at a place on its side."""
+    """Of the pool at a place in its phase."""
     pools = [
         configuration.stations[configuration.phases[phase.number].stations[place]] for configuration in configurations
     ]
@@ -119,7 +100,7 @@ def _use(
     itl: list[list[WeightedGaps]] = [[pooled([])] * seeds for _ in configurations]
     own = [list(of_seeds) for of_seeds in jobs]
     for at, run in runs.items():
-        pool, one = run.pools[place], jobs[at[0]][at[1]]
+        pool, one = run.pools[phase.number][place], jobs[at[0]][at[1]]
         totals.add(at, pool.done)
         chosen = served.replica[at][one.id].astype(np.int64) - pool.first
         own[at[0]][at[1]] = replace(one, chosen=chosen)
@@ -128,7 +109,7 @@ def _use(
 
 
 def _link_visit(
-    before: StationVisit, configurations: Sequence[Configuration], links: Mapping[At, LinkTimes | None]
+    before: StationVisit, configurations: Sequence[Configuration], links: Mapping[At, JobColumns | None]
 ) -> StationVisit:
     """The link behind a prefill side, which requests of one token do not pass."""
     jobs: list[list[Jobs]] = [[] for _ in before.jobs]
@@ -142,12 +123,10 @@ def _link_visit(
         run = links.get(at)
         if run is None:
             continue
-        for name, column in (("arrival_s", run.ready_s), ("scheduled_s", run.started_s), ("last_token_s", run.left_s)):
-            getattr(found, name)[at][one.id] = column
         assert one.origin is not None
-        found.replica[at][one.id] = one.origin.replica
+        found.put(at, one.id, **run, replica=one.origin.replica)
         latency_s = configurations[at[0]].link.latency_s  # type: ignore[union-attr]
-        busy_s[at] = (run.left_s - run.started_s - latency_s).sum()
+        busy_s[at] = (run["last_token_s"] - run["scheduled_s"] - latency_s).sum()
     found.first_token_s[...] = found.last_token_s
     replicas = np.array(
         [0 if configuration.link is None else configuration.link.replicas for configuration in configurations],

@@ -38,7 +38,7 @@ from evaluator.stations.contract import (
     table_shape,
     use_without_devices,
 )
-from evaluator.stations.joint_visits import JointResult, LinkTimes, never, visits_of_joint_run
+from evaluator.stations.joint_visits import JointResult, never, visits_of_joint_run
 from evaluator.stations.stage_steps import StepStation, on_pool
 from evaluator.stations.use import use_of
 from evaluator.traffic.jobs import Demand, Jobs
@@ -199,11 +199,12 @@ def _transfers(
 
 
 def _served(run: NetworkRun) -> JointResult:
-    phases = tuple(map(side_served, run.phases))
+    phases, pools = zip(*map(side_served, run.phases), strict=True)
     if run.links is None:
-        return JointResult(phases, None)
+        return JointResult(phases, pools)
     visits = [run.links.done[index] for index in run.phases[1].jobs.id.tolist()]
-    return JointResult(phases, LinkTimes(*np.array(visits, dtype=float).reshape(-1, 3).T))
+    ready_s, started_s, left_s = np.array(visits, dtype=float).reshape(-1, 3).T
+    return JointResult(phases, pools, {"arrival_s": ready_s, "scheduled_s": started_s, "last_token_s": left_s})
 
 
 # --- requests on routes of their own, as the visits of a chain: one after the other
@@ -253,8 +254,7 @@ def _llm_visit(
     times = RequestTimes.empty(table_shape(own))
     for at, one in each(own):
         shifted = one.id + visit * len(jobs[at[0]][at[1]])  # the ids by which the LLM knew this visit
-        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "replica"):
-            getattr(times, name)[at][one.id] = getattr(llm_visit.times, name)[at][shifted]
+        times.put(at, one.id, **{name: column[at][shifted] for name, column in llm_visit.times.columns().items()})
         own[at[0]][at[1]] = one.at(times.arrival_s[at][one.id])
         if at in now_s:
             now_s[at][one.id] = times.last_token_s[at][one.id]
@@ -276,17 +276,16 @@ def _step_visit(
     for at, one in each(jobs):
         if at not in runs:
             continue
-        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s"):
-            getattr(found, name)[at][one.id] = now_s[at][one.id]
-        own[at[0]][at[1]] = one.at(now_s[at][one.id])
+        here_s = now_s[at][one.id]  # who passes the step by comes and leaves at once
+        found.put(at, one.id, arrival_s=here_s, scheduled_s=here_s, first_token_s=here_s, last_token_s=here_s)
+        own[at[0]][at[1]] = one.at(here_s)
         if at not in hops:
             continue
         hop = hops[at]
         for request in hop.ids.tolist():
             came_s, began_s, left_s, replica = hop.times(request)
-            found.arrival_s[at][request], found.scheduled_s[at][request] = came_s, began_s
-            found.first_token_s[at][request] = found.last_token_s[at][request] = left_s
-            found.replica[at][request] = replica
+            found.put(at, request, arrival_s=came_s, scheduled_s=began_s, first_token_s=left_s, last_token_s=left_s)
+            found.put(at, request, replica=replica)
             visited[at][request] = True
         now_s[at][one.id] = found.last_token_s[at][one.id]
     stage = stop.stage(0)

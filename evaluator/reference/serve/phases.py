@@ -24,7 +24,8 @@ from evaluator.reference.stations.phase import Choose, PhaseStation
 from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import stream
 from evaluator.speculation import keys
-from evaluator.stations.joint_visits import PhaseResult, PoolServed
+from evaluator.stations.contract import JobColumns
+from evaluator.stations.joint_visits import PoolServed
 from evaluator.stations.lane_jobs import OPEN_LOOP, LaneJobs
 from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
 from evaluator.traffic.requests import Tokens
@@ -170,28 +171,25 @@ def pool_run(
     return PhaseRun(jobs, PhaseStation(PoolStation(replicas, choose), {}, choose), (replicas,), ())
 
 
-def side_served(run: PhaseRun) -> PhaseResult:
+def side_served(run: PhaseRun) -> tuple[JobColumns, tuple[PoolServed, ...]]:
     """What became of the jobs of a side, and of the replicas of its pools."""
     parts = [run.phase.parts[index] for index in run.jobs.id.tolist()]
-    arrival_s, scheduled_s, first_s, last_s = (
-        np.array([getattr(part, name) for part in parts], dtype=float)
-        for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
-    )
-    replica = np.array([part.replica for part in parts], dtype=np.int64)
-    found = PhaseResult(arrival_s, scheduled_s, first_s, last_s, replica, ())
-    return replace(found, pools=tuple(_pool_served(run, replicas, found) for replicas in run.pools))
+    names = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
+    served = {name: np.array([getattr(part, name) for part in parts], dtype=float) for name in names}
+    served["replica"] = np.array([part.replica for part in parts], dtype=np.int64)
+    return served, tuple(_pool_served(run, replicas, served) for replicas in run.pools)
 
 
-def _pool_served(run: PhaseRun, replicas: list[Replica], served: PhaseResult) -> PoolServed:
+def _pool_served(run: PhaseRun, replicas: list[Replica], served: JobColumns) -> PoolServed:
     gaps = [_gaps_of(run.gaps[replica.index], replica.index, run.jobs, served) for replica in replicas]
     return PoolServed(PoolTotals.of(PoolOutcome([], replicas)), pooled(gaps), replicas[0].index)
 
 
-def _gaps_of(gaps: TokenGaps, replica: int, jobs: Jobs, served: PhaseResult) -> WeightedGaps:
+def _gaps_of(gaps: TokenGaps, replica: int, jobs: Jobs, served: JobColumns) -> WeightedGaps:
     """Those of one replica after the first token of the first measured job that came to it."""
-    here = jobs.measured & (served.replica == replica)
+    here = jobs.measured & (served["replica"] == replica)
     if not here.any():
         return gaps.after(np.inf)
     counted = np.flatnonzero(here)
-    first = counted[np.lexsort((jobs.id[counted], served.arrival_s[counted]))[0]]
-    return gaps.after(float(served.first_token_s[first]))
+    first = counted[np.lexsort((jobs.id[counted], served["arrival_s"][counted]))[0]]
+    return gaps.after(float(served["first_token_s"][first]))

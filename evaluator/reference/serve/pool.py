@@ -196,14 +196,13 @@ def _conversations(
 
 
 def _add(times: RequestTimes, totals: PoolTotals, slot: LaneJobs, outcome: PoolOutcome) -> None:
-    at, rows, requests = slot.at, slot.rows, outcome.requests
-    times.arrival_s[at][rows] = [request.arrival_s for request in requests]
-    for name in ("scheduled_s", "first_token_s", "last_token_s"):
-        getattr(times, name)[at][rows] = [getattr(request, name) for request in requests]
-    times.replica[at][rows] = [request.replica for request in requests] if slot.replica < 0 else slot.replica
+    requests, replica = outcome.requests, slot.replica
+    names = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
     if times.hit_tokens is not None:
-        times.hit_tokens[at][rows] = [request.hit_tokens for request in requests]
-    totals.add(at, PoolTotals.of(outcome))
+        names.append("hit_tokens")
+    columns = {name: [getattr(request, name) for request in requests] for name in names}
+    times.put(slot.at, slot.rows, replica=[one.replica for one in requests] if replica < 0 else replica, **columns)
+    totals.add(slot.at, PoolTotals.of(outcome))
 
 
 def curve_of(pool: StationPlan, key: np.unsignedinteger, output: int) -> tuple[int, ...]:

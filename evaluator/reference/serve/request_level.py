@@ -53,19 +53,22 @@ def _served(slot: LaneJobs, pool: StationPlan, seed: int) -> list[WholeRequest]:
 
 
 def _add(times: RequestTimes, slot: LaneJobs, role: Role, requests: Sequence[WholeRequest]) -> None:
-    at, rows = slot.at, slot.rows
-    times.arrival_s[at][rows] = slot.jobs.ready_s[slot.served]
     if role.prompt_resident:
         names = ("decode_scheduled_s", "second_token_s", "last_token_s", "decode_instance")
     elif role.first_token_only:
         names = ("scheduled_s", "first_token_s", "first_token_s", "instance")
     else:
         names = ("scheduled_s", "first_token_s", "last_token_s", "instance")
-    scheduled, first, last, instance = ([getattr(one, name) for one in requests] for name in names)
-    times.scheduled_s[at][rows] = scheduled
-    times.first_token_s[at][rows] = first
-    times.last_token_s[at][rows] = last
-    times.replica[at][rows] = instance if slot.replica < 0 else slot.replica
+    scheduled_s, first_s, last_s, instance = ([getattr(one, name) for one in requests] for name in names)
+    times.put(
+        slot.at,
+        slot.rows,
+        arrival_s=slot.jobs.ready_s[slot.served],
+        scheduled_s=scheduled_s,
+        first_token_s=first_s,
+        last_token_s=last_s,
+        replica=instance if slot.replica < 0 else slot.replica,
+    )
 
 
 def _instances(pool: StationPlan) -> Instances:
