@@ -115,14 +115,12 @@ def place(values: Mapping[str, np.ndarray], rows: np.ndarray, configs: int) -> d
 
 def select(outcomes: Outcomes, rows: np.ndarray) -> Outcomes:
     """The outcomes of some configurations."""
-    by_config = (
-        "makespan_s", "open_loop", "status", "engine", "provenance", "calibration_set", "finds_warmup", "asked_rps",
-        "model_error", "model_error_basis", "model", "later_wait_s",
-    )  # fmt: skip
-    columns = {name: getattr(outcomes, name) for name in by_config}
+    # Every array of the outcomes has a row for each configuration but the mask, which all of them may share.
+    arrays = {name: value for name, value in vars(outcomes).items() if isinstance(value, np.ndarray)}
+    del arrays["measured"]
     return replace(
         outcomes,
-        **{name: column[rows] for name, column in columns.items() if column is not None},
+        **{name: value[rows] for name, value in arrays.items()},
         times=outcomes.times.rows(rows),
         tokens=outcomes.tokens.rows(rows),
         objectives=tuple(replace(bound, bound_s=bound.bound_s[rows]) for bound in outcomes.objectives),
