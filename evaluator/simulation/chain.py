@@ -80,19 +80,19 @@ def run_chain(stations: Sequence[Station], jobs: ChunkJobs) -> ChainResult:
     return chain_result_of(station_visits)
 
 
-def _onwards(leg: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin: bool) -> ChunkJobs:
+def _onwards(visit: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin: bool) -> ChunkJobs:
     """The jobs of the next station; ``aside`` is filled where the requests split, and emptied where they join."""
-    following: list[list[Jobs]] = [[] for _ in leg.jobs]
-    for at, one in each(leg.jobs):
-        left_s = leg.times.last_token_s[at][one.id]
-        if leg.station.role is not None:
-            one = with_fields(one, origin=_origin(leg.times, at, one.id))
+    following: list[list[Jobs]] = [[] for _ in visit.jobs]
+    for at, one in each(visit.jobs):
+        left_s = visit.times.last_token_s[at][one.id]
+        if visit.station.role is not None:
+            one = with_fields(one, origin=_origin(visit.times, at, one.id))
         if splits:
             on, done = one.after_prefill(left_s)
             if done is not None:
                 aside[at] = done
-            if leg.station.sends is not None:
-                on = replace(on, chosen=leg.station.sends(at, on))
+            if visit.station.sends is not None:
+                on = replace(on, chosen=visit.station.sends(at, on))
         else:
             on = one.at(left_s)
             if rejoin and at in aside:
@@ -108,7 +108,7 @@ def _origin(times: RequestTimes, at: tuple[int, int], ids: np.ndarray) -> Origin
 def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
     """What became of all requests that came to the first of these stations."""
     start = station_visits[0]
-    giving = [leg for leg in station_visits if leg.station.role is not None]
+    giving = [visit for visit in station_visits if visit.station.role is not None]
     first = giving[0] if giving else station_visits[-1]
     found = ChainResult(
         times=replace(first.times, arrival_s=start.times.arrival_s, hit_tokens=None, visited=None),
@@ -116,18 +116,18 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
         model=_by_request(start, "model") if _several_models(start) else None,
         later_wait_s=_waits(station_visits[station_visits.index(first) + 1 :], first.times.arrival_s.shape),
         measured=_measured(start),
-        uses=tuple(use for leg in station_visits for use in leg.uses),
+        uses=tuple(use for visit in station_visits for use in visit.uses),
         itl=first.itl,
     )
-    for leg in giving[1:]:
-        again = leg.visit > 0 and leg.station.role is not None and not leg.station.role.prompt_resident
-        found = _another_answer(found, leg) if again else _later_tokens(found, leg, leg.itl)
+    for visit in giving[1:]:
+        again = visit.number > 0 and visit.station.role is not None and not visit.station.role.prompt_resident
+        found = _another_answer(found, visit) if again else _later_tokens(found, visit, visit.itl)
     behind = station_visits[station_visits.index(giving[-1]) + 1 :] if giving else []
     if behind:
         found = replace(found, given_s=(found.times.first_token_s, found.times.last_token_s))
-    for leg in behind:
-        found = _behind(found, leg)
-    if any(leg.station.stage is not None for leg in station_visits):
+    for visit in behind:
+        found = _behind(found, visit)
+    if any(visit.station.stage is not None for visit in station_visits):
         makespan_s = found.times.last_token_s.max(axis=-1) - found.times.arrival_s.min(axis=-1)
         found = replace(found, stages=stage_times(station_visits, makespan_s), station_visits=tuple(station_visits))
     return found
@@ -138,9 +138,9 @@ def _waits(station_visits: Sequence[StationVisit], shape: tuple[int, int, int]) 
     if not station_visits:
         return None
     found = np.zeros(shape)
-    for leg in station_visits:
-        for at, one in each(leg.jobs):
-            began_s = leg.times.scheduled_s[at][one.id]
+    for visit in station_visits:
+        for at, one in each(visit.jobs):
+            began_s = visit.times.scheduled_s[at][one.id]
             # Layers of KV are sent before their prompt ends: service that starts before its job is ready is no wait.
             found[at][one.id] += np.maximum(began_s - one.ready_s, 0.0)
     return found
@@ -158,55 +158,55 @@ def _tokens_of(start: StationVisit, first: StationVisit) -> TokenCounts:
     return TokenCounts(prompt, output, cached)
 
 
-def _by_request(leg: StationVisit, name: str) -> np.ndarray:
+def _by_request(visit: StationVisit, name: str) -> np.ndarray:
     """A column of the demand of the jobs, (config, seed, request)."""
-    found = np.zeros(table_shape(leg.jobs), dtype=np.int64)
-    for at, one in each(leg.jobs):
+    found = np.zeros(table_shape(visit.jobs), dtype=np.int64)
+    for at, one in each(visit.jobs):
         found[at][one.id] = getattr(one.demand, name)
     return found
 
 
-def _branching(leg: StationVisit) -> bool:
-    demands = {id(one.demand): one.demand for _, one in each(leg.jobs)}.values()
+def _branching(visit: StationVisit) -> bool:
+    demands = {id(one.demand): one.demand for _, one in each(visit.jobs)}.values()
     return any(one.branch_tokens is not None or one.later_branch_tokens is not None for one in demands)
 
 
-def _several_models(leg: StationVisit) -> bool:
-    return any(demand.model.any() for demand in {id(one.demand): one.demand for _, one in each(leg.jobs)}.values())
+def _several_models(visit: StationVisit) -> bool:
+    return any(demand.model.any() for demand in {id(one.demand): one.demand for _, one in each(visit.jobs)}.values())
 
 
-def _measured(leg: StationVisit) -> np.ndarray:
+def _measured(visit: StationVisit) -> np.ndarray:
     # By value: threads that need a mask at the same time may each have built it, and statistics of one mask for all sum
     # in another order than those of a mask for each.
-    distinct = list({id(one.measured): one for _, one in each(leg.jobs)}.values())
+    distinct = list({id(one.measured): one for _, one in each(visit.jobs)}.values())
     if distinct and all(whole_table(one) and np.array_equal(one.measured, distinct[0].measured) for one in distinct):
         return distinct[0].measured
-    found = np.zeros(table_shape(leg.jobs), dtype=bool)
-    for at, one in each(leg.jobs):
+    found = np.zeros(table_shape(visit.jobs), dtype=bool)
+    for at, one in each(visit.jobs):
         found[at][one.id] = one.measured
     return found
 
 
-def _later_tokens(found: ChainResult, leg: StationVisit, itl: Gaps | None) -> ChainResult:
+def _later_tokens(found: ChainResult, visit: StationVisit, itl: Gaps | None) -> ChainResult:
     """With the tokens that a later engine gives, and the gap before the first of them."""
     last_token_s, tokens = found.times.last_token_s.copy(), _copied(found.tokens)
     gaps = None if found.itl is None else [list(seeds) for seeds in found.itl]
     handed = HandedOn(np.zeros_like(last_token_s), np.zeros_like(last_token_s))
-    for at, one in each(leg.jobs):
+    for at, one in each(visit.jobs):
         ids = one.id[one.measured]
         if gaps is not None and itl is not None:
-            across = leg.times.first_token_s[at][ids] - last_token_s[at][ids]
+            across = visit.times.first_token_s[at][ids] - last_token_s[at][ids]
             weights = np.broadcast_to(np.asarray(one.demand.branches, dtype=np.float64), len(one))[one.measured]
             gaps[at[0]][at[1]] = pooled([gaps[at[0]][at[1]], (across, weights), itl[at[0]][at[1]]])
             handed.gap_s[at][ids], handed.sequences[at][ids] = across, weights
-        last_token_s[at][one.id] = leg.times.last_token_s[at][one.id]
+        last_token_s[at][one.id] = visit.times.last_token_s[at][one.id]
         tokens.longest[at][one.id] += one.demand.output_tokens
         if tokens.path_tokens is not None:
             tokens.output_tokens[at][one.id] += one.demand.made_tokens
     return replace(found, times=replace(found.times, last_token_s=last_token_s), tokens=tokens, itl=gaps, handed=handed)
 
 
-def _another_answer(found: ChainResult, leg: StationVisit) -> ChainResult:
+def _another_answer(found: ChainResult, visit: StationVisit) -> ChainResult:
     """With the answer of a later visit, for those who come again: the client sees the last one, the others are calls.
 
     How the gaps between tokens are spread over the answers is not known.
@@ -214,9 +214,9 @@ def _another_answer(found: ChainResult, leg: StationVisit) -> ChainResult:
     names, tokens = ("first_token_s", "last_token_s"), _copied(found.tokens)
     times = replace(found.times, **{name: getattr(found.times, name).copy() for name in names})
     assert tokens.cached_tokens is not None
-    for at, one in each(leg.jobs):
+    for at, one in each(visit.jobs):
         for name in names:
-            getattr(times, name)[at][one.id] = getattr(leg.times, name)[at][one.id]
+            getattr(times, name)[at][one.id] = getattr(visit.times, name)[at][one.id]
         tokens.prompt_tokens[at][one.id] = one.demand.prompt_tokens
         tokens.cached_tokens[at][one.id] = one.demand.cached_tokens
         tokens.longest[at][one.id] = one.demand.output_tokens
@@ -230,18 +230,18 @@ def _copied(tokens: TokenCounts) -> TokenCounts:
     return TokenCounts(**{name: values.copy() for name, values in vars(tokens).items() if values is not None})
 
 
-def _behind(found: ChainResult, leg: StationVisit) -> ChainResult:
+def _behind(found: ChainResult, visit: StationVisit) -> ChainResult:
     """With what a station behind the last engine does to the answers: it passes on each token, or holds them all."""
     first_token_s, last_token_s = found.times.first_token_s.copy(), found.times.last_token_s.copy()
-    for at, one in each(leg.jobs):
-        left_s = leg.times.last_token_s[at][one.id]
-        seen_s = first_token_s[at][one.id] + (left_s - one.ready_s) if leg.station.streams else left_s
-        if leg.times.visited is not None:
-            seen_s = np.where(leg.times.visited[at][one.id], seen_s, first_token_s[at][one.id])
+    for at, one in each(visit.jobs):
+        left_s = visit.times.last_token_s[at][one.id]
+        seen_s = first_token_s[at][one.id] + (left_s - one.ready_s) if visit.station.streams else left_s
+        if visit.times.visited is not None:
+            seen_s = np.where(visit.times.visited[at][one.id], seen_s, first_token_s[at][one.id])
         first_token_s[at][one.id], last_token_s[at][one.id] = seen_s, left_s
     gaps, handed = found.itl, found.handed
-    if gaps is not None and not leg.station.streams:
-        some = leg.times.visited is not None  # of pooled gaps nobody knows whose they are
+    if gaps is not None and not visit.station.streams:
+        some = visit.times.visited is not None  # of pooled gaps nobody knows whose they are
         gaps, handed = None if some else [[_at_once(one) for one in seeds] for seeds in gaps], None
     times = replace(found.times, first_token_s=first_token_s, last_token_s=last_token_s)
     return replace(found, times=times, itl=gaps, handed=handed)

@@ -25,27 +25,31 @@ class Span:
     left_s: np.ndarray
 
 
-def spans_of(leg: StationVisit, shape: tuple[int, int, int]) -> list[Span]:
+def spans_of(visit: StationVisit, shape: tuple[int, int, int]) -> list[Span]:
     """One span of a station; of an engine's pool that computes prompts and goes on with them, prefill and decode."""
-    role = leg.station.role
-    came_s, began_s, first_s, left_s = _by_request(leg, shape)
+    role = visit.station.role
+    came_s, began_s, first_s, left_s = _by_request(visit, shape)
     began_s = np.maximum(began_s, came_s)  # layers of a prompt may be sent before its first token
-    if leg.station.stage is not None:
-        return [Span(leg.station.name, came_s, began_s, left_s)]
+    if visit.station.stage is not None:
+        return [Span(visit.station.name, came_s, began_s, left_s)]
     if role is None or role.prompt_resident:
         return [Span(TRANSFER if role is None else DECODE, came_s, began_s, left_s)]
     found = [Span(PREFILL, came_s, began_s, first_s)]
     return found if role.first_token_only else [*found, Span(DECODE, first_s, first_s, left_s)]
 
 
-def _by_request(leg: StationVisit, shape: tuple[int, int, int]) -> list[np.ndarray]:
-    """The times of a leg, NaN of requests that do not come; not copied where all do."""
-    values = [getattr(leg.times, name) for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")]
-    if leg.times.visited is None and values[0].shape == shape and all(whole_table(one) for _, one in each(leg.jobs)):
+def _by_request(visit: StationVisit, shape: tuple[int, int, int]) -> list[np.ndarray]:
+    """The times of a visit, NaN of requests that do not come; not copied where all do."""
+    values = [getattr(visit.times, name) for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")]
+    if (
+        visit.times.visited is None
+        and values[0].shape == shape
+        and all(whole_table(one) for _, one in each(visit.jobs))
+    ):
         return values
     came = np.zeros(shape, dtype=bool)
-    for at, one in each(leg.jobs):
-        came[at][one.id] = True if leg.times.visited is None else leg.times.visited[at][one.id]
+    for at, one in each(visit.jobs):
+        came[at][one.id] = True if visit.times.visited is None else visit.times.visited[at][one.id]
     found = [np.full(shape, np.nan) for _ in values]
     for table, value in zip(found, values, strict=True):
         width = value.shape[-1]  # narrower where the last requests do not come
@@ -57,11 +61,11 @@ def stage_times(station_visits: Sequence[StationVisit], makespan_s: np.ndarray) 
     """Of every stage, and of each step of a stage that has several."""
     shape = table_shape(station_visits[0].jobs)
     steps: dict[str, dict[str, StageTimes]] = {}  # by stage, in the order of the legs
-    for leg in station_visits:
-        utilisation = _utilisation(leg, makespan_s)
-        for span in spans_of(leg, shape):
+    for visit in station_visits:
+        utilisation = _utilisation(visit, makespan_s)
+        for span in spans_of(visit, shape):
             one = StageTimes(span.name, span.began_s - span.came_s, span.left_s - span.began_s, utilisation)
-            of_stage = steps.setdefault(leg.station.stage or one.name, {})
+            of_stage = steps.setdefault(visit.station.stage or one.name, {})
             of_stage[one.name] = _once_more(of_stage[one.name], one) if one.name in of_stage else one
     found = []
     for stage, of_stage in steps.items():
@@ -79,12 +83,12 @@ def _plus(one: np.ndarray, again: np.ndarray) -> np.ndarray:
     return np.where(np.isnan(again), one, np.nan_to_num(one) + again)
 
 
-def _utilisation(leg: StationVisit, makespan_s: np.ndarray) -> np.ndarray:
+def _utilisation(visit: StationVisit, makespan_s: np.ndarray) -> np.ndarray:
     """Busy time of the servers, or of the replicas of all pools, over what they had; NaN without a number of them."""
-    if not leg.station.waits or not leg.uses:
+    if not visit.station.waits or not visit.uses:
         return np.full(makespan_s.shape, np.nan)
-    busy_s = sum(use.totals.busy_s for use in leg.uses)
-    servers = sum(use.replicas for use in leg.uses)
+    busy_s = sum(use.totals.busy_s for use in visit.uses)
+    servers = sum(use.replicas for use in visit.uses)
     had_s = np.asarray(servers)[:, None] * makespan_s
     return np.divide(busy_s, had_s, out=np.full(makespan_s.shape, np.nan), where=had_s > 0)
 

@@ -173,8 +173,8 @@ def _visits(
 ) -> list[list[tuple[str, float, float]]]:
     """(name, start, end) of every wait and every service of each request, in their order."""
     found: list[list[tuple[str, float, float]]] = [[] for _ in range(shape[-1])]
-    for leg in station_visits:
-        for span in spans_of(leg, shape):
+    for visit in station_visits:
+        for span in spans_of(visit, shape):
             times = np.array([span.came_s[0, seed], span.began_s[0, seed], span.left_s[0, seed]])
             for request in np.flatnonzero(~np.isnan(times[0])).tolist():
                 came, began, left = times[:, request].tolist()

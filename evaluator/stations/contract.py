@@ -78,7 +78,7 @@ class StationVisit:
     jobs: ChunkJobs
     times: RequestTimes
     uses: tuple[Use, ...]
-    visit: int = 0  # of several visits to the LLM, which one
+    number: int = 0  # of several visits to the LLM, which one
 
     @property
     def itl(self) -> Gaps | None:

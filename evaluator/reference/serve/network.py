@@ -243,22 +243,22 @@ def visits_by_route(
 
 
 def _llm_visit(
-    llm_visit: StationVisit, visit: int, jobs: ChunkJobs, now_s: dict[tuple[int, int], np.ndarray]
+    llm_visit: StationVisit, number: int, jobs: ChunkJobs, now_s: dict[tuple[int, int], np.ndarray]
 ) -> StationVisit:
     """One visit to a station of the LLM, of all visits to it; the first tells of the use."""
     own: list[list[Jobs]] = [[] for _ in jobs]
     for at, one in each(llm_visit.jobs):
         count = len(jobs[at[0]][at[1]])
-        some = one.some(np.flatnonzero(one.id // count == visit))
-        own[at[0]].append(replace(some, id=some.id - visit * count))
+        some = one.some(np.flatnonzero(one.id // count == number))
+        own[at[0]].append(replace(some, id=some.id - number * count))
     times = RequestTimes.empty(table_shape(own))
     for at, one in each(own):
-        shifted = one.id + visit * len(jobs[at[0]][at[1]])  # the ids by which the LLM knew this visit
+        shifted = one.id + number * len(jobs[at[0]][at[1]])  # the ids by which the LLM knew this visit
         times.put(at, one.id, **{name: column[at][shifted] for name, column in llm_visit.times.columns().items()})
         own[at[0]][at[1]] = one.at(times.arrival_s[at][one.id])
         if at in now_s:
             now_s[at][one.id] = times.last_token_s[at][one.id]
-    return replace(llm_visit, jobs=own, times=times, uses=llm_visit.uses if visit == 0 else (), visit=visit)
+    return replace(llm_visit, jobs=own, times=times, uses=llm_visit.uses if number == 0 else (), number=number)
 
 
 def _step_visit(
