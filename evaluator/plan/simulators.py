@@ -170,7 +170,7 @@ def lacking(
 ) -> tuple[str, ...]:
     """The keys of a pool whose values only the reference knows; none where the vectorised engine can run it.
 
-    ``alone``: it does not run in one loop with other pools, of which ``one_loop`` knows what is lacking.
+    ``alone``: it does not run in one loop with other pools, of which ``joint_pools`` knows what is lacking.
     """
     record = policy(deployment.batching.policy)
     found = {

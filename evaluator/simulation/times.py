@@ -60,7 +60,7 @@ def _by_request(visit: StationVisit, shape: tuple[int, int, int]) -> list[np.nda
 def stage_times(station_visits: Sequence[StationVisit], makespan_s: np.ndarray) -> tuple[StageTimes, ...]:
     """Of every stage, and of each step of a stage that has several."""
     shape = table_shape(station_visits[0].jobs)
-    steps: dict[str, dict[str, StageTimes]] = {}  # by stage, in the order of the legs
+    steps: dict[str, dict[str, StageTimes]] = {}  # by stage, in the order of the visits
     for visit in station_visits:
         utilisation = _utilisation(visit, makespan_s)
         for span in spans_of(visit, shape):

@@ -11,7 +11,7 @@ from evaluator.reference.network import run
 from evaluator.reference.serve.network import run_network
 from evaluator.reference.stations.tiers import Tiers, TierStation
 from evaluator.simulation import stations_of
-from evaluator.simulation.chain import run_chain
+from evaluator.simulation.chain import chain_result_of, run_chain
 from evaluator.tiers import Popularity, TierSize, expected_s, hit_rates
 from tests.scenario.build import scenario
 
@@ -119,7 +119,7 @@ def test_one_event_loop_over_all_stations_says_the_same(case):
     whole = plan(scenario("workload.arrivals.rate_rps=20", "workload.requests=200", "deployment.replicas=8", stages))
     (configuration,), jobs = whole.configurations, [whole.jobs(whole.configurations[0])]
     chain = run_chain(stations_of(whole, [configuration]), jobs)
-    loop = run_network(whole, [configuration], jobs)
+    loop = chain_result_of(run_network(whole, [configuration], jobs))
     for name in ("scheduled_s", "first_token_s", "last_token_s"):
         np.testing.assert_allclose(getattr(loop.times, name), getattr(chain.times, name), rtol=1e-9)
     for one, other in zip(chain.stages, loop.stages, strict=True):
@@ -143,7 +143,7 @@ def of_sides(more: str):
     (configuration,), jobs = whole.configurations, [whole.jobs(whole.configurations[0])]
     assert configuration.status == "ok", configuration.status
     chain = run_chain(stations_of(whole, [configuration]), jobs)
-    return chain, run_network(whole, [configuration], jobs), whole.routes(configuration)[0].tokens
+    return chain, chain_result_of(run_network(whole, [configuration], jobs)), whole.routes(configuration)[0].tokens
 
 
 @pytest.mark.parametrize("more", ["", ", to_decode: true"])

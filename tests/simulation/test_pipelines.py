@@ -16,7 +16,7 @@ from evaluator.reference.serve.network import run_network
 from evaluator.run import simulate, sweep
 from evaluator.scenario import load_scenario
 from evaluator.simulation import simulate_configurations, stations_of
-from evaluator.simulation.chain import ChainResult, run_chain
+from evaluator.simulation.chain import ChainResult, chain_result_of, run_chain
 from evaluator.stages import (
     KINDS,
     Batched,
@@ -131,7 +131,7 @@ def both_ways(whole: Plan) -> list[tuple[ChainResult, ChainResult]]:
         ]
         jobs = [whole.jobs(configuration) for configuration in group.configurations]
         chain = run_chain(stations_of(whole, group.configurations), jobs)
-        found.append((chain, run_network(whole, group.configurations, jobs)))
+        found.append((chain, chain_result_of(run_network(whole, group.configurations, jobs))))
     return found
 
 
@@ -204,7 +204,7 @@ def journeys(raw: dict[str, Any]) -> list[ChainResult]:
     whole = plan(load_scenario(raw), simulator="token")
     group = whole.groups[0]
     jobs = [whole.jobs(configuration) for configuration in group.configurations]
-    found = [run_network(whole, group.configurations, jobs)]
+    found = [chain_result_of(run_network(whole, group.configurations, jobs))]
     if not group.configurations[0].joint_pools:
         found.append(run_chain(stations_of(whole, group.configurations), jobs))
     return found

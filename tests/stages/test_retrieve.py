@@ -19,7 +19,7 @@ from evaluator.reference.serve.network import run_network
 from evaluator.run import sweep
 from evaluator.scenario import load_scenario
 from evaluator.simulation import stations_of
-from evaluator.simulation.chain import run_chain
+from evaluator.simulation.chain import chain_result_of, run_chain
 from evaluator.stages import Batched, Pass, Shipped, StagePool, StageRequests
 from evaluator.stages.retrieve import Index, Retrieve, work
 
@@ -270,7 +270,7 @@ def test_chain_and_reference_are_equal(seed):
     jobs = [whole.jobs(configuration) for configuration in group.configurations]
     chain, loop = (
         run_chain(stations_of(whole, group.configurations), jobs),
-        run_network(whole, group.configurations, jobs),
+        chain_result_of(run_network(whole, group.configurations, jobs)),
     )
     for stage, same in zip(chain.stages, loop.stages, strict=True):
         for name in ("wait_s", "service_s", "utilisation"):
