@@ -42,6 +42,7 @@ def statistics_of(whole: Plan, configurations: Sequence[Configuration], levels: 
     found = dict(computed(whole, list(chunks_of(whole, [configurations[row] for row in order])), levels, set()))
     if not found:
         return {}
+    # Chunks are of one group each, in the order of the groups: back to the order in which they were asked for.
     back, parts = np.argsort(order), [found[index] for index in range(len(found))]
     return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
 

@@ -89,9 +89,9 @@ def _onwards(visit: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bo
             one = with_fields(one, origin=_origin(visit.times, at, one.id))
         if splits:
             on, done = one.after_prefill(left_s)
-            if done is not None:
+            if done is not None:  # the decode side has nothing to give to them, stages behind it have
                 aside[at] = done
-            if visit.station.sends is not None:
+            if visit.station.sends is not None:  # what the link takes depends on the replica to which it sends
                 on = replace(on, chosen=visit.station.sends(at, on))
         else:
             on = one.at(left_s)
@@ -111,6 +111,7 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
     giving = [visit for visit in station_visits if visit.station.role is not None]
     first = giving[0] if giving else station_visits[-1]
     found = ChainResult(
+        # All requests come to the first station and to the first that gives tokens: their tables have one shape.
         times=replace(first.times, arrival_s=start.times.arrival_s, hit_tokens=None, visited=None),
         tokens=_tokens_of(start, first),
         model=_by_request(start, "model") if _several_models(start) else None,
@@ -201,7 +202,7 @@ def _later_tokens(found: ChainResult, visit: StationVisit, itl: Gaps | None) -> 
             handed.gap_s[at][ids], handed.sequences[at][ids] = across, weights
         last_token_s[at][one.id] = visit.times.last_token_s[at][one.id]
         tokens.longest[at][one.id] += one.demand.output_tokens
-        if tokens.path_tokens is not None:
+        if tokens.path_tokens is not None:  # then ``longest`` is another array than the output of all branches
             tokens.output_tokens[at][one.id] += one.demand.made_tokens
     return replace(found, times=replace(found.times, last_token_s=last_token_s), tokens=tokens, itl=gaps, handed=handed)
 

@@ -98,6 +98,7 @@ def _serve(stop: StepStation, run: Run, jobs: ChunkJobs) -> tuple[RequestTimes, 
     for (at, one), row in zip(each(jobs), rows, strict=True):
         for queue, positions in enumerate(row):
             own[at[0] * queues + queue][at[1]] = one if positions is None else one.some(positions)
+    # Each queue is a row of its own in the order of its jobs: tables by id would be as wide as all requests for each.
     served, use = run(stop, own, queues)
     found = RequestTimes.empty(table_shape(jobs))
     visited = np.zeros(found.arrival_s.shape, dtype=bool)
