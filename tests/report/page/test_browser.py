@@ -310,6 +310,17 @@ def test_an_old_browser_says_what_it_lacks_and_keeps_the_text(browser, file):
     assert "meet the objectives" in browser.run("document.querySelector('#answer').innerText")
 
 
+def test_a_page_in_a_sandbox_has_no_history_and_no_frames_and_works(browser, file):
+    name = browser.before(
+        "Object.defineProperty(HTMLIFrameElement.prototype, 'contentDocument', {get: () => null});"
+        "history.replaceState = () => { throw new DOMException('sandboxed', 'SecurityError'); }"
+    )
+    browser.open(file)
+    browser.after(name)
+    choose(browser, ("#filters", "hardware"), "l40s")
+    assert set(column(browser, "hardware")) == {"l40s"} and browser.errors == []
+
+
 def test_pages_without_choices(browser, tmp_path):
     lost = sweep(HARDWARE, RATE)
     lost = lost.assign({name: lost[name] * np.nan for name in lost.data_vars if lost[name].dtype.kind == "f"})

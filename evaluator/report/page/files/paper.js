@@ -31,9 +31,9 @@ function onPaper(page) {
 function holdLoading() {
   const frame = make("iframe", { hidden: true });
   document.body.append(frame);
-  frame.contentDocument.open();
+  frame.contentDocument?.open(); // none where the page itself stands in a sandbox
   return () => {
-    frame.contentDocument.close();
+    frame.contentDocument?.close();
     frame.remove();
   };
 }
