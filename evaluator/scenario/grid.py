@@ -20,7 +20,7 @@ from evaluator.scenario.engine_defaults import LEFT_TO_ENGINE, with_engine_defau
 from evaluator.scenario.objectives import Objective
 from evaluator.scenario.scenario import Axis, Scenario
 from evaluator.scenario.short_names import is_end, key_path, resolve
-from evaluator.scenario.swept_fields import SECTIONS, Base, FieldPath, outermost, owner, read_field, rebuilt
+from evaluator.scenario.swept_fields import SECTIONS, Base, FieldPath, outermost, owner, read_field, rebuilt, value_at
 from evaluator.scenario.workload import Workload
 
 MOST_KNOWN = 10_000
@@ -293,8 +293,4 @@ def lookup(point: Point, path: str) -> Any:
         value = written(point[1].pipeline) or {}
     if section == "deployment" and keys[0] in LEFT_TO_ENGINE and value.pools is None:
         value = with_engine_defaults(value)
-    for key in keys:
-        # Formulas of lengths, devices and models that are like others keep their keys in a mapping.
-        inside = value.parameters if hasattr(value, "parameters") and not hasattr(value, key) else value
-        value = inside.get(key) if isinstance(inside, Mapping) else getattr(inside, key, None)
-    return value
+    return value_at(value, keys)

@@ -83,10 +83,16 @@ class Base:
 
     def value(self, field: FieldPath) -> Any:
         """What the scenario has there."""
-        value = getattr(self, field[0])
-        for key in field[1:]:
-            value = value[key] if isinstance(value, Mapping) else getattr(value, key)
-        return value
+        return value_at(getattr(self, field[0]), field[1:])
+
+
+def value_at(value: Any, keys: Iterable[str]) -> Any:
+    """What a record has at ``keys`` below it; None where there is none."""
+    for key in keys:
+        # Formulas of lengths, devices and models that are like others keep their keys in a mapping.
+        inside = value.parameters if hasattr(value, "parameters") and not hasattr(value, key) else value
+        value = inside.get(key) if isinstance(inside, Mapping) else getattr(inside, key, None)
+    return value
 
 
 def field_depth(reader: Reader, base: Any, keys: tuple[str, ...]) -> int:

@@ -215,7 +215,10 @@ def finish(read: Workload, place: Place) -> Workload:
         raise place.key("cooldown_requests").error(
             f"must leave some of {requests} requests, of which {warmup} are cut at the start, got {cooldown}"
         )
-    workload = with_fields(read, lengths=lengths, requests=requests, warmup_requests=warmup, cooldown_requests=cooldown)
+    workload = read
+    if None in (read.lengths, read.requests, read.warmup_requests, read.cooldown_requests):  # not in points of a sweep
+        following = (lengths, requests, warmup, cooldown)
+        workload = with_fields(read, **dict(zip(FOLLOWING, following, strict=True)))
     trace = workload.trace
     for name in ("models", "pipelines"):
         if trace is not None and getattr(workload, name) and getattr(trace, name):
