@@ -122,8 +122,9 @@ def read_device(document: Mapping[str, Any], where: str) -> Hardware:
         inner = given.inner(name, {})
         found[name] = read(inner, base) if inner.values else getattr(base, name)
     found["cores"] = given.integer("cores", base.cores)
+    given.text("name", "")  # what results call it; it keeps the name of the one it is like, by which its sets are found
     given.finish()
-    return replace(base, hypothetical=not document.keys() <= {"like", *_NOT_TIMED}, **found)
+    return replace(base, hypothetical=not document.keys() <= {"like", "name", *_NOT_TIMED}, **found)
 
 
 def _described(document: Mapping[str, Any], where: str) -> Hardware:
@@ -212,6 +213,7 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
     base = load_model(given.text("like"))
     found = base
     counts = {name: given.integer(name, None) for name in MODEL_FIGURES}
+    own_name = given.text("name", "")
     given.finish()
     if counts["layers"] is not None:
         found = _with_layers(found, counts["layers"], given.place("layers"))
@@ -224,6 +226,7 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
     changed = {name: count for name, count in counts.items() if count is not None}
     named = ", ".join(f"{name} {count}" for name, count in changed.items())
     name = f"{base.name} with {named}" if named else base.name
+    name = own_name if own_name and named else name
     return replace(found, name=name, published_parameters=None if changed else base.published_parameters)
 
 

@@ -180,7 +180,7 @@ def _must_be_there(tree: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
     if keys[:2] == ("deployment", "pools"):
         beside = get(tree, ("deployment", keys[-1]))
         there = isinstance(get(tree, keys[:3]), Mapping)  # a pool that only some designs have is none of the base
-        return there and len(keys) == 4 and keys[3] in deployment_reader.table and beside in (MISSING, None)
+        return there and len(keys) == 4 and keys[3] in required(deployment_reader.table) and beside in (MISSING, None)
     if keys[0] == "deployment":
         return len(keys) == 2 and keys[1] in required(deployment_reader.table)
     choices = (("arrivals", "process", PROCESSES), ("lengths", "source", FORMULAS))

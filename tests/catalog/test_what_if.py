@@ -116,3 +116,12 @@ def test_a_device_keeps_the_set_of_the_one_it_is_like():
     assert (real.provenance, same.provenance) == ("calibrated", "extrapolated")
     assert same.calibration.name == real.calibration.name
     assert same.ready.cost.context_s == real.ready.cost.context_s
+
+
+def test_what_is_described_may_say_its_name():
+    """Sets are found by the device that it is like; a price and a name leave what was measured as it is."""
+    found = read_device({"like": "h100-sxm", "name": "mine", "usd_per_hour": 1.0}, "x")
+    assert (found.name, found.hypothetical) == ("h100-sxm", False)
+    assert read_changed_model({"like": "llama-3.1-8b", "name": "deep", "layers": 40}, "x").name == "deep"
+    with pytest.raises(InputError, match="name: expected a text, got 3"):
+        read_device({"like": "h100-sxm", "name": 3}, "x")

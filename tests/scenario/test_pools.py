@@ -203,3 +203,25 @@ def test_lengths_may_be_those_of_each_model():
     assert (
         load_scenario({"workload": again, "deployment": written(of_models(None, FIXED).deployment)}).workload == found
     )
+
+
+def test_a_step_of_a_pool_leaves_the_others_what_they_do_not_say():
+    """The first step stands in for what must be there, such as the model, and for nothing else."""
+    pool = "deployment.pools.p"
+    raw = {
+        "workload": {
+            "arrivals": {"process": "poisson", "rate_rps": 1},
+            "lengths": {"source": "fixed", "prompt_tokens": 10, "output_tokens": 10},
+        },
+        "deployment": {
+            "hardware": "h100-sxm",
+            "pools": {"p": {"role": "prefill"}, "d": {"role": "decode", "model": "llama-3.1-8b"}},
+        },
+        "sweep": {
+            pool: {
+                "zip": [{"tensor_parallel": 8, "model": "llama-3.1-8b"}, {"data_parallel": 8, "model": "llama-3.1-8b"}]
+            }
+        },
+    }
+    read = [deployment.pools["p"] for _, deployment, _ in expand(load_scenario(raw)).points]
+    assert [(pool.tensor_parallel, pool.data_parallel) for pool in read] == [(8, None), (None, 8)]

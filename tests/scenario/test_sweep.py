@@ -328,3 +328,10 @@ def test_a_long_axis_of_rates_is_read_by_its_extremes(base, wrong, monkeypatch):
         load_scenario(base)
     base["sweep"] = {"workload.arrivals": [{"process": "poisson", "rate_rps": rate} for rate in rates]}
     assert [change["workload.arrivals.rate_rps"] for change in load_scenario(base).sweep[0].changes] == rates
+
+
+def test_devices_that_say_their_name_are_told_by_it(base):
+    described = {"name": "mine", "like": "h100-sxm", "memory_bandwidth": "4TB/s"}
+    base["sweep"] = {"deployment.hardware": ["h100-sxm", described]}
+    (axis,) = load_scenario(base).sweep
+    assert axis.values == ("h100-sxm", "mine")

@@ -132,13 +132,19 @@ def _unsteady(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     ]
 
 
+def _head(name: str) -> str:
+    """A short heading for a swept quantity, that of a pool with the pool's name: ``decode dp``."""
+    known = next((long for long in _SHORT if name == long or name.endswith(f"_{long}")), None)
+    return name.replace("_", " ") if known is None else f"{name.removesuffix(known).replace('_', ' ')}{_SHORT[known]}"
+
+
 def swept_columns(ds: xr.Dataset, rows: np.ndarray, without: Collection[str] = ()) -> list[Column]:
     """A column for each swept quantity that is not the same in every row, and not among ``without``."""
     columns = []
     for name in quantities(ds):
         if name in without or is_constant(ds, name):
             continue
-        values, head = ds[name].values[rows], _SHORT.get(name, name.replace("_", " "))
+        values, head = ds[name].values[rows], _head(name)
         unit = str(ds[name].attrs["units"])
         if values.dtype.kind in "iuf":
             unit, scale = readable(unit, max(values, key=lambda value: -1.0 if np.isnan(value) else abs(value)))

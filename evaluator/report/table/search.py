@@ -22,11 +22,16 @@ if TYPE_CHECKING:
 _COLUMNS = (
     ("goodput_rps_per_gpu", "per GPU", "1/s", KEPT),
     ("goodput_per_usd", "per USD", "requests", KEPT),
-    ("tok_per_joule", "per joule", "tokens", 60),
-    ("devices", "GPUs", "", 75),
-    ("usd_per_hour", "price", "USD/h", 70),
     ("usd_per_mtok", "USD", "per Mtok", 50),
+    ("tok_per_joule", "per joule", "tokens", 48),
+    ("devices", "GPUs", "", 46),
+    ("usd_per_hour", "price", "USD/h", 47),
 )
+_LATENCIES, _OTHER_LATENCIES, _ERROR = 65, 60, 55
+"""Ranks of columns where a row is too wide: what is bounded goes last, then how sure the goodput is, then the costs, of
+which those of the question stay."""
+_BY = {"usd": ("usd_per_mtok",), "joule": ("tok_per_joule",)}
+_OF_A_RATE = ("devices", "usd_per_hour")
 
 
 def search_table(ds: xr.Dataset, top: int = 10, by: str | None = None, width: int = WIDTH) -> str:
@@ -43,7 +48,11 @@ def search_table(ds: xr.Dataset, top: int = 10, by: str | None = None, width: in
         best = order[:top]
         lines += [_heading(best.size, order.size, rule, question), *constants(ds), *mixtures(ds, order)]
         lines += [*expected_errors(ds, best), ""]
-        lines += [*lines_of(_columns(ds, best, question), width), "", *stage_lines(ds, int(best[0]), width)]
+        lines += [
+            *lines_of(_columns(ds, best, question, by or str(ds.attrs.get("ranked_by", ""))), width),
+            "",
+            *stage_lines(ds, int(best[0]), width),
+        ]
     return "\n".join(lines + _summary(ds, question))
 
 
@@ -53,7 +62,7 @@ def _heading(shown: int, count: int, rule: str, question: dict[str, Any]) -> str
     return f"Best {shown:,} of {count:,} designs that {does}, by {rule}"
 
 
-def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any]) -> list[Column]:
+def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any], by: str) -> list[Column]:
     told = [name for name in quantities(ds) if in_layout(ds, name)]
     columns = [Column("#", "", tuple(str(place + 1) for place in range(rows.size)), KEPT)]
     columns += swept_columns(ds, rows, told)
@@ -66,8 +75,9 @@ def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any]) -> list
         columns.append(Column("goodput", "1/s", told_as, KEPT))
         error = ds["goodput_rps_stderr"].values[rows] / ds["goodput_rps"].values[rows]
         if np.isfinite(error).any():
-            columns.append(Column("±", "", percents(error), 40))
+            columns.append(Column("±", "", percents(error), _ERROR))
         columns.append(Column("limit", "", tuple(map(str, ds["goodput_limit"].values[rows])), 30, text=True))
+    asked = _BY.get(by, ()) if question["rate_rps"] is None else _OF_A_RATE
     alike = _same(ds, "devices")  # then the goodput per GPU says what the goodput says
     for name, head, unit, rank in _COLUMNS:
         if name not in ds or not np.isfinite(ds[name].values[rows]).any():
@@ -76,8 +86,8 @@ def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any]) -> list
             continue
         values = ds[name].values[rows]
         shown = tuple(f"{number:.0f}" for number in values) if name == "devices" else cells(values)
-        columns.append(Column(head, unit, shown, rank))
-    columns += latency_columns(ds, rows, cells, 65, 45)
+        columns.append(Column(head, unit, shown, KEPT if name in asked else rank))
+    columns += latency_columns(ds, rows, cells, _LATENCIES, _OTHER_LATENCIES)
     columns.append(Column("busy", "", percents(ds["utilisation"].values[rows]), 20))
     return columns
 
