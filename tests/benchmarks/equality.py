@@ -56,7 +56,11 @@ CHANGES: Sequence[tuple[str, str, str]] = (
         "false without an objective, where not feasible, and where saturated: a longer run would miss it",
         "a saturated design does not meet its objectives",
     ),
-    (r"^(output_tok_per_s|goodput_rps) / devices$", r"\1 / devices, without the CPUs of stages", "per GPU is per GPU"),
+    (
+        r"^(output_tok_per_s|goodput_rps) / devices(?=$|;)",
+        r"\1 / devices, without the CPUs of stages",
+        "per GPU is per GPU",
+    ),
 )
 """Texts that were changed on purpose: a regular expression of the text before, what stands there after (as ``re.sub``
 has it), and the reason.
