@@ -10,6 +10,7 @@ from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, token_budget
 from evaluator.routing import HeavyLight, router_of
 from evaluator.scenario import Deployment, Routers, Workload
+from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, QUEUED
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import cached_by_content, shared_tokens
 from evaluator.traffic.roles import ROLES
@@ -114,6 +115,24 @@ def _content_problem(workload: Workload, kv: KvLayout) -> str | None:
             f"a kv.block_tokens that divides {hashed}"
         )
     return None
+
+
+def planning_problem(station: StationPlan) -> str | None:
+    """Why batches cannot be planned ahead as vLLM's engine core does; None where they can, or are not."""
+    deployment = station.deployment
+    planning, several = deployment.batching.planning, deployment.pipeline_parallel > 1
+    if planning == AT_ONCE or (planning == QUEUED and not several):
+        return None
+    others = {
+        f"policy {deployment.batching.policy}; use policy chunked": deployment.batching.policy != "chunked",
+        "pipeline_parallel; use planning queued": planning == ASYNCHRONOUS and several,
+        "data_parallel; use planning at_once": station.lockstep > 1,
+        "deployment.speculative; use planning at_once": deployment.speculative is not None,
+        "several branches of a request; use planning at_once": station.extremes.branches > 1,
+        "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
+    }
+    problem = next((what for what, applies in others.items() if applies), None)
+    return None if problem is None else f"unsupported: batching.planning {planning} with {problem}"
 
 
 def branches_problem(workload: Workload, station: StationPlan) -> str | None:

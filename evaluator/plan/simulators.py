@@ -12,6 +12,7 @@ from evaluator.catalog import Calibration
 from evaluator.policies import policy
 from evaluator.routing import Choice, name_of, router_of
 from evaluator.scenario import Deployment, Routers, Workload
+from evaluator.scenario.deployment import ASYNCHRONOUS, QUEUED
 from evaluator.traffic.requests import cached_by_content
 from evaluator.traffic.roles import ROLES
 
@@ -172,9 +173,11 @@ def lacking(
 
     ``alone``: it does not run in one loop with other pools, of which ``joint_pools`` knows what is lacking.
     """
-    record = policy(deployment.batching.policy)
+    record, planning = policy(deployment.batching.policy), deployment.batching.planning
     found = {
         "data_parallel with pipeline_parallel": lockstep > 1 and deployment.pipeline_parallel > 1,
+        f"batching.planning {planning}": planning == ASYNCHRONOUS
+        or (planning == QUEUED and deployment.pipeline_parallel > 1),
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
         f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
         f"sessions that think from the answer under router {name_of(deployment.router)}": workload.sessions.feedback

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from evaluator.plan.simulators import on_demand
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, design, token_budget
 from evaluator.scenario import Deployment, Workload
+from evaluator.scenario.deployment import ASYNCHRONOUS
 from evaluator.speculation import Speculative, mean_tokens
 from evaluator.traffic.jobs import Demand, Extremes, held_units
 from evaluator.traffic.requests import shared_tokens
@@ -56,7 +57,9 @@ class StationPlan:
     @property
     def frontend(self) -> Frontend:
         """What a request pays around its iterations; those that a prefill side has planned ahead are of its decodes."""
-        return Frontend.of(self.design.calibration, mean_tokens(self.deployment.speculative))
+        found = Frontend.of(self.design.calibration, mean_tokens(self.deployment.speculative))
+        # Where batches are planned ahead, iterations that a request waits for it are in its times already.
+        return replace(found, lookahead_steps=0.0) if self.deployment.batching.planning == ASYNCHRONOUS else found
 
     @property
     def drafts(self) -> int:

@@ -52,6 +52,10 @@ PHASES = ("mixed", "prefill", "decode")
 # Those registered when a file is read or a schema written, so that a policy of one's own counts.
 _policy = Reader(lambda value, place: choice(*POLICIES)(value, place), lambda: schema_of(choice(*POLICIES)))
 
+AT_ONCE, QUEUED, ASYNCHRONOUS = "at_once", "queued", "asynchronous"
+PLANNINGS = (AT_ONCE, QUEUED, ASYNCHRONOUS)
+"""When a scheduler plans the next batch."""
+
 _OF_ENGINE = "where absent as the engine has it"
 
 
@@ -79,6 +83,12 @@ class Batching:
         count(least=0), 0, "With chunks, the most prompt tokens of one request in an iteration; 0: no bound."
     )
     packing: str = key(choice("fcfs", "least_work_left"), "fcfs", "Which waiting request is looked at first.")
+    planning: str = key(
+        choice(*PLANNINGS),
+        AT_ONCE,
+        "When a batch is planned. at_once: as soon as a pipeline rank is free. queued: as by vLLM's engine core, which "
+        "waits for its oldest batch. asynchronous: vLLM's default, before the tokens of the batch under way are known.",
+    )
     tau: float = key(
         number(above=0, most=1000),
         1.0,
@@ -113,6 +123,11 @@ class KvCache:
     block_tokens: int = key(count(), 16, f"Tokens of a block of the KV cache; {_OF_ENGINE}.", absent=None)
     watermark: float = key(
         number(least=0, most=0.5), 0.0, "on_demand: part of the cache that an admission leaves free."
+    )
+    full_prompt: bool = key(
+        flag,
+        False,
+        "on_demand: a request enters only where its whole prompt fits, as in vLLM with scheduler_reserve_full_isl.",
     )
     preemption: str = key(
         choice("recompute", "swap"), "recompute", "on_demand: what becomes of a preempted request's KV."

@@ -159,6 +159,7 @@ def preemptive_input(
     rules = Rules(
         on_demand=full(on_demand or record.admission == "on_demand", bool),
         whole_kv=full(record.whole_kv, bool),
+        full_prompt=full(False, bool),
         watermark_units=full(0.0),
         long_prefill_tokens=full(share),
         least_work=full(least_work, bool),

@@ -80,7 +80,7 @@ def of_engine(kind: Kind) -> list[tuple[Case, Log]]:
         (case, log)
         for path in RECORDINGS
         for case, log in recorded(path)
-        if not (case.full_prompt or case.priority or case.drafts or case.asynchronous or case.pipeline_ranks > 1)
+        if not (case.priority or case.drafts or case.asynchronous or case.pipeline_ranks > 1)
         and case.prefix_caching == kind.cached
         and not (kind.cached and (case.long_prefill_token_threshold or case.block_tokens > 16))
     ]

@@ -70,6 +70,7 @@ GENERAL = {
     "orca": ("deployment.batching.policy=orca", "workload.arrivals.rate_rps=40"),
     "lightllm": (*TIGHT, "deployment.batching.policy=lightllm", "deployment.kv.block_tokens=1"),
     "packing": (*TIGHT, "deployment.batching.packing=least_work_left"),
+    "full prompt": (*TIGHT, "deployment.kv.full_prompt=true"),
     "threshold": ("deployment.batching.long_prefill_token_threshold=64", "workload.arrivals.rate_rps=40"),
 }  # fmt: skip
 
@@ -141,6 +142,8 @@ BEYOND = {
         ("deployment.batching.policy=lightllm", "deployment.kv.block_tokens=1", PIPELINE),
         "policy lightllm with pipeline_parallel",
     ),
+    "asynchronous": (("deployment.batching.planning=asynchronous",), "batching.planning asynchronous"),
+    "batch queue in a pipeline": (("deployment.batching.planning=queued", PIPELINE), "batching.planning queued"),
     "router": (
         ("deployment.replicas=2", "deployment.router=least_work", "deployment.batching.packing=least_work_left"),
         "router least_work with packing least_work_left",
@@ -257,3 +260,28 @@ def test_a_request_that_is_never_admitted_is_our_fault(simulator, admission):
     configuration = replace(configuration, stations=(replace(station, design=replace(station.design, replica=tiny)),))
     with pytest.raises(RuntimeError, match=f"configuration 0: the {simulator} engine never admitted a request"):
         simulate_configurations(whole, [configuration])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        ((PIPELINE,), "planning asynchronous with pipeline_parallel; use planning queued"),
+        (
+            ("deployment.batching.policy=continuous",),
+            "planning asynchronous with policy continuous; use policy chunked",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_ahead_is_told(overrides, told):
+    ds = sweep(scenario("deployment.batching.planning=asynchronous", *overrides))
+    assert ds["status"].item() == f"unsupported: batching.{told}"
+
+
+def test_planning_ahead_keeps_the_device_busy_and_lets_arrivals_wait():
+    """An arrival meets a planned iteration, which it waits for. Frontends count no such iteration beside it."""
+    busy = "workload.arrivals.rate_rps=20"
+    ahead = outcomes("token", busy, "deployment.batching.planning=asynchronous")
+    at_once = outcomes("token", busy)
+    wait = (ahead.scheduled_s - ahead.arrival_s) - (at_once.scheduled_s - at_once.arrival_s)
+    assert wait.mean() > 0
+    np.testing.assert_array_equal(ahead.output_tokens, at_once.output_tokens)

@@ -17,6 +17,7 @@ from evaluator.plan.checks import watermark_units
 from evaluator.plan.simulators import routed_by
 from evaluator.reference import Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.reference.network import Conversations
+from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE
 from evaluator.speculation import keys, tokens_given
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, table_shape
 from evaluator.stations.lane_jobs import LaneJobs, follows_of, slots
@@ -119,6 +120,9 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
         swap_unit_s=layout.unit_bytes / swap_bandwidth if swap_bandwidth else 0.0,
         long_prefill_token_threshold=batching.long_prefill_token_threshold,
         packing=batching.packing,
+        full_prompt=kv.full_prompt,
+        batch_queue=batching.planning != AT_ONCE,
+        asynchronous=batching.planning == ASYNCHRONOUS,
         drafts=pool.drafts,
     )
 

@@ -118,6 +118,15 @@ def _needed_units(given: Given, i: Int, one: Candidate) -> Float:
     return jnp.where(rules.on_demand, own_units(given, i, slots.astype(jnp.float64)), reserved)
 
 
+def _fitting_units(given: Given, i: Int, one: Candidate) -> Float:
+    """KV units for which there must be room on admission: those that a request takes, or all of its prompt's.
+
+    vLLM ``KVCacheManager.allocate_slots``, ``full_sequence_must_fit``.
+    """
+    needed, whole = _needed_units(given, i, one), own_units(given, i, (one.start + one.rest).astype(jnp.float64))
+    return jnp.where(given.rules.on_demand & given.rules.full_prompt, jnp.maximum(needed, whole), needed)
+
+
 def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident: Flag) -> State:
     """Admit from the waiting queue as long as its head fits into all limits.
 
@@ -131,7 +140,7 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
         kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
         if state.cache is not None:  # shared blocks need not be taken, but those that nobody uses are no longer free
             kept = kept + (state.cache.idle_hits - state.cache.hits)
-        needed, room = _needed_units(given, i, one), limits.kv_units - state.kv
+        needed, room = _fitting_units(given, i, one), limits.kv_units - state.kv
         has_kv = needed + kept <= room
         if state.kv_reservation is not None:
             has_kv = has_kv | _has_room(given, read_once(state.sequences.scheduled_s, i))
@@ -173,7 +182,7 @@ def may_be_admitted(given: Given, state: State) -> Flag:
     rest = jnp.maximum(read_once(state.sequences.target, i) - start, 0)
     least = Candidate(start, rest, jnp.where(limits.policy.whole_prompts, rest, 1).astype(jnp.int32))
     kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
-    short = _needed_units(given, i, least) + kept > limits.kv_units - state.kv
+    short = _fitting_units(given, i, least) + kept > limits.kv_units - state.kv
     waits_for_kv = ~rules.least_work & any_waiting(given, state) & short
     drains = limits.policy.drain_first & (state.running_count > 0)
     return ~(waits_for_kv | drains | (state.running_count >= limits.max_num_seqs))

@@ -19,6 +19,7 @@ class Rules(NamedTuple):
     on_demand: Flag  # KV is given as tokens come; where it runs out, the request admitted last is preempted
     whole_kv: Flag  # on_demand: a prompt gets the KV of its whole length on admission (Sarathi)
     watermark_units: Float  # on_demand: an admission leaves this much free
+    full_prompt: Flag  # on_demand: and is made only where the whole prompt would fit
     long_prefill_tokens: Float  # most prompt tokens of one request in an iteration; infinite: no bound
     least_work: Flag  # the waiting request with the fewest tokens left goes first
     look_every: Int  # LightLLM: decode iterations between two looks at the waiting queue; 0: another policy

@@ -106,6 +106,7 @@ def random_case(seed: int, kind: Kind) -> Case:
         units_of_blocks=layout and kv_units(layout, np.arange(held.max() // block + 3) * block).tolist().__getitem__,
         long_prefill_token_threshold=int(rng.choice([0, 1, 7, 50])) if policy in CHUNKING else 0,
         packing=str(rng.choice(["fcfs", "least_work_left"])), look_every=int(rng.integers(1, 12)),
+        full_prompt=bool(np.random.default_rng([seed, 13]).random() < 0.3),
     )  # fmt: skip
     more = (random_cost(rng, experts=kind.experts, windowed=kind.windowed) for _ in range(kind.pipeline_ranks - 1))
     shares = on_demand and layout is None and policy != "lightllm" and rng.random() < 0.3
@@ -209,6 +210,7 @@ def _lane_of(given: Case, slots: int) -> Lane:
         on_demand=np.bool_(limits.admission == "on_demand"),
         whole_kv=np.bool_(record.whole_kv),
         watermark_units=np.float64(limits.watermark_units),
+        full_prompt=np.bool_(limits.full_prompt),
         long_prefill_tokens=np.float64(limits.long_prefill_token_threshold or np.inf),
         least_work=np.bool_(limits.packing == "least_work_left"),
         look_every=np.int32((limits.look_every or record.look_every) if record.by_future_peak else 0),
