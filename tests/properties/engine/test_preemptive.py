@@ -147,6 +147,7 @@ RULES = {
     "on_demand": False,
     "whole_kv": True,
     "watermark_units": 8.0,
+    "full_prompt": True,
     "long_prefill_tokens": 5.0,
     "least_work": True,
     "look_every": 1,
