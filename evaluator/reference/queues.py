@@ -139,7 +139,7 @@ class Queues:
         whole prompt at once. ``wanted`` may stop before each.
         """
         chunks = []
-        pads = self.limits.drafts and len(self.decoding) and not self.continued
+        pads = self.limits.batch_queue and self.limits.drafts and len(self.decoding) and not self.continued
         skipped: list[Request] = []
         while room > 0 and self.waiting and (wanted is None or wanted()):
             request = self.waiting.head()

@@ -115,7 +115,7 @@ class TestPacking:
     [
         ("admission", "reserved", "reserve, on_demand"),
         ("preemption", "kill", "recompute, swap"),
-        ("packing", "lifo", "fcfs, least_work_left"),
+        ("packing", "lifo", "fcfs, least_work_left, priority"),
     ],
 )
 def test_an_unknown_choice_is_refused(field, value, allowed):
