@@ -282,6 +282,6 @@ def test_planning_ahead_keeps_the_device_busy_and_lets_arrivals_wait():
     busy = "workload.arrivals.rate_rps=20"
     ahead = outcomes("token", busy, "deployment.batching.planning=asynchronous")
     at_once = outcomes("token", busy)
-    wait = (ahead.scheduled_s - ahead.arrival_s) - (at_once.scheduled_s - at_once.arrival_s)
+    wait = (ahead.times.scheduled_s - ahead.times.arrival_s) - (at_once.times.scheduled_s - at_once.times.arrival_s)
     assert wait.mean() > 0
-    np.testing.assert_array_equal(ahead.output_tokens, at_once.output_tokens)
+    np.testing.assert_array_equal(ahead.tokens.output_tokens, at_once.tokens.output_tokens)
