@@ -87,6 +87,24 @@ def data_folder() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _compile_short_runs():
+    """By default runs as short as those of tests go to the reference, which they are to be compared with."""
+    from evaluator.plan import simulators
+
+    of_users = dict(simulators.WORTH_COMPILING)
+    simulators.WORTH_COMPILING.update(dict.fromkeys(of_users, 0))
+    yield of_users
+
+
+@pytest.fixture
+def as_users_run(_compile_short_runs, monkeypatch):
+    """Short runs go where they go for a user."""
+    from evaluator.plan import simulators
+
+    monkeypatch.setattr(simulators, "WORTH_COMPILING", _compile_short_runs)
+
+
 @pytest.fixture
 def evaluator(capsys):
     """Runs one command line: exit code, stdout, stderr."""

@@ -35,13 +35,14 @@ QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress an
 SimulatorOption = Annotated[
     str,
     typer.Option(
-        metavar="iteration|request|token",
-        help="iteration: vectorised, and token by token only what it lacks. token: everything token by token. "
+        metavar="auto|iteration|request|token",
+        help="iteration: vectorised, and token by token only what it lacks. auto: the same, but token by token where "
+        "that takes less than compiling would. token: everything token by token. "
         "request: BestServe's approximation of whole requests.",
     ),
 ]
 
-SIMULATORS = ("iteration", "request", "token")
+SIMULATORS = ("auto", "iteration", "request", "token")
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
 

@@ -50,7 +50,7 @@ def simulate(
         typer.Option(metavar="FILE.json", help="Write a trace for Perfetto here, computed token by token."),
     ] = None,
     changes: SetOption = None,
-    simulator: SimulatorOption = "iteration",
+    simulator: SimulatorOption = "auto",
     quiet: QuietOption = False,
 ) -> None:
     """Run one configuration of a scenario and report its requests."""

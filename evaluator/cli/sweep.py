@@ -61,7 +61,7 @@ def sweep(
         str | None,
         typer.Option(metavar="dask|ADDRESS", help="Run on a Dask cluster: a new one here, or that of a scheduler."),
     ] = None,
-    simulator: SimulatorOption = "iteration",
+    simulator: SimulatorOption = "auto",
     sensitivity: Annotated[
         bool,
         typer.Option(

@@ -13,7 +13,7 @@ from evaluator.plan.phases import PhasePools
 from evaluator.plan.request_level import objective_problem
 from evaluator.plan.route import PipelinePlan
 from evaluator.plan.same_but_speed import likeness, with_devices
-from evaluator.plan.simulators import ITERATION, REQUEST, TOKEN
+from evaluator.plan.simulators import AUTO, ITERATION, REQUEST, TOKEN, worth_compiling
 from evaluator.plan.station import StationPlan
 from evaluator.records import with_fields
 from evaluator.replica import Change, varied
@@ -129,6 +129,7 @@ class PlanContext:
     sampler: RequestSampler
     seeds: tuple[int, ...]
     simulator: str
+    requests: int  # of the whole run, all configurations and seeds
     known: dict[Hashable, Feasibility] = field(default_factory=dict)
 
 
@@ -161,7 +162,7 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
         objectives=objectives,
         stations=found.stations,
         status=status,
-        simulator=TOKEN if found.lacking and not by_request else setting.simulator,
+        simulator=_simulator_of(workload, found, setting),
         lacking=() if by_request else found.lacking,
         joint=found.joint and not by_request,
         link=found.link,
@@ -170,6 +171,23 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
         pipeline=found.pipeline,
         checked=found.checked or found.stations,
     )
+
+
+def _simulator_of(workload: Workload, found: Feasibility, setting: PlanContext) -> str:
+    """What computes a configuration: what is asked for, but for what the vectorised one lacks, or is too slow to start
+    for."""
+    if setting.simulator == REQUEST:
+        return REQUEST
+    if found.lacking:
+        return TOKEN
+    if setting.simulator != AUTO:
+        return setting.simulator
+    # By the requests of the whole sweep and not of this configuration's group, which nobody knows before all are
+    # planned: so each shard of a sweep, and each worker, comes to the same answer.
+    lockstep = any(station.design.lockstep > 1 for station in found.stations)
+    deployments = [station.deployment for station in found.stations]
+    worth = worth_compiling(workload, deployments, found.joint, lockstep)
+    return TOKEN if setting.requests < worth else ITERATION
 
 
 def _found(

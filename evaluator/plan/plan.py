@@ -31,6 +31,7 @@ class Plan:
     sampler: RequestSampler
     simulator: str = ITERATION
     inputs: tuple[str, ...] = ()  # of INPUTS: those to which elasticities are asked for
+    requests: int = 0  # of the whole run: all configurations of the grid, seeds and inputs
     by_seed: bool = False  # whether the statistics of each seed are asked for
 
     @property
@@ -65,7 +66,7 @@ class Plan:
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""
-        setting = PlanContext(self.sampler, self.seeds, self.simulator)
+        setting = PlanContext(self.sampler, self.seeds, self.simulator, self.requests)
         configurations = [configuration_at(int(config), self.grid.points[config], setting) for config in configs]
         return replace(self, configurations=configurations, groups=groups_of(configurations, self.seeds))
 
@@ -100,10 +101,11 @@ def plan(
 ) -> Plan:
     """Check every configuration (or only ``configs``) and group those that can run; nothing is simulated yet.
 
-    ``simulator`` iteration leaves to the reference what the vectorised engine lacks; token leaves it everything;
-    request
-    leaves nothing to others.
+    ``simulator`` iteration leaves to the reference what the vectorised engine lacks; auto does so too, and leaves it
+    runs so short that a program would take longer to compile; token leaves it everything; request leaves nothing to
+    others.
     """
     grid = expand(scenario)
-    everything = Plan(scenario, grid, [], [], RequestSampler(), simulator, inputs, by_seed)
+    everything = Plan(scenario, grid, [], [], RequestSampler(), simulator, inputs, by_seed=by_seed)
+    everything = replace(everything, requests=len(grid.points) * everything.runs * scenario.workload.requests)
     return everything.of(np.arange(len(grid.points)) if configs is None else np.asarray(configs))

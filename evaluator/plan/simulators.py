@@ -1,11 +1,11 @@
-"""Which engine computes a configuration: the vectorised one, or the reference where that lacks a feature.
+"""Which simulator computes a configuration: the vectorised one, or the reference where that lacks a feature.
 
 The request-level engine (``request_level``) computes nothing for which it is not asked by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from evaluator.catalog import Calibration
@@ -16,10 +16,19 @@ from evaluator.scenario.deployment import ASYNCHRONOUS, QUEUED
 from evaluator.traffic.requests import cached_by_content
 from evaluator.traffic.roles import ROLES
 
-REQUEST, ITERATION, TOKEN = "request", "iteration", "token"
-SIMULATORS = (ITERATION, REQUEST, TOKEN)
+AUTO, REQUEST, ITERATION, TOKEN = "auto", "request", "iteration", "token"
+SIMULATORS = (AUTO, ITERATION, REQUEST, TOKEN)
 PLAIN = (REQUEST, TOKEN)
 """Those in plain Python: nothing is compiled for them, and a process of them keeps to one processor."""
+
+WORTH_COMPILING = {"fcfs_reserved": 10_000, "general": 20_000, "prefix caches": 8_000, "lockstep": 4_000}
+"""Requests of a whole run, all configurations and seeds, from which on a program is worth its compilation.
+
+Below, ``auto`` leaves the run to the reference, which gives the same times and is done before the program is compiled:
+on a core it serves some 9,500 requests/s, 1,000 to 1,600 with prefix caches by content and 700 with eight data-parallel
+ranks in lockstep; loading JAX and compiling takes 3 to 4 s of ``fcfs_reserved``, 6 to 12 s of the general programs, and
+25 s and more of eight ranks (docs/speed.md)."""
+TOO_FEW = "too few requests for a program to be worth its compilation"
 
 
 @dataclass(frozen=True)
@@ -207,3 +216,13 @@ def lacking(
             f"{what} over more than {MOST_TOGETHER} replicas": deployment.ranks > MOST_TOGETHER,
         }
     return tuple(name for name, applies in found.items() if applies)
+
+
+def worth_compiling(workload: Workload, deployments: Sequence[Deployment], joint: bool, lockstep: bool) -> int:
+    """Requests of a whole run from which on a program for these pools is worth its compilation."""
+    if lockstep:
+        return WORTH_COMPILING["lockstep"]
+    if any(cached_by_content(workload, deployment) for deployment in deployments):
+        return WORTH_COMPILING["prefix caches"]
+    general = joint or any(out_of_order(deployment) is not None for deployment in deployments)
+    return WORTH_COMPILING["general" if general else "fcfs_reserved"]

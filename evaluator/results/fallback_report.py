@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from evaluator.metrics import OK
 from evaluator.plan import Plan
 from evaluator.plan.request_level import ERROR_NOTE
-from evaluator.plan.simulators import REQUEST, TOKEN
+from evaluator.plan.simulators import REQUEST, TOKEN, TOO_FEW
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class FallbackReport:
             if configuration.status == OK and configuration.simulator == TOKEN
         ]
         left = reference if whole.simulator not in (REQUEST, TOKEN) else []
-        reasons = Counter(reason for configuration in left for reason in configuration.lacking)
+        reasons = Counter(reason for configuration in left for reason in configuration.lacking or (TOO_FEW,))
         return FallbackReport(whole.simulator, len(whole.configurations), len(left), dict(reasons))
 
     def __add__(self, other: FallbackReport) -> FallbackReport:

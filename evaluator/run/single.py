@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ import numpy as np
 from evaluator.errors import InputError
 from evaluator.metrics import OK, summarise
 from evaluator.plan import Plan, plan
-from evaluator.plan.simulators import REQUEST, TOKEN
+from evaluator.plan.simulators import AUTO, REQUEST, TOKEN
 from evaluator.progress import ProgressReport
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import replacing
@@ -44,7 +44,7 @@ def simulate(
     *,
     select: Mapping[str, str] | None = None,
     progress: ProgressReport | None = None,
-    simulator: str = "iteration",
+    simulator: str = AUTO,
     trace: str | Path | None = None,
     iterations: bool = False,
 ) -> Simulation:
@@ -66,7 +66,8 @@ def simulate(
     grid = everything.grid
     steps = select_configuration(grid.axes, select or {})
     config = grid.config(steps)
-    whole = everything.of(np.array([config]))
+    # A single configuration, however many the scenario sweeps over: that is what its requests are weighed by.
+    whole = replace(everything, requests=everything.runs * scenario.workload.requests).of(np.array([config]))
     if whole.configurations[0].status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {whole.configurations[0].status}")
     rows = IterationLog() if iterations else None

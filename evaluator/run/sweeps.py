@@ -11,6 +11,7 @@ import numpy as np
 
 from evaluator.errors import InputError
 from evaluator.execution.cluster import connected
+from evaluator.plan.simulators import AUTO
 from evaluator.progress import ProgressReport, followed
 from evaluator.replica import chosen_inputs
 from evaluator.results.chunks import Checkpoint
@@ -33,7 +34,7 @@ def sweep(
     out: str | Path | None = None,
     progress: ProgressReport | bool | None = None,
     fresh: bool = False,
-    simulator: str = "iteration",
+    simulator: str = AUTO,
     sensitivity: bool | Sequence[str] = False,
     by_seed: bool = False,
     cluster: str | Client | None = None,
@@ -42,10 +43,10 @@ def sweep(
 
     Finished chunks lie beside ``out`` (NAME.chunks) until the sweep is whole; the same sweep goes on with those of an
     interrupted run, unless it is to start ``fresh``. A configuration that cannot run is a row with its reason in
-    ``status``. ``simulator`` iteration is the vectorised one, which leaves what it lacks to the reference (as
-    ``simulator``
-    says, row by row); token is the reference for all; request is BestServe's approximation, which says of what it
-    cannot run so in ``status``.
+    ``status``. ``simulator`` iteration is the vectorised one, which leaves what it lacks to the reference (as the
+    column ``engine`` says, row by row); auto leaves it runs so short, too, that a program would take longer to compile;
+    token is the reference for all; request is BestServe's approximation, which says of what it cannot run so in
+    ``status``.
 
     ``sensitivity`` adds the elasticities of the metrics to these inputs (True: all INPUTS of
     ``evaluator.metrics.variables``), from two more runs for each of them on the same requests. ``by_seed`` adds what
@@ -89,7 +90,7 @@ def sweep_shard(
     *,
     progress: ProgressReport | bool | None = None,
     fresh: bool = False,
-    simulator: str = "iteration",
+    simulator: str = AUTO,
     sensitivity: bool | Sequence[str] = False,
     by_seed: bool = False,
     cluster: str | Client | None = None,

@@ -173,7 +173,7 @@ def test_sweep_runs_prints_and_draws(evaluator, scenario_file, chain, tmp_path):
     arguments, given = chain.calls["sweep"]
     progress = given.pop("progress")
     assert arguments == (SCENARIO,)
-    plain = {"fresh": False, "simulator": "iteration", "sensitivity": False, "by_seed": False, "cluster": None}
+    plain = {"fresh": False, "simulator": "auto", "sensitivity": False, "by_seed": False, "cluster": None}
     assert given == {"out": out, **plain}
     assert (progress.total, progress.requests_per_unit) == (4, 20)
     (ranked, top), (drawn, path) = chain.calls["ranked_table"][0], chain.calls["plot"][0]
@@ -190,7 +190,7 @@ def test_a_quiet_sweep_says_nothing_on_stderr(evaluator, scenario_file, chain):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--simulator", "tokn"], "error: --simulator tokn: is not a simulator; allowed: iteration, request, token"),
+        (["--simulator", "tokn"], "error: --simulator tokn: is not a simulator; allowed: auto, iteration, request, token"),
         (["--out", "a.csv"], "error: a.csv: unknown kind of result file '.csv'; use .nc"),
         (["--plot", "a.gif"], "error: --plot a.gif: the name must end in .png or .svg or .pdf"),
         (["--plot", "/proc/a.png"], "error: --plot /proc/a.png: the folder cannot be written"),

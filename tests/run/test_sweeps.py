@@ -119,7 +119,7 @@ def test_seeds_differ_and_are_averaged():
 
 
 def test_unusable_simulator():
-    with pytest.raises(InputError, match="there is no simulator 'fluid'; use iteration or request or token"):
+    with pytest.raises(InputError, match="there is no simulator 'fluid'; use auto or iteration or request or token"):
         sweep(scenario(), simulator="fluid")
 
 
