@@ -190,7 +190,10 @@ def test_a_quiet_sweep_says_nothing_on_stderr(evaluator, scenario_file, chain):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--simulator", "tokn"], "error: --simulator tokn: is not a simulator; allowed: auto, iteration, request, token"),
+        (
+            ["--simulator", "tokn"],
+            "error: --simulator tokn: is not a simulator; allowed: auto, iteration, request, token",
+        ),
         (["--out", "a.csv"], "error: a.csv: unknown kind of result file '.csv'; use .nc"),
         (["--plot", "a.gif"], "error: --plot a.gif: the name must end in .png or .svg or .pdf"),
         (["--plot", "/proc/a.png"], "error: --plot /proc/a.png: the folder cannot be written"),
