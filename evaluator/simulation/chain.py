@@ -30,7 +30,6 @@ from evaluator.stations.contract import (
     Use,
     WeightedGaps,
     each,
-    table_shape,
     whole_table,
 )
 from evaluator.traffic.jobs import Jobs, Origin
@@ -161,7 +160,7 @@ def _tokens_of(start: StationVisit, first: StationVisit) -> TokenCounts:
 
 def _by_request(visit: StationVisit, name: str) -> np.ndarray:
     """A column of the demand of the jobs, (config, seed, request)."""
-    found = np.zeros(table_shape(visit.jobs), dtype=np.int64)
+    found = np.zeros(visit.times.arrival_s.shape, dtype=np.int64)
     for at, one in each(visit.jobs):
         found[at][one.id] = getattr(one.demand, name)
     return found
@@ -182,7 +181,7 @@ def _measured(visit: StationVisit) -> np.ndarray:
     distinct = list({id(one.measured): one for _, one in each(visit.jobs)}.values())
     if distinct and all(whole_table(one) and np.array_equal(one.measured, distinct[0].measured) for one in distinct):
         return distinct[0].measured
-    found = np.zeros(table_shape(visit.jobs), dtype=bool)
+    found = np.zeros(visit.times.arrival_s.shape, dtype=bool)
     for at, one in each(visit.jobs):
         found[at][one.id] = one.measured
     return found
