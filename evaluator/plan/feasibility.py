@@ -92,13 +92,13 @@ def _stages_status(
     workload: Workload, tandem: Tandem, passes: tuple[StationPlan, ...], several: tuple[str, ...]
 ) -> str:
     """ok, or the first problem of the stages; ``several``: what couples them with the pools, if anything does."""
-    pipeline, walks, llm = tandem.pipeline, tandem.walks, tandem.answering
+    pipeline, all_routes, llm = tandem.pipeline, tandem.all_routes, tandem.answering
     assert pipeline is not None
     return _first(
-        lambda: stages_problem(workload, llm, pipeline, walks),
+        lambda: stages_problem(workload, llm, pipeline, all_routes),
         lambda: passes_problem(passes),
         lambda: content_problem(workload, llm, several[0]) if several else None,
-        lambda: ahead_problem(pipeline, walks[0], several[0]) if several else None,
+        lambda: ahead_problem(pipeline, all_routes[0], several[0]) if several else None,
     )
 
 
@@ -153,7 +153,7 @@ class Tandem:
     """What requests of some lengths meet; nothing says yet whether it can serve them.
 
     ``demands`` (seed,) are what the requests ask of the first side. ``link_problem``: why a stage cannot bring KV to
-    the decode side; None where it can, or where none does. ``walks`` (seed,) are empty without a ``pipeline``.
+    the decode side; None where it can, or where none does. ``all_routes`` (seed,) are empty without a ``pipeline``.
     """
 
     pools: Pools
@@ -164,7 +164,7 @@ class Tandem:
     link_problem: str | None
     demands: tuple[Demand, ...]
     pipeline: PipelinePlan | None
-    walks: tuple[RequestRoutes, ...]
+    all_routes: tuple[RequestRoutes, ...]
 
     @property
     def answering(self) -> Deployment:
@@ -178,7 +178,7 @@ class Tandem:
 
     def passes(self) -> tuple[StationPlan, ...]:
         """The pools that compute models for the stages of the pipeline."""
-        return () if self.pipeline is None else pass_stations(self.pipeline, self.walks)
+        return () if self.pipeline is None else pass_stations(self.pipeline, self.all_routes)
 
     def shared_out(self, seeds: Sequence[int]) -> tuple[StationPlan, ...]:
         """The stations with the most jobs that any replica gets, where that is not for the pool's router to say."""
@@ -201,18 +201,18 @@ def tandem_of(
     phases = sides_of(pools, workload.model_names, transfer.groups)
     roles, shared = [phase.role for phase in phases], shared_tokens(workload, pools[0][1])
     pipeline = pipeline_of(workload, deployment) if staged else None
-    walks: tuple[RequestRoutes, ...] = ()
+    all_routes: tuple[RequestRoutes, ...] = ()
     if pipeline is not None:
-        walks = tuple(sampler.routes(workload, seed, pipeline) for seed in seeds)
-        pipeline = with_steps(pipeline, walks[0], len(pools))
+        all_routes = tuple(sampler.routes(workload, seed, pipeline) for seed in seeds)
+        pipeline = with_steps(pipeline, all_routes[0], len(pools))
     firsts = tuple(sampler.demand(workload, seed, roles[0], shared, pipeline) for seed in seeds)
-    later = [_asked_again(visit, roles[0], shared) for routes in walks for visit in routes.llm[1:]]
+    later = [_asked_again(visit, roles[0], shared) for routes in all_routes for visit in routes.llm[1:]]
     demands = [_by_side(first, roles) for first in (*firsts, *later)]
     stations = _stations(workload, pools, phases, demands)
     link, problem = link_of(stations, phases, transfer), None
     if pipeline is not None:
-        link, problem = with_own_kv(pipeline, walks[0], link)
-    return Tandem(pools, phases, stations, transfer, link, problem, firsts, pipeline, walks)
+        link, problem = with_own_kv(pipeline, all_routes[0], link)
+    return Tandem(pools, phases, stations, transfer, link, problem, firsts, pipeline, all_routes)
 
 
 def _asked_again(visit: StageVisitPlan, role: Role, shared: int) -> Demand:

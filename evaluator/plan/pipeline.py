@@ -121,7 +121,7 @@ LLM_TIMES = ("prefill", "transfer", "decode")
 """The stages of the pools that give the answers, as results tell of them; a transfer is between two sides."""
 
 
-def pass_stations(pipeline: PipelinePlan, walks: Sequence[RequestRoutes]) -> tuple[StationPlan, ...]:
+def pass_stations(pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]) -> tuple[StationPlan, ...]:
     """The pools that compute models for stages, in the order of their numbers, with the largest of their requests.
 
     A pool is named after the first step that it serves.
@@ -129,11 +129,11 @@ def pass_stations(pipeline: PipelinePlan, walks: Sequence[RequestRoutes]) -> tup
     found = []
     for number, steps in passes_of(pipeline).items():
         place, step, planned = steps[0]
-        model = pass_of(walks[0], place, step).model
+        model = pass_of(all_routes[0], place, step).model
         demands = [
             routes.asked(visit, step)
             for place, step, _ in steps
-            for routes in walks
+            for routes in all_routes
             for visit in routes.visits
             if visit.stage == place
         ]

@@ -32,10 +32,10 @@ def passes_problem(passes: Sequence[StationPlan]) -> str | None:
 
 
 def stages_problem(
-    workload: Workload, llm: Deployment, pipeline: PipelinePlan, walks: Sequence[RequestRoutes]
+    workload: Workload, llm: Deployment, pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]
 ) -> str | None:
     """What the stages of a pipeline cannot do with one another, or with the workload; None where they can."""
-    for routes in walks:
+    for routes in all_routes:
         for visit in routes.visits:
             if visit.stage is not None and visit.work is not None and visit.work.problem is not None:
                 return f"infeasible: pipeline.{pipeline.stages[visit.stage].name}: {visit.work.problem}"
@@ -47,7 +47,7 @@ def stages_problem(
                     f"as deployment.pools.{stage.name}: {{role: stage, hardware: l4}} and say pool: {stage.name}"
                 )
     for steps in passes_of(pipeline).values():
-        models = {str(pass_of(walks[0], place, step).model): planned for place, step, planned in steps}
+        models = {str(pass_of(all_routes[0], place, step).model): planned for place, step, planned in steps}
         if len(models) > 1:
             (one, first), (other, second) = list(models.items())[:2]
             return (
@@ -71,7 +71,7 @@ def stages_problem(
             "unsupported: workload.reasoning.branches with a pipeline that comes to the LLM more than once: it is not "
             "said which branch goes on; use one branch"
         )
-    works = [visit.work for routes in walks for visit in routes.visits if visit.work is not None]
+    works = [visit.work for routes in all_routes for visit in routes.visits if visit.work is not None]
     if any(np.any(np.asarray(work.adds_tokens)) for work in works) and (
         cached_by_content(workload, llm) or shared_tokens(workload, llm)
     ):

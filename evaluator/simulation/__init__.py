@@ -70,14 +70,17 @@ def stations_of(plan: Plan, configurations: list[Configuration], observe: Observ
         return chosen_replicas(configurations[at[0]], plan.seeds[at[1]], 1, jobs)
 
     group = plan.group_of(configurations[0])
-    walks: list[list[RequestRoutes]] = []
+    all_routes: list[list[RequestRoutes]] = []
     found: list[Station] = []
     if configurations[0].staged:
         from evaluator.simulation.stages import stage_stations
 
-        walks = [plan.routes(configuration) for configuration in configurations]
+        all_routes = [plan.routes(configuration) for configuration in configurations]
         around = partial(
-            stage_stations, configurations, walks, pool=partial(_pool, plan, group, configurations, observe=observe)
+            stage_stations,
+            configurations,
+            all_routes,
+            pool=partial(_pool, plan, group, configurations, observe=observe),
         )
         found += around(before=True)
     for phase in configurations[0].phases:
@@ -91,7 +94,7 @@ def stations_of(plan: Plan, configurations: list[Configuration], observe: Observ
         there = next((one for one in links if one is not None), None)
         if phase.number == 0 and there is not None:
             found.append(link(there.name, links))
-    return [*found, *around(before=False)] if walks else found
+    return [*found, *around(before=False)] if all_routes else found
 
 
 def _pool(

@@ -44,7 +44,7 @@ Row = tuple[At, NDArray[np.int64]]
 
 def stage_stations(
     configurations: Sequence[Configuration],
-    walks: Sequence[Sequence[RequestRoutes]],
+    all_routes: Sequence[Sequence[RequestRoutes]],
     before: bool,
     pool: Callable[[int], Serve],
 ) -> list[Station]:
@@ -58,48 +58,48 @@ def stage_stations(
                 _station(
                     stage,
                     StepStation(
-                        configurations, walks, place, number, None if step.station is None else pool(step.station)
+                        configurations, all_routes, place, number, None if step.station is None else pool(step.station)
                     ),
                 )
                 for number, step in enumerate(stage.steps)
             ]
-            if found and before and any(routes.ahead(place) for seeds in walks for routes in seeds):
+            if found and before and any(routes.ahead(place) for seeds in all_routes for routes in seeds):
                 found[0] = telling(found[0], sent_s)
-                steps = begun_ahead(steps, sent_s, partial(_is_ahead, walks, place))
+                steps = begun_ahead(steps, sent_s, partial(_is_ahead, all_routes, place))
             found += steps
     return found
 
 
-def _is_ahead(walks: Sequence[Sequence[RequestRoutes]], place: int, at: At) -> bool:
-    return walks[at[0]][at[1]].ahead(place)
+def _is_ahead(all_routes: Sequence[Sequence[RequestRoutes]], place: int, at: At) -> bool:
+    return all_routes[at[0]][at[1]].ahead(place)
 
 
-def _station(stage: StagePlan, stop: StepStation) -> Station:
-    run = _RUN[stop.planned(0).kind]
+def _station(stage: StagePlan, step_station: StepStation) -> Station:
+    run = _RUN[step_station.planned(0).kind]
     return Station(
-        stop.label,
-        lambda jobs: _serve(stop, run, jobs),
+        step_station.label,
+        lambda jobs: _serve(step_station, run, jobs),
         streams=stage.kind.streams(stage.parameters),
         stage=stage.name,
         waits=run is not _delayed,
     )
 
 
-def _serve(stop: StepStation, run: Run, jobs: ChunkJobs) -> tuple[RequestTimes, Use]:
+def _serve(step_station: StepStation, run: Run, jobs: ChunkJobs) -> tuple[RequestTimes, Use]:
     """Those who come here are served, queue by queue."""
-    rows = [_rows(stop, at, one) for at, one in each(jobs)]
+    rows = [_rows(step_station, at, one) for at, one in each(jobs)]
     queues = max(map(len, rows), default=1)
     partial = any(len(row) != 1 or row[0] is not None for row in rows)
     if not partial:
-        served, use = run(stop, jobs, 1)
-        return by_id(jobs, served), on_pool(stop, use)
+        served, use = run(step_station, jobs, 1)
+        return by_id(jobs, served), on_pool(step_station, use)
     seeds = len(jobs[0])
     own: list[list[Jobs]] = [[_none(one) for one in jobs[row // queues]] for row in range(len(jobs) * queues)]
     for (at, one), row in zip(each(jobs), rows, strict=True):
         for queue, positions in enumerate(row):
             own[at[0] * queues + queue][at[1]] = one if positions is None else one.some(positions)
     # Each queue is a row of its own in the order of its jobs: tables by id would be as wide as all requests for each.
-    served, use = run(stop, own, queues)
+    served, use = run(step_station, own, queues)
     found = RequestTimes.empty(table_shape(jobs))
     visited = np.zeros(found.arrival_s.shape, dtype=bool)
     for (at, one), row in zip(each(jobs), rows, strict=True):
@@ -120,12 +120,12 @@ def _serve(stop: StepStation, run: Run, jobs: ChunkJobs) -> tuple[RequestTimes, 
     for (at, _), row in zip(each(jobs), rows, strict=True):
         own_queues[at[0]] = max(own_queues[at[0]], len(row))
     use = replace(use, **{**whole, "totals": totals, "replicas": whole["replicas"] * own_queues})
-    return replace(found, visited=visited), on_pool(stop, use)
+    return replace(found, visited=visited), on_pool(step_station, use)
 
 
-def _rows(stop: StepStation, at: At, jobs: Jobs) -> list[NDArray[np.int64] | None]:
+def _rows(step_station: StepStation, at: At, jobs: Jobs) -> list[NDArray[np.int64] | None]:
     """The positions of the jobs in each queue; None: all of them."""
-    visited, queue = stop.visited(at), getattr(stop.step(at), "queue", None)
+    visited, queue = step_station.visited(at), getattr(step_station.step(at), "queue", None)
     if visited is None and queue is None:
         return [None]
     there = np.ones(len(jobs), dtype=bool) if visited is None else visited[jobs.id]
@@ -145,43 +145,47 @@ def _none(jobs: Jobs) -> Jobs:
 Run = Callable[[StepStation, ChunkJobs, int], tuple[JobColumns, Use]]
 
 
-def _by_job(stop: StepStation, jobs: ChunkJobs, queues: int, values: Callable[[Any], ArrayLike]) -> np.ndarray:
+def _by_job(step_station: StepStation, jobs: ChunkJobs, queues: int, values: Callable[[Any], ArrayLike]) -> np.ndarray:
     """A figure of the step, (config, seed, job)."""
     found = np.zeros(shape_of(jobs))
     for (row, seed), one in each(jobs):
-        value = np.asarray(values(stop.step((row // queues, seed))), dtype=np.float64)
+        value = np.asarray(values(step_station.step((row // queues, seed))), dtype=np.float64)
         found[row, seed, : len(one)] = value if value.ndim == 0 else value[one.id]
     return found
 
 
-def _delayed(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
-    return serve_delayed(stop.label, jobs, _by_job(stop, jobs, queues, lambda step: step.seconds))
+def _delayed(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
+    return serve_delayed(step_station.label, jobs, _by_job(step_station, jobs, queues, lambda step: step.seconds))
 
 
-def _in_turn(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
-    count = np.array([stop.servers(row // queues) for row in range(len(jobs))], dtype=np.int64)
-    return serve_in_turn(stop.label, jobs, _by_job(stop, jobs, queues, lambda step: step.seconds), count)
+def _in_turn(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
+    count = np.array([step_station.servers(row // queues) for row in range(len(jobs))], dtype=np.int64)
+    return serve_in_turn(
+        step_station.label, jobs, _by_job(step_station, jobs, queues, lambda step: step.seconds), count
+    )
 
 
-def _batched(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
+def _batched(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
     servers = []
     for row in range(len(jobs)):
-        step: Batched = stop.step((row // queues, 0))
+        step: Batched = step_station.step((row // queues, 0))
         seconds = np.asarray(step.seconds, dtype=np.float64)
-        servers.append(BatchServers(seconds, stop.servers(row // queues), step.max_wait_s))
-    return serve_in_batches(stop.label, jobs, servers)
+        servers.append(BatchServers(seconds, step_station.servers(row // queues), step.max_wait_s))
+    return serve_in_batches(step_station.label, jobs, servers)
 
 
-def _shipped(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
-    took_s = _by_job(stop, jobs, queues, lambda step: np.asarray(step.bytes) / step.bandwidth)
+def _shipped(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
+    took_s = _by_job(step_station, jobs, queues, lambda step: np.asarray(step.bytes) / step.bandwidth)
     configs = range(len(jobs) // queues)
-    faster = np.repeat([stop.factor(config, "link_bandwidth") for config in configs], queues)
-    slower = [stop.step((config, 0)).latency_s * stop.factor(config, "link_latency") for config in configs]
-    shared = np.repeat([stop.step((config, 0)).shared for config in configs], queues)
+    faster = np.repeat([step_station.factor(config, "link_bandwidth") for config in configs], queues)
+    slower = [
+        step_station.step((config, 0)).latency_s * step_station.factor(config, "link_latency") for config in configs
+    ]
+    shared = np.repeat([step_station.step((config, 0)).shared for config in configs], queues)
     took_s /= faster[:, None, None]
-    found, use = serve_in_turn(stop.label, jobs, took_s, np.ones(len(jobs), dtype=np.int64))
+    found, use = serve_in_turn(step_station.label, jobs, took_s, np.ones(len(jobs), dtype=np.int64))
     if not shared.all():
-        alone, _ = serve_delayed(stop.label, jobs, took_s)
+        alone, _ = serve_delayed(step_station.label, jobs, took_s)
         found = _chosen(shared, found, alone)
     left_s = found["last_token_s"] + np.repeat(slower, queues)[:, None, None]
     return found | {"first_token_s": left_s, "last_token_s": left_s}, use
@@ -193,18 +197,20 @@ def _chosen(first: np.ndarray, one: JobColumns, other: JobColumns) -> JobColumns
     return one | {name: np.where(first[:, None, None], one[name], other[name]) for name in names}
 
 
-def _passed(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
+def _passed(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
     """Through the engine's pool, in which a request is as many jobs as it has sequences."""
-    assert stop.serve is not None
-    asked = [[_passes(stop, (config, seed), one) for seed, one in enumerate(own)] for config, own in enumerate(jobs)]
-    served, *uses = stop.serve(asked)
+    assert step_station.serve is not None
+    asked = [
+        [_passes(step_station, (config, seed), one) for seed, one in enumerate(own)] for config, own in enumerate(jobs)
+    ]
+    served, *uses = step_station.serve(asked)
     scheduled_s, left_s, replica = (
         np.zeros(shape_of(jobs)),
         np.zeros(shape_of(jobs)),
         np.zeros(shape_of(jobs), np.int32),
     )
     for at, one in each(jobs):
-        passes = asked[at[0]][at[1]].id.reshape(len(one), stop.step(at).sequences)
+        passes = asked[at[0]][at[1]].id.reshape(len(one), step_station.step(at).sequences)
         sequence_left_s = served.last_token_s[at][passes]
         last = sequence_left_s.argmax(axis=1)[:, None] if len(one) else np.zeros((0, 1), dtype=np.int64)
         scheduled_s[at][: len(one)] = served.scheduled_s[at][passes].min(axis=1, initial=np.inf)
@@ -213,22 +219,22 @@ def _passed(stop: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns
     return passed_on(ready_times(jobs), scheduled_s, left_s, replica), replace(uses[0], itl=None)
 
 
-def _passes(stop: StepStation, at: At, jobs: Jobs) -> Jobs:
-    step: Pass = stop.step(at)
+def _passes(step_station: StepStation, at: At, jobs: Jobs) -> Jobs:
+    step: Pass = step_station.step(at)
     each_of = np.arange(step.sequences)
     return Jobs(
         (jobs.id[:, None] * step.sequences + each_of).ravel(),
         np.repeat(jobs.ready_s, step.sequences),
-        _asked(stop, at, jobs.id),
+        _asked(step_station, at, jobs.id),
         np.repeat(jobs.measured, step.sequences),
     )
 
 
-def _asked(stop: StepStation, at: At, ids: NDArray[np.int64]) -> Demand:
+def _asked(step_station: StepStation, at: At, ids: NDArray[np.int64]) -> Demand:
     """What jobs ask of the pool, in their order."""
-    routes = stop.walks[at[0]][at[1]]
-    visit = routes.first[stop.place]
-    demand, sequences = routes.asked(visit, stop.number), stop.step(at).sequences
+    routes = step_station.all_routes[at[0]][at[1]]
+    visit = routes.first[step_station.place]
+    demand, sequences = routes.asked(visit, step_station.number), step_station.step(at).sequences
     if np.array_equal(ids, visit.ids):
         return demand
     order = np.searchsorted(visit.ids, ids)[:, None] * sequences + np.arange(sequences)

@@ -19,13 +19,13 @@ Serve = Callable[[ChunkJobs], tuple[RequestTimes, *tuple[Use, ...]]]
 
 @dataclass(frozen=True, eq=False)
 class StepStation:
-    """A step of a stage in the configurations of a chunk; ``walks`` [config][seed] say what it does there.
+    """A step of a stage in the configurations of a chunk; ``all_routes`` [config][seed] say what it does there.
 
     ``serve`` is the engine's pool of a step that computes a model.
     """
 
     configurations: Sequence[Configuration]
-    walks: Sequence[Sequence[RequestRoutes]]
+    all_routes: Sequence[Sequence[RequestRoutes]]
     place: int  # of the stage
     number: int  # of the step
     serve: Serve | None = None
@@ -43,13 +43,13 @@ class StepStation:
 
     def step(self, at: At) -> Any:
         """What it does in a configuration and seed."""
-        work = self.walks[at[0]][at[1]].first[self.place].work
+        work = self.all_routes[at[0]][at[1]].first[self.place].work
         assert work is not None
         return work.steps[self.number]
 
     def visited(self, at: At) -> NDArray[np.bool_] | None:
         """Which requests come here, (request,); None: all."""
-        return self.walks[at[0]][at[1]].first[self.place].there
+        return self.all_routes[at[0]][at[1]].first[self.place].there
 
     def servers(self, config: int) -> int:
         """As many as the step says, else as its pool has replicas."""
@@ -77,13 +77,15 @@ class StepStation:
         return change.factor if change is not None and change.input == name else 1.0
 
 
-def on_pool(stop: StepStation, use: Use) -> Use:
+def on_pool(step_station: StepStation, use: Use) -> Use:
     """With the devices of the pools on which the step runs; those of an engine's pool are there already."""
-    if stop.serve is not None or all(stop.planned(config).pool is None for config in range(len(stop.configurations))):
+    if step_station.serve is not None or all(
+        step_station.planned(config).pool is None for config in range(len(step_station.configurations))
+    ):
         return use
     figures: dict[str, list[float]] = {name: [] for name in _FIGURES}
-    for config, configuration in enumerate(stop.configurations):
-        name, pipeline = stop.planned(config).pool, configuration.pipeline
+    for config, configuration in enumerate(step_station.configurations):
+        name, pipeline = step_station.planned(config).pool, configuration.pipeline
         assert pipeline is not None and name is not None
         pool, price = pipeline.pools[name], pipeline.price(name)
         device = pool.hardware

@@ -56,7 +56,7 @@ class NetworkRun:
     links: Transfers | None
     asked: Jobs
     arrival_s: np.ndarray
-    ways: Routes | None = None
+    step_routes: Routes | None = None
     passes: dict[int, PhaseRun] = field(default_factory=dict)
 
 
@@ -64,9 +64,9 @@ def run_network(
     plan: Plan, configurations: Sequence[Configuration], jobs: ChunkJobs, observe: Observe | None = None
 ) -> list[StationVisit]:
     """What became of the jobs of a chunk, over all seeds: visits to the stations that the chain has."""
-    walks = [plan.routes(configuration) if configuration.staged else [] for configuration in configurations]
+    all_routes = [plan.routes(configuration) if configuration.staged else [] for configuration in configurations]
     runs = {
-        at: _run(plan, configurations, walks, at, one, observe)
+        at: _run(plan, configurations, all_routes, at, one, observe)
         for at, one in each(jobs)
         if configurations[at[0]].status == OK
     }
@@ -77,7 +77,7 @@ def run_network(
     station_visits = visits_of_joint_run(configurations, asked, {at: _served(one) for at, one in runs.items()})
     if not configurations[0].staged:
         return station_visits
-    return visits_by_route(configurations, walks, jobs, station_visits, runs)
+    return visits_by_route(configurations, all_routes, jobs, station_visits, runs)
 
 
 # --- one configuration under one seed
@@ -86,13 +86,13 @@ def run_network(
 def _run(
     plan: Plan,
     configurations: Sequence[Configuration],
-    walks: Sequence[Sequence[RequestRoutes]],
+    all_routes: Sequence[Sequence[RequestRoutes]],
     at: tuple[int, int],
     jobs: Jobs,
     observe: Observe | None,
 ) -> NetworkRun:
     configuration, seed = configurations[at[0]], plan.seeds[at[1]]
-    routes = walks[at[0]][at[1]] if configuration.pipeline is not None else None
+    routes = all_routes[at[0]][at[1]] if configuration.pipeline is not None else None
     whole = asked = jobs if routes is None else all_visits(configuration, routes, jobs)
     runs: list[PhaseRun] = []
     for phase in configuration.phases:
@@ -116,17 +116,22 @@ def _run(
         passes[number] = pool_run(configuration, at, seed, number, routes, observe)
         return passes[number]
 
-    def stop(place: int, step: int) -> StepStation:
-        return StepStation(configurations, walks, place, step)
+    def step_station(place: int, step: int) -> StepStation:
+        return StepStation(configurations, all_routes, place, step)
 
-    ways = routes_of(routes, stop, at[0], stages, open_pool)
+    step_routes = routes_of(routes, step_station, at[0], stages, open_pool)
     requests = [Request(index, ready_s, 1, 1, 1, 0) for index, ready_s in enumerate(jobs.ready_s.tolist())]
     last = _last_visits(routes, len(jobs))
     clients = Clients(
         requests, configuration.users, lambda request: delivered(runs[0].phase.parts[last[request.index]])
     )
-    run([*stages, *ways.stations.values()], requests, clients=clients, onward=RouteFollower(ways, clients, requests))
-    return NetworkRun(runs, links, whole, np.array([one.arrival_s for one in requests]), ways, passes)
+    run(
+        [*stages, *step_routes.stations.values()],
+        requests,
+        clients=clients,
+        onward=RouteFollower(step_routes, clients, requests),
+    )
+    return NetworkRun(runs, links, whole, np.array([one.arrival_s for one in requests]), step_routes, passes)
 
 
 def all_visits(configuration: Configuration, routes: RequestRoutes, jobs: Jobs) -> Jobs:
@@ -212,7 +217,7 @@ def _served(run: NetworkRun) -> JointResult:
 
 def visits_by_route(
     configurations: Sequence[Configuration],
-    walks: Sequence[Sequence[RequestRoutes]],
+    all_routes: Sequence[Sequence[RequestRoutes]],
     jobs: ChunkJobs,
     llm: Sequence[StationVisit],
     runs: dict[tuple[int, int], NetworkRun],
@@ -220,25 +225,25 @@ def visits_by_route(
     """All visits in their order: those to the stages, and between them those to the LLM, ``llm``."""
     if not runs:  # no configuration of the chunk can run
         return list(llm)
-    numbers = max(len(one.ways.hops) for one in runs.values() if one.ways is not None)
+    numbers = max(len(one.step_routes.step_visits) for one in runs.values() if one.step_routes is not None)
     now_s = {at: one.arrival_s.copy() for at, one in runs.items()}
     found: list[StationVisit] = []
     told: set[tuple[int, int]] = set()
-    longest = max(runs.values(), key=lambda one: len(one.ways.hops) if one.ways is not None else 0)
+    longest = max(runs.values(), key=lambda one: len(one.step_routes.step_visits) if one.step_routes is not None else 0)
     for number in range(numbers):
-        kind = longest.ways.hops[number]  # type: ignore[union-attr]
+        kind = longest.step_routes.step_visits[number]  # type: ignore[union-attr]
         if isinstance(kind, int):
             found += [_llm_visit(llm_visit, kind, jobs, now_s) for llm_visit in llm]
             continue
-        stop = StepStation(configurations, walks, kind.place, kind.step)
-        hops: dict[tuple[int, int], StepVisits] = {
-            at: one.ways.hops[number]  # type: ignore[union-attr, misc]
+        step_station = StepStation(configurations, all_routes, kind.place, kind.step)
+        step_visits: dict[tuple[int, int], StepVisits] = {
+            at: one.step_routes.step_visits[number]  # type: ignore[union-attr, misc]
             for at, one in runs.items()
-            if number < len(one.ways.hops)  # type: ignore[union-attr]
+            if number < len(one.step_routes.step_visits)  # type: ignore[union-attr]
         }
         first = (kind.place, kind.step) not in told
         told.add((kind.place, kind.step))
-        found.append(_step_visit(stop, jobs, hops, runs, now_s, first))
+        found.append(_step_visit(step_station, jobs, step_visits, runs, now_s, first))
     return found
 
 
@@ -262,9 +267,9 @@ def _llm_visit(
 
 
 def _step_visit(
-    stop: StepStation,
+    step_station: StepStation,
     jobs: ChunkJobs,
-    hops: dict[tuple[int, int], StepVisits],
+    step_visits: dict[tuple[int, int], StepVisits],
     runs: dict[tuple[int, int], NetworkRun],
     now_s: dict[tuple[int, int], np.ndarray],
     first: bool,
@@ -279,44 +284,48 @@ def _step_visit(
         here_s = now_s[at][one.id]  # who passes the step by comes and leaves at once
         found.put(at, one.id, arrival_s=here_s, scheduled_s=here_s, first_token_s=here_s, last_token_s=here_s)
         own[at[0]][at[1]] = one.at(here_s)
-        if at not in hops:
+        if at not in step_visits:
             continue
-        hop = hops[at]
-        for request in hop.ids.tolist():
-            came_s, began_s, left_s, replica = hop.times(request)
+        step_visit = step_visits[at]
+        for request in step_visit.ids.tolist():
+            came_s, began_s, left_s, replica = step_visit.times(request)
             found.put(at, request, arrival_s=came_s, scheduled_s=began_s, first_token_s=left_s, last_token_s=left_s)
             found.put(at, request, replica=replica)
             visited[at][request] = True
         now_s[at][one.id] = found.last_token_s[at][one.id]
-    stage = stop.stage(0)
+    stage = step_station.stage(0)
     station = Station(
-        stop.label,
+        step_station.label,
         never,
         streams=stage.kind.streams(stage.parameters),
         stage=stage.name,
-        waits=stop.planned(0).kind is not Delay,
+        waits=step_station.planned(0).kind is not Delay,
     )
-    uses = (_step_use(stop, jobs, runs),) if first else ()
+    uses = (_step_use(step_station, jobs, runs),) if first else ()
     return StationVisit(station, own, replace(found, visited=visited), uses)
 
 
-def _step_use(stop: StepStation, jobs: ChunkJobs, runs: dict[tuple[int, int], NetworkRun]) -> Use:
+def _step_use(step_station: StepStation, jobs: ChunkJobs, runs: dict[tuple[int, int], NetworkRun]) -> Use:
     """What a step used in all its visits; where stages share a pool, the first of them tells of it."""
-    number = stop.planned(0).station
+    number = step_station.planned(0).station
     if number is not None:
-        pools = [configuration.stations[number] for configuration in stop.configurations]
+        pools = [configuration.stations[number] for configuration in step_station.configurations]
         totals = PoolTotals.empty(*shape_of(jobs)[:2])
         own = [list(of_seeds) for of_seeds in jobs]
         for at, one in runs.items():
             totals.add(at, PoolTotals.of(PoolOutcome([], list(one.passes[number].pools[0]))))
             own[at[0]][at[1]] = _computed(pools[at[0]], one.passes[number])
-        return replace(use_of(pools, own, totals, None), name=stop.label)
+        return replace(use_of(pools, own, totals, None), name=step_station.label)
     busy_s = np.zeros(shape_of(jobs)[:2])
     for at, one in runs.items():
-        assert one.ways is not None
-        busy_s[at] = sum(hop.busy_s for hop in one.ways.hops if isinstance(hop, StepVisits) and hop.of(stop))
-    servers = np.array([float(stop.all_servers(config)) for config in range(len(stop.configurations))])
-    return on_pool(stop, use_without_devices(stop.label, jobs, servers, busy_s))
+        assert one.step_routes is not None
+        busy_s[at] = sum(
+            step_visit.busy_s
+            for step_visit in one.step_routes.step_visits
+            if isinstance(step_visit, StepVisits) and step_visit.of(step_station)
+        )
+    servers = np.array([float(step_station.all_servers(config)) for config in range(len(step_station.configurations))])
+    return on_pool(step_station, use_without_devices(step_station.label, jobs, servers, busy_s))
 
 
 def _computed(pool: StationPlan, of_run: PhaseRun) -> Jobs:

@@ -42,16 +42,16 @@ class StepVisits:
     starts: dict[int, EventStation]  # by request
     left: dict[int, EventStation]
     service_s: float = 0.0
-    batches: BulkServers | None = None  # the servers, where it is the first of their hops
+    batches: BulkServers | None = None  # the servers, where it is the first of their visits
 
     @property
     def busy_s(self) -> float:
         """Seconds of its servers, after the run."""
         return self.service_s if self.batches is None else self.batches.busy_s
 
-    def of(self, stop: StepStation) -> bool:
+    def of(self, step_station: StepStation) -> bool:
         """Whether it is a visit to this step."""
-        return (self.place, self.step) == (stop.place, stop.number)
+        return (self.place, self.step) == (step_station.place, step_station.number)
 
     def times(self, request: int) -> tuple[float, float, float, int]:
         """When a request came, its service began and it left, and the replica that served it."""
@@ -68,7 +68,7 @@ class StepVisits:
 class Routes:
     """All stations of the stages, and the way of every request: (station, index) of each visit, by request."""
 
-    hops: list[StepVisits | int] = field(
+    step_visits: list[StepVisits | int] = field(
         default_factory=list
     )  # in the order of the visits; a number is a visit to the LLM
     stations: dict[Hashable, EventStation] = field(default_factory=dict)
@@ -78,14 +78,15 @@ class Routes:
 
 def routes_of(
     routes: RequestRoutes,
-    stops: Callable[[int, int], StepStation],
+    step_stations: Callable[[int, int], StepStation],
     config: int,
     llm: Sequence[EventStation],
     open_pool: OpenPool,
 ) -> Routes:
     """The way of every request through the stations of the LLM, ``llm``, and those of its stages.
 
-    ``stops`` gives the step of a stage by their numbers; ``config`` is the position of the configuration in its chunk.
+    ``step_stations`` gives the step of a stage by their numbers; ``config`` is the position of the configuration in its
+    chunk.
     """
     count = len(routes.tokens.prompt_tokens)
     found = Routes(steps=[[] for _ in range(count)])
@@ -95,20 +96,20 @@ def routes_of(
         if visit.stage is None:
             for request in visit.ids.tolist():
                 found.steps[request] += [(station, answers * count + request) for station in llm]
-            found.hops.append(answers)
+            found.step_visits.append(answers)
             answers += 1
             continue
         assert visit.work is not None
         for step, work in enumerate(visit.work.steps):
-            stop = stops(visit.stage, step)
-            hop = site.hop(stop, visit, work, number * count)
-            found.hops.append(hop)
+            step_station = step_stations(visit.stage, step)
+            step_visit = site.step_visit(step_station, visit, work, number * count)
+            found.step_visits.append(step_visit)
             number += 1
-            for request in hop.ids.tolist():
-                index = hop.base + request
-                found.steps[request].append((hop.starts[request], index))
-                if hop.left[request] is not hop.starts[request]:
-                    found.steps[request].append((hop.left[request], index))
+            for request in step_visit.ids.tolist():
+                index = step_visit.base + request
+                found.steps[request].append((step_visit.starts[request], index))
+                if step_visit.left[request] is not step_visit.starts[request]:
+                    found.steps[request].append((step_visit.left[request], index))
     return found
 
 
@@ -116,64 +117,68 @@ def routes_of(
 class _Site:
     """Where the stations of one configuration are made, if they are not there yet, with what they need to know."""
 
-    ways: Routes
+    step_routes: Routes
     routes: RequestRoutes
     config: int
     open_pool: OpenPool
 
-    def hop(self, stop: StepStation, visit: StageVisitPlan, work: Any, base: int) -> StepVisits:
+    def step_visit(self, step_station: StepStation, visit: StageVisitPlan, work: Any, base: int) -> StepVisits:
         """The stations of a step for those who come on a visit."""
         assert visit.stage is not None
-        planned, ids = stop.planned(self.config), visit.ids
-        own: Hashable = (visit.stage, stop.number)
+        planned, ids = step_station.planned(self.config), visit.ids
+        own: Hashable = (visit.stage, step_station.number)
         shared = own if planned.pool is None else (planned.pool, planned.kind)
         if getattr(work, "queue", None) is not None:
             ids = ids[np.asarray(work.queue)[ids] >= 0]  # the others pass it by
-        hop = StepVisits(visit.stage, stop.number, base, ids, {}, {})
+        step_visit = StepVisits(visit.stage, step_station.number, base, ids, {}, {})
         if isinstance(work, Pass):
-            station = _engine(self.ways, shared, planned.station, self.open_pool)
-            _add_parts(station, work, self.routes, visit, stop.number, base)
-            hop.starts = hop.left = dict.fromkeys(ids.tolist(), station)
+            station = _engine(self.step_routes, shared, planned.station, self.open_pool)
+            _add_parts(station, work, self.routes, visit, step_station.number, base)
+            step_visit.starts = step_visit.left = dict.fromkeys(ids.tolist(), station)
         elif isinstance(work, Batched):
-            self._batched(hop, stop, work, shared)
+            self._batched(step_visit, step_station, work, shared)
         else:
-            self._served(hop, stop, work, own, shared)
-        return hop
+            self._served(step_visit, step_station, work, own, shared)
+        return step_visit
 
-    def _batched(self, hop: StepVisits, stop: StepStation, work: Batched, shared: Hashable) -> None:
+    def _batched(self, step_visit: StepVisits, step_station: StepStation, work: Batched, shared: Hashable) -> None:
         """Servers in batches: one station for all visits that share them."""
-        stations = self.ways.stations
+        stations = self.step_routes.stations
         if shared not in stations:
-            hop.batches = BulkServers(stop.servers(self.config), np.asarray(work.seconds).tolist(), work.max_wait_s)
-            stations[shared] = hop.batches
-        hop.starts = hop.left = dict.fromkeys(hop.ids.tolist(), stations[shared])
+            step_visit.batches = BulkServers(
+                step_station.servers(self.config), np.asarray(work.seconds).tolist(), work.max_wait_s
+            )
+            stations[shared] = step_visit.batches
+        step_visit.starts = step_visit.left = dict.fromkeys(step_visit.ids.tolist(), stations[shared])
 
-    def _served(self, hop: StepVisits, stop: StepStation, work: Any, own: Hashable, shared: Hashable) -> None:
+    def _served(
+        self, step_visit: StepVisits, step_station: StepStation, work: Any, own: Hashable, shared: Hashable
+    ) -> None:
         """Servers one by one, links and delays: a station for each queue, and one for the latency of a link."""
-        stations, config = self.ways.stations, self.config
-        seconds = _by_request(_seconds(work, stop, config), self.routes)
+        stations, config = self.step_routes.stations, self.config
+        seconds = _by_request(_seconds(work, step_station, config), self.routes)
         queue = getattr(work, "queue", None)
         queues = np.zeros(len(seconds), dtype=np.int64) if queue is None else np.asarray(queue)
-        servers = stop.servers(config) if isinstance(work, Served) else 1
+        servers = step_station.servers(config) if isinstance(work, Served) else 1
         alone = isinstance(work, Delay) or (isinstance(work, Shipped) and not work.shared)
-        for request in hop.ids.tolist():
+        for request in step_visit.ids.tolist():
             key = shared, int(queues[request])
             if key not in stations:
                 stations[key] = DelayStation({}) if alone else Fifo(servers, {})
-            hop.starts[request] = stations[key]
-            stations[key].seconds[hop.base + request] = float(seconds[request])  # type: ignore[attr-defined]
-        hop.left, hop.service_s = dict(hop.starts), float(seconds[hop.ids].sum())
+            step_visit.starts[request] = stations[key]
+            stations[key].seconds[step_visit.base + request] = float(seconds[request])  # type: ignore[attr-defined]
+        step_visit.left, step_visit.service_s = dict(step_visit.starts), float(seconds[step_visit.ids].sum())
         if isinstance(work, Shipped) and work.latency_s > 0:
             later = stations.setdefault((own, "latency"), DelayStation({}))
-            latency_s = work.latency_s * stop.factor(config, "link_latency")
-            times = ((hop.base + request, latency_s) for request in hop.ids.tolist())
+            latency_s = work.latency_s * step_station.factor(config, "link_latency")
+            times = ((step_visit.base + request, latency_s) for request in step_visit.ids.tolist())
             later.seconds.update(times)  # type: ignore[attr-defined]
-            hop.left = dict.fromkeys(hop.ids.tolist(), later)
+            step_visit.left = dict.fromkeys(step_visit.ids.tolist(), later)
 
 
-def _seconds(work: Any, stop: StepStation, config: int) -> Any:
+def _seconds(work: Any, step_station: StepStation, config: int) -> Any:
     if isinstance(work, Shipped):
-        return np.asarray(work.bytes, dtype=np.float64) / work.bandwidth / stop.factor(config, "link_bandwidth")
+        return np.asarray(work.bytes, dtype=np.float64) / work.bandwidth / step_station.factor(config, "link_bandwidth")
     return work.seconds
 
 
@@ -181,11 +186,11 @@ def _by_request(values: Any, routes: RequestRoutes) -> NDArray[np.float64]:
     return np.broadcast_to(np.asarray(values, dtype=np.float64), len(routes.tokens.prompt_tokens))
 
 
-def _engine(ways: Routes, shared: Hashable, number: int | None, open_pool: OpenPool) -> ParallelSequences:
-    if shared not in ways.stations:
-        ways.passes[shared] = run = open_pool(number)  # type: ignore[arg-type]
-        ways.stations[shared] = ParallelSequences(run.phase, {})
-    found = ways.stations[shared]
+def _engine(step_routes: Routes, shared: Hashable, number: int | None, open_pool: OpenPool) -> ParallelSequences:
+    if shared not in step_routes.stations:
+        step_routes.passes[shared] = run = open_pool(number)  # type: ignore[arg-type]
+        step_routes.stations[shared] = ParallelSequences(run.phase, {})
+    found = step_routes.stations[shared]
     assert isinstance(found, ParallelSequences)
     return found
 
@@ -210,15 +215,15 @@ def _add_parts(
 class RouteFollower:
     """Sends every request on its way, from the clients back to the clients (``reference.network.Onward``)."""
 
-    def __init__(self, ways: Routes, clients: EventStation, requests: Sequence[Request]) -> None:
-        self._ways, self._clients, self._requests = ways, clients, requests
+    def __init__(self, step_routes: Routes, clients: EventStation, requests: Sequence[Request]) -> None:
+        self._routes, self._clients, self._requests = step_routes, clients, requests
         self._next = [0] * len(requests)
         self._records: dict[int, Request] = {}
 
     def __call__(self, station: EventStation, request: Request) -> tuple[EventStation, Request]:
         """The next station, and the record under whose index it knows the request."""
         number = request.index % len(self._requests)
-        steps, step = self._ways.steps[number], self._next[number]
+        steps, step = self._routes.steps[number], self._next[number]
         self._next[number] += 1
         if step == len(steps):
             return self._clients, self._requests[number]
