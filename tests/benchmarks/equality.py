@@ -39,6 +39,8 @@ DATA = Path(os.environ.get("EVALUATOR_DATA", Path(__file__).resolve().parents[2]
 TIMEOUT_S = 540
 """Of one command. A case that takes longer is recorded as one that did not end."""
 
+SAID = "said.txt"
+
 KEPT = (".nc", ".csv", ".yaml")
 """Suffixes of written files that are compared; what a page, a picture or a trace shows is in others."""
 
@@ -142,7 +144,7 @@ class Recorder:
                 for path in sorted(Path(place).rglob("*")):
                     if path.name.startswith("result") and path.suffix in KEPT and path.is_file():
                         shutil.copy(path, kept / path.name)
-            (kept / "said.txt").write_text("\n".join(said))
+            (kept / SAID).write_text("\n".join(said))
             kept.rename(target)
         codes = " ".join(re.findall(r"^exit code (.*)$", "\n".join(said), re.MULTILINE))
         return f"{case.name:<44}{time.perf_counter() - start:7.1f} s   exit code {codes}"
@@ -197,7 +199,12 @@ def differences(before: Path, after: Path) -> Iterator[Difference]:
     """Every difference between two recordings."""
     # Files of the cases: whatever else lies beside their folders is the user's.
     files = {path.relative_to(root) for root in (before, after) for path in root.glob("*/[!.]*/*")}
-    for name in sorted(files):
+    for root, other in ((before, after), (after, before)):
+        alone = sorted(str(name.parent) for name in files if name.name == SAID and not (other / name.parent).exists())
+        if alone:
+            listed = ", ".join(alone[:SHOWN]) + (", ..." if len(alone) > SHOWN else "")
+            yield f"{len(alone)} cases are only in {root}: {listed}", ""
+    for name in (name for name in sorted(files) if all((root / name.parent).exists() for root in (before, after))):
         old, new = before / name, after / name
         if not (old.exists() and new.exists()):
             found: Iterator[Difference] = iter([(f"is only in {before if old.exists() else after}", "")])
@@ -316,7 +323,7 @@ def compare(before: Path, after: Path) -> int:
         else:
             count += 1
             print(text, flush=True)
-    cases = len({path.parent.relative_to(root) for root in (before, after) for path in root.rglob("said.txt")})
+    cases = len({path.parent.relative_to(root) for root in (before, after) for path in root.rglob(SAID)})
     print(f"{cases} cases: {count} differences")
     for reason, times in intended.items():
         print(f"{times} differ as intended: {reason}")

@@ -1,5 +1,7 @@
 """The recordings of tests/benchmarks/equality.py: every case can be read, and no difference goes unseen."""
 
+import shutil
+
 import numpy as np
 import pytest
 import xarray as xr
@@ -82,9 +84,12 @@ def test_a_table(recordings):
     )
 
 
-def test_a_case_that_is_in_one_alone(recordings):
-    (recordings[1] / "datasets/case/said.txt").unlink()
-    assert told(recordings) == [f"datasets/case/said.txt: is only in {recordings[0]}"]
+def test_a_file_or_a_case_that_is_in_one_alone(recordings):
+    before, after = recordings
+    (after / "datasets/case/result.csv").unlink()
+    assert told(recordings) == [f"datasets/case/result.csv: is only in {before}"]
+    shutil.rmtree(after / "datasets/case")
+    assert told(recordings) == [f"1 cases are only in {before}: datasets/case"]
 
 
 def test_an_intended_text(recordings, monkeypatch, capsys):
