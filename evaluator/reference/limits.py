@@ -37,7 +37,7 @@ class Limits:
     # ``EngineCore.step_with_batch_queue``). False: a batch is planned as soon as a pipeline rank is free for it.
     batch_queue: bool = False
     asynchronous: bool = False  # the next batch is planned before the tokens of the one under way are known
-    full_prompt: bool = False  # on_demand: a request is admitted only where its whole prompt would fit (vLLM 0.19 on)
+    full_prompt: bool = False  # on_demand: a request is admitted only where its whole prompt would fit (vLLM PR 37307)
     prefix_caching: bool = False
     rooms: bool = False  # requests come with KV that was reserved for them: see ``queues.Queues.reserve``
     drafts: int = 0  # speculative decoding: tokens that a decode verifies in an iteration beside the one it is sure of

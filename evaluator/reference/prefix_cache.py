@@ -93,7 +93,7 @@ class PrefixCache:
         for block in reversed(freed):
             if not self._users[block] and self._name[block] is None:
                 # Nobody can find it again: it goes before all that hold something (vLLM ``BlockPool.free_blocks``
-                # prepends blocks without a hash to the free queue).
+                # prepends blocks without a hash to the free queue since PR 42656; before, all went to its end).
                 self._free.move_to_end(block, last=False)
         del request.blocks[units:]
         request.units = len(request.blocks)
