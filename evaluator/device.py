@@ -9,10 +9,15 @@ import warnings
 import zlib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 # XLA's CPU backend runs a loop's operations one by one, unless the loop's arrays are smaller than this many bytes: then
 # it compiles the loop, inner loops included, into one function. The engine's event loop is 20 times faster that way.
 WHOLE_LOOPS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1000000000000000"
+
+MOST_PROGRAMS = 32
+"""Compiled programs of a kind that a process keeps, each some 25 MB: more than a sweep has as a rule, and a bound for a
+Python session of many sweeps. One that is needed again is read from the compilation cache, in some 0.2 s."""
 
 
 @cache
@@ -30,6 +35,17 @@ def configure() -> None:
     if folder is not None and jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+def bounded(jitted: Any) -> Any:
+    """A jitted function, which forgets its programs before it has more than ``MOST_PROGRAMS``.
+
+    JAX keeps whatever it has compiled. It forgets all of a function's programs or none; forgetting those that run is
+    no harm, for their calls hold them.
+    """
+    if jitted._cache_size() >= MOST_PROGRAMS:
+        jitted.clear_cache()
+    return jitted
 
 
 def _compile_loops_whole() -> None:

@@ -1,10 +1,74 @@
-"""Frozen records in large numbers, and those too large to be compared."""
+"""Frozen records in large numbers, those too large to be compared, and how long what is found of them is kept.
+
+``functools.lru_cache`` keeps its arguments for as long as the process lives. Of functions of requests, or of whole
+designs, that would be gigabytes in a Python session of many sweeps: these are kept with their record, or as long as
+somebody uses them.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Generic, TypeVar
+from collections import deque
+from collections.abc import Callable, Hashable
+from functools import wraps
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from weakref import WeakValueDictionary
 
 Record = TypeVar("Record")
+Found = TypeVar("Found")
+Others = ParamSpec("Others")
+_NOTHING: Any = object()
+
+
+def kept_with_record(
+    most: int,
+) -> Callable[[Callable[Concatenate[Record, Others], Found]], Callable[Concatenate[Record, Others], Found]]:
+    """A function or method of (record, hashable arguments by position), its results kept in the record itself.
+
+    They go when the record goes. There are at most ``most`` for each record: one more, and all of its are forgotten,
+    which takes no lock and, other than the order of use, no time at each call.
+    """
+
+    def decorated(find: Callable[Concatenate[Record, Others], Found]) -> Callable[Concatenate[Record, Others], Found]:
+        place = f"{find.__module__}.{find.__qualname__}"
+
+        @wraps(find)
+        def kept(record: Record, *others: Others.args, **named: Others.kwargs) -> Found:
+            known = vars(record).setdefault(place, {})
+            key = (*others, *named.items())
+            found = known.get(key, _NOTHING)  # asked once: another thread may clear it between two looks
+            if found is _NOTHING:
+                found = find(record, *others, **named)
+                if len(known) >= most:
+                    known.clear()
+                known[key] = found
+            return found
+
+        return kept
+
+    return decorated
+
+
+def shared_while_used(latest: int) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
+    """A function of hashable arguments that gives one object for equal ones, as long as anybody holds that object.
+
+    The ``latest`` that were made are held here: who asks again for the same, a moment later, need not wait for it anew.
+    """
+
+    def decorated(make: Callable[..., Found]) -> Callable[..., Found]:
+        alive: WeakValueDictionary[Hashable, Found] = WeakValueDictionary()
+        held: deque[Found] = deque(maxlen=latest)
+
+        @wraps(make)
+        def shared(*asked: Hashable) -> Found:
+            found = alive.get(asked)
+            if found is None:
+                found = alive[asked] = make(*asked)
+                held.append(found)
+            return found
+
+        return shared
+
+    return decorated
 
 
 def with_fields(record: Record, **values: Any) -> Record:

@@ -94,7 +94,7 @@ def in_si(value: Any, path: tuple[str, ...]) -> Any:
     return parse_quantity(value, unit, ".".join((HERE, *path))) if isinstance(value, str) and unit else value
 
 
-@lru_cache(maxsize=1 << 20)  # as many as a sweep may have, since one after the other is asked for, several times
+@lru_cache(maxsize=1 << 17)  # as many as a large sweep has, since one after the other is asked for, several times
 def device(described: WhatIf) -> Hardware:
     """The device of a description. Errors: those of ``read_device``, at ``HERE``."""
     return read_device(described.parameters, HERE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from evaluator.errors import InputError
 from evaluator.experiments.traffic import MeasuredRequests
 from evaluator.plan import StationPlan, station_group
 from evaluator.plan.simulators import FCFS_RESERVED, CompileKey, on_demand, program
+from evaluator.records import kept_with_record
 from evaluator.traffic.jobs import Demand, Jobs, held_units
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def _station(server: Server, load: MeasuredRequests, demand: Demand, kept: int) 
     return station, Jobs(np.arange(count), ready_s, demand, np.ones(count, dtype=bool))
 
 
-@lru_cache(maxsize=256)
+@kept_with_record(16)
 def _demand(load: MeasuredRequests, shared_blocks_of: int | None = None) -> Demand:
     """One object for all calibrations of a fit, because what is derived from a demand is cached by its identity."""
     prompt, output = load.prompt_tokens, load.output_tokens

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.cost.parallel import Parallel
 from evaluator.policies import policy
-from evaluator.records import with_fields
+from evaluator.records import shared_while_used, with_fields
 from evaluator.replica.build import build
 from evaluator.replica.changes import Change
 from evaluator.replica.replica_build import ReplicaBuild
@@ -73,10 +72,10 @@ def design(deployment: Deployment, longest_prompt: int) -> ReplicaBuild:
     return _kept(replica_spec(deployment, longest_prompt))
 
 
-_kept = lru_cache(maxsize=65536)(build)
+_kept = shared_while_used(latest=1024)(build)
 
 
-@lru_cache(maxsize=65536)
+@shared_while_used(latest=1024)
 def on_device(built: ReplicaBuild, hardware: WhatIf) -> ReplicaBuild:
     """The design on a device that differs from its own in speed, power and price alone: nothing is checked anew.
 
@@ -87,7 +86,7 @@ def on_device(built: ReplicaBuild, hardware: WhatIf) -> ReplicaBuild:
     return with_fields(built, spec=spec, hardware=own, replica=replica)
 
 
-@lru_cache(maxsize=8192)
+@shared_while_used(latest=8192)
 def varied(built: ReplicaBuild, change: Change) -> ReplicaBuild:
     """A design as its names say, with one input changed: it takes other times, and has the same memory. Cached."""
     known = replace(built.spec, model=built.model, hardware=built.hardware, calibration=built.calibration)

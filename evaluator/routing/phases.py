@@ -75,7 +75,7 @@ def assign_on_side(phase: PhaseReplicas, router: str, draws: np.random.Generator
     return replicas
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)  # of as many numbers as there are requests
 def turns(weights: Weights, count: int) -> NDArray[np.int64]:
     """Whose turn it is, (count,): each of some replicas gets turns by its weight, as evenly as it goes.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import units_of
+from evaluator.device import bounded
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import watermark_units
 from evaluator.plan.simulators import on_demand, routed_by
@@ -85,14 +86,14 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
     which = group.key
     if not which.preemptive:
         simple = fcfs_reserved.Structure(group.ring, group.key.windowed)
-        return partial(fcfs_reserved.run_lanes, structure=simple, vectorise=vectorise)
+        return partial(bounded(fcfs_reserved.run_lanes), structure=simple, vectorise=vectorise)
     structure = preemptive.Structure(
         group.ring, group.key.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend,
         which.lockstep, cache,
         which.pools, which.phases, which.route_at_first_token, which.kv_reservation,
     )  # fmt: skip
     run = preemptive.run_lanes if which.replicas == 1 else joint.run_pools
-    return partial(run, structure=structure, vectorise=vectorise)
+    return partial(bounded(run), structure=structure, vectorise=vectorise)
 
 
 def _filled(values: np.ndarray, size: int) -> np.ndarray:

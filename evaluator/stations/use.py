@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
 
 import numpy as np
 
@@ -14,6 +13,7 @@ from evaluator.cost.rates import peak_flops
 from evaluator.cost.utilisation import ideal_time
 from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, StationPlan
+from evaluator.records import kept_with_record
 from evaluator.replica.batched_costs import ideals_of
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, each
 from evaluator.traffic.jobs import Demand, Jobs
@@ -130,9 +130,9 @@ def _peak(hardware: Hardware) -> float:
 # --- the useful work of jobs: what the model must compute and move for them, for MFU and MBU
 
 
-@lru_cache(maxsize=4096)
+@kept_with_record(64)
 def useful_work(demand: Demand, window: int | None) -> BatchStatistics:
-    """``work_of``, kept for all configurations that share a demand."""
+    """``work_of``, kept with the demand for all configurations that share it."""
     return work_of(demand, window)
 
 

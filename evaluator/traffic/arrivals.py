@@ -63,7 +63,7 @@ def arrival_times(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
     return np.zeros(n)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=16)  # of as many numbers as there are requests
 def _unit_times(process: str, cv: float | None, seed: int, n: int) -> NDArray[np.float64]:
     """Arrivals at one request per second: every rate of a search divides the same ones."""
     times = np.cumsum(unit_gaps(Arrivals(process, cv=cv), seed, n))

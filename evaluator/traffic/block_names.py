@@ -8,11 +8,11 @@ source is told by its first number.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluator.records import kept_with_record
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.sharing import Sharing
 
@@ -44,7 +44,7 @@ def block_names(jobs: Jobs, block_tokens: int) -> BlockNames:
     return _numbered(jobs.sharing, block_tokens, *(column.tobytes() for column in (jobs.id, prompt, kv)))
 
 
-@lru_cache(maxsize=32)
+@kept_with_record(32)
 def _numbered(sharing: Sharing, block_tokens: int, *columns: bytes) -> BlockNames:
     ids, prompt, kv = (np.frombuffer(column, dtype=np.int64) for column in columns)
     return (

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, fields, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
-from evaluator.records import with_fields
+from evaluator.records import kept_with_record, with_fields
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import Role
 from evaluator.traffic.sharing import Sharing
@@ -227,7 +227,7 @@ def in_order(ids: NDArray[np.int64], times_s: NDArray[np.float64]) -> bool:
     return bool((later > 0.0).all() or ((later >= 0.0).all() and (ids[1:] > ids[:-1])[later == 0.0].all()))
 
 
-@lru_cache(maxsize=4096)
+@kept_with_record(16)
 def held_units(demand: Demand, kv: KvLayout, drafts: int = 0) -> np.ndarray:
     """KV units that each job holds at its end beside shared ones, (job,); from its admission where KV is reserved.
 
@@ -239,7 +239,7 @@ def held_units(demand: Demand, kv: KvLayout, drafts: int = 0) -> np.ndarray:
     return np.maximum(kv_units(kv, demand.kv_tokens + drafts) - shared_units(demand, kv), 0)
 
 
-@lru_cache(maxsize=1024)
+@kept_with_record(16)
 def branch_units(demand: Demand, kv: KvLayout) -> np.ndarray:
     """KV units that are freed when each branch of a job ends, (job, branch).
 
@@ -255,7 +255,7 @@ def branch_units(demand: Demand, kv: KvLayout) -> np.ndarray:
     return found
 
 
-@lru_cache(maxsize=4096)
+@kept_with_record(16)
 def shared_units(demand: Demand, kv: KvLayout) -> np.ndarray:
     """KV units of each job's prompt that the station keeps for all jobs, (job,)."""
     return kv_units(kv, demand.shared_tokens)

@@ -9,6 +9,7 @@ from typing import Any, Protocol, cast
 
 import numpy as np
 
+from evaluator.records import kept_with_record
 from evaluator.scenario import Arrivals, Workload
 from evaluator.traffic.arrivals import arrival_times, at_rate
 from evaluator.traffic.jobs import Demand, Jobs
@@ -34,12 +35,6 @@ class RequestSampler:
 
     def __init__(self) -> None:
         self._alive: dict[Hashable, object] = {}  # keeps the objects, so that an id stays theirs
-        self._demand = lru_cache(maxsize=1024)(self._build_demand)
-        self._arrivals = lru_cache(maxsize=4096)(self._build_arrivals)
-        self._at_rate = lru_cache(maxsize=4096)(self._build_at_rate)
-        self._turns = lru_cache(maxsize=256)(self._build_turns)
-        self._sharing = lru_cache(maxsize=256)(self._build_sharing)
-        self._walked = lru_cache(maxsize=1024)(self._build_walked)
         self._first_rate: dict[int, Arrivals] = {}  # of arrivals at another rate, those that they were made of
         self._identity = lru_cache(maxsize=64)(np.arange)
         self._measured = lru_cache(maxsize=64)(_measured)
@@ -102,22 +97,26 @@ class RequestSampler:
         self._alive[id(value)] = value
         return id(value)
 
-    def _build_at_rate(self, workload: int, rate_rps: float) -> Workload:
+    @kept_with_record(4096)
+    def _at_rate(self, workload: int, rate_rps: float) -> Workload:
         found = cast(Workload, self._alive[workload])
         arrivals = at_rate(found.arrivals, rate_rps, found.requests)
         self._first_rate[self._key(arrivals)] = self._first_rate.get(id(found.arrivals), found.arrivals)
         return replace(found, arrivals=arrivals)
 
-    def _build_arrivals(self, arrivals: int, seed: int, count: int) -> np.ndarray:
+    @kept_with_record(4096)
+    def _arrivals(self, arrivals: int, seed: int, count: int) -> np.ndarray:
         return arrival_times(cast(Arrivals, self._alive[arrivals]), seed, count)
 
-    def _build_demand(
+    @kept_with_record(1024)
+    def _demand(
         self, sizes: Hashable, seed: int, role: Role, shared_tokens: int, pipeline: StageEffects | None
     ) -> Demand:
         tokens = self._tokens(sizes, seed) if pipeline is None else self._walked(sizes, seed, pipeline).tokens
         return Demand.of(tokens, role, shared_tokens)
 
-    def _build_walked(self, sizes: Hashable, seed: int, pipeline: StageEffects) -> Any:
+    @kept_with_record(1024)
+    def _walked(self, sizes: Hashable, seed: int, pipeline: StageEffects) -> Any:
         return pipeline.walk(self._tokens(sizes, seed), seed)
 
     def _tokens(self, sizes: Hashable, seed: int) -> Tokens:
@@ -127,11 +126,13 @@ class RequestSampler:
             return request_tokens(workload, seed, workload.requests)
         return turn_tokens(workload, seed, turns)
 
-    def _build_turns(self, traffic: Hashable, seed: int) -> Turns:
+    @kept_with_record(256)
+    def _turns(self, traffic: Hashable, seed: int) -> Turns:
         workload = cast(Workload, self._alive[traffic])
         return turns_of(workload.arrivals, workload.sessions, seed, workload.requests)
 
-    def _build_sharing(self, traffic: Hashable, seed: int) -> Sharing | None:
+    @kept_with_record(256)
+    def _sharing(self, traffic: Hashable, seed: int) -> Sharing | None:
         workload = cast(Workload, self._alive[traffic])
         return sharing_of(workload, seed, self.turns(workload, seed))
 
