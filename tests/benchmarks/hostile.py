@@ -101,6 +101,57 @@ def scenario(rng: random.Random, folder: Path) -> Case:
     return "scenario", [command[0], str(folder / "s.yaml"), *command[1:]]
 
 
+EXTREME: dict[str, list[Any]] = {
+    "workload.arrivals": [
+        {"process": "poisson", "rate_rps": 1e-9}, {"process": "poisson", "rate_rps": 1e12},
+        {"process": "gamma", "rate_rps": 3, "cv": 4}, {"process": "closed_loop", "users": 500},
+        {"process": "all_at_once"}, {"process": "burst", "rate_rps": 5, "factor": 2, "on_s": 1e-6, "off_s": 1e-6},
+        {"process": "normal", "rate_rps": 2, "std_s": 1e6},
+    ],
+    "workload.lengths": [
+        {"source": "fixed", "prompt_tokens": 1, "output_tokens": 1}, {"source": "azure-conv-2023"},
+        {"source": "fixed", "prompt_tokens": 120_000, "output_tokens": 2},
+        {"source": "lognormal", "prompt_mean": 50, "prompt_cv": 20, "output_mean": 1, "output_cv": 9},
+    ],
+    "workload.requests": [1, 2, 3, 64], "workload.warmup_requests": [0, 19], "workload.seeds": [[0], [0, 1, 2**40]],
+    "workload.sessions": [{"turns": 3, "think_s": 0}, {"turns": 2, "think_s": "1000000s"}, {"system_tokens": 99}],
+    "deployment.replicas": [1, 70], "deployment.tensor_parallel": [2, 8, 64], "deployment.data_parallel": [2],
+    "deployment.batching": [
+        {"policy": "static", "max_num_seqs": 1}, {"max_num_seqs": 1, "max_num_batched_tokens": 1},
+        {"policy": "continuous", "max_num_batched_tokens": 1_000_000}, {"max_num_seqs": 100_000},
+    ],
+    "deployment.kv": [
+        {"capacity_tokens": 128}, {"memory_fraction": 0.2}, {"prefix_caching": True}, {"block_tokens": 5000},
+        {"admission": "on_demand", "capacity_tokens": 320, "block_tokens": 16},
+    ],
+    "deployment.precision.weights": ["int4", "fp32", "nvfp4"], "deployment.model": ["llama-3.1-405b", "gpt-oss-120b"],
+    "deployment.hardware": ["l4", "mi300x", {"name": "x", "like": "h100-sxm", "memory_bandwidth": {"times": 1e-3}}],
+    "deployment.pools": [{"p": {"role": "prefill"}, "d": {"role": "decode"}}, {"a": {"role": "mixed"}}],
+    "deployment.router": ["random", "least_kv", "session"],
+    "deployment.speculative": [
+        {"method": "ngram", "tokens": 2, "acceptance": 0}, {"method": "ngram", "tokens": 7, "acceptance": 1},
+    ],
+    "slo": [{"ttft": {"p99.9": "1us"}}, {"e2e": {"mean": "1e9s"}}, {"itl": {"p50": "1ms"}}, {}],
+    "pipeline": [
+        ["prefill", "decode", {"stage": "postprocess", "seconds": "1s", "servers": 1}],
+        [{"stage": "tool", "seconds": 0}, "prefill", "decode"],
+    ],
+    "sweep.where": ["replicas > 0", "1/(replicas-1) > 0"], "budget": [{"devices": 1}, {"devices": 4, "fill": True}],
+}  # fmt: skip
+"""Values that are allowed, at their ends."""
+
+
+def extreme(rng: random.Random, folder: Path) -> Case:
+    """Several of EXTREME at a time: most of these run."""
+    tree = json.loads(json.dumps(BASE))
+    for path in rng.sample(list(EXTREME), rng.randint(1, 3)):
+        put(tree, path, rng.choice(EXTREME[path]))
+    (folder / "s.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    command = rng.choice([["sweep", "--sensitivity"], ["sweep"], ["sweep", "--by-seed"], ["optimize"], ["simulate"]])
+    select = ["--select", "replicas=1"] if command[0] == "simulate" else []
+    return "extreme", [command[0], str(folder / "s.yaml"), *command[1:], "--simulator", "token", *select]
+
+
 def axis(rng: random.Random, folder: Path) -> Case:
     """An axis of odd steps, with a condition."""
     tree = json.loads(json.dumps(BASE))
@@ -213,15 +264,8 @@ def files(rng: random.Random, folder: Path) -> Case:
 
 
 KINDS: tuple[Callable[[random.Random, Path], Case], ...] = (
-    scenario,
-    scenario,
-    axis,
-    trace,
-    table,
-    result,
-    model,
-    files,
-)
+    extreme, extreme, extreme, extreme, scenario, scenario, axis, trace, table, result, model, files,
+)  # fmt: skip
 
 
 def try_inputs(count: int, seed: int) -> Counter[tuple[str, str]]:
