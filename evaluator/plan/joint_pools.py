@@ -52,14 +52,12 @@ def lacking_jointly(
         return tuple(why if "pipeline" in why else f"{why} of a pipeline" for why in whys)
     why = whys[0]
     deployments = [station.deployment for station in stations]
-    packings = [one.batching.packing for one in deployments if one.batching.packing != "fcfs"]
     costs = {
         structure(station.design.ready.costing.typical[0]) for station in stations if station.design.replica is not None
     }
     locked = why.startswith("data_parallel")
     found = {
         why if locked else f"{why} with data_parallel": any(station.lockstep > 1 for station in stations),
-        **{f"{why} with packing {packing}": True for packing in packings},
         f"{why} with workload.reasoning.branches": workload.reasoning.several,
         f"{why} with deployment.speculative": any(station.deployment.speculative for station in stations),
         f"{why} with pools of different pipeline_parallel": len({one.pipeline_parallel for one in deployments}) > 1,

@@ -169,12 +169,6 @@ def _branches(workload: Workload, deployment: Deployment) -> bool:
     return workload.reasoning.several and not ROLES[deployment.role].first_token_only
 
 
-def _by_prompt(deployment: Deployment) -> bool:
-    """The router chooses in turn among replicas that depend on the prompt."""
-    independent = router_of(routed_by(deployment)).independent
-    return independent is not None and independent.by_prompt
-
-
 def lacking(
     workload: Workload, deployment: Deployment, frontend: bool = False, alone: bool = True, lockstep: int = 1
 ) -> tuple[str, ...]:
@@ -189,11 +183,6 @@ def lacking(
         or (planning == QUEUED and deployment.pipeline_parallel > 1),
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
         f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
-        f"sessions that think from the answer under router {name_of(deployment.router)}": workload.sessions.feedback
-        and deployment.ranks > 1
-        and _by_prompt(deployment),
-        "prefix caching by content in a pipeline": deployment.pipeline_parallel > 1
-        and cached_by_content(workload, deployment),
         "prefix caching by content with deployment.speculative": deployment.speculative is not None
         and cached_by_content(workload, deployment),
     }
@@ -212,7 +201,6 @@ def lacking(
         )
         found |= {
             f"workload.reasoning.branches with {what}": branches,
-            f"{what} with packing {deployment.batching.packing}": deployment.batching.packing != "fcfs",
             f"{what} over more than {MOST_TOGETHER} replicas": deployment.ranks > MOST_TOGETHER,
         }
     return tuple(name for name, applies in found.items() if applies)

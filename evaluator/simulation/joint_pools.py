@@ -17,7 +17,7 @@ from evaluator.simulation.chain import ChainResult, chain_result_of
 from evaluator.simulation.lanes import costs_of, lanes_per_call, limits_of, program_of, results_of, rules_of
 from evaluator.simulation.routing_tables import choices_of
 from evaluator.stations.contract import At, ChunkJobs, each
-from evaluator.stations.engine import Requests, joint, preemptive
+from evaluator.stations.engine import LaneResult, Requests, preemptive
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.rings import NONE
 from evaluator.stations.joint_visits import JointResult, PoolServed, visits_of_joint_run
@@ -77,9 +77,9 @@ def _lane(configuration: Configuration, at: At, seed: int, jobs: Jobs) -> JointL
 # --- what the engine is given
 
 
-def engine_input(group: StationGroup, lanes: Sequence[JointLane]) -> tuple[joint.JointPool, Requests]:
-    """What ``joint.run_pools`` is given, with a leading axis (lane,)."""
-    return _pools(group, lanes), _requests(group, lanes)
+def engine_input(group: StationGroup, lanes: Sequence[JointLane]) -> tuple[preemptive.Lane, Requests]:
+    """What ``joint.run_lanes`` is given, with a leading axis (lane,)."""
+    return _lanes(group, lanes), _requests(group, lanes)
 
 
 def _requests(group: StationGroup, lanes: Sequence[JointLane]) -> Requests:
@@ -101,7 +101,7 @@ def _requests(group: StationGroup, lanes: Sequence[JointLane]) -> Requests:
     return Requests(arrival, compute, prompt, output, units.reshape(len(lanes), -1))
 
 
-def _pools(group: StationGroup, lanes: Sequence[JointLane]) -> joint.JointPool:
+def _lanes(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.Lane:
     width, shape = group.lane_requests + 1, (len(lanes), group.key.pools)
     serving = [station for lane in lanes for station in lane.configuration.stations]
 
@@ -114,13 +114,13 @@ def _pools(group: StationGroup, lanes: Sequence[JointLane]) -> joint.JointPool:
         measured_from=np.zeros(len(lanes), dtype=np.int32),
     )
     nothing = np.zeros((len(lanes), width), dtype=np.int32)
-    networks = [_network(group, lane) for lane in lanes]
-    return joint.JointPool(
-        preemptive.Lane(by_lane(_costs(group, serving)), limits, by_lane(rules_of(serving)), nothing, None, None),
-        replicas=np.array([len(lane.pool_of_replica) for lane in lanes], dtype=np.int32),
-        counter=np.full(len(lanes), joint.NO_COUNTER, dtype=np.int32),
-        assigned=nothing,
-        network=jax.tree.map(lambda *values: np.stack(values), *networks),
+    clusters = [_cluster(group, lane) for lane in lanes]
+    return preemptive.Lane(
+        by_lane(_costs(group, serving)),
+        limits,
+        by_lane(rules_of(serving)),
+        nothing,
+        cluster=jax.tree.map(lambda *values: np.stack(values), *clusters),
     )
 
 
@@ -129,7 +129,8 @@ def _costs(group: StationGroup, serving: list[StationPlan]) -> tuple[IterationCo
     return jax.tree.map(lambda values: values[rows], costs)
 
 
-def _network(group: StationGroup, lane: JointLane) -> joint.Network:
+def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
+    """The replicas of all pools, without an axis (lane,)."""
     configuration, width = lane.configuration, group.lane_requests + 1
     pool, requests = lane.pool_of_replica, len(lane.phases[0])
     side_of = np.concatenate([np.full(len(phase.stations), phase.number) for phase in configuration.phases])
@@ -145,7 +146,7 @@ def _network(group: StationGroup, lane: JointLane) -> joint.Network:
         found[: len(pool)] = values
         return found
 
-    return joint.Network(
+    network = preemptive.Network(
         jobs=np.int32(lane.jobs),
         pool=by_replica(pool, 0),
         phase=by_replica(side_of[pool], NONE),
@@ -155,22 +156,20 @@ def _network(group: StationGroup, lane: JointLane) -> joint.Network:
         measured=measured,
         before=before,
         after=after,
-        counter=choices.counter,
         grouped=np.bool_(configuration.phases[-1].grouped),
-        kind=choices.kind,
-        turns=choices.turns,
-        assigned=choices.assigned,
         links=_links(group, lane),
     )
+    router = preemptive.RouterChoices(choices.counter, choices.assigned, choices.kind, choices.turns)
+    return preemptive.Cluster(np.int32(len(pool)), router, network=network)
 
 
-def _links(group: StationGroup, lane: JointLane) -> joint.Links:
+def _links(group: StationGroup, lane: JointLane) -> preemptive.Links:
     link, width = lane.configuration.link, group.lane_requests + 1
     pools, rows = group.key.pools, group.key.tables[-1]
     row, service_s, ahead = np.zeros((pools, pools), np.int32), np.zeros((rows, width)), np.zeros(rows)
     if link is None:
         never = np.bool_(False)
-        return joint.Links(row.reshape(-1), service_s.reshape(-1), ahead, np.float64(0.0), never, never)
+        return preemptive.Links(row.reshape(-1), service_s.reshape(-1), ahead, np.float64(0.0), never, never)
     first, jobs = len(lane.phases[0]), lane.phases[1]
     prompts, targets = link.tokens(jobs.demand), lane.configuration.phases[1].stations
     for number in range(1 + len(link.others)):
@@ -181,7 +180,7 @@ def _links(group: StationGroup, lane: JointLane) -> joint.Links:
             ahead[number] = 1.0 - 1.0 / float(np.broadcast_to(link.layers(way), len(prompts))[0])
         if pair is not None:
             row[pair[0], targets.start + pair[1]] = number
-    return joint.Links(
+    return preemptive.Links(
         row.reshape(-1),
         service_s.reshape(-1),
         ahead,
@@ -194,7 +193,8 @@ def _links(group: StationGroup, lane: JointLane) -> joint.Links:
 # --- what it gives back
 
 
-def _told(lane: JointLane, found: joint.NetworkResult) -> JointResult:
+def _told(lane: JointLane, found: LaneResult) -> JointResult:
+    assert found.replica is not None and found.sent_s is not None and found.link_s is not None
     pool, phases, pools, first = lane.pool_of_replica, [], [], 0
     for phase, jobs in zip(lane.configuration.phases, lane.phases, strict=True):
         at = slice(first, first + len(jobs))
@@ -217,19 +217,18 @@ def _told(lane: JointLane, found: joint.NetworkResult) -> JointResult:
     return JointResult(tuple(phases), tuple(pools), link)
 
 
-def _told_of_pool(found: joint.NetworkResult, pool: np.ndarray, number: int, start: int) -> PoolServed:
+def _told_of_pool(found: LaneResult, pool: np.ndarray, number: int, start: int) -> PoolServed:
     replicas = np.flatnonzero(pool == number)
-    mine = joint.ReplicaTotalRows(*(column[replicas] for column in found.totals))
     done = PoolTotals(
-        busy_s=mine.busy_s.sum(),
-        iterations=mine.iterations.sum(),
-        preemptions=mine.preemptions.sum(),
-        experts_touched=mine.experts_touched.sum(),
-        kv_unit_s=mine.kv_unit_s.sum(),
-        kv_units_max=mine.kv_max.max(),
+        busy_s=found.busy_s[replicas].sum(),
+        iterations=found.iterations[replicas].sum(),
+        preemptions=found.preemptions[replicas].sum(),
+        experts_touched=found.experts_touched[replicas].sum(),
+        kv_unit_s=found.kv_unit_s[replicas].sum(),
+        kv_units_max=found.kv_units_max[replicas].max(),
         decoded=np.zeros(()),  # drafts are left to the reference here
         decoded_tokens=np.zeros(()),
-        peaks=mine.peaks.max(axis=0),
+        peaks=found.peaks[replicas].max(axis=0),
     )
     bins = found.itl_histogram[number * histogram.BINS : (number + 1) * histogram.BINS]
     return PoolServed(done, histogram.weighted(bins), int(replicas[0]) - start)

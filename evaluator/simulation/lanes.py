@@ -14,13 +14,13 @@ from evaluator.cost.memory import units_of
 from evaluator.device import bounded
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import watermark_units
-from evaluator.plan.simulators import on_demand, routed_by
+from evaluator.plan.simulators import on_demand
 from evaluator.policies import policy
 from evaluator.replica.batched_costs import costs_of as replica_costs
-from evaluator.routing import COUNTERS, router_of
 from evaluator.simulation.request_dependencies import by_prefix, cache_shape, contents_of, session_turns_of
+from evaluator.simulation.routing_tables import tables_of_pool
 from evaluator.speculation import keys
-from evaluator.stations.engine import LaneLimits, Requests, decisions, fcfs_reserved, joint, preemptive
+from evaluator.stations.engine import LaneLimits, LaneResult, Requests, decisions, fcfs_reserved, joint, preemptive
 from evaluator.stations.engine.common.speculation import Speculation
 from evaluator.stations.engine.preemptive import CacheShape, KvUnits, Rules
 from evaluator.stations.lane_jobs import LaneJobs
@@ -36,8 +36,8 @@ CACHE_CELLS_PER_CALL = 1 << 26
 
 def run_slots(
     group: StationGroup, pools: Sequence[StationPlan], slots: list[LaneJobs], most: int = LANES_PER_CALL
-) -> Iterator[Any]:
-    """The results of all lanes in NumPy: a ``LaneResult`` each or, of replicas that run together, a ``PoolResult``.
+) -> Iterator[LaneResult]:
+    """The results of all lanes in NumPy.
 
     ``pools`` are those of the configurations of the chunk, by position; ``most``: lanes of a call.
     """
@@ -92,7 +92,7 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
         which.lockstep, cache,
         which.pools, which.phases, which.route_at_first_token, which.kv_reservation,
     )  # fmt: skip
-    run = preemptive.run_lanes if which.replicas == 1 else joint.run_pools
+    run = preemptive.run_lanes if structure.alone else joint.run_lanes
     return partial(bounded(run), structure=structure, vectorise=vectorise)
 
 
@@ -134,11 +134,17 @@ def _lanes(
     for row, slot, kv in zip(shared, slots, kvs, strict=True):
         row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
     content = contents_of(serving, slots, group.lane_requests + 1) if group.key.cached else None
-    session_turns = session_turns_of(serving, slots, group.lane_requests + 1) if group.key.session_turns else None
-    lane = preemptive.Lane(
-        costs, limits, rules_of(serving), shared, content, session_turns, _speculation(group, serving, slots)
+    session_turns = session_turns_of(slots, group.lane_requests + 1) if group.key.session_turns else None
+    return preemptive.Lane(
+        costs,
+        limits,
+        rules_of(serving),
+        shared,
+        content,
+        session_turns,
+        _speculation(group, serving, slots),
+        None if group.key.replicas == 1 else _cluster(group, serving, slots),
     )
-    return lane if group.key.replicas == 1 else _pools(group, serving, slots, lane)
 
 
 def _branches(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> fcfs_reserved.Branches | None:
@@ -171,21 +177,14 @@ def _speculation(group: StationGroup, serving: list[StationPlan], slots: list[La
     return Speculation(chances, np.array([pool.drafts for pool in serving], dtype=float), own)
 
 
-def _pools(
-    group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs], lane: preemptive.Lane
-) -> joint.JointPool:
+def _cluster(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> preemptive.Cluster:
+    """The replicas of each lane, which run together."""
     deployments = [pool.deployment for pool in serving]
-    counts = [router_of(routed_by(deployment)).counts for deployment in deployments]
-    assigned = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
-    for row, slot in zip(assigned, slots, strict=True):
-        if slot.assigned is not None:
-            row[: slot.count] = slot.assigned
-    return joint.JointPool(
-        lane,
+    tables = [tables_of_pool(slot, pool, group) for slot, pool in zip(slots, serving, strict=True)]
+    router = jax.tree.map(lambda *values: np.stack(values), *tables)
+    return preemptive.Cluster(
         replicas=np.array([deployment.ranks for deployment in deployments], dtype=np.int32),
-        counter=np.array([joint.NO_COUNTER if each is None else COUNTERS.index(each) for each in counts], np.int32),
-        assigned=assigned,
-        by_prefix=by_prefix(deployments) if group.key.cached else None,
+        router=router._replace(by_prefix=by_prefix(deployments) if group.key.cached else None),
         ranks=np.array([pool.lockstep for pool in serving], dtype=np.int32) if group.key.lockstep else None,
     )
 

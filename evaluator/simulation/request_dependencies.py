@@ -10,8 +10,7 @@ from evaluator.plan import StationPlan
 from evaluator.plan.simulators import routed_by
 from evaluator.routing import PrefixAware, router_of
 from evaluator.scenario import Deployment
-from evaluator.stations.engine.joint import ByPrefix
-from evaluator.stations.engine.preemptive import BlockContent, CacheShape, SessionTurns
+from evaluator.stations.engine.preemptive import BlockContent, ByPrefix, CacheShape, SessionTurns
 from evaluator.stations.lane_jobs import LaneJobs, follows_of
 from evaluator.traffic.block_names import block_names
 from evaluator.traffic.jobs import held_units
@@ -43,12 +42,11 @@ def contents_of(pools: Sequence[StationPlan], slots: Sequence[LaneJobs], width: 
     return BlockContent(sources, columns[0], columns[1], each, columns[2], columns[3])
 
 
-def session_turns_of(pools: Sequence[StationPlan], slots: Sequence[LaneJobs], width: int) -> SessionTurns:
-    """Who follows whom in lanes of ``width`` slots each; ``pools`` are those of the lanes."""
+def session_turns_of(slots: Sequence[LaneJobs], width: int) -> SessionTurns:
+    """Who follows whom in lanes of ``width`` slots each."""
     opening, following = np.zeros((len(slots), width), np.int32), np.full((len(slots), width), -1, np.int32)
     openings, think_s = np.zeros(len(slots), np.int32), np.zeros((len(slots), width))
-    in_turn = np.zeros(len(slots), bool)
-    for lane, (slot, pool) in enumerate(zip(slots, pools, strict=True)):
+    for lane, slot in enumerate(slots):
         follows = follows_of(slot)
         assert follows is not None
         first = np.flatnonzero(follows.before < 0)
@@ -56,9 +54,7 @@ def session_turns_of(pools: Sequence[StationPlan], slots: Sequence[LaneJobs], wi
         opening[lane, : len(first)], openings[lane] = first, len(first)
         following[lane, follows.before[later]] = later
         think_s[lane, : slot.count] = follows.think_s
-        router = router_of(routed_by(pool.deployment)).independent
-        in_turn[lane] = router is not None and not router.by_session
-    return SessionTurns(opening, openings, following, think_s, in_turn)
+    return SessionTurns(opening, openings, following, think_s)
 
 
 def by_prefix(deployments: Sequence[Deployment]) -> ByPrefix:

@@ -1,23 +1,27 @@
-"""What routers of pools in one loop choose, as far as it is known before the run: tables for the engine."""
+"""What routers choose, as far as it is known before the run: tables for the engine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 
-from evaluator.plan import Configuration
+from evaluator.plan import Configuration, StationGroup, StationPlan
+from evaluator.plan.joint_pools import FEWEST_KINDS
 from evaluator.plan.phases import PhasePools, group_of_replicas
-from evaluator.routing import COUNTERS, HeavyLight, Sent, assign, name_of, router_of, stream
+from evaluator.plan.simulators import routed_by
+from evaluator.routing import COUNTERS, Choice, HeavyLight, Sent, assign, name_of, router_of, stream
 from evaluator.routing.phases import Asking, turns
 from evaluator.stations.engine.common.rings import NONE
-from evaluator.stations.engine.joint import NO_COUNTER
+from evaluator.stations.engine.preemptive import NO_COUNTER, RouterChoices
+from evaluator.stations.lane_jobs import LaneJobs
 from evaluator.traffic.jobs import Jobs
 
 
 class RoutingTables(NamedTuple):
-    """Fields as of ``joint.Network``; of replicas (replica,) without those that only fill up."""
+    """Fields of ``preemptive.Network``, ``RouterChoices``; of replicas (replica,) without those that only fill up."""
 
     model: np.ndarray
     group: np.ndarray
@@ -99,20 +103,50 @@ def _fill_alone(
     """The same for a single pool with a router of its own."""
     count, station = len(jobs), phase.stations.start
     replicas, at = configuration.stations[station].deployment.ranks, slice(first, first + count)
+    sent = Sent(jobs.demand.prompt_tokens, replicas, stream(seed, station), jobs.session)
     independent = router_of(phase.router).independent
     assert independent is not None
-
-    def taken(prompts: np.ndarray) -> np.ndarray:
-        return start + assign(phase.router, Sent(prompts, replicas, stream(seed, station), jobs.session))
-
-    prompts = jobs.demand.prompt_tokens
     if independent.by_session:
-        found.assigned[:, at] = taken(prompts)
-    elif isinstance(phase.router, HeavyLight):
-        least = phase.router.prompt_tokens
-        found.kind[at] = prompts >= least
-        for kind, alike in enumerate((np.zeros_like(prompts), np.full_like(prompts, least))):
-            found.turns[kind, :, :count] = taken(alike)
-    else:
-        found.kind[at] = 0
-        found.turns[0, :, :count] = taken(prompts)
+        found.assigned[:, at] = start + assign(phase.router, sent)
+        return
+    found.kind[at], choices = _in_turn(phase.router, sent, lambda: stream(seed, station))
+    for kind, chosen in enumerate(choices):
+        found.turns[kind, :, :count] = start + chosen
+
+
+def _in_turn(
+    router: Choice, sent: Sent, draws: Callable[[], np.random.Generator]
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The kind of each job, (job,), and by kind the replicas of the first, the second, ... job of the kind that comes.
+
+    Of two kinds under ``heavy_light``, where the order in which long and short prompts come says nothing of either.
+    """
+    prompts = sent.prompt_tokens
+    if not isinstance(router, HeavyLight):
+        return np.zeros(len(prompts), np.int32), [assign(router, sent)]
+    alike = (np.zeros_like(prompts), np.full_like(prompts, router.prompt_tokens))
+    choices = [assign(router, sent._replace(prompt_tokens=prompts, draws=draws())) for prompts in alike]
+    return (prompts >= router.prompt_tokens).astype(np.int32), choices
+
+
+def tables_of_pool(slot: LaneJobs, pool: StationPlan, group: StationGroup) -> RouterChoices:
+    """The router of one pool whose replicas run together, without an axis (lane,).
+
+    Who thinks about answers sends requests in an order that is known only in the run.
+    """
+    width, choice = group.lane_requests + 1, routed_by(pool.deployment)
+    counts, independent = router_of(choice).counts, router_of(choice).independent
+    counter = np.array([NO_COUNTER if counts is None else COUNTERS.index(counts)], np.int32)
+    assigned = np.zeros((1, width), np.int32)
+    if slot.assigned is not None:
+        assigned[0, : slot.count] = slot.assigned
+    if not group.key.session_turns:
+        return RouterChoices(counter, assigned)
+    kind, turns = np.full(width, NONE, np.int32), np.zeros((FEWEST_KINDS, 1, width), np.int32)
+    if independent is not None and not independent.by_session:
+        prompts, draws = slot.jobs.demand.prompt_tokens[slot.served], partial(stream, slot.draws, slot.station)
+        sent = Sent(prompts, pool.deployment.ranks, draws())
+        kind[: slot.count], choices = _in_turn(choice, sent, draws)
+        for row, chosen in zip(turns[:, 0], choices, strict=False):
+            row[: slot.count] = chosen
+    return RouterChoices(counter, assigned, kind, turns)

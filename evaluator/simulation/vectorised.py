@@ -14,7 +14,6 @@ from evaluator.simulation.lanes import run_slots
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, table_shape
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common import histogram
-from evaluator.stations.engine.joint import PoolResult
 from evaluator.stations.lane_jobs import LaneJobs, follows_of, slots
 from evaluator.stations.use import add_kept, check_served, use_of
 
@@ -30,11 +29,8 @@ def serve_iterations(
     lanes = slots(configurations, jobs, seeds, station)
     pools = [configuration.stations[station] for configuration in configurations]
     for slot, result in zip(lanes, run_slots(group, pools, lanes), strict=True):
-        together = isinstance(result, PoolResult)
-        lane = result.served if together else result
-        replica = result.replica[: slot.count] if together else slot.replica
-        _add(times, totals, slot, pools[slot.position].frontend, lane, replica)
-        bins[slot.at] += lane.itl_histogram
+        _add(times, totals, slot, pools[slot.position].frontend, result)
+        bins[slot.at] += result.itl_histogram
     check_served(configurations, times)
     add_kept(pools, jobs, times, totals)
     itl = [[histogram.weighted(one) for one in of_seeds] for of_seeds in bins]
@@ -47,7 +43,6 @@ def _add(
     slot: LaneJobs,
     frontend: Frontend,
     result: LaneResult,
-    replica: int | np.ndarray,
 ) -> None:
     count = slot.count
     times.put(
@@ -57,7 +52,7 @@ def _add(
         scheduled_s=result.scheduled_s[:count],
         first_token_s=result.first_token_s[:count],
         last_token_s=result.last_token_s[:count],
-        replica=replica,
+        replica=slot.replica if result.replica is None else result.replica[:count],
     )
     if times.hit_tokens is not None and result.hit_tokens is not None:
         times.put(slot.at, slot.rows, hit_tokens=result.hit_tokens[:count])

@@ -12,7 +12,8 @@ import numpy as np
 from evaluator.device import configure
 from evaluator.reference import Limits, Request, simulate
 from evaluator.routing import COUNTERS, ROUTERS, Sent, assign, stream
-from evaluator.stations.engine import joint
+from evaluator.stations.engine import LaneResult, joint
+from evaluator.stations.engine.preemptive import NO_COUNTER, Cluster, RouterChoices
 from tests.benchmarks.engine import DENSE, preemptive_input
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import best_of, cores, in_threads
@@ -68,22 +69,23 @@ def _jobs(
     lanes, requests, structure = preemptive_input(given, **(rules or {}))
     count, width = requests.arrival_s.shape
     record = ROUTERS[router]
-    assigned = np.zeros((count, width), np.int32)
+    assigned = np.zeros((count, 1, width), np.int32)
     if record.counts is None:
-        assigned[:, :-1] = assign(router, Sent(given.prompt_tokens, replicas, stream(0)))
+        assigned[:, 0, :-1] = assign(router, Sent(given.prompt_tokens, replicas, stream(0)))
     if users:
         lanes = lanes._replace(limits=lanes.limits._replace(users=np.full(count, users, np.int32)))
-    counter = joint.NO_COUNTER if record.counts is None else COUNTERS.index(record.counts)
-    pools = joint.JointPool(lanes, np.full(count, replicas, np.int32), np.full(count, counter, np.int32), assigned)
-    pools = pools if ranks == 1 else pools._replace(ranks=np.full(count, ranks, np.int32))
+    counter = NO_COUNTER if record.counts is None else COUNTERS.index(record.counts)
+    locked = None if ranks == 1 else np.full(count, ranks, np.int32)
+    chosen = RouterChoices(np.full((count, 1), counter, np.int32), assigned)
+    lanes = lanes._replace(cluster=Cluster(np.full(count, replicas, np.int32), chosen, locked))
     size = min(32, -(-count // cores()))
     pieces = [slice(start, start + size) for start in range(0, count, size)]
     structure = structure._replace(replicas=replicas, lockstep=ranks > 1)
-    return [(*jax.tree.map(lambda x, piece=piece: x[piece], (pools, requests)), structure) for piece in pieces]
+    return [(*jax.tree.map(lambda x, piece=piece: x[piece], (lanes, requests)), structure) for piece in pieces]
 
 
-def _run(job: Any) -> joint.PoolResult:
-    return jax.block_until_ready(joint.run_pools(*job))
+def _run(job: Any) -> LaneResult:
+    return jax.block_until_ready(joint.run_lanes(*job))
 
 
 def _against_reference() -> Iterator[Row]:
@@ -95,5 +97,5 @@ def _against_reference() -> Iterator[Row]:
     limits = Limits(MAX_NUM_SEQS, given.max_num_batched_tokens, KV_TOKENS // given.kv.block_tokens)
     simulate(given.costs[-1], given.policy, limits, requests, replicas=REPLICAS, router="least_work")
     ends = np.array([request.last_token_s for request in requests])
-    fast = np.concatenate([np.asarray(_run(job).served.last_token_s) for job in _jobs(given, "least_work")])[-1]
+    fast = np.concatenate([np.asarray(_run(job).last_token_s) for job in _jobs(given, "least_work")])[-1]
     yield Row("largest relative difference of completion times", float(np.max(np.abs(fast / ends - 1))), "")

@@ -115,16 +115,6 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
         "deployment__pipeline_parallel": 2,
         "deployment__kv__block_tokens": 1,
     },
-    ("router least_work with packing least_work_left",): {
-        "deployment__router": "least_work",
-        "deployment__replicas": 2,
-        "deployment__batching__packing": "least_work_left",
-    },
-    ("a closed loop with a frontend with packing least_work_left",): {
-        "workload__arrivals": CLOSED.format(4),
-        "deployment__replicas": 2,
-        "deployment__batching__packing": "least_work_left",
-    },
     ("router least_kv over more than 128 replicas",): {
         "deployment__router": "least_kv",
         "deployment__replicas": 129,

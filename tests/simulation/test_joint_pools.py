@@ -51,7 +51,11 @@ class Draw:
             "hardware": self.one("h100-sxm", "l40s", "h200-sxm"),
             "tensor_parallel": self.one(1, 2),
             "replicas": groups * self.one(1, 2),
-            "batching": {"policy": policy, "max_num_seqs": self.one(2, 8, 64)},
+            "batching": {
+                "policy": policy,
+                "max_num_seqs": self.one(2, 8, 64),
+                "packing": self.one("fcfs", "least_work_left"),
+            },
             "kv": {"admission": admission, "block_tokens": self.one(1, 16)},
             **same,
         }

@@ -22,6 +22,7 @@ TALKS = (
     "workload.arrivals.rate_rps=10",
     "workload.sessions={turns: {mean: 4}, think_s: {mean: 3}, system_prompts: 2, system_tokens: 500}",
 )
+DRAFTS = "deployment.speculative={method: ngram, tokens: 3, acceptance: 0.5}"
 FROM_ARRIVAL = "workload.sessions.think_from=arrival"
 CACHING = "deployment.kv.prefix_caching=true"
 TIGHT = (
@@ -38,7 +39,12 @@ BOTH_ENGINES = {
     "in turn": (CACHING, "deployment.replicas=3", "deployment.router=random"),
     "a session's own replica": (CACHING, "deployment.replicas=3", "deployment.router=session"),
     "by prefix": (CACHING, "deployment.replicas=3", "deployment.router={prefix_aware: {imbalance: 3}}"),
+    "long prompts apart": (CACHING, "deployment.replicas=3", "deployment.router={heavy_light: {prompt_tokens: 900}}"),
+    "least work first": (*TIGHT, "deployment.replicas=2", "deployment.batching.packing=least_work_left"),
     "by load": (*TIGHT, "deployment.replicas=2", "deployment.router=least_kv"),
+    "a cache in pipelines": (
+        CACHING, "deployment.pipeline_parallel=2", "deployment.replicas=2", "deployment.router=session"
+    ),
     "answers in pipelines": (
         "deployment.pipeline_parallel=2", "deployment.replicas=2", "deployment.router=least_work"
     ),
@@ -149,23 +155,12 @@ def test_what_is_known_before_the_run_counts_as_hits():
 
 
 def test_the_reference_takes_what_the_engine_lacks_and_says_so():
-    heavy = {"heavy_light": {"prompt_tokens": 200, "heavy_replicas": 1}}
-    axes = {"deployment__pipeline_parallel": [2, 1], "deployment__router": ["session", heavy]}
-    asked = scenario(*TALKS, CACHING, "deployment.replicas=2", "workload.requests=60", **axes)
-    assert [configuration.simulator for configuration in plan(asked).configurations] == [
-        "token",
-        "token",
-        "iteration",
-        "token",
-    ]
-    for pipelines, router in ((2, "session"), (1, heavy)):
-        one = {"deployment__pipeline_parallel": [pipelines], "deployment__router": [router]}
-        ds = sweep(scenario(*TALKS, CACHING, "deployment.replicas=2", "workload.requests=60", **one))
-        assert (ds["status"].item(), ds["engine"].item()) == ("ok", "token")
-        reason = "prefix caching by content in a pipeline" if pipelines == 2 else (
-            "sessions that think from the answer under router heavy_light"
-        )  # fmt: skip
-        assert reason in ds.attrs["engine_note"]
+    asked = (*TALKS, CACHING, "workload.requests=60", DRAFTS)
+    (configuration,) = plan(scenario(*asked)).configurations
+    assert configuration.simulator == "token"
+    ds = sweep(scenario(*asked))
+    assert (ds["status"].item(), ds["engine"].item()) == ("ok", "token")
+    assert "prefix caching by content with deployment.speculative" in ds.attrs["engine_note"]
 
 
 @pytest.mark.parametrize("name", BOTH_ENGINES)

@@ -89,6 +89,9 @@ TOGETHER = {
     ),
     "pipelines, least_work": (PIPELINE, *TIGHT, CLOSED, THREE, "deployment.router=least_work"),
     "users at random": (THREE, EXPERTS, CLOSED, "deployment.router=random", *SEEDS),
+    "packing, least_work": (
+        *TIGHT, THREE, "deployment.router=least_work", "deployment.batching.packing=least_work_left"
+    ),
     "few users": (
         THREE, EXPERTS, "workload.arrivals={process: closed_loop, users: 2}", "deployment.router=least_work"
     ),
@@ -144,14 +147,6 @@ BEYOND = {
     ),
     "asynchronous": (("deployment.batching.planning=asynchronous",), "batching.planning asynchronous"),
     "batch queue in a pipeline": (("deployment.batching.planning=queued", PIPELINE), "batching.planning queued"),
-    "router": (
-        ("deployment.replicas=2", "deployment.router=least_work", "deployment.batching.packing=least_work_left"),
-        "router least_work with packing least_work_left",
-    ),
-    "closed loop": (
-        ("deployment.replicas=2", "deployment.batching.packing=least_work_left", CLOSED),
-        "a closed loop with a frontend with packing least_work_left",
-    ),
 }
 
 

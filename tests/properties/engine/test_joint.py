@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from evaluator.device import configure
 from evaluator.reference import Limits
 from evaluator.routing import HeavyLight, router_of
-from evaluator.stations.engine.joint import PoolResult, run_pools
+from evaluator.stations.engine import LaneResult
+from evaluator.stations.engine.joint import run_lanes
 from tests.properties.engine.test_preemptive import KINDS, QUICK
 from tests.properties.engine.test_preemptive import cases as preemptive_cases
 from tests.reference.build import CHOICES, random_cost
@@ -41,11 +42,10 @@ def cases(draw: st.DrawFn) -> Case:
     router = draw(st.sampled_from(CHOICES))
     if isinstance(router, HeavyLight):
         router = HeavyLight(draw(st.integers(1, 60)), draw(st.integers(1, MOST)))
-    limits = replace(one.case.limits, packing="fcfs")
-    return Case(replace(one, case=replace(one.case, limits=limits)), draw(st.integers(1, MOST)), router)
+    return Case(one, draw(st.integers(1, MOST)), router)
 
 
-def run(given: Case) -> PoolResult:
+def run(given: Case) -> LaneResult:
     """The engine, in the program of the random cases (``joint/test_program.py``)."""
     (result,) = run_engine([given], KIND)
     return result
@@ -54,8 +54,8 @@ def run(given: Case) -> PoolResult:
 @QUICK
 @given(cases())
 def test_the_engine_equals_the_reference(given):
-    (served, replica), expected = run(given), run_reference(given)
-    assert replica.tolist() == [request.replica for request in expected.requests]
+    served, expected = run(given), run_reference(given)
+    assert served.replica.tolist() == [request.replica for request in expected.requests]
     assert_same(given.one.case, served, expected)
     assert served.preemptions == expected.preemptions
     assert served.kv_unit_s == pytest.approx(expected.kv_unit_s, rel=TOLERANCE)
@@ -66,8 +66,8 @@ def test_the_engine_equals_the_reference(given):
 def test_with_a_replica_for_each_a_router_that_looks_keeps_all_apart(given, router):
     """Whoever has a request has more than one that has none: requests that are there together have replicas alone."""
     case = replace(given.one.case, arrival_s=np.zeros(len(given.one.case.arrival_s)), users=None)
-    served, replica = run(replace(given, one=replace(given.one, case=case), replicas=MOST, router=router))
-    assert len(set(replica.tolist())) == len(replica)
+    served = run(replace(given, one=replace(given.one, case=case), replicas=MOST, router=router))
+    assert len(set(served.replica.tolist())) == len(served.replica)
     assert served.preemptions == 0
 
 
@@ -75,7 +75,7 @@ def test_with_a_replica_for_each_a_router_that_looks_keeps_all_apart(given, rout
 @given(cases())
 def test_a_closed_loop_has_never_more_requests_than_users(given):
     case = replace(given.one.case, users=2, arrival_s=np.zeros(len(given.one.case.arrival_s)))
-    served, _ = run(replace(given, one=replace(given.one, case=case)))
+    served = run(replace(given, one=replace(given.one, case=case)))
     left_s = np.sort(served.last_token_s)
     sent_s = np.concatenate([np.zeros(2), left_s])[: len(left_s)]
     assert (served.scheduled_s >= sent_s).all()
@@ -88,7 +88,7 @@ SECOND = FREE._replace(iteration_s=1.0)
 """Every iteration takes one second."""
 
 
-def by_hand(requests: list[tuple[float, int, int]], replicas: int, router: str, kv_units: int) -> PoolResult:
+def by_hand(requests: list[tuple[float, int, int]], replicas: int, router: str, kv_units: int) -> LaneResult:
     """Requests (arrival, prompt, output) with KV on demand in blocks of four tokens, checked against the reference."""
     arrival_s, prompt, output = (np.array(column) for column in zip(*requests, strict=True))
     case = build(SECOND, "chunked", arrival_s, prompt, output, block_tokens=4, window=1000)
@@ -97,7 +97,7 @@ def by_hand(requests: list[tuple[float, int, int]], replicas: int, router: str, 
     given = Case(one, replicas, router)
     found, expected = run(given), run_reference(given)
     assert found.replica.tolist() == [request.replica for request in expected.requests]
-    assert_same(one.case, found.served, expected)
+    assert_same(one.case, found, expected)
     return found
 
 
@@ -110,8 +110,8 @@ def test_a_router_that_looks_at_the_kv_sees_into_a_leap():
 def test_an_arrival_waits_behind_one_that_was_preempted():
     """Request 1 is preempted when request 2 has left, and waits for the end of request 0; then request 3 comes."""
     found = by_hand([(0.0, 8, 30), (0.0, 8, 30), (2.0, 1, 1), (20.0, 8, 4)], 1, "least_work", 10)
-    assert found.served.preemptions == 1
-    assert found.served.scheduled_s[3] >= found.served.last_token_s[0] > 20.0
+    assert found.preemptions == 1
+    assert found.scheduled_s[3] >= found.last_token_s[0] > 20.0
 
 
 def test_the_same_gives_the_same_result_to_the_bit():
@@ -125,6 +125,6 @@ def test_one_compilation_for_all_routers_and_numbers_of_replicas():
     configure()
     sizes = set()
     for first in range(0, 3 * LANES, LANES):
-        run_pools(*stacked([random_case(seed, KIND) for seed in range(first, first + LANES)]), structure_of(KIND))
-        sizes.add(run_pools._cache_size())
+        run_lanes(*stacked([random_case(seed, KIND) for seed in range(first, first + LANES)]), structure_of(KIND))
+        sizes.add(run_lanes._cache_size())
     assert len(sizes) == 1

@@ -16,7 +16,6 @@ from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.fcfs_reserved import state as in_order_state
 from evaluator.stations.engine.fcfs_reserved.lane import Given as InOrderGiven
 from evaluator.stations.engine.joint import state as coupled_state
-from evaluator.stations.engine.joint.lane import GivenPool
 from evaluator.stations.engine.preemptive import state as preemptive_state
 from evaluator.stations.engine.preemptive.lane import Given as AnyOrderGiven
 from tests.stations.engine.fcfs_reserved import build as in_order_build
@@ -52,7 +51,7 @@ def axes_of(structure: Any) -> dict[str, int]:
     """Lengths of the axes that ``common.arrays`` names."""
     ranks = getattr(structure, "pipeline_ranks", 1)
     decode_groups = structure.decode_groups() if isinstance(structure, preemptive.Structure) else 1
-    axes = {"request": SLOTS, "ring": RING, "cohort": decode_groups, "rank": ranks, "bin": BINS, "peak": 0}
+    axes = {"request": SLOTS, "ring": RING, "group": decode_groups, "rank": ranks, "bin": BINS, "peak": 0}
     axes["draft"] = in_order_build.MOST_DRAFTS
     cache = {"name": CACHE.names, "block": CACHE.blocks, "holding": CACHE.held, "source": CACHE.held}
     return axes | cache | {"replica": getattr(structure, "replicas", 1)}
@@ -116,23 +115,25 @@ def test_joint(kind):
     structure = coupled_build.structure_of(kind)
     pools, requests = coupled_build.stacked(coupled_build.random_cases(kind, 2))
     pool, of_lane = lane_local(pools), lane_local(requests)
-    given = GivenPool(AnyOrderGiven(*pool.lane, of_lane, structure), *pool[1:])
-    fleet = coupled_state.initial_fleet(given.given)
-    found = jax.eval_shape(lambda *inputs: joint.run_pools(*inputs, structure), pools, requests)
+    given = AnyOrderGiven(*pool, of_lane, structure)
+    cluster = coupled_state.initial_cluster(given)
+    found = jax.eval_shape(lambda *inputs: joint.run_lanes(*inputs, structure), pools, requests)
     result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
     chains = ("running", "prompts", *(["by_end"] if kind.peaks else []))  # with a sentinel for each replica
-    assert all(getattr(fleet.state, chain).newer.shape == (SLOTS + structure.replicas,) for chain in chains)
-    one = preemptive_state.initial_state(given.given._replace(structure=kind.structure))
+    assert all(getattr(cluster.state, chain).newer.shape == (SLOTS + structure.replicas,) for chain in chains)
+    one = preemptive_state.initial_state(given._replace(structure=kind.structure))
     same = {chain: getattr(one, chain) for chain in chains} | ({} if kind.peaks else {"by_end": one.running})
-    fleet = fleet._replace(state=fleet.state._replace(**same))
+    cluster = cluster._replace(state=cluster.state._replace(**same))
     if kind.cached:
-        cache = with_chains_of_requests(fleet.state.cache, fleet.state, structure.replicas)
-        fleet = fleet._replace(state=fleet.state._replace(cache=cache))
-    if fleet.pipelines is not None:  # a row of ranks for each replica
-        assert fleet.pipelines.running_batches.end_s.shape == (structure.replicas, structure.pipeline_ranks)
-        fleet = fleet._replace(pipelines=fleet.pipelines._replace(running_batches=fleet.state.running_batches))
+        cache = with_chains_of_requests(cluster.state.cache, cluster.state, structure.replicas)
+        cluster = cluster._replace(state=cluster.state._replace(cache=cache))
+    by_replica = cluster.replicas, cluster.running_batches
+    assert {column.shape[0] for column in jax.tree.leaves(by_replica)} == {structure.replicas}
+    (replica, running_batch), alone = jax.tree.map(lambda column: column[0], by_replica), cluster.state.replica
+    replica = replica._replace(number=alone.number, sentinel=alone.sentinel)
+    cluster = cluster._replace(replicas=replica, running_batches=running_batch)
     axes = axes_of(structure) | {"replica": structure.replicas, "counter": len(COUNTERS)}
-    for value in (given, fleet, result):
+    for value in (given, cluster, result):
         assert mismatches(value, type(value), axes, type(value).__name__) == []
 
 

@@ -4,15 +4,13 @@ Shapes are those of one lane. What goes into ``run_lanes`` and comes out of it h
 inside, ``lax.map`` or ``vmap`` takes it away. Inputs may be NumPy arrays, everything inside the loop is a JAX array.
 
 The axes: ``request`` is the number of request slots of the lane, ``ring`` the number of steps in a ring,
-``decode_group``
-the number of decode groups (sequences that decode together; 1 in the program for arrivals in order), ``rank`` the
-number of
-pipeline ranks, ``branch`` the most branches of a request, ``draft`` the most tokens that a sequence drafts in an
-iteration, ``replica`` the most replicas of a lane in which several run together (else 1), ``counter`` the number of
-things that their router may count, ``bin`` and ``peak`` the lengths of the histogram of gaps and of the peaks of a
-fitted cost. Of a prefix cache ``name`` and ``block`` are the contents and the
-blocks of a replica, ``holding`` the blocks that all requests hold one after the other, ``source`` the sources of text.
-The ``+ 1`` is the padding cell that masked writes go to, see ``rings``.
+``group`` the number of decode groups (sequences that decode together; 1 in the program for arrivals in order),
+``rank`` the number of pipeline ranks, ``branch`` the most branches of a request, ``draft`` the most tokens that a
+sequence drafts in an iteration, ``replica`` the most replicas of a lane in which several run together (else 1),
+``counter`` the number of things that their router may count, ``bin`` and ``peak`` the lengths of the histogram of gaps
+and of the peaks of a fitted cost. Of a prefix cache ``name`` and ``block`` are the contents and the blocks of a
+replica, ``holding`` the blocks that all requests hold one after the other, ``source`` the sources of text. The ``+ 1``
+is the padding cell that masked writes go to, see ``rings``.
 
 The second part of each annotation is dtype and shape as text, which a test reads to check what the loop carries.
 """
@@ -48,7 +46,6 @@ FloatPerRank = Annotated[Any, "float64", "rank"]
 IntPerReplica = Annotated[Any, "int32", "replica"]
 FlagPerReplica = Annotated[Any, "bool", "replica"]
 FloatPerReplica = Annotated[Any, "float64", "replica"]
-FloatPerReplicaRank = Annotated[Any, "float64", "replica", "rank"]
 Counts = Annotated[Any, "float64", "replica", "counter"]  # see ``routing.record.COUNTERS``
 RequestReplicas = Annotated[Any, "int32", "request"]  # in results, without the padding cell
 
@@ -58,7 +55,6 @@ StepCounts = Annotated[Any, "int64", "group * ring + 1"]  # tagged counts, see `
 
 TimeHeap = Annotated[Any, "float64", "request + 2"]
 CodeHeap = Annotated[Any, "int64", "request + 2"]
-Heap = Annotated[Any, "int64", "request + 2"]  # priority << 32 | request; both children of an entry are read
 Bins = Annotated[Any, "float64", "bin"]
 Peaks = Annotated[Any, "float64", "peak"]
 

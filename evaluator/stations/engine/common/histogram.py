@@ -1,9 +1,9 @@
 """A histogram of inter-token gaps with bins of 1.6 % width or less, kept inside the engine's loop.
 
-The bin of a gap is read off its float64 bits: the exponent and the first six bits of the mantissa, that is 64 bins
-of equal width to each factor of two. Taken at the bin's middle a gap is wrong by less than 0.8 %
-(``RELATIVE_ERROR``); gaps of one leap are entered at their mean, from which they differ by what the growth of the
-context over at most 128 tokens adds to an iteration.
+The bin of a gap is read off its float64 bits: the exponent and the first six bits of the mantissa, that is 64 bins of
+equal width to each factor of two. Taken at the bin's middle a gap is wrong by less than 0.8 % (``RELATIVE_ERROR``);
+gaps of one leap are entered at their mean, from which they differ by what the growth of the context over at most 128
+tokens adds to an iteration.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from evaluator.stations.engine.common.arrays import (
     Int,
     IntPerRequest,
     Peaks,
+    RequestReplicas,
     RequestTimes,
     RequestTokens,
 )
@@ -65,7 +66,11 @@ class Requests(NamedTuple):
 
 
 class LaneResult(NamedTuple):
-    """What a lane gives back. Times are absolute; infinite for a request that could never be admitted."""
+    """What a lane gives back. Times are absolute; infinite for a request that could never be admitted.
+
+    Of replicas that run together the totals are sums over all of them, and maxima of any. Of several pools they have a
+    leading axis (replica,), the histogram has one behind the other, and times are those of the jobs of all phases.
+    """
 
     scheduled_s: RequestTimes  # start of the first iteration that takes part of it
     first_token_s: RequestTimes
@@ -81,6 +86,9 @@ class LaneResult(NamedTuple):
     hit_tokens: RequestTokens | None = None  # prompt tokens found in the prefix cache; None: there is none
     decoded: Float | None = None  # with drafts: decode iterations, summed over the sequences
     decoded_tokens: Float | None = None  # and the output tokens that they gave
+    replica: RequestReplicas | None = None  # of replicas that run together: which of them served each request
+    sent_s: RequestTimes | None = None  # of several pools: when a job came to its phase
+    link_s: RequestTimes | None = None  # and when its transfer began, if it is of the decode phase
 
 
 Lanes = TypeVar("Lanes")

@@ -15,7 +15,7 @@ a write, XLA copies the whole array on every trip, and the loop becomes slower b
 2. the value written depends on the value read, so that XLA sees their order; else
 3. the value is read by ``read_once``, which XLA does not repeat.
 
-A ring holds one cell per step (a step is an iteration in which decodes take part, see ``in_order.program``) and is
+A ring holds one cell per step (a step is an iteration in which decodes take part, see ``fcfs_reserved.program``) and is
 longer than the longest output, so that no two steps to come share a cell. ``events`` has one bit per step, in words of
 64.
 """

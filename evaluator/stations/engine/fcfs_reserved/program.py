@@ -64,9 +64,9 @@ def _leap(given: Given, state: State, intake: Intake, now: Float, batch: BatchSt
     Requests whose prompts are resident decode from the iteration on that admits them. The batch then stays as it is, so
     that this iteration is the first of a leap; only a windowed context grows by another law from the second token on.
     Where decodes take none of the token budget, those that come in take it for one iteration, so that the next one may
-    admit more: then there is no leap if the budget is too short for another request.
-    If the batch is empty although the clock has reached the arrival of the waiting queue's head, the head can never be
-    admitted (no event is left that would free KV or seats): the leap then has 0 iterations.
+    admit more: then there is no leap if the budget is too short for another request. If the batch is empty although the
+    clock has reached the arrival of the waiting queue's head, the head can never be admitted (no event is left that
+    would free KV or seats): the leap then has 0 iterations.
     """
     stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
     first_s = once(~stuck, lambda: batch_time(given.cost, batch))

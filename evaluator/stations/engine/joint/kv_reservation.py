@@ -1,6 +1,7 @@
 """Back-pressure: KV that is reserved on a decode replica, and KV that a prefill replica keeps until it is sent.
 
-It is in use (``Rows.kv``), and so never given to others, but no running request holds it (``Reserved.kept``).
+It is in use (``ReplicaState.kv``), and so never given to others, but no running request holds it
+(``ReplicaState.reserved``).
 """
 
 from __future__ import annotations
@@ -11,135 +12,136 @@ from jax import lax
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, read, read_once, write
 from evaluator.stations.engine.joint.events import GRANT, entered
-from evaluator.stations.engine.joint.lane import GivenPool
 from evaluator.stations.engine.joint.pools import Reserved, given_at
 from evaluator.stations.engine.joint.routing import add_counts, counts_row, cut_short, has_room
-from evaluator.stations.engine.joint.state import Fleet, put_back, replica_at_hand
-from evaluator.stations.engine.preemptive.preemption import own_units
+from evaluator.stations.engine.joint.state import ClusterState, kv_unit_s, put_back, replica_at_hand, with_kv_unit_s
+from evaluator.stations.engine.preemptive.kv import own_units
+from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import State
 
 _GRANTS = 1 << 20
 """Grants that are told apart; more of them at one time at one replica would be out of order."""
 
 
-def reserved_of(fleet: Fleet) -> Reserved:
+def reserved_of(cluster: ClusterState) -> Reserved:
     """What is reserved."""
-    assert fleet.several is not None and fleet.several.reserved is not None
-    return fleet.several.reserved
+    assert cluster.several is not None and cluster.several.reserved is not None
+    return cluster.several.reserved
 
 
-def expect(pool: GivenPool, fleet: Fleet, j: Int, r: Int) -> Fleet:
+def expect(given: Given, cluster: ClusterState, j: Int, r: Int) -> ClusterState:
     """Job j will come to decode replica r when there is room: at once, or when others leave.
 
     With KV on demand, iterations under way have yet to take theirs, and room is given between them.
     """
-    reserved = reserved_of(fleet)
+    reserved = reserved_of(cluster)
     first, last = read(reserved.first, r), read(reserved.last, r)
     slots, empty = reserved.next.shape[0], first < 0
     links = write(write(reserved.next, jnp.where(empty, slots - 1, last), j), j, NONE)
     reserved = reserved._replace(
         first=write(reserved.first, r, jnp.where(empty, j, first)), last=write(reserved.last, r, j), next=links
     )
-    fleet = _with(fleet, reserved)
-    given = given_at(pool, r, fleet.several)
-    on_demand, room = given.rules.on_demand, has_room(given, fleet, r)
-    if fleet.pipelines is None:
-        fleet = cut_short(fleet, r, on_demand & ~room)
-    fleet = reserve(pool, fleet, r, ~on_demand)
-    return fleet._replace(touched=fleet.touched.push(r, room))
+    cluster = _with(cluster, reserved)
+    own = given_at(given, r, cluster.several)
+    on_demand, room = own.rules.on_demand, has_room(own, cluster, r)
+    if cluster.replicas.pipeline is None:
+        cluster = cut_short(cluster, r, on_demand & ~room)
+    # With reserved KV what is free changes at ends of batches alone, so that room is given at once.
+    cluster = reserve(given, cluster, r, ~on_demand)
+    return cluster._replace(ready=cluster.ready.push(r, room))
 
 
-def reserve(pool: GivenPool, fleet: Fleet, r: Int, on: Flag) -> Fleet:
+def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterState:
     """Give KV to those who wait for room at replica r, first come first served, as far as it goes, if ``on``.
 
     While a preempted request waits for KV nobody new gets room (``reference.queues.Queues.reserve``).
     """
-    given = given_at(pool, r, fleet.several)
+    own = given_at(given, r, cluster.several)
 
-    def needed(fleet: Fleet) -> tuple[Int, Float]:
-        j = jnp.maximum(read(reserved_of(fleet).first, r), 0)
-        prompt = read(given.requests.prompt_tokens, j) + 1
-        taken = own_units(given, j, prompt.astype(jnp.float64))
-        return j, jnp.where(given.rules.on_demand, taken, given.kv_units(j).astype(jnp.float64))
+    def needed(cluster: ClusterState) -> tuple[Int, Float]:
+        j = jnp.maximum(read(reserved_of(cluster).first, r), 0)
+        prompt = read(own.requests.prompt_tokens, j) + 1
+        taken = own_units(own, j, prompt.astype(jnp.float64))
+        return j, jnp.where(own.rules.on_demand, taken, own.kv_units(j).astype(jnp.float64))
 
-    def goes_on(fleet: Fleet) -> Flag:
-        reserved, units = reserved_of(fleet), needed(fleet)[1]
-        kept = jnp.where(given.rules.on_demand, given.rules.watermark_units, 0.0)
-        fits = (units + kept <= given.limits.kv_units - read(fleet.rows.kv, r)) | (units <= 0.0)
-        return on & fits & (read(reserved.first, r) >= 0) & (read(reserved.lost_kv, r) < 0)
+    def goes_on(cluster: ClusterState) -> Flag:
+        reserved, units = reserved_of(cluster), needed(cluster)[1]
+        kept = jnp.where(own.rules.on_demand, own.rules.watermark_units, 0.0)
+        fits = (units + kept <= own.limits.kv_units - read(cluster.replicas.kv, r)) | (units <= 0.0)
+        preempted = cluster.replicas.queue.preempted
+        assert preempted is not None
+        return on & fits & (read(reserved.first, r) >= 0) & (read(preempted, r) == 0)
 
-    def grant(fleet: Fleet) -> Fleet:
-        j, units = needed(fleet)
-        reserved = reserved_of(fleet)
+    def grant(cluster: ClusterState) -> ClusterState:
+        j, units = needed(cluster)
+        reserved = reserved_of(cluster)
         following = read_once(reserved.next, j)
         reserved = reserved._replace(first=write(reserved.first, r, following), grants=reserved.grants + 1)
-        fleet = keep(_with(fleet, reserved), r, units)
-        several, state, clock = fleet.several, fleet.state, fleet.state.clock
-        assert several is not None and several.travel is not None and state.kv_reservation is not None
-        travel, totals = several.travel, several.totals
+        cluster = keep(_with(cluster, reserved), r, units)
+        several, state, clock = cluster.several, cluster.state, cluster.state.clock
+        assert several is not None and several.travel is not None and state.room_since_s is not None
+        travel, totals = several.travel, cluster.totals
+        assert totals is not None
+        # Grants of one time come due by replica, and there in the order in which they were given.
         order = r * _GRANTS + reserved.grants % _GRANTS
         calendar = entered(travel.calendar, clock, GRANT, j, ~jnp.zeros((), bool), order)
-        most = jnp.maximum(read(totals.kv_max, r), read(fleet.rows.kv, r))
-        several = several._replace(
-            travel=travel._replace(calendar=calendar), totals=totals._replace(kv_max=write(totals.kv_max, r, most))
-        )
-        kv_reservation = state.kv_reservation._replace(since_s=write(state.kv_reservation.since_s, j, clock))
-        return fleet._replace(
-            counts=add_counts(fleet.counts, r, counts_row(kv_units=-given.kv_units(j))),
-            several=several,
-            state=state._replace(kv_reservation=kv_reservation),
+        most = jnp.maximum(read(totals.kv_max, r), read(cluster.replicas.kv, r))
+        return cluster._replace(
+            counts=add_counts(cluster.counts, r, counts_row(kv_units=-own.kv_units(j))),
+            several=several._replace(travel=travel._replace(calendar=calendar)),
+            totals=totals._replace(kv_max=write(totals.kv_max, r, most)),
+            state=state._replace(room_since_s=write(state.room_since_s, j, clock)),
         )
 
-    return lax.while_loop(goes_on, grant, fleet)
+    return lax.while_loop(goes_on, grant, cluster)
 
 
-def reserve_between(pool: GivenPool, fleet: Fleet, r: Int, state: State, on: Flag) -> tuple[Fleet, State]:
+def reserve_between(given: Given, cluster: ClusterState, r: Int, state: State, on: Flag) -> tuple[ClusterState, State]:
     """``reserve`` when the replica at hand has formed a batch; if that preempted somebody, nobody new gets room."""
     router_counts, listed, short = state.router_counts, state.listed, state.batch.short
-    fleet = reserve(pool, put_back(fleet, r, state), r, on & ~short)
-    joined = replica_at_hand(fleet, r)
-    return fleet, joined._replace(
-        router_counts=router_counts, listed=listed, kv_max=jnp.maximum(joined.kv_max, joined.kv)
-    )
+    cluster = reserve(given, put_back(cluster, r, state), r, on & ~short)
+    joined = replica_at_hand(cluster, r)
+    joined = joined.in_totals(kv_max=jnp.maximum(joined.totals.kv_max, joined.replica.kv))
+    return cluster, joined._replace(router_counts=router_counts, listed=listed)
 
 
-def keep(fleet: Fleet, r: Int, units: Float) -> Fleet:
+def keep(cluster: ClusterState, r: Int, units: Float) -> ClusterState:
     """So many units more, or fewer, are in use at replica r that no running request holds."""
-    fleet = _integrated(fleet, r)
-    reserved, rows = reserved_of(fleet), fleet.rows
-    reserved = reserved._replace(kept=write(reserved.kept, r, read(reserved.kept, r) + units))
-    return _with(fleet, reserved)._replace(rows=rows._replace(kv=write(rows.kv, r, read(rows.kv, r) + units)))
+    cluster = _integrated(cluster, r)
+    replicas = cluster.replicas
+    kv, reserved = replicas.kv, replicas.reserved
+    assert reserved is not None
+    kv, reserved = (write(column, r, read(column, r) + units) for column in (kv, reserved))
+    return cluster._replace(replicas=replicas._replace(kv=kv, reserved=reserved))
 
 
-def sent_away(pool: GivenPool, fleet: Fleet, i: Int, r: Int) -> Fleet:
+def sent_away(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     """The KV of job i, which is done at prefill replica r, has been sent."""
-    given = given_at(pool, r, fleet.several)
-    units = given.kv_units(i).astype(jnp.float64)
-    fleet = keep(fleet, r, -units)
-    if fleet.pipelines is None:
-        several = fleet.several
-        assert several is not None
-        held_s = fleet.state.clock - read_once(fleet.state.sequences.last_token_s, i)
-        kv_unit_s = several.totals.kv_unit_s
-        kv_unit_s = write(kv_unit_s, r, read(kv_unit_s, r) + units * held_s)
-        fleet = fleet._replace(several=several._replace(totals=several.totals._replace(kv_unit_s=kv_unit_s)))
-    return fleet._replace(touched=fleet.touched.push(r, has_room(given, fleet, r)))
+    own = given_at(given, r, cluster.several)
+    units = own.kv_units(i).astype(jnp.float64)
+    cluster = keep(cluster, r, -units)
+    if cluster.replicas.pipeline is None:
+        held_s = cluster.state.clock - read_once(cluster.state.sequences.last_token_s, i)
+        cluster = _held_longer(cluster, r, units * held_s)
+    return cluster._replace(ready=cluster.ready.push(r, has_room(own, cluster, r)))
 
 
-def _with(fleet: Fleet, reserved: Reserved) -> Fleet:
-    assert fleet.several is not None
-    return fleet._replace(several=fleet.several._replace(reserved=reserved))
+def _with(cluster: ClusterState, reserved: Reserved) -> ClusterState:
+    assert cluster.several is not None
+    return cluster._replace(several=cluster.several._replace(reserved=reserved))
 
 
-def _integrated(fleet: Fleet, r: Int) -> Fleet:
+def _integrated(cluster: ClusterState, r: Int) -> ClusterState:
     """Of a pipeline: the integral of the KV in use up to now, before it changes."""
-    pipelines, several = fleet.pipelines, fleet.several
-    if pipelines is None or several is None:
-        return fleet
-    held_s = fleet.state.clock - read(pipelines.counted_s, r)
-    kv_unit_s = several.totals.kv_unit_s
-    kv_unit_s = write(kv_unit_s, r, read(kv_unit_s, r) + read(fleet.rows.kv, r) * held_s)
-    return fleet._replace(
-        pipelines=pipelines._replace(counted_s=write(pipelines.counted_s, r, fleet.state.clock)),
-        several=several._replace(totals=several.totals._replace(kv_unit_s=kv_unit_s)),
-    )
+    replicas, clock = cluster.replicas, cluster.state.clock
+    pipeline = replicas.pipeline
+    if pipeline is None:
+        return cluster
+    cluster = _held_longer(cluster, r, read(replicas.kv, r) * (clock - read(pipeline.counted_s, r)))
+    pipeline = pipeline._replace(counted_s=write(pipeline.counted_s, r, clock))
+    return cluster._replace(replicas=replicas._replace(pipeline=pipeline))
+
+
+def _held_longer(cluster: ClusterState, r: Int, unit_s: Float) -> ClusterState:
+    """With so much more in the integral of the KV in use."""
+    return with_kv_unit_s(cluster, r, kv_unit_s(cluster, r) + unit_s)

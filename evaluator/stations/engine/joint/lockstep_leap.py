@@ -5,11 +5,12 @@ The ranks of a replica have numbers in a row, ``ranks`` of them each.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
 from evaluator.stations.engine.common.arrays import Flag, FlagPerReplica, Int
 from evaluator.stations.engine.common.rings import read
-from evaluator.stations.engine.joint.state import Fleet, JointBatches
+from evaluator.stations.engine.joint.state import ClusterState
 
 
 def first_rank(r: Int, ranks: Int) -> Int:
@@ -17,33 +18,30 @@ def first_rank(r: Int, ranks: Int) -> Int:
     return r - r % ranks
 
 
-def of_replica(fleet: Fleet, first: Int, ranks: Int) -> FlagPerReplica:
+def of_replica(cluster: ClusterState, first: Int, ranks: Int) -> FlagPerReplica:
     """The ranks of the replica whose first rank is ``first``."""
-    numbers = jnp.arange(fleet.running_batches.end_s.shape[0], dtype=jnp.int32)
+    numbers = jnp.arange(cluster.running_batches.end_s.shape[0], dtype=jnp.int32)
     return (numbers >= first) & (numbers < first + ranks)
 
 
-def waits_together(ranks: Int, fleet: Fleet, r: Int) -> Flag:
+def waits_together(ranks: Int, cluster: ClusterState, r: Int) -> Flag:
     """No rank of the replica of rank r has a batch under way."""
-    mine = of_replica(fleet, first_rank(r, ranks), ranks)
-    return jnp.where(mine, fleet.running_batches.end_s, jnp.inf).min() == jnp.inf
+    mine = of_replica(cluster, first_rank(r, ranks), ranks)
+    return jnp.where(mine, cluster.running_batches.end_s, jnp.inf).min() == jnp.inf
 
 
-def cut_together(ranks: Int, fleet: Fleet, r: Int, on: Flag) -> Fleet:
+def cut_together(ranks: Int, cluster: ClusterState, r: Int, on: Flag) -> ClusterState:
     """The leap of the replica of rank r ends with the iteration under way, if ``on``."""
-    running_batches = fleet.running_batches
-    columns = running_batches._asdict()
-    running_batch = JointBatches(
-        **{name: column if name == "sums" else read(column, r) for name, column in columns.items()}
-    )
+    running_batches = cluster.running_batches
+    running_batch = jax.tree.map(lambda column: read(column, r), running_batches)
     cut = on & (running_batch.iterations > 1.0)
-    iterations = jnp.where(cut, running_batch.under_way(fleet.state.clock), running_batch.iterations)
-    mine = of_replica(fleet, first_rank(r, ranks), ranks)
+    iterations = jnp.where(cut, running_batch.under_way(cluster.state.clock), running_batch.iterations)
+    mine = of_replica(cluster, first_rank(r, ranks), ranks)
     end_s = jnp.where(
         cut & mine & (running_batches.end_s < jnp.inf), running_batch.end_of(iterations), running_batches.end_s
     )
     following = jnp.argmin(end_s).astype(jnp.int32)
-    return fleet._replace(
+    return cluster._replace(
         running_batches=running_batches._replace(
             iterations=jnp.where(mine, iterations, running_batches.iterations), end_s=end_s
         ),

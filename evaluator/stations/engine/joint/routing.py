@@ -2,29 +2,45 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from evaluator.routing import COUNTERS
-from evaluator.stations.engine.common.arrays import Array, Flag, FlagPerReplica, Float, FloatPerReplica, Int
+from evaluator.stations.engine.common.arrays import (
+    Array,
+    Flag,
+    FlagPerReplica,
+    Float,
+    FloatPerReplica,
+    Int,
+    IntPerReplica,
+)
 from evaluator.stations.engine.common.rings import read, read_once, write
-from evaluator.stations.engine.joint.caches import choose_by_prefix
-from evaluator.stations.engine.joint.lane import GivenPool, Network
 from evaluator.stations.engine.joint.lockstep_leap import cut_together, first_rank, waits_together
 from evaluator.stations.engine.joint.pools import given_at
-from evaluator.stations.engine.joint.state import Fleet, ends_at, put_back, replica_at_hand
+from evaluator.stations.engine.joint.state import (
+    ClusterState,
+    ends_at,
+    kv_unit_s,
+    put_back,
+    replica_at_hand,
+    row_of,
+    with_kv_unit_s,
+)
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens
-from evaluator.stations.engine.preemptive.lane import Given
-from evaluator.stations.engine.preemptive.preemption import growth_at
-from evaluator.stations.engine.preemptive.prefix_cache import take_step
-from evaluator.stations.engine.preemptive.state import QueueList, State
-from evaluator.stations.engine.preemptive.waiting import come_in, take_due
+from evaluator.stations.engine.preemptive.lane import ByPrefix, Given
+from evaluator.stations.engine.preemptive.preemption import growth_of
+from evaluator.stations.engine.preemptive.prefix_cache import block_tokens, look_up, take_step
+from evaluator.stations.engine.preemptive.state import State
+from evaluator.stations.engine.preemptive.waiting import Queue, arrival_goes_first, come_in
 
 BY_TOKEN = tuple(
     {"work_tokens": -1.0, "output_tokens": -1.0, "context_tokens": 1.0}.get(name, 0.0) for name in COUNTERS
 )
 """What one more output token adds to each of the counters."""
 KV = COUNTERS.index("kv_units")
+_REQUESTS = COUNTERS.index("requests")
 
 
 def counts_row(**values: Float | Int) -> Array:
@@ -45,279 +61,299 @@ def decoded_tokens(before: State, after: State, steps: Float) -> Float:
     return after.accepted.decoded_tokens - before.accepted.decoded_tokens
 
 
-def next_arrival(pool: GivenPool, fleet: Fleet) -> Float:
+def next_arrival(given: Given, cluster: ClusterState) -> Float:
     """When the next request is sent; infinite if none will be before another has finished."""
-    i, waiting, given = fleet.arrived, fleet.state.waiting, pool.given
-    assert isinstance(waiting, QueueList)
+    i, state = cluster.arrived, cluster.state
     if given.session_turns is not None:
-        return jnp.maximum(_next_of_talks(pool, fleet)[0], fleet.state.clock)
-    at_s, comes = read(given.requests.arrival_s, i), i < waiting.released
-    if given.structure.frontend:
-        first_due = read_once(waiting.due, jnp.minimum(waiting.due_size, 0))
-        at_s = jnp.where(comes, at_s, first_due)
-        comes = comes | (waiting.due_size > 0)
-    return jnp.where(comes & (i < given.limits.requests), jnp.maximum(at_s, fleet.state.clock), jnp.inf)
+        return jnp.maximum(_next_of_talks(given, cluster)[0], state.clock)
+    at_s, comes = read(given.requests.arrival_s, i), i < state.released
+    if state.answers is not None:
+        at_s = jnp.where(comes, at_s, state.answers.first()[0])
+        comes = comes | (state.answers.size > 0)
+    return jnp.where(comes & (i < given.limits.requests), jnp.maximum(at_s, state.clock), jnp.inf)
 
 
-def _next_of_talks(pool: GivenPool, fleet: Fleet) -> tuple[Float, Int, Flag]:
+def _next_of_talks(given: Given, cluster: ClusterState) -> tuple[Float, Int, Flag]:
     """(when the next request is sent, which one, whether it follows another) by users who think about answers."""
-    session_turns, calendar = pool.given.session_turns, fleet.state.calendar
-    assert session_turns is not None and calendar is not None
-    opens = fleet.opened < session_turns.openings
-    first = read(session_turns.opening, fleet.opened)
-    opens_s = jnp.where(opens, read(pool.given.requests.arrival_s, first), jnp.inf)
-    due_s, code = calendar.first()
+    session_turns, answers = given.session_turns, cluster.state.answers
+    assert session_turns is not None and answers is not None
+    opens = cluster.opened < session_turns.openings
+    first = read(session_turns.opening, cluster.opened)
+    opens_s = jnp.where(opens, read(given.requests.arrival_s, first), jnp.inf)
+    due_s, code = answers.first()
     due = code.astype(jnp.int32)
     sooner = (due_s < opens_s) | ((due_s == opens_s) & (due < first))
     return jnp.minimum(due_s, opens_s), jnp.where(sooner, due, first), sooner
 
 
-def _next_request(pool: GivenPool, fleet: Fleet) -> tuple[Fleet, Int]:
-    """The request that is sent now, and the fleet where it is no longer due."""
-    state, waiting, i = fleet.state, fleet.state.waiting, fleet.arrived
-    if state.calendar is not None:
-        _, i, follows = _next_of_talks(pool, fleet)
-        state = state._replace(calendar=state.calendar.without_first(follows))
-        return fleet._replace(state=state, opened=fleet.opened + ~follows), i
-    if isinstance(waiting, QueueList) and pool.given.structure.frontend:
-        fleet = fleet._replace(state=state._replace(waiting=take_due(waiting, i >= waiting.released)))
-    return fleet, i
+def _next_request(given: Given, cluster: ClusterState) -> tuple[ClusterState, Int]:
+    """The request that is sent now, and the cluster where it is no longer due."""
+    state, i = cluster.state, cluster.arrived
+    answers = state.answers
+    if answers is None:
+        return cluster, i
+    if given.session_turns is None:
+        return cluster._replace(state=state._replace(answers=answers.without_first(i >= state.released))), i
+    _, i, follows = _next_of_talks(given, cluster)
+    state = state._replace(answers=answers.without_first(follows))
+    return cluster._replace(state=state, opened=cluster.opened + ~follows), i
 
 
-def send(pool: GivenPool, fleet: Fleet) -> Fleet:
+def send(given: Given, cluster: ClusterState) -> ClusterState:
     """The next request is sent at the time of the clock: it comes into the queue of the replica chosen for it."""
-    fleet, i = _next_request(pool, fleet)
-    fleet, r = choice(pool, fleet, i)
-    fleet = come_to(pool, announce(pool, fleet, i, r), i, r)
-    return fleet._replace(arrived=fleet.arrived + 1)
+    cluster, i = _next_request(given, cluster)
+    cluster, r = choice(given, cluster, i)
+    cluster = come_to(given, announce(given, cluster, i, r), i, r)
+    return cluster._replace(arrived=cluster.arrived + 1)
 
 
-def announce(pool: GivenPool, fleet: Fleet, i: Int, r: Int) -> Fleet:
+def announce(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     """Job i is to be served at replica r, now or later: routers count it there."""
-    given = given_at(pool, r, fleet.several)
-    output, context = read(given.requests.output_tokens, i), known_tokens(given, i, 0)
+    own = given_at(given, r, cluster.several)
+    output, context = read(own.requests.output_tokens, i), known_tokens(own, i, 0)
     more = counts_row(
         requests=1.0,
-        work_tokens=read(given.requests.compute_tokens, i) + output,
+        work_tokens=read(own.requests.compute_tokens, i) + output,
         output_tokens=output,
-        kv_units=given.kv_units(i),
+        kv_units=own.kv_units(i),
         context_tokens=context,
     )
-    return fleet._replace(counts=add_counts(fleet.counts, r, more), replica=write(fleet.replica, i, r))
+    return cluster._replace(counts=add_counts(cluster.counts, r, more), replica=write(cluster.replica, i, r))
 
 
-def come_to(pool: GivenPool, fleet: Fleet, i: Int, r: Int) -> Fleet:
+def come_to(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     """Job i comes into the queue of replica r.
 
     A leap under way there, which would keep it waiting, ends with the iteration under way. In a pipeline nothing leaps.
     """
-    given = given_at(pool, r, fleet.several)
-    empty = read(fleet.rows.first, r) < 0
-    fleet = _noted(pool, _come_in(fleet, i, r), i, r)
-    may_come_in = empty & (read(fleet.rows.running_count, r) < given.limits.max_num_seqs)
-    if pool.ranks is not None:
-        room = waits_together(pool.ranks, fleet, r)
-        fleet = cut_together(pool.ranks, fleet, r, may_come_in & ~room)
-        return fleet._replace(touched=fleet.touched.push(first_rank(r, pool.ranks), room))
-    room = has_room(given, fleet, r)
-    if fleet.pipelines is None:
-        fleet = cut_short(fleet, r, may_come_in & ~room)
-    return fleet._replace(touched=fleet.touched.push(r, room))
+    own = given_at(given, r, cluster.several)
+    queue = cluster.replicas.queue
+    first = arrival_goes_first(own, read(queue.first, r) >= 0, read(queue.top, r) >= 0)
+    cluster = _noted(given, _come_in(own, cluster, i, r), i, r)
+    may_come_in = first & (read(cluster.replicas.running_count, r) < own.limits.max_num_seqs)
+    if given.together.ranks is not None:
+        room = waits_together(given.together.ranks, cluster, r)
+        cluster = cut_together(given.together.ranks, cluster, r, may_come_in & ~room)
+        return cluster._replace(ready=cluster.ready.push(first_rank(r, given.together.ranks), room))
+    room = has_room(own, cluster, r)
+    if cluster.replicas.pipeline is None:
+        cluster = cut_short(cluster, r, may_come_in & ~room)
+    return cluster._replace(ready=cluster.ready.push(r, room))
 
 
-def _noted(pool: GivenPool, fleet: Fleet, i: Int, r: Int) -> Fleet:
+def _noted(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     """Of several pools: when job i came, and whether it is the first measured one at replica r."""
-    network, several = pool.network, fleet.several
+    network, several = given.network, cluster.several
     if network is None or several is None:
-        return fleet
+        return cluster
+    # Gaps between tokens count from the first token of a measured job on, at each replica of one of its own.
     known = read(several.first_measured, r)
     none = known == several.sent_s.shape[0] - 1
     first = jnp.where(none & read(network.measured, i), i, known)
-    return fleet._replace(
+    return cluster._replace(
         several=several._replace(
-            sent_s=write(several.sent_s, i, fleet.state.clock),
+            sent_s=write(several.sent_s, i, cluster.state.clock),
             first_measured=write(several.first_measured, r, first),
         )
     )
 
 
-def has_room(given: Given, fleet: Fleet, r: Int) -> Flag:
+def has_room(given: Given, cluster: ClusterState, r: Int) -> Flag:
     """Replica r may send a batch: none is under way, or fewer than it has pipeline ranks."""
-    pipelines = fleet.pipelines
-    if pipelines is None:
-        return read(fleet.running_batches.end_s, r) == jnp.inf
-    return read(pipelines.launched_batches, r) - read(pipelines.completed_batches, r) < given.structure.pipeline_ranks
+    pipeline = cluster.replicas.pipeline
+    if pipeline is None:
+        return read(cluster.running_batches.end_s, r) == jnp.inf
+    return read(pipeline.launched_batches, r) - read(pipeline.completed_batches, r) < given.structure.pipeline_ranks
 
 
-def choice(pool: GivenPool, fleet: Fleet, i: Int) -> tuple[Fleet, Int]:
-    """The replica of job i; the first of several with as little."""
-    network, session_turns = pool.network, pool.given.session_turns
-    if network is not None:
-        return _choice_of_side(pool, network, fleet, i)
-    if fleet.pipelines is None:
-        fleet = count_kv(pool, fleet, pool.counter == KV)
-        fleet = fleet if pool.by_prefix is None else catch_up(pool, fleet, pool.by_prefix.chosen)
-    at = i if session_turns is None else jnp.where(session_turns.in_turn, fleet.arrived, i)
+def choice(given: Given, cluster: ClusterState, i: Int) -> tuple[ClusterState, Int]:
+    """The replica of job i; the first of several with as little.
+
+    Of several pools it is one of its phase with its model and, behind a prefill side with groups, of its group.
+    """
+    router, network = given.together.router, given.network
+    phase, group = _place(given, cluster, i)
+    counter = read(router.counter, phase)
+    # In a pipeline nothing leaps, so that the KV of every replica is always as of now.
+    if cluster.replicas.pipeline is None:
+        cluster = count_kv(given, cluster, counter == KV)
+        cluster = cluster if router.by_prefix is None else catch_up(given, cluster, router.by_prefix.chosen)
+    cluster, known = _from_table(given, cluster, i, group, counter < 0)
 
     def least() -> Int:
-        there = jnp.arange(pool.given.structure.replicas, dtype=jnp.int32) < pool.replicas
-        return _least(_load(fleet, pool.counter), there)
+        load = _load(cluster, counter)
+        if network is None:
+            return _least(load, _there(given))
+        grouped = network.grouped & (phase > 0)
+        able = (network.phase == phase) & (network.model == read(network.asks, i))
+        able = able & (~grouped | (network.group == group))
+        capacity = given.limits.kv_units[network.pool]  # of unequal pools KV counts by its share of all there is
+        return _least(jnp.where(counter == KV, load / capacity, load), able)
 
-    r = lax.cond(pool.counter >= 0, least, lambda: read(pool.assigned, at))
-    by, caches = pool.by_prefix, fleet.caches
-    if by is None or caches is None:
-        return fleet, r
-    having = choose_by_prefix(pool.given, fleet.state, caches, fleet.counts, by, i, pool.replicas)
-    return fleet, jnp.where(by.chosen, having, r)
+    r = lax.cond(counter >= 0, least, lambda: known)
+    by = router.by_prefix
+    return cluster, r if by is None else jnp.where(by.chosen, _choose_by_prefix(given, cluster, by, i), r)
 
 
-def _load(fleet: Fleet, counter: Int) -> FloatPerReplica:
+def _place(given: Given, cluster: ClusterState, i: Int) -> tuple[Int, Int]:
+    """The phase of job i, and the group of the replica that computed its prompt, if its router minds."""
+    network, none = given.network, jnp.int32(0)
+    if network is None:
+        return none, none
+    behind = read(network.before, i) >= 0
+    phase = jnp.where(behind, 1, 0)
+    if cluster.several is None or cluster.several.travel is None:
+        return phase, none
+    sender = read_once(cluster.several.travel.sender, i)
+    return phase, jnp.where(network.grouped & behind, read(network.group, jnp.maximum(sender, 0)), none)
+
+
+def _from_table(given: Given, cluster: ClusterState, i: Int, group: Int, on: Flag) -> tuple[ClusterState, Int]:
+    """What a router chooses for job i that does not look at the replicas; if ``on``, it has taken its turn."""
+    router = given.together.router
+    groups, slots = router.assigned.shape
+    # Requests that are sent in the order of their numbers have their choice by number; where the order is known only in
+    # the run (users who think, a second phase), a table by kind says who gets the first, the second, ... of the kind.
+    by_job = read(router.assigned.reshape(-1), group * slots + i)
+    if router.kind is None or router.turns is None or cluster.taken is None:
+        return cluster, by_job
+    kind = read(router.kind, i)
+    row = jnp.maximum(kind, 0) * groups + group
+    turn = read(cluster.taken, row)
+    in_turn = read(router.turns.reshape(-1), row * slots + turn)
+    cluster = cluster._replace(taken=write(cluster.taken, row, turn + (on & (kind >= 0))))
+    return cluster, jnp.where(kind >= 0, in_turn, by_job)
+
+
+def _there(given: Given) -> FlagPerReplica:
+    """The replicas that there are, of those that the program has room for."""
+    return jnp.arange(given.structure.replicas, dtype=jnp.int32) < given.together.replicas
+
+
+def _load(cluster: ClusterState, counter: Int) -> FloatPerReplica:
     """What a router counts of every replica, as of the iterations that have ended by now."""
-    running_batches = fleet.running_batches
-    load = lax.dynamic_slice(fleet.counts, (jnp.int32(0), counter), (fleet.counts.shape[0], 1))[:, 0]
+    running_batches = cluster.running_batches
+    # Counters are those of the last ends of batches; of a leap under way the tokens that have come since are added.
+    load = lax.dynamic_slice(cluster.counts, (jnp.int32(0), counter), (cluster.counts.shape[0], 1))[:, 0]
     by_token = read(jnp.array(BY_TOKEN), counter)
     load = lax.cond(
         by_token != 0.0,
-        lambda: load + by_token * running_batches.done(fleet.state.clock) * running_batches.sums.decodes,
+        lambda: load + by_token * running_batches.done(cluster.state.clock) * running_batches.sums.decodes,
         lambda: load,
     )
-    return load + jnp.where(counter == KV, fleet.rows.kv, 0.0)
+    return load + jnp.where(counter == KV, cluster.replicas.kv, 0.0)
 
 
 def _least(load: FloatPerReplica, able: FlagPerReplica) -> Int:
     return jnp.argmin(jnp.where(able, load, jnp.inf)).astype(jnp.int32)
 
 
-def _choice_of_side(pool: GivenPool, network: Network, fleet: Fleet, i: Int) -> tuple[Fleet, Int]:
-    """The replica of its side that serves job i: with its model and, if that matters, of its group."""
-    before = read(network.before, i)
-    phase = jnp.where(before >= 0, 1, 0)
-    grouped = network.grouped & (before >= 0)
-    group = jnp.int32(0)
-    if fleet.several is not None and fleet.several.travel is not None:
-        sender = read_once(fleet.several.travel.sender, i)
-        group = jnp.where(grouped, read(network.group, jnp.maximum(sender, 0)), 0)
-    counter = read(network.counter, phase)
-    fleet = count_kv(pool, fleet, counter == KV) if fleet.pipelines is None else fleet
+def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int) -> Int:
+    """The replica of request ``i``, as ``routing.PrefixAware.choose`` says: an empty cache has nothing of it."""
+    blocks, there = cluster.replicas.blocks, _there(given)
+    assert blocks is not None
 
-    def least() -> Int:
-        able = (
-            (network.phase == phase) & (network.model == read(network.asks, i)) & (~grouped | (network.group == group))
-        )
-        capacity = pool.given.limits.kv_units[network.pool]
-        load = _load(fleet, counter)
-        return _least(jnp.where(counter == KV, load / capacity, load), able)
+    def look(carry: tuple[Int, IntPerReplica]) -> tuple[Int, IntPerReplica]:
+        r, hits = carry
+        here = cluster.state._replace(replica=row_of(cluster, r))
+        return r + 1, write(hits, r, look_up(given, here, i, by.chosen)[0])
 
-    several = fleet.several
-    assert several is not None
-    kind, (_, groups, slots) = read(network.kind, i), network.turns.shape
-    row = jnp.maximum(kind, 0) * groups + group
-    turn = read(several.taken, row)
-    takes = (counter < 0) & (kind >= 0)
-    in_turn, by_job = row * slots + turn, group * slots + i
-    r = lax.cond(
-        counter >= 0,
-        least,
-        lambda: jnp.where(
-            kind >= 0, read(network.turns.reshape(-1), in_turn), read(network.assigned.reshape(-1), by_job)
-        ),
-    )
-    taken = write(several.taken, row, turn + takes)
-    return fleet._replace(several=several._replace(taken=taken)), r
+    start = (jnp.int32(0), jnp.zeros(there.shape, jnp.int32))
+    hits = lax.while_loop(lambda carry: carry[0] < given.together.replicas, look, start)[1]
+    requests = cluster.counts[:, _REQUESTS]
+    most, least = jnp.where(there, requests, -jnp.inf).max(), jnp.where(there, requests, jnp.inf).min()
+    uneven = (most - least > by.imbalance) & (most > by.imbalance_ratio * least)
+    longest = hits.max()
+    share = longest * block_tokens(given) / read(given.requests.prompt_tokens, i)
+    prefers = (longest > 0) & (share >= by.threshold) & ~uneven
+    having = there & (~prefers | (hits == longest))
+    fewest = having & (requests == jnp.where(having, requests, jnp.inf).min())
+    known = jnp.where(prefers, 0, blocks.known)  # of several with as few requests the one that knows the least
+    return jnp.argmin(jnp.where(fewest, known, jnp.iinfo(jnp.int32).max)).astype(jnp.int32)
 
 
-def _come_in(fleet: Fleet, i: Int, r: Int) -> Fleet:
-    waiting = fleet.state.waiting
-    assert isinstance(waiting, QueueList)
-    rows = fleet.rows
-    queue = come_in(waiting._replace(first=read(rows.first, r), last=read(rows.last, r)), i)
-    return fleet._replace(
-        state=fleet.state._replace(waiting=queue),
-        rows=rows._replace(first=write(rows.first, r, queue.first), last=write(rows.last, r, queue.last)),
-    )
+def _come_in(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
+    state, replicas = cluster.state, cluster.replicas
+    ends = jax.tree.map(lambda column: read(column, r), replicas.queue)
+    queue = come_in(given, state.sequences, Queue(ends, state.queue_links), i)
+    ends = jax.tree.map(lambda column, value: write(column, r, value), replicas.queue, queue.ends)
+    return cluster._replace(state=state._replace(queue_links=queue.links), replicas=replicas._replace(queue=ends))
 
 
-def cut_short(fleet: Fleet, r: Int, on: Flag) -> Fleet:
+def cut_short(cluster: ClusterState, r: Int, on: Flag) -> ClusterState:
     """The leap of replica r ends with the iteration under way, if ``on``."""
-    running_batches = fleet.running_batches
-    running_batch = type(running_batches)(
-        *(read(column, r) if name != "sums" else column for name, column in running_batches._asdict().items())
-    )
+    running_batches = cluster.running_batches
+    running_batch = jax.tree.map(lambda column: read(column, r), running_batches)
+    # The iteration under way is not broken off: an engine looks at its queue between iterations.
     cut = on & (running_batch.iterations > 1.0)
-    iterations = jnp.where(cut, running_batch.under_way(fleet.state.clock), running_batch.iterations)
+    iterations = jnp.where(cut, running_batch.under_way(cluster.state.clock), running_batch.iterations)
     end_s = jnp.where(cut, running_batch.end_of(iterations), running_batch.end_s)
-    fleet = fleet._replace(
+    cluster = cluster._replace(
         running_batches=running_batches._replace(iterations=write(running_batches.iterations, r, iterations))
     )
-    return ends_at(fleet, r, end_s)
+    return ends_at(cluster, r, end_s)
 
 
-def count_kv(pool: GivenPool, fleet: Fleet, on: Flag) -> Fleet:
+def count_kv(given: Given, cluster: ClusterState, on: Flag) -> ClusterState:
     """The KV of every replica as of the iteration under way, if ``on``."""
-    on_demand = pool.given.rules.on_demand
-    return catch_up(pool, fleet, on & (on_demand if pool.network is None else on_demand.any()))
+    return catch_up(given, cluster, on & given.rules.on_demand.any())
 
 
-def catch_up(pool: GivenPool, fleet: Fleet, on: Flag) -> Fleet:
+def catch_up(given: Given, cluster: ClusterState, on: Flag) -> ClusterState:
     """Every replica's KV as of the iteration under way, and with prefix caches its blocks, if ``on``."""
 
-    def count_one(carry: tuple[Int, Fleet]) -> tuple[Int, Fleet]:
-        r, fleet = carry
-        until = read(fleet.running_batches.under_way(fleet.state.clock), r)
-        flies = read(fleet.running_batches.end_s, r) < jnp.inf
-        if pool.network is not None:
-            flies = flies & given_at(pool, r, fleet.several).rules.on_demand
-        return r + 1, grow_to(pool, fleet, r, jnp.where(flies, until, 0.0))
+    def count_one(carry: tuple[Int, ClusterState]) -> tuple[Int, ClusterState]:
+        r, cluster = carry
+        until = read(cluster.running_batches.under_way(cluster.state.clock), r)
+        flies = read(cluster.running_batches.end_s, r) < jnp.inf  # else the record is that of an earlier batch
+        if given.network is not None:
+            flies = flies & given_at(given, r, cluster.several).rules.on_demand
+        return r + 1, grow_to(given, cluster, r, jnp.where(flies, until, 0.0))
 
-    stop = jnp.where(on, pool.replicas, 0)
-    return lax.while_loop(lambda carry: carry[0] < stop, count_one, (jnp.int32(0), fleet))[1]
+    stop = jnp.where(on, given.together.replicas, 0)
+    return lax.while_loop(lambda carry: carry[0] < stop, count_one, (jnp.int32(0), cluster))[1]
 
 
-def grow_to(pool: GivenPool, fleet: Fleet, r: Int, until: Float) -> Fleet:
+def grow_to(given: Given, cluster: ClusterState, r: Int, until: Float) -> ClusterState:
     """The KV that the leap of replica r has taken up to its iteration number ``until``, and its integral over time.
 
     With KV on demand, decodes take more of it in every step after the first, which had it when the batch was formed.
     """
-    if fleet.caches is not None:
-        return _take_blocks(pool, fleet, r, until)
-    given, running_batches, state, several = (
-        given_at(pool, r, fleet.several),
-        fleet.running_batches,
-        fleet.state,
-        fleet.several,
+    if cluster.state.cache is not None:
+        return _take_blocks(given, cluster, r, until)
+    own, running_batches, state, replicas = (
+        given_at(given, r, cluster.several),
+        cluster.running_batches,
+        cluster.state,
+        cluster.replicas,
     )
-    kept = 0.0 if several is None or several.reserved is None else read(several.reserved.kept, r)
+    reserved = 0.0 if replicas.reserved is None else read(replicas.reserved, r)
     step, first_s, slope_s = (
         read(state.decode_groups.step, r),
         read(running_batches.first_s, r),
         read(running_batches.slope_s, r),
     )
 
+    # The state is not taken out for this: a router may ask for the KV of all replicas at every arrival.
     def grow(carry: tuple[Float, Float, Float]) -> tuple[Float, Float, Float]:
-        seen, kv, kv_unit_s = carry
-        kv = kv + growth_at(given, state._replace(schedulable=r), step + seen.astype(jnp.int32))
-        return seen + 1.0, kv, kv_unit_s + (kv - kept) * (first_s + slope_s * seen)
+        seen, kv, unit_s = carry
+        kv = kv + growth_of(own, state, r, step + seen.astype(jnp.int32))
+        return seen + 1.0, kv, unit_s + (kv - reserved) * (first_s + slope_s * seen)
 
-    so_far = state.kv_unit_s if several is None else read(several.totals.kv_unit_s, r)
-    start = (read(running_batches.seen, r), read(fleet.rows.kv, r), so_far)
-    seen, kv, kv_unit_s = lax.while_loop(lambda carry: carry[0] < until, grow, start)
-    if several is not None:
-        column = write(several.totals.kv_unit_s, r, kv_unit_s)
-        several = several._replace(totals=several.totals._replace(kv_unit_s=column))
-    return fleet._replace(
-        state=state if several is not None else state._replace(kv_unit_s=kv_unit_s),
-        several=several,
-        rows=fleet.rows._replace(kv=write(fleet.rows.kv, r, kv)),
+    start = (read(running_batches.seen, r), read(replicas.kv, r), kv_unit_s(cluster, r))
+    seen, kv, unit_s = lax.while_loop(lambda carry: carry[0] < until, grow, start)
+    return with_kv_unit_s(cluster, r, unit_s)._replace(
+        replicas=replicas._replace(kv=write(replicas.kv, r, kv)),
         running_batches=running_batches._replace(seen=write(running_batches.seen, r, seen)),
     )
 
 
-def _take_blocks(pool: GivenPool, fleet: Fleet, r: Int, until: Float) -> Fleet:
+def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> ClusterState:
     """The same in a prefix cache: the decodes take blocks and name those that they fill, whether KV is reserved or not.
 
     Of reserved KV the integral is taken at the end of the leap (``program._account``).
     """
-    given, running_batches, state = pool.given, fleet.running_batches, replica_at_hand(fleet, r)
+    running_batches, state = cluster.running_batches, replica_at_hand(cluster, r)
     step, first_s, slope_s = (
         read(state.decode_groups.step, r),
         read(running_batches.first_s, r),
@@ -327,10 +363,10 @@ def _take_blocks(pool: GivenPool, fleet: Fleet, r: Int, until: Float) -> Fleet:
     def take(carry: tuple[Float, State]) -> tuple[Float, State]:
         seen, state = carry
         state = take_step(given, state, step + seen.astype(jnp.int32), seen < until)
-        grown = jnp.where(given.rules.on_demand, state.kv * (first_s + slope_s * seen), 0.0)
-        return seen + 1.0, state._replace(kv_unit_s=state.kv_unit_s + grown)
+        grown = jnp.where(given.rules.on_demand, state.replica.kv * (first_s + slope_s * seen), 0.0)
+        return seen + 1.0, state.in_totals(kv_unit_s=state.totals.kv_unit_s + grown)
 
     seen, state = lax.while_loop(lambda carry: carry[0] < until, take, (read(running_batches.seen, r), state))
-    return put_back(fleet, r, state)._replace(
+    return put_back(cluster, r, state)._replace(
         running_batches=running_batches._replace(seen=write(running_batches.seen, r, seen))
     )

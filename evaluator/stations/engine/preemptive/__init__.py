@@ -1,14 +1,38 @@
-"""The engine's program for queues in any order: KV on demand, pipelines, shares of long prompts, least work first."""
+"""The engine's general program: KV on demand, pipelines, shares of long prompts, any order of the queue, prefix caches.
+
+Here a replica has a loop of its own; ``engine.joint`` runs several, each as here, on one clock. Both take a ``Lane``.
+"""
 
 from evaluator.stations.engine.preemptive.lane import (
+    NO_COUNTER,
     BlockContent,
+    ByPrefix,
     CacheShape,
+    Cluster,
     KvUnits,
     Lane,
+    Links,
+    Network,
+    RouterChoices,
     Rules,
     SessionTurns,
     Structure,
 )
 from evaluator.stations.engine.preemptive.program import run_lanes
 
-__all__ = ["BlockContent", "CacheShape", "KvUnits", "Lane", "Rules", "SessionTurns", "Structure", "run_lanes"]
+__all__ = [
+    "NO_COUNTER",
+    "BlockContent",
+    "ByPrefix",
+    "CacheShape",
+    "Cluster",
+    "KvUnits",
+    "Lane",
+    "Links",
+    "Network",
+    "RouterChoices",
+    "Rules",
+    "SessionTurns",
+    "Structure",
+    "run_lanes",
+]

@@ -21,34 +21,42 @@ from jax import lax
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import read, read_once, write
-from evaluator.stations.engine.preemptive import prefix_cache
 from evaluator.stations.engine.preemptive.decode_groups import join
+from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.peak import enter_end, peak_units
-from evaluator.stations.engine.preemptive.preemption import grow_decodes, make_room, own_units
-from evaluator.stations.engine.preemptive.state import State
+from evaluator.stations.engine.preemptive.preemption import grow_decodes, make_room
+from evaluator.stations.engine.preemptive.state import State, no_batch
 from evaluator.stations.engine.preemptive.waiting import any_waiting, head, pop
 
 
-def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> State:
-    """The next batch, which will start at ``start_s``, in ``state.batch``; its decodes are the decode group at rest."""
+def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> tuple[State, Scheduled]:
+    """The next batch, which will start at ``start_s``, if ``on``; its decodes are the decode group at rest."""
+    state = state._replace(batch=no_batch())
     policy, rules = given.limits.policy, given.rules
     alone = policy.prefill_alone
-    looks = jnp.where(rules.look_every > 0, _looks(given, state), ~policy.drain_first | (state.running_count == 0))
+    looks = jnp.where(
+        rules.look_every > 0, _looks(given, state), ~policy.drain_first | (state.replica.running_count == 0)
+    )
     any_kind = policy.drain_first | (rules.look_every > 0)  # one admission takes requests with and without a prompt
+    # Where prompts are computed alone (vLLM v0: ``_schedule_prefills``) admission comes first.
     first = on & alone & looks
     state = _admit(given, state, start_s, computing=first, resident=first & any_kind)
-    state = state._replace(last_look=jnp.where(state.batch.admitted > 0, state.decode_iterations, state.last_look))
+    replica = state.replica
+    last_look = jnp.where(state.batch.admitted > 0, replica.decode_iterations, replica.last_look)
+    state = state.at_replica(last_look=last_look)
+    # vLLM v0 decodes only when no prompt was scheduled; v1 takes its running requests first, decodes among them.
     decodes = on & (~alone | (state.batch.prompts.tokens == 0))
     state = grow_decodes(given, state, decodes)
-    if state.cache is not None:
-        state = prefix_cache.take_step(given, state, read(state.decode_groups.step, state.schedulable), decodes)
+    state = kv_of(given).take_step(given, state, read(state.decode_groups.step, state.schedulable), decodes)
     # They share the budget with prompts.
     beside = jnp.where(alone, 0.0, given.rows(read(state.decode_groups.decodes, state.schedulable)))
     state = state._replace(batch=state.batch._replace(decodes=beside))
     state = _continue_prompts(given, state, decodes & ~policy.whole_prompts)
+    # vLLM v1 ``schedule``: "if not preempted_reqs", new requests come in after the running ones have their KV.
     last = decodes & ~state.batch.short & ~any_kind
-    return _admit(given, state, start_s, computing=last & ~alone, resident=last)
+    state = _admit(given, state, start_s, computing=last & ~alone, resident=last)
+    return state, _scheduled(given, state)
 
 
 class Scheduled(NamedTuple):
@@ -59,7 +67,7 @@ class Scheduled(NamedTuple):
     there: Flag  # it has decodes or prompt tokens
 
 
-def scheduled(given: Given, state: State) -> Scheduled:
+def _scheduled(given: Given, state: State) -> Scheduled:
     """The sums of ``state.batch`` and the decode group at rest, whose decodes wait where prompts are computed alone."""
     decode_group, decode_groups, prompts = state.schedulable, state.decode_groups, state.batch.prompts
     stalled = given.limits.policy.prefill_alone & (prompts.tokens > 0)
@@ -76,9 +84,9 @@ def scheduled(given: Given, state: State) -> Scheduled:
 
 def _looks(given: Given, state: State) -> Flag:
     """LightLLM looks at the waiting queue when no request runs, and every ``look_every`` decode iterations."""
-    waited = state.decode_iterations - state.last_look
+    waited = state.replica.decode_iterations - state.replica.last_look
     due = (waited > 0) & (waited % jnp.maximum(given.rules.look_every, 1) == 0)
-    return (state.running_count == 0) | due
+    return (state.replica.running_count == 0) | due
 
 
 class Candidate(NamedTuple):
@@ -98,10 +106,11 @@ def _candidate(given: Given, state: State, i: Int, found: Int | int = 0) -> Cand
     start, target = read_once(state.sequences.computed, i), read_once(state.sequences.target, i)
     start = jnp.maximum(start, found)
     rest = jnp.maximum(target - start, 0)
+    # vLLM: ``token_budget`` is shared; ``long_prefill_token_threshold`` cuts a chunk before the budget does.
     room = limits.max_num_batched_tokens - batch.decodes - batch.prompts.tokens
     bound = jnp.minimum(room, given.rules.long_prefill_tokens)
     chunk = jnp.where(whole, jnp.where(rest <= room, rest, -1.0), jnp.minimum(rest, bound))
-    has_room = room > 0
+    has_room = room > 0  # whole prompts of no tokens would fit into a budget of none
     if given.speculation is not None:
         has_room = jnp.where(rest > 0, has_room, room >= given.rows(1.0))
     return Candidate(start, rest, jnp.where(has_room, chunk, -1.0).astype(jnp.int32))
@@ -113,6 +122,7 @@ def _needed_units(given: Given, i: Int, one: Candidate) -> Float:
     computes = jnp.maximum(one.tokens, 1)
     if given.speculation is not None:
         computes = jnp.where(one.rest > 0, computes, given.rows(1.0).astype(jnp.int32))
+    # Sarathi gives a prompt its whole KV at once; vLLM v1 only the blocks of the chunk that is computed now.
     slots = jnp.maximum(one.start + computes, jnp.where(rules.whole_kv, one.start + one.rest, 0))
     reserved = given.kv_units(i).astype(jnp.float64)
     return jnp.where(rules.on_demand, own_units(given, i, slots.astype(jnp.float64)), reserved)
@@ -132,17 +142,17 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
 
     ``computing``: requests with a prompt to compute may come in; ``resident``: those without. If both are false, none.
     """
-    limits, rules = given.limits, given.rules
+    limits, rules, kv = given.limits, given.rules, kv_of(given)
 
     def fits(state: State) -> Flag:
-        i = head(state.waiting)
-        one = _candidate(given, state, i, _found(given, state))
+        i = head(given, state)
+        one = _candidate(given, state, i, kv_of(given).found_tokens(given, state))
+        # vLLM's watermark (v0 ``can_allocate``): an admission leaves some KV, lest somebody be preempted for it soon.
         kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
-        if state.cache is not None:  # shared blocks need not be taken, but those that nobody uses are no longer free
-            kept = kept + (state.cache.idle_hits - state.cache.hits)
-        needed, room = _fitting_units(given, i, one), limits.kv_units - state.kv
+        kept = kept + kv.taken_beside(state)
+        needed, room = _fitting_units(given, i, one), limits.kv_units - state.replica.kv
         has_kv = needed + kept <= room
-        if state.kv_reservation is not None:
+        if given.structure.kv_reservation:
             has_kv = has_kv | _has_room(given, read_once(state.sequences.scheduled_s, i))
         fits = jnp.where(one.rest > 0, computing & (one.tokens > 0), resident & (one.tokens >= 0)) & has_kv
         if given.structure.peaks:
@@ -150,24 +160,17 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
         return fits
 
     def looks(state: State) -> Flag:
-        return (computing | resident) & (state.running_count < limits.max_num_seqs) & any_waiting(given, state)
+        return (computing | resident) & (state.replica.running_count < limits.max_num_seqs) & any_waiting(given, state)
 
+    # Only the head is tried: vLLM breaks off at the first waiting request that does not fit, even if others would.
     def next_fits(state: State) -> Flag:
         return lax.cond(looks(state), fits, lambda _: jnp.zeros((), bool), state)
 
     def look_up(state: State) -> State:
         """With what is there of the head that is looked at next."""
-        if state.cache is None:
-            return state
-        hits, idle = prefix_cache.look_up(given, state, head(state.waiting), looks(state))
-        return state._replace(cache=state.cache._replace(hits=hits, idle_hits=idle))
+        return kv.look_up(given, state, head(given, state), looks(state))
 
     return lax.while_loop(next_fits, lambda state: look_up(_take_head(given, state, start_s)), look_up(state))
-
-
-def _found(given: Given, state: State) -> Int | int:
-    """Leading tokens of the waiting queue's head that are in the prefix cache, as they were looked up."""
-    return 0 if state.cache is None else state.cache.hits * prefix_cache.block_tokens(given)
 
 
 def may_be_admitted(given: Given, state: State) -> Flag:
@@ -177,42 +180,42 @@ def may_be_admitted(given: Given, state: State) -> Flag:
     work an arrival may become the head, so that nothing is said of its KV.
     """
     limits, rules = given.limits, given.rules
-    i = head(state.waiting)
+    i = head(given, state)
     start = read_once(state.sequences.computed, i)
     rest = jnp.maximum(read_once(state.sequences.target, i) - start, 0)
     least = Candidate(start, rest, jnp.where(limits.policy.whole_prompts, rest, 1).astype(jnp.int32))
     kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
-    short = _fitting_units(given, i, least) + kept > limits.kv_units - state.kv
+    short = _fitting_units(given, i, least) + kept > limits.kv_units - state.replica.kv
     waits_for_kv = ~rules.least_work & any_waiting(given, state) & short
-    drains = limits.policy.drain_first & (state.running_count > 0)
-    return ~(waits_for_kv | drains | (state.running_count >= limits.max_num_seqs))
+    drains = limits.policy.drain_first & (state.replica.running_count > 0)
+    return ~(waits_for_kv | drains | (state.replica.running_count >= limits.max_num_seqs))
 
 
 def _take_head(given: Given, state: State, start_s: Float) -> State:
     """The head of the waiting queue is admitted: it takes a seat, KV, and its first chunk or its place as a decode."""
-    i = head(state.waiting)
-    one = _candidate(given, state, i, _found(given, state))
+    i = head(given, state)
+    one = _candidate(given, state, i, kv_of(given).found_tokens(given, state))
     batch, scheduled_s = state.batch, read_once(state.sequences.scheduled_s, i)
-    has_room = _has_room(given, scheduled_s) if state.kv_reservation is not None else False
-    state = _take_units(given, state, i, one)
+    has_room = _has_room(given, scheduled_s) if given.structure.kv_reservation else False
+    state = kv_of(given).admit(given, state, i, _needed_units(given, i, one), one.start)
     if state.router_counts is not None:
         waiting_units = state.router_counts.waiting_units - jnp.where(has_room, 0, given.kv_units(i))
         state = state._replace(router_counts=state.router_counts._replace(waiting_units=waiting_units))
-    if state.kv_reservation is not None:
+    if given.structure.kv_reservation:
         freed = jnp.where(has_room, _needed_units(given, i, one), 0.0)
         state = _move_in(given, state, i, freed, start_s, scheduled_s == jnp.inf)
-    state = state._replace(
-        waiting=pop(state.waiting, i),
-        running=state.running.append(i, True),
-        prompts=state.prompts.append(i, one.rest > 0),
-        running_count=state.running_count + 1,
+    state = pop(given, state, i)
+    sentinel = state.replica.sentinel
+    state = state.at_replica(running_count=state.replica.running_count + 1)._replace(
+        running=state.running.append(sentinel, i, True),
+        prompts=state.prompts.append(sentinel, i, one.rest > 0),
         admissions=state.admissions + 1,
         batch=batch._replace(
             admitted=batch.admitted + 1, decodes=batch.decodes + given.rows(jnp.where(one.rest == 0, 1.0, 0.0))
         ),
     )
     sequences = state.sequences
-    scheduled_s = jnp.minimum(scheduled_s, start_s)  # of its first admission
+    scheduled_s = jnp.minimum(scheduled_s, start_s)  # of its first admission: infinite before, and it never grows
     state = state._replace(
         sequences=sequences._replace(
             admission=write(sequences.admission, i, state.admissions),
@@ -223,19 +226,6 @@ def _take_head(given: Given, state: State, start_s: Float) -> State:
         state = enter_end(given, state, i)
     state = _compute(given, state, i, one)
     return join(given, state, i, one.rest == 0, has_kv=True)
-
-
-def _take_units(given: Given, state: State, i: Int, one: Candidate) -> State:
-    """A request that is admitted gets its KV; what it shares of it need not be computed."""
-    units = _needed_units(given, i, one)
-    if state.cache is None:
-        return state._replace(kv=state.kv + units)
-    found = one.start - read_once(state.sequences.computed, i)
-    if state.router_counts is not None:
-        state = state._replace(router_counts=state.router_counts._replace(again=state.router_counts.again - found))
-    state = prefix_cache.admit(given, state, i, units.astype(jnp.int32))
-    computed = write(state.sequences.computed, i, one.start)
-    return state._replace(sequences=state.sequences._replace(computed=computed))
 
 
 def _has_room(given: Given, scheduled_s: Float) -> Flag:
@@ -249,16 +239,14 @@ def _move_in(given: Given, state: State, i: Int, units: Float, start_s: Float, f
     Of a prefill side, requests that are admitted for the ``first`` time are listed: layer by layer they ask for room
     from now on.
     """
-    kv_reservation, listed = state.kv_reservation, state.listed
-    assert kv_reservation is not None and listed is not None
-    state = state._replace(
-        kv=state.kv - units, kv_reservation=kv_reservation._replace(kept=kv_reservation.kept - units)
-    )
+    replica, listed = state.replica, state.listed
+    assert replica.reserved is not None and state.room_since_s is not None and listed is not None
+    state = state.at_replica(kv=replica.kv - units, reserved=replica.reserved - units)
     state = state._replace(listed=listed.push(i, first & ~given.limits.prompts_resident))
     if given.structure.pipeline_ranks > 1:
         return state  # the integral goes by what is in use, whoever uses it
-    waited_s = jnp.where(units > 0.0, start_s - read_once(kv_reservation.since_s, i), 0.0)
-    return state._replace(kv_unit_s=state.kv_unit_s + units * waited_s)
+    waited_s = jnp.where(units > 0.0, start_s - read_once(state.room_since_s, i), 0.0)
+    return state.in_totals(kv_unit_s=state.totals.kv_unit_s + units * waited_s)
 
 
 def _continue_prompts(given: Given, state: State, on: Flag) -> State:
@@ -275,7 +263,7 @@ def _continue_prompts(given: Given, state: State, on: Flag) -> State:
     def goes_on(carry: tuple[State, Int, Flag]) -> Flag:
         state, _, fits = carry
         i = next_one(carry)
-        return on & fits & (i < state.prompts.sentinel) & (_candidate(given, state, i).tokens > 0)
+        return on & fits & (i < state.replica.sentinel) & (_candidate(given, state, i).tokens > 0)
 
     def go_on(carry: tuple[State, Int, Flag]) -> tuple[State, Int, Flag]:
         state, before, _ = carry
@@ -286,7 +274,7 @@ def _continue_prompts(given: Given, state: State, on: Flag) -> State:
         state = _compute(given, state, i, one)
         return state, jnp.where(one.tokens == one.rest, before, i), fits
 
-    start = (state, state.prompts.sentinel, ~jnp.zeros((), bool))
+    start = (state, state.replica.sentinel, ~jnp.zeros((), bool))
     return lax.while_loop(goes_on, go_on, start)[0]
 
 
@@ -294,18 +282,19 @@ def _compute(given: Given, state: State, i: Int, one: Candidate) -> State:
     """The batch computes a chunk of a prompt under way; nothing happens if it has no tokens."""
     batch, sequences = state.batch, state.sequences
     computes = one.tokens > 0
-    completes = computes & (one.tokens == one.rest)
+    completes = computes & (one.tokens == one.rest)  # its next token comes with this batch
     prompts = batch.prompts.add_chunk(one.start.astype(jnp.float64), one.tokens.astype(jnp.float64), given.window())
     after = jnp.where(completes, batch.completing, read_once(state.next_completing, i))
     computed = read_once(sequences.computed, i) + one.tokens
-    running_batch = jnp.where(computes, state.launched_batches, read_once(sequences.running_batch, i))
+    if sequences.running_batch is not None and state.replica.pipeline is not None:
+        running_batch = jnp.where(
+            computes, state.replica.pipeline.launched_batches, read_once(sequences.running_batch, i)
+        )
+        sequences = sequences._replace(running_batch=write(sequences.running_batch, i, running_batch))
     state = state._replace(
         batch=batch._replace(prompts=prompts, completing=jnp.where(completes, i, batch.completing)),
-        sequences=sequences._replace(
-            computed=write(sequences.computed, i, computed),
-            running_batch=write(sequences.running_batch, i, running_batch),
-        ),
+        sequences=sequences._replace(computed=write(sequences.computed, i, computed)),
         next_completing=write(state.next_completing, i, after),
         prompts=state.prompts.remove(i, completes),
     )
-    return state if state.cache is None else prefix_cache.register(given, state, i, computed)
+    return kv_of(given).compute(given, state, i, computed)

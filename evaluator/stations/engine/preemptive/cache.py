@@ -3,11 +3,11 @@
 The content of a whole block and of all before it has a number, its *name* (``lane.Content``), so that two blocks of one
 name hold the KV of the same tokens in the same place. Blocks count who uses them. One that nobody uses keeps its
 content and joins the end of the chain ``idle``, the last block of a request first (the front, where it has no name,
-since nobody can find it again); a request takes blocks that were
-never used, and after them the first of the chain, which forget what they held.
+since nobody can find it again); a request takes blocks that were never used, and after them the first of the chain,
+which forget what they held.
 
-Of several replicas that run together (``engine.coupled``) the names and blocks of replica r follow those of the
-replicas before it, and each has sentinels of its own.
+Of several replicas that run together (``engine.joint``) the names and blocks of replica r follow those of the replicas
+before it, and each has sentinels of its own.
 """
 
 from __future__ import annotations
@@ -22,8 +22,15 @@ from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.linked_lists import LinkedList
 
 
+class BlockCounts(NamedTuple):
+    """Of the blocks of one replica."""
+
+    joined: Int  # how many have ever been taken
+    known: Int  # how many have a name
+
+
 class Cache(NamedTuple):
-    """The blocks of the KV, and which of them each request holds. The numbers at the end are those of one replica."""
+    """The blocks of the KV, and which of them each request holds."""
 
     first: IntPerName  # the block that holds it; of several the one that was named first; NONE: none does
     same: LinkedList  # blocks of one name, in the order in which they were named, as a ring without a sentinel
@@ -35,11 +42,8 @@ class Cache(NamedTuple):
     named: IntPerRequest  # how many of them, from the first on, have a name
     hit_tokens: IntPerRequest  # prompt tokens found on the first admission
     due: LinkedList  # decodes by the remainder of the step that opens a block for them, see ``prefix_cache.bucket``
-    joined: Int  # blocks that have ever been taken
-    known: Int  # blocks with a name
     hits: Int  # leading blocks of the waiting queue's head that are there, and
     idle_hits: Int  # those of them that nobody uses
-    replica: Int
 
 
 def initial_cache(given: Given) -> Cache | None:
@@ -49,16 +53,12 @@ def initial_cache(given: Given) -> Cache | None:
         return None
     slots = given.requests.arrival_s.shape[0]
     number = jnp.zeros((), jnp.int32)
-    first_sentinel = shape.blocks * replicas + jnp.minimum(
-        given.limits.requests, 0
-    )  # traced, as ``LinkedList`` needs it
     blocks = shape.blocks * replicas + replicas
     none, zeros = jnp.full(blocks, NONE, jnp.int32), jnp.zeros(slots, jnp.int32)
     return Cache(
         first=jnp.full(shape.names * replicas + 1, NONE, jnp.int32),
-        same=LinkedList.empty(blocks, first_sentinel), name=none, users=jnp.zeros(blocks, jnp.int32),
-        idle=LinkedList.empty(blocks, first_sentinel),
+        same=LinkedList.empty(blocks), name=none, users=jnp.zeros(blocks, jnp.int32), idle=LinkedList.empty(blocks),
         held=jnp.zeros(shape.held, jnp.int32), units=zeros, named=zeros, hit_tokens=zeros,
-        due=LinkedList.empty(slots + shape.due * replicas, slots + jnp.minimum(given.limits.requests, 0)),
-        joined=number, known=number, hits=number, idle_hits=number, replica=number,
+        due=LinkedList.empty(slots + shape.due * given.structure.decode_groups()),
+        hits=number, idle_hits=number,
     )  # fmt: skip

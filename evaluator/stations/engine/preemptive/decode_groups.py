@@ -1,11 +1,9 @@
 """Decode groups, sequences that decode together: how one joins, how it is taken out, and what KV its next tokens need.
 
 Time is counted in steps of the decode group, each of which adds a token to every member. What will happen to a member
-follows
-from the step at which it joins, so it is entered once in the decode group's rings (``state.Rings``) and not looked at
-again
-until then: at the step after which it leaves, at the step at which its attention window is full, and, with KV on
-demand, at each step at which it needs another KV unit.
+follows from the step at which it joins, so it is entered once in the decode group's rings (``state.Rings``) and not
+looked at again until then: at the step after which it leaves, at the step at which its attention window is full, and,
+with KV on demand, at each step at which it needs another KV unit.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from jax import lax
 from evaluator.cost.kv import units
 from evaluator.stations.engine.common.arrays import Flag, Float, Int, StepBits, StepCounts
 from evaluator.stations.engine.common.rings import NONE, add, mark, read, read_once, tagged_add, write
-from evaluator.stations.engine.preemptive import prefix_cache
+from evaluator.stations.engine.preemptive.kv import kv_of
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.linked_lists import push, unlink
 from evaluator.stations.engine.preemptive.speculative_steps import (
@@ -48,35 +46,27 @@ def known_tokens(given: Given, i: Int, generated: Int) -> Float:
     return (read(given.requests.prompt_tokens, i) + generated + given.limits.prompts_resident).astype(jnp.float64)
 
 
-def steps_done(given: Given, state: State) -> Int:
-    """Steps of the decode group at rest, where there is no pipeline."""
-    return (
-        state.decode_groups.step[0]
-        if given.structure.decode_groups() == 1
-        else read(state.decode_groups.step, state.schedulable)
-    )
-
-
 def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> State:
     """A sequence joins the decode group at rest, if ``on``; ``has_kv``: it has the KV of its first token there."""
     sequences, decode_group = state.sequences, state.schedulable
     step = read(state.decode_groups.step, decode_group)
     generated = read_once(sequences.generated, i)
-    steps = read(given.requests.output_tokens, i) - generated
+    steps = read(given.requests.output_tokens, i) - generated  # a token each
     attends, computed = known_tokens(given, i, generated), read_once(sequences.computed, i)
     if state.accepted is not None:
         path = path_since(given, state, i, on)._replace(decode_group=decode_group, step=step)
         steps, gains = enter_accepted(given, state.accepted, path, attends, 1)
-        noted = note_units(given, state.rings.accepted, path, has_kv, 1)
-        state = state._replace(accepted=gains, rings=state.rings._replace(accepted=noted))
+        noted = note_units(given, state.rings.kv_growth, path, has_kv, 1)
+        state = state._replace(accepted=gains, rings=state.rings._replace(kv_growth=noted))
     last = step + steps
     one = GroupMember(decode_group, step, last, computed, attends, on)
+    # All that will happen to the member is noted now, at the steps at which it will happen; masked where not ``on``.
     leaving, next_leaving = push(state.rings.leaving, _cell(given, decode_group, last, on), state.next_leaving, i, on)
     joined, next_joined = push(state.decode_groups.joined, decode_group, state.next_joined, i, on)
     events = _mark(given, state.rings.events, decode_group, last, on)
-    accepted = state.rings.accepted
+    kv_growth = state.rings.kv_growth
     if given.speculation is None:
-        accepted = _note_growth(given, accepted, one, step + has_kv, 1)
+        kv_growth = _note_growth(given, kv_growth, one, step + has_kv, 1)
     sequences = sequences._replace(
         decode_group=write(
             sequences.decode_group, i, jnp.where(on, decode_group, read_once(sequences.decode_group, i))
@@ -85,32 +75,31 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
     )
     state = state._replace(
         decode_groups=state.decode_groups._replace(joined=joined),
-        rings=state.rings._replace(leaving=leaving, events=events, accepted=accepted),
+        rings=state.rings._replace(leaving=leaving, events=events, kv_growth=kv_growth),
         sequences=sequences,
         next_leaving=next_leaving,
         next_joined=next_joined,
     )
-    if state.cache is not None:
-        state = state._replace(cache=prefix_cache.enter_due(given, state.cache, i, decode_group, step - computed, on))
+    state = kv_of(given).join(given, state, i, decode_group, step - computed, on)
     return _count(given, state, one, 1)
 
 
-def _launch_batch(given: Given, state: State, i: Int, one: GroupMember, generated: Int) -> State:
+def _withdraw_steps(given: Given, state: State, i: Int, one: GroupMember, generated: Int) -> State:
     """The rings without what a member would still have gained; ``generated`` tokens are there."""
     sequences = state.sequences
     if state.accepted is None or sequences.decoded is None or sequences.slots is None:
-        accepted = _note_growth(given, state.rings.accepted, one, one.step, -1)
-        return state._replace(rings=state.rings._replace(accepted=accepted))
+        kv_growth = _note_growth(given, state.rings.kv_growth, one, one.step, -1)
+        return state._replace(rings=state.rings._replace(kv_growth=kv_growth))
     since = path_since(given, state, i, one.on)
     elapsed = one.step - since.step
     slots = jnp.where(one.on, held_tokens(given, since, elapsed), since.slots)
     left = jnp.where(one.on, read(given.requests.output_tokens, i) - generated, 0)
     later = SpeculativePath(i, one.decode_group, one.step, since.first + elapsed, left, one.computed, slots)
-    accepted = note_units(given, state.rings.accepted, later, False, -1)
+    kv_growth = note_units(given, state.rings.kv_growth, later, False, -1)
     decoded = write(sequences.decoded, i, jnp.where(one.on, later.first, since.first))
     return state._replace(
         accepted=enter_accepted(given, state.accepted, later, one.attends, -1)[1],
-        rings=state.rings._replace(accepted=accepted),
+        rings=state.rings._replace(kv_growth=kv_growth),
         sequences=sequences._replace(decoded=decoded, slots=write(sequences.slots, i, slots)),
     )
 
@@ -119,7 +108,7 @@ def leave(given: Given, state: State, i: Int, on: Flag) -> State:
     """A sequence is taken out of its decode group, if it is in one and ``on``; what it has generated is written
     down."""
     one, generated, was_fresh = _membership(given, state, i, on)
-    state = _launch_batch(given, state, i, one, generated)
+    state = _withdraw_steps(given, state, i, one, generated)
     sequences, decode_groups = state.sequences, state.decode_groups
     on, decode_group = one.on, one.decode_group
     leaving, next_leaving = unlink(
@@ -139,8 +128,7 @@ def leave(given: Given, state: State, i: Int, on: Flag) -> State:
         next_leaving=next_leaving,
         next_joined=next_joined,
     )
-    if state.cache is not None:
-        state = state._replace(cache=state.cache._replace(due=state.cache.due.remove(i)))
+    state = kv_of(given).leave(given, state, i, on)
     return _count(given, state, one, -1)
 
 
@@ -177,7 +165,7 @@ def _count(given: Given, state: State, one: GroupMember, sign: int) -> State:
     if given.speculation is not None:
         windowed = add(decode_groups.window_context, one.decode_group, amount * jnp.minimum(one.attends, window))
         return state._replace(decode_groups=decode_groups._replace(window_context=windowed))
-    grows = on & (one.attends < window)
+    grows = on & (one.attends < window)  # until the window is full, each step adds a token to what it attends to
     full = jnp.minimum(one.step + (window - one.attends).astype(jnp.int32), one.last)  # its last step at most
     decode_groups = decode_groups._replace(
         window_context=add(decode_groups.window_context, one.decode_group, amount * jnp.minimum(one.attends, window)),
@@ -191,7 +179,7 @@ def _count(given: Given, state: State, one: GroupMember, sign: int) -> State:
     return state._replace(decode_groups=decode_groups, rings=rings)
 
 
-def _note_growth(given: Given, accepted: StepCounts, one: GroupMember, start: Int, count: int) -> StepCounts:
+def _note_growth(given: Given, kv_growth: StepCounts, one: GroupMember, start: Int, count: int) -> StepCounts:
     """The ring with ``count`` times the KV units that a sequence needs from the step ``start`` on, up to its last.
 
     Only the steps at which its tokens begin a new block are visited.
@@ -210,7 +198,7 @@ def _note_growth(given: Given, accepted: StepCounts, one: GroupMember, start: In
     held = units(rules.kv, (one.computed + first - one.step).astype(jnp.float64))
     end = jnp.where(one.on, one.last, one.step)
     stop = jnp.where(rules.on_demand & ~given.every_token_takes_a_unit(), end, start)
-    return lax.while_loop(lambda carry: carry[0] < stop, enter, (first, held, accepted))[2]
+    return lax.while_loop(lambda carry: carry[0] < stop, enter, (first, held, kv_growth))[2]
 
 
 def _mark(given: Given, events: StepBits, decode_group: Int, step: Int, on: Flag) -> StepBits:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
@@ -10,14 +10,12 @@ from jax import lax
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, add, read, read_once, tagged_count, unmark, write
-from evaluator.stations.engine.preemptive import prefix_cache
 from evaluator.stations.engine.preemptive.decode_groups import join, known_tokens, leave
+from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
-from evaluator.stations.engine.preemptive.linked_lists import turned
-from evaluator.stations.engine.preemptive.preemption import own_units
 from evaluator.stations.engine.preemptive.speculative_steps import held_tokens, path_since
-from evaluator.stations.engine.preemptive.state import QueueHeap, QueueList, State
-from evaluator.stations.engine.preemptive.waiting import answer, deliver, seen_s
+from evaluator.stations.engine.preemptive.state import State
+from evaluator.stations.engine.preemptive.waiting import release_next
 
 
 class MeasuredSteps(NamedTuple):
@@ -39,7 +37,7 @@ class IterationEnd(NamedTuple):
 
 
 def complete_iteration(given: Given, state: State, iteration_end: IterationEnd) -> State:
-    """The clock has reached the landing's end: its tokens are handed out, and finished requests leave.
+    """The clock has reached the end of an iteration or a leap: its tokens are handed out, and finished requests leave.
 
     Gaps count from the first token of the first measured request on, as in the other program.
     """
@@ -49,6 +47,8 @@ def complete_iteration(given: Given, state: State, iteration_end: IterationEnd) 
     else:
         weight = jnp.where(iteration_end.measured.since_s < iteration_end.end_s, 1.0, 0.0)
         first_weight = jnp.where(iteration_end.measured.since_s < iteration_end.first_end_s, 1.0, 0.0)
+    # The order matters: gaps need the members as they were; who leaves has had its last step; whoever completed its
+    # prompt joins the decodes after they have stepped, because its first token comes with this iteration.
     state = _enter_gaps(given, state, iteration_end, first_weight)
     state = _take_steps(given, state, iteration_end)
     state = _finish_decodes(given, state, iteration_end)
@@ -58,11 +58,11 @@ def complete_iteration(given: Given, state: State, iteration_end: IterationEnd) 
 
 
 def _enter_gaps(given: Given, state: State, iteration_end: IterationEnd, weight: Float) -> State:
-    """The histogram with the gaps that end in the steps of a landing.
+    """The histogram with the gaps that end in the steps that have come to their end.
 
     A sequence that has joined since the decode group's last step has a gap of its own, from its own last token; if its
-    prompt
-    was resident it has no token yet, and its first one comes now. All other gaps start at the end of the last step.
+    prompt was resident it has no token yet, and its first one comes now. All other gaps start at the end of the last
+    step.
     """
     decode_group, decode_groups, steps = iteration_end.decode_group, state.decode_groups, iteration_end.steps
     moves, at = steps > 0, given.first_bin()
@@ -164,14 +164,13 @@ def _finish_decodes(given: Given, state: State, iteration_end: IterationEnd) -> 
             )
         sequences = state.sequences._replace(decode_group=write(state.sequences.decode_group, i, NONE))
         state = state._replace(decode_groups=decode_groups, sequences=sequences)
-        if state.cache is not None:
-            state = state._replace(cache=state.cache._replace(due=state.cache.due.remove(i)))
+        state = kv_of(given).leave(given, state, i)
         return _finish(given, state, i, iteration_end.end_s, True, held), read_once(state.next_leaving, i)
 
+    # An iteration without decodes must not touch the list of the step that the group has done already.
     first = jnp.where(iteration_end.steps > 0, read_once(state.rings.leaving, cell), NONE)
-    if state.cache is not None:  # the order in which blocks come free decides which are taken first
-        next_leaving, first = turned(state.next_leaving, first)
-        state = state._replace(next_leaving=next_leaving)
+    next_leaving, first = kv_of(given).leaving_order(state.next_leaving, first)
+    state = state._replace(next_leaving=next_leaving)
     state, end = lax.while_loop(lambda carry: carry[1] >= 0, depart, (state, first))
     rings = state.rings
     left = jnp.where(iteration_end.steps > 0, end, read_once(rings.leaving, cell))  # NONE after the walk: an empty list
@@ -184,22 +183,24 @@ def _finish_decodes(given: Given, state: State, iteration_end: IterationEnd) -> 
 def _make_schedulable(given: Given, state: State, iteration_end: IterationEnd) -> State:
     """The decode group of a batch from the pipeline may be taken by the next batch.
 
-    If the decode group at rest is empty, the two change places. Otherwise the members join the decode group at rest
-    one by one, in
-    order of admission.
+    If the decode group at rest is empty, the two change places. Otherwise the members join the decode group at rest one
+    by one, in order of admission.
     """
     moved, here = iteration_end.decode_group, state.schedulable
-    lands = iteration_end.steps > 0
+    moves = iteration_end.steps > 0
     empty = read(state.decode_groups.decodes, here) == 0
-    slot = state.completed_batches % given.structure.pipeline_ranks
-    swap = lands & empty
-    state = state._replace(
+    pipeline = state.pipeline
+    slot, running_batches = pipeline.completed_batches % given.structure.pipeline_ranks, pipeline.running_batches
+    swap = moves & empty
+    state = state.in_pipeline(
         schedulable=jnp.where(swap, moved, here),
-        running_batches=state.running_batches._replace(
-            decode_group=write(state.running_batches.decode_group, slot, jnp.where(swap, here, moved))
+        running_batches=running_batches._replace(
+            decode_group=write(running_batches.decode_group, slot, jnp.where(swap, here, moved))
         ),
     )
 
+    # vLLM schedules running requests in the order of their admission, so that they join in this order; a member that is
+    # not of the group that moves is walked past with masked writes.
     def move(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
         mine = read_once(state.sequences.decode_group, i) == moved
@@ -211,9 +212,9 @@ def _make_schedulable(given: Given, state: State, iteration_end: IterationEnd) -
 
     def left(carry: tuple[State, Int]) -> Flag:
         state, i = carry
-        return lands & ~empty & (i < state.running.sentinel) & (read(state.decode_groups.decodes, moved) > 0)
+        return moves & ~empty & (i < state.replica.sentinel) & (read(state.decode_groups.decodes, moved) > 0)
 
-    return lax.while_loop(left, move, (state, state.running.oldest()))[0]
+    return lax.while_loop(left, move, (state, state.running.oldest(state.replica.sentinel)))[0]
 
 
 def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, weight: Float) -> State:
@@ -223,7 +224,7 @@ def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, w
     def complete(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
         sequences = state.sequences
-        before = read_once(sequences.generated, i)
+        before = read_once(sequences.generated, i)  # above 0 after a preemption: then the token ends a gap
         generated, token_s = before + 1, read_once(sequences.token_s, i)
         gaps = jnp.where(before > 0, weight, 0.0)
         first_token_s = jnp.minimum(read_once(sequences.first_token_s, i), end_s)
@@ -244,10 +245,8 @@ def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, w
         state = join(given, state, i, ~ends)
         return _finish(given, state, i, end_s, ends, held), read_once(state.next_completing, i)
 
-    completing = iteration_end.completing
-    if state.cache is not None:
-        next_completing, completing = turned(state.next_completing, completing)
-        state = state._replace(next_completing=next_completing)
+    next_completing, completing = kv_of(given).leaving_order(state.next_completing, iteration_end.completing)
+    state = state._replace(next_completing=next_completing)
     return lax.while_loop(lambda carry: carry[1] >= 0, complete, (state, completing))[0]
 
 
@@ -273,36 +272,17 @@ def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag, held: In
         whole = known_tokens(given, i, read(given.requests.output_tokens, i))
         left_context = state.router_counts.left_context + jnp.where(on, whole, 0.0)
         state = state._replace(router_counts=state.router_counts._replace(left_context=left_context))
-    if state.cache is None:
-        state = state._replace(kv=state.kv - jnp.where(on, held, 0))
+    state = kv_of(given).release(given, state, i, held, on)
+    # Of two sides the one behind is told, and its user only when that is done with the request.
+    if state.listed is None:
+        state = release_next(given, state, i, end_s, on)
     else:
-        state = prefix_cache.release(given, state, i, on)
-    if state.calendar is not None:
-        first_s = read_once(state.sequences.first_token_s, i)
-        state = state._replace(calendar=answer(given, state.calendar, i, first_s, end_s, on))
-    return state._replace(
+        state = state._replace(listed=state.listed.push(i, on))
+    return state.at_replica(running_count=state.replica.running_count - on)._replace(
         sequences=state.sequences._replace(
             last_token_s=write(state.sequences.last_token_s, i, jnp.where(on, end_s, last_token_s))
         ),
         running=state.running.remove(i, on),
         by_end=state.by_end.remove(i, on) if given.structure.peaks else state.by_end,
-        running_count=state.running_count - on,
         finished=state.finished + on,
-        **_notify(given, state, i, end_s, on),
     )
-
-
-def _notify(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> dict[str, Any]:
-    """What changes in the state because a request is done: its user is told, or the station that comes next."""
-    if state.listed is not None:
-        return {"listed": state.listed.push(i, on)}
-    return {"waiting": _released(given, state, i, end_s, on)}
-
-
-def _released(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> QueueHeap | QueueList:
-    """Of a closed loop: a user may send the next request, at once or when the frontend has delivered the answer."""
-    waiting = state.waiting
-    if isinstance(waiting, QueueList) and given.structure.frontend:
-        first_s, output = read_once(state.sequences.first_token_s, i), read(given.requests.output_tokens, i)
-        return deliver(waiting, seen_s(given.rules, first_s, end_s, output), on)
-    return waiting._replace(released=waiting.released + on)

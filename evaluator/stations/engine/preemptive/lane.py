@@ -1,4 +1,4 @@
-"""What a lane of this program is given beyond ``LaneLimits``: a cost for each pipeline rank, and scheduling rules."""
+"""What a lane of the general engine is given, and what is compiled in."""
 
 from __future__ import annotations
 
@@ -6,7 +6,17 @@ from typing import NamedTuple
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kv import KvUnits
-from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest, Int, IntPerRequest, IntPerSource
+from evaluator.stations.engine.common.arrays import (
+    Array,
+    Flag,
+    FlagPerRequest,
+    Float,
+    FloatPerRequest,
+    Int,
+    IntPerReplica,
+    IntPerRequest,
+    IntPerSource,
+)
 from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.common.lane import LaneLimits, Requests
 from evaluator.stations.engine.common.rings import read
@@ -31,9 +41,8 @@ class Rules(NamedTuple):
 class BlockContent(NamedTuple):
     """What is in the blocks of the requests, for a prefix cache: a number for each content with all before it.
 
-    Up to ``known_blocks`` the blocks of a request are of ``sources``, ``each`` blocks of one after those of
-    the other, with
-    numbers that count up from that of the source; from there on the number is ``own_from`` plus the block's place.
+    Up to ``known_blocks`` the blocks of a request are of ``sources``, ``each`` blocks of one after those of the other,
+    with numbers that count up from that of the source; from there on the number is ``own_from`` plus the block's place.
     """
 
     sources: IntPerSource
@@ -44,6 +53,10 @@ class BlockContent(NamedTuple):
     held_from: IntPerRequest  # where the request's blocks begin in ``Cache.held``
 
 
+NO_COUNTER = -1
+"""In place of a counter: the router is independent of the state, and has a table of its choices."""
+
+
 class SessionTurns(NamedTuple):
     """Users who send their next request some time after the answer to the one before."""
 
@@ -51,7 +64,6 @@ class SessionTurns(NamedTuple):
     openings: Int  # how many
     following: IntPerRequest  # the request that follows, or NONE
     think_s: FloatPerRequest  # from the answer to the one before until this one is sent
-    in_turn: Flag  # ``coupled.Pool.assigned`` is in the order in which requests are sent, else by their numbers
 
 
 class CacheShape(NamedTuple):
@@ -63,18 +75,90 @@ class CacheShape(NamedTuple):
     due: int  # tokens of a block
 
 
+class ByPrefix(NamedTuple):
+    """The keys of the router ``prefix_aware`` (``routing.PrefixAware``), if it is ``chosen``."""
+
+    chosen: Flag
+    threshold: Float
+    imbalance: Float
+    imbalance_ratio: Float
+
+
+class RouterChoices(NamedTuple):
+    """Who chooses the replica of a request.
+
+    A router that looks at the replicas takes the least of a counter. One that does not has a table of its choices: by
+    ``kind`` of request and, behind a prefill side with groups, by group, the replica of the first, the second, ... that
+    is sent; or, with kind NONE, by request.
+    """
+
+    counter: Array  # int32 (phase,): number in ``routing.record.COUNTERS``, or NO_COUNTER
+    assigned: Array  # int32 (group, request slot)
+    kind: IntPerRequest | None = None  # None: no request has one
+    turns: Array | None = None  # int32 (kind, group, request slot)
+    by_prefix: ByPrefix | None = None  # with prefix caches
+
+
+class Links(NamedTuple):
+    """Between a prefill and a decode side, as ``plan.LinkPlan`` has them.
+
+    A *way* is from one pool to another. Ways on which everything takes as long share a row of ``service_s``.
+    """
+
+    row: Array  # int32 (pool * pool,), from and to: the row of a way
+    service_s: Array  # float64 (row * request slot,): what a job of the decode side occupies the link
+    ahead: Array  # float64 (row,): the share of it that may be sent before the first token
+    latency_s: Float
+    one_by_one: Flag  # every prefill replica sends one after the other
+    asks_early: Flag  # back-pressure, layer by layer: room is asked for when a prompt's first chunk is computed
+
+
+class Network(NamedTuple):
+    """Several pools that run together: pools side by side, or a prefill and a decode side.
+
+    Each request has a *job* on every side that it passes. The jobs of the first side have the numbers of the requests,
+    in the order in which these are sent; those of the second side come behind them in the same order. Replicas are
+    numbered pool after pool. All that is a replica's alone (cost, limits, rules) has a leading axis ``pool``, and
+    ``Requests.kv_units`` is a row of request slots for each pool.
+    """
+
+    jobs: Int  # of all sides
+    pool: IntPerReplica
+    phase: IntPerReplica  # NONE: there is no such replica
+    model: IntPerReplica
+    group: IntPerReplica
+    asks: IntPerRequest  # the model of a job
+    measured: FlagPerRequest
+    before: IntPerRequest  # the job that goes before it on the first side, or NONE
+    after: IntPerRequest  # the job that comes after it on the second side, or NONE
+    grouped: Flag  # decode replicas of the group in which the prompt was computed
+    links: Links
+
+
+class Cluster(NamedTuple):
+    """Replicas that run together; users and requests are those of all of them."""
+
+    replicas: Int  # at most those of the structure
+    router: RouterChoices
+    ranks: Int | None = None  # of each replica in lockstep; ``replicas`` are those of all of them. None: no lockstep
+    network: Network | None = None  # None: one pool
+
+
 class Lane(NamedTuple):
-    """One replica."""
+    """A replica, or several that run together.
+
+    ``requests`` apart this is all that a lane is given: numbers and arrays, and parts that are None where no lane of
+    the program has them. Of several pools the costs, limits and rules have a leading axis (pool,).
+    """
 
     pipeline_ranks: tuple[IterationCost, ...]  # the cost of each pipeline rank
     limits: LaneLimits
     rules: Rules
     shared_units: IntPerRequest  # on_demand: units of a request's prefix that stay in the cache and are not counted
     content: BlockContent | None = None  # None: no prefix cache
-    session_turns: SessionTurns | None = (
-        None  # None: nobody waits for an answer, but users of a closed loop; several replicas
-    )
+    session_turns: SessionTurns | None = None  # None: nobody waits for an answer, but users of a closed loop
     speculation: Speculation | None = None  # None: a decode iteration gives one token
+    cluster: Cluster | None = None  # None: one replica by itself
 
 
 class Structure(NamedTuple):
@@ -84,14 +168,19 @@ class Structure(NamedTuple):
     windowed: bool  # the model has sliding-window layers
     pipeline_ranks: int  # pipeline ranks, and batches in flight
     peaks: bool  # some lane admits by its future peak of KV (LightLLM); with one rank only
-    replicas: int = 1  # most replicas of a lane, see ``engine.coupled``
+    replicas: int = 1  # most replicas of a lane, see ``engine.joint``
     frontend: bool = False  # of a closed loop: users get their answers later than the engine has them; several replicas
-    lockstep: bool = False  # replicas are data-parallel ranks that start together, see ``coupled.lockstep``
+    lockstep: bool = False  # replicas are data-parallel ranks that start together, see ``joint.lockstep``
     cache: CacheShape | None = None  # replicas have prefix caches; a unit of their KV is then a block
-    pools: int = 1  # of several replicas: pools that they belong to, see ``coupled.lane.Network``; what follows too
+    pools: int = 1  # of several replicas: pools that they belong to, see ``Network``; what follows too
     phases: int = 1  # 2: a prefill and a decode side
     route_at_first_token: bool = False  # the decode replica is chosen with the first token, not when the KV is there
     kv_reservation: bool = False  # back-pressure: KV is sent when the decode replica has room, and kept until then
+
+    @property
+    def alone(self) -> bool:
+        """The replica has a loop of its own."""
+        return self.replicas == 1
 
     def decode_groups(self) -> int:
         """Decode groups of decoding sequences, see ``state.DecodeGroups``.
@@ -116,9 +205,21 @@ class Given(NamedTuple):
     content: BlockContent | None
     session_turns: SessionTurns | None
     speculation: Speculation | None
+    cluster: Cluster | None
     requests: Requests
     structure: Structure
     pool: Int | None = None  # of several pools: the number of the one whose figures these are
+
+    @property
+    def together(self) -> Cluster:
+        """The replicas that run together."""
+        assert self.cluster is not None
+        return self.cluster
+
+    @property
+    def network(self) -> Network | None:
+        """Of several pools."""
+        return self.together.network
 
     def kv_units(self, i: Int) -> Int:
         """KV units of a finished request. Of several pools ``requests.kv_units`` has a row of requests for each."""

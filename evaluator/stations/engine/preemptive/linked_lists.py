@@ -1,10 +1,9 @@
 """Linked lists of requests inside the loop.
 
-``LinkedList`` is doubly linked and closed to a ring by a sentinel, the padding slot behind the requests; a request
-that is
-not in it is linked to itself, so that removing it changes nothing and needs no branch. ``push`` and ``unlink`` work on
-many short singly linked lists, whose heads are cells of an array. Masked writes and ``read_once``: see
-``common.rings``.
+``LinkedList`` is doubly linked and closed to a ring by a sentinel, a slot behind the requests; a request that is not in
+it is linked to itself, so that removing it changes nothing and needs no branch. Lists of several replicas share the
+arrays: each has a sentinel of its own. ``push`` and ``unlink`` work on many short singly linked lists, whose heads are
+cells of an array. Masked writes and ``read_once``: see ``common.rings``.
 """
 
 from __future__ import annotations
@@ -19,42 +18,42 @@ from evaluator.stations.engine.common.rings import NONE, read_once, write
 
 
 class LinkedList(NamedTuple):
-    """Requests in the order in which they were appended."""
+    """Requests in the order in which they were appended.
+
+    A ``sentinel`` is before the oldest and behind the newest; it is traced, as ``read_once`` needs it.
+    """
 
     newer: IntPerRequest
     older: IntPerRequest
-    sentinel: Int  # before the oldest and behind the newest; traced, as ``read_once`` needs it
 
     @classmethod
-    def empty(cls, slots: int, sentinel: Int) -> LinkedList:
-        """A chain without members for ``slots`` request slots, the padding among them."""
-        return cls(*(jnp.arange(slots, dtype=jnp.int32),) * 2, sentinel)
+    def empty(cls, slots: int) -> LinkedList:
+        """Chains without members for ``slots`` request slots, the sentinels among them."""
+        return cls(*(jnp.arange(slots, dtype=jnp.int32),) * 2)
 
-    def oldest(self) -> Int:
+    def oldest(self, sentinel: Int) -> Int:
         """The first member; the sentinel if there is none."""
-        return read_once(self.newer, self.sentinel)
+        return read_once(self.newer, sentinel)
 
-    def newest(self) -> Int:
+    def newest(self, sentinel: Int) -> Int:
         """The last member; the sentinel if there is none."""
-        return read_once(self.older, self.sentinel)
+        return read_once(self.older, sentinel)
 
-    def append(self, i: Int, on: Flag) -> LinkedList:
+    def append(self, sentinel: Int, i: Int, on: Flag) -> LinkedList:
         """With ``i`` behind all others, if ``on``."""
-        return self.insert(i, self.sentinel, on)
+        return self.insert(i, sentinel, on)
 
     def insert(self, i: Int, before: Int, on: Flag) -> LinkedList:
         """With ``i``, which is not in it, in front of a member or the sentinel, if ``on``."""
         behind = read_once(self.older, before)
         newer = write(self.newer, behind, jnp.where(on, i, before))
         older = write(self.older, i, jnp.where(on, behind, i))
-        return self._replace(
-            newer=write(newer, i, jnp.where(on, before, i)), older=write(older, before, jnp.where(on, i, behind))
-        )
+        return LinkedList(write(newer, i, jnp.where(on, before, i)), write(older, before, jnp.where(on, i, behind)))
 
     def remove(self, i: Int, on: Flag = True) -> LinkedList:
         """Without ``i``, whether or not it was in it, if ``on``."""
         newer, older = read_once(self.newer, i), read_once(self.older, i)
-        return self._replace(
+        return LinkedList(
             newer=write(write(self.newer, older, jnp.where(on, newer, i)), i, jnp.where(on, i, newer)),
             older=write(write(self.older, newer, jnp.where(on, older, i)), i, jnp.where(on, i, older)),
         )

@@ -17,7 +17,6 @@ from jax import lax
 
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
 from evaluator.stations.engine.common.rings import read, read_once
-from evaluator.stations.engine.preemptive.decode_groups import steps_done
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import State
 
@@ -26,7 +25,7 @@ def _held_and_left(given: Given, state: State, i: Int) -> tuple[Int, Int]:
     """Tokens in the KV before the next decode, and decodes to go."""
     sequences = state.sequences
     decodes = read_once(sequences.decode_group, i) >= 0
-    elapsed = jnp.where(decodes, steps_done(given, state) - read_once(sequences.since, i), 0)
+    elapsed = jnp.where(decodes, read(state.decode_groups.step, state.schedulable) - read_once(sequences.since, i), 0)
     held = jnp.where(decodes, read_once(sequences.computed, i) + elapsed, read_once(sequences.target, i))
     with_prompt = jnp.where(decodes | given.limits.prompts_resident, 0, 1)  # the first token comes with the prompt
     output = read(given.requests.output_tokens, i)
@@ -38,18 +37,19 @@ def enter_end(given: Given, state: State, i: Int) -> State:
 
     The order of those in it never changes, since each step takes one decode from all of them.
     """
-    chain, left, looks = state.by_end, _held_and_left(given, state, i)[1], given.rules.look_every > 0
+    chain, sentinel = state.by_end, state.replica.sentinel
+    left, looks = _held_and_left(given, state, i)[1], given.rules.look_every > 0
 
     def later(other: Int) -> Flag:
-        return looks & (other < chain.sentinel) & (_held_and_left(given, state, other)[1] > left)
+        return looks & (other < sentinel) & (_held_and_left(given, state, other)[1] > left)
 
-    last = lax.while_loop(later, lambda other: read_once(chain.older, other), chain.newest())
+    last = lax.while_loop(later, lambda other: read_once(chain.older, other), chain.newest(sentinel))
     return state._replace(by_end=chain.insert(i, read_once(chain.newer, last), looks))
 
 
 def peak_units(given: Given, state: State, i: Int, on: Flag) -> Float:
     """Most KV tokens that the running requests and ``i`` will hold at once, if ``on``; a unit is a token."""
-    chain, mine = state.by_end, _held_and_left(given, state, i)
+    chain, sentinel, mine = state.by_end, state.replica.sentinel, _held_and_left(given, state, i)
 
     def count(sums: tuple[Array, ...], held: Int, left: Int, counts: Flag) -> tuple[Array, ...]:
         """One more sequence, if ``counts``, with at most as many decodes left as those counted so far."""
@@ -66,6 +66,6 @@ def peak_units(given: Given, state: State, i: Int, on: Flag) -> Float:
 
     zero = jnp.zeros((), jnp.int64)
     on = on & (given.rules.look_every > 0)
-    first = (chain.newest(), ~on, (zero, zero, zero))
-    _, entered, sums = lax.while_loop(lambda carry: on & (carry[0] < chain.sentinel), step, first)
+    first = (chain.newest(sentinel), ~on, (zero, zero, zero))
+    _, entered, sums = lax.while_loop(lambda carry: on & (carry[0] < sentinel), step, first)
     return count(sums, *mine, ~entered)[2].astype(jnp.float64)

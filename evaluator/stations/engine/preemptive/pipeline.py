@@ -15,34 +15,29 @@ from evaluator.cost.quantities import batch_tokens
 from evaluator.stations.engine.common.arrays import Array, Flag, Float
 from evaluator.stations.engine.common.leap import batch_time
 from evaluator.stations.engine.common.rings import NONE, read, read_once, write
-from evaluator.stations.engine.preemptive.batch import Scheduled, form_batch, scheduled
-from evaluator.stations.engine.preemptive.iteration_end import IterationEnd, complete_iteration
+from evaluator.stations.engine.preemptive.batch import Scheduled, form_batch
+from evaluator.stations.engine.preemptive.iteration_end import IterationEnd, MeasuredSteps, complete_iteration
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.rounds import go_round, note_pace
-from evaluator.stations.engine.preemptive.state import State, no_batch
+from evaluator.stations.engine.preemptive.state import State
 from evaluator.stations.engine.preemptive.waiting import arrive, next_arrival
 
 
 def pipeline_step(given: Given, state: State) -> State:
     """Send a batch, if there is room; if no other can follow at once, the clock goes on to what comes next.
 
-    Before it does, all batches pass that only decode what was decoded before (``rounds``).
-    A batch is not formed while the oldest one has ended but not landed, because its tokens come first.
+    Before it does, all batches pass that only decode what was decoded before (``rounds``). A batch is not formed while
+    the oldest one has ended but is not completed, because its tokens come first.
     """
-    ranks = given.structure.pipeline_ranks
-    oldest = state.completed_batches % ranks
-    ended = (state.launched_batches > state.completed_batches) & (
-        read(state.running_batches.end_s, oldest) <= state.clock
-    )
-    room = (state.launched_batches - state.completed_batches < ranks) & ~ended
-    state = arrive(given, state._replace(batch=no_batch()))
-    start_s = jnp.maximum(state.clock, state.free_s[0])
-    state = form_batch(given, state, start_s, room)
-    batch = scheduled(given, state)
+    ended = oldest_end(state) <= state.clock
+    room = has_room(given, state) & ~ended
+    state = arrive(given, state)
+    start_s = jnp.maximum(state.clock, state.pipeline.free_s[0])
+    state, batch = form_batch(given, state, start_s, room)
     goes = room & batch.there
     state = send_batch(given, state, batch, start_s, goes)
-    again = (goes | (room & state.batch.preempted)) & (state.launched_batches - state.completed_batches < ranks)
-    if given.speculation is None:
+    again = (goes | (room & state.batch.preempted)) & has_room(given, state)
+    if state.batch_paces is not None:
         state = go_round(given, state, ~again)
     return _move_on(given, state, ~again)
 
@@ -59,37 +54,76 @@ def send_batch(given: Given, state: State, batch: Scheduled, start_s: Float, on:
 
     Each rank begins with it when the rank before has ended with it and the rank has ended with the batch before.
     """
+    pipeline = state.pipeline
     clock, free, busy = start_s, [], jnp.zeros(())
     times = _rank_times(given, batch, on)
+    # A rank starts on the batch at the later of two times: the rank before is done with it, or it with the one before.
     for pipeline_rank, took_s in enumerate(times):
-        clock = jnp.maximum(clock, state.free_s[pipeline_rank]) + took_s
+        clock = jnp.maximum(clock, pipeline.free_s[pipeline_rank]) + took_s
         free.append(clock)
         busy = busy + took_s
     ranks = given.structure.pipeline_ranks
-    slot = state.launched_batches % ranks
-    running_batches, decodes = state.running_batches, on & batch.decodes
+    slot = pipeline.launched_batches % ranks
+    running_batches, decodes = pipeline.running_batches, on & batch.decodes
+    # The batch that had this cell before left an empty decode group there: it takes the place of the one that goes.
     spare = read(running_batches.decode_group, slot)
 
     def enter(array: Array, value: Array) -> Array:
         return write(array, slot, jnp.where(on, value, read_once(array, slot)))
 
     touched = jnp.asarray(share_touched(given.pipeline_ranks[0], batch_tokens(given.pipeline_ranks[0], batch.sums)))
-    return state._replace(
+    batch_paces = note_pace(given, state, batch, times, decodes)
+    state = state.in_pipeline(
+        schedulable=jnp.where(decodes, spare, pipeline.schedulable),
+        launched_batches=pipeline.launched_batches + on,
         running_batches=running_batches._replace(
             end_s=enter(running_batches.end_s, clock),
             decodes=enter(running_batches.decodes, batch.decodes),
-            decode_group=write(running_batches.decode_group, slot, jnp.where(decodes, state.schedulable, spare)),
+            decode_group=write(running_batches.decode_group, slot, jnp.where(decodes, pipeline.schedulable, spare)),
             completing=enter(running_batches.completing, state.batch.completing),
         ),
-        schedulable=jnp.where(decodes, spare, state.schedulable),
-        launched_batches=state.launched_batches + on,
-        decode_iterations=state.decode_iterations + decodes,
-        free_s=jnp.where(on, jnp.stack(free), state.free_s),
-        kv_max=jnp.where(on, jnp.maximum(state.kv_max, state.kv), state.kv_max),
-        busy_s=state.busy_s + jnp.where(on, busy / ranks, 0.0),
-        experts_touched=state.experts_touched + jnp.where(on, touched, 0.0),
-        batch_paces=note_pace(given, state, batch, times, decodes),
+        free_s=jnp.where(on, jnp.stack(free), pipeline.free_s),
+        prefill_tokens=enter(pipeline.prefill_tokens, batch.sums.prefill_tokens),
     )
+    totals, replica = state.totals, state.replica
+    state = state.at_replica(decode_iterations=replica.decode_iterations + decodes).in_totals(
+        kv_max=jnp.where(on, jnp.maximum(totals.kv_max, replica.kv), totals.kv_max),
+        busy_s=totals.busy_s + jnp.where(on, busy / ranks, 0.0),
+        experts_touched=totals.experts_touched + jnp.where(on, touched, 0.0),
+    )
+    return state._replace(batch_paces=batch_paces)
+
+
+def has_room(given: Given, state: State) -> Flag:
+    """Fewer batches are in flight than there are ranks."""
+    return state.pipeline.launched_batches - state.pipeline.completed_batches < given.structure.pipeline_ranks
+
+
+def oldest_end(state: State) -> Float:
+    """When the oldest batch in flight ends; infinite if there is none."""
+    launched_batches, completed_batches, running_batches = (
+        state.pipeline.launched_batches,
+        state.pipeline.completed_batches,
+        state.pipeline.running_batches,
+    )
+    return jnp.where(
+        launched_batches > completed_batches,
+        read(running_batches.end_s, completed_batches % running_batches.end_s.shape[0]),
+        jnp.inf,
+    )
+
+
+def complete_oldest(given: Given, state: State, on: Flag, measured: MeasuredSteps | None = None) -> State:
+    """The oldest batch in flight has come to its end at the time of the clock, if ``on``."""
+    pipeline, clock = state.pipeline, state.clock
+    slot, running_batches = pipeline.completed_batches % given.structure.pipeline_ranks, pipeline.running_batches
+    decodes = on & read(running_batches.decodes, slot)
+    completing = jnp.where(on, read(running_batches.completing, slot), NONE)
+    iteration_end = IterationEnd(
+        read(running_batches.decode_group, slot), decodes.astype(jnp.int32), clock, clock, completing, measured
+    )
+    state = complete_iteration(given, state.in_totals(iterations=state.totals.iterations + on), iteration_end)
+    return state.in_pipeline(completed_batches=state.pipeline.completed_batches + on)
 
 
 def _move_on(given: Given, state: State, on: Flag) -> State:
@@ -97,22 +131,12 @@ def _move_on(given: Given, state: State, on: Flag) -> State:
 
     If no batch is in flight and no arrival is left, the lane can never finish: it stops with ``stuck``.
     """
-    ranks = given.structure.pipeline_ranks
-    slot = state.completed_batches % ranks
-    flies = state.launched_batches > state.completed_batches
-    end_s = jnp.where(flies, read(state.running_batches.end_s, slot), jnp.inf)
-    arrival_s = next_arrival(given, state.waiting)
-    may_send = (state.launched_batches - state.completed_batches < ranks) & (arrival_s > state.clock)
+    end_s, arrival_s = oldest_end(state), next_arrival(given, state)
+    may_send = has_room(given, state) & (arrival_s > state.clock)
     until_s = jnp.minimum(end_s, jnp.where(may_send, arrival_s, jnp.inf))
     stuck = on & (until_s == jnp.inf)
     clock = jnp.where(on & ~stuck, until_s, state.clock)
-    lands = on & flies & (end_s <= until_s)
-    decodes = lands & read(state.running_batches.decodes, slot)
-    completing = jnp.where(lands, read(state.running_batches.completing, slot), NONE)
-    iteration_end = IterationEnd(
-        read(state.running_batches.decode_group, slot), decodes.astype(jnp.int32), clock, clock, completing
-    )
-    kv_unit_s = state.kv_unit_s + state.kv * (clock - state.clock)
-    state = state._replace(clock=clock, stuck=stuck, kv_unit_s=kv_unit_s, iterations=state.iterations + lands)
-    state = complete_iteration(given, state, iteration_end)
-    return state._replace(completed_batches=state.completed_batches + lands)
+    ends = on & (end_s < jnp.inf) & (end_s <= until_s)
+    kv_unit_s = state.totals.kv_unit_s + state.replica.kv * (clock - state.clock)
+    state = state.in_totals(kv_unit_s=kv_unit_s)._replace(clock=clock, stuck=stuck)
+    return complete_oldest(given, state, ends)

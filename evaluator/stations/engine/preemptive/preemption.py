@@ -6,13 +6,11 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.kv import units
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, read, read_once, tagged_count, write
-from evaluator.stations.engine.preemptive import prefix_cache
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens, leave
+from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
-from evaluator.stations.engine.preemptive.speculative_steps import held_tokens, path_since
 from evaluator.stations.engine.preemptive.state import State
 from evaluator.stations.engine.preemptive.waiting import go_back
 
@@ -32,13 +30,11 @@ def grow_decodes(given: Given, state: State, on: Flag) -> State:
         return growth_at(given, state, read(state.decode_groups.step, state.schedulable)) - admitted
 
     def lacks(state: State) -> Flag:
-        return on & (needed(state) > given.limits.kv_units - state.kv)
+        return on & (needed(state) > given.limits.kv_units - state.replica.kv)
 
     state = lax.while_loop(lacks, lambda state: preempt(given, state, newest_at_rest(given, state)), state)
     state = state._replace(batch=state.batch._replace(grown=on))
-    if state.cache is not None:
-        return state  # ``prefix_cache.take_step`` takes the blocks
-    return state._replace(kv=state.kv + jnp.where(on, needed(state), 0.0))
+    return kv_of(given).grow(given, state, jnp.where(on, needed(state), 0.0))
 
 
 def growth_at(given: Given, state: State, step: Int) -> Float:
@@ -49,7 +45,7 @@ def growth_at(given: Given, state: State, step: Int) -> Float:
 def growth_of(given: Given, state: State, decode_group: Int, step: Int) -> Float:
     """Units that a step of a decode group needs more than the one before."""
     ring = given.structure.ring
-    noted = tagged_count(state.rings.accepted, decode_group * ring + step % ring, step)
+    noted = tagged_count(state.rings.kv_growth, decode_group * ring + step % ring, step)
     return jnp.where(given.every_token_takes_a_unit(), read(state.decode_groups.decodes, decode_group), noted)
 
 
@@ -60,52 +56,26 @@ def make_room(given: Given, state: State, i: Int, tokens: Float) -> tuple[State,
     it cannot be, because a batch in flight computes a chunk of it, it waits for the next batch.
     """
     rules = given.rules
-    more = jnp.maximum(own_units(given, i, tokens) - held_units(given, state, i), 0.0)
+    more = jnp.maximum(own_units(given, i, tokens) - kv_of(given).held(given, state, i), 0.0)
     admission = read_once(state.sequences.admission, i)
 
     def lacks(carry: tuple[State, Flag]) -> Flag:
         state, here = carry
         last = newest_at_rest(given, state)
-        yields = (last < state.running.sentinel) & (read_once(state.sequences.admission, last) >= admission)
-        return rules.on_demand & here & (more > given.limits.kv_units - state.kv) & yields
+        yields = (last < state.replica.sentinel) & (read_once(state.sequences.admission, last) >= admission)
+        return rules.on_demand & here & (more > given.limits.kv_units - state.replica.kv) & yields
 
     def give_up(carry: tuple[State, Flag]) -> tuple[State, Flag]:
         state, _ = carry
         last = newest_at_rest(given, state)
         return preempt(given, state, last), last != i
 
+    # vLLM v1: while ``allocate_slots`` gives None, ``self.running.pop()`` is preempted, maybe the request itself.
     state, here = lax.while_loop(lacks, give_up, (state, ~jnp.zeros((), bool)))
-    fits = ~rules.on_demand | (here & (more <= given.limits.kv_units - state.kv))
+    fits = ~rules.on_demand | (here & (more <= given.limits.kv_units - state.replica.kv))
     more = jnp.where(rules.on_demand & fits, more, 0.0)
     state = state._replace(batch=state.batch._replace(short=state.batch.short | ~fits))
-    if state.cache is not None:
-        units = read_once(state.cache.units, i) + more.astype(jnp.int32)
-        return prefix_cache.extend(given, state, i, units), fits
-    return state._replace(kv=state.kv + more), fits
-
-
-def own_units(given: Given, i: Int, tokens: Float) -> Float:
-    """Units that a request of so many tokens holds on demand, without those that it shares."""
-    return jnp.maximum(units(given.rules.kv, tokens) - read(given.shared_units, i), 0.0)
-
-
-def held_units(given: Given, state: State, i: Int) -> Float:
-    """Units that a running request holds which is in no batch in flight."""
-    if state.cache is not None:
-        return read_once(state.cache.units, i).astype(jnp.float64)
-    rules, sequences = given.rules, state.sequences
-    decode_group, target = read_once(sequences.decode_group, i), read_once(sequences.target, i)
-    elapsed = (
-        read(state.decode_groups.step, jnp.maximum(decode_group, 0)) - read_once(sequences.since, i) + state.batch.grown
-    )
-    computed = read_once(sequences.computed, i)
-    prompt = jnp.where(rules.whole_kv, target, computed)
-    made = computed + elapsed
-    if given.speculation is not None:
-        made = held_tokens(given, path_since(given, state, i, decode_group >= 0), elapsed)
-    tokens = jnp.where(decode_group >= 0, made, prompt)
-    taken = own_units(given, i, tokens.astype(jnp.float64))
-    return jnp.where(rules.on_demand, taken, given.kv_units(i).astype(jnp.float64))
+    return kv_of(given).extend(given, state, i, more), fits
 
 
 def newest_at_rest(given: Given, state: State) -> Int:
@@ -115,18 +85,18 @@ def newest_at_rest(given: Given, state: State) -> Int:
     the next batch are older than the request that lacks KV, because they are continued in order of admission: that
     request and all newer ones are preempted before them.
     """
-    if given.structure.pipeline_ranks == 1:
-        return state.running.newest()
-    sequences = state.sequences
+    pipeline, sequences, newest = state.replica.pipeline, state.sequences, state.running.newest(state.replica.sentinel)
+    if pipeline is None or sequences.running_batch is None:
+        return newest
+    running_batch = sequences.running_batch
 
     def flies(i: Int) -> Flag:
         schedulable = (read_once(sequences.decode_group, i) == state.schedulable) | (
-            (read_once(sequences.decode_group, i) < 0)
-            & (read_once(sequences.running_batch, i) < state.completed_batches)
+            (read_once(sequences.decode_group, i) < 0) & (read_once(running_batch, i) < pipeline.completed_batches)
         )
-        return (i < state.running.sentinel) & ~schedulable
+        return (i < state.replica.sentinel) & ~schedulable
 
-    return lax.while_loop(flies, lambda i: read_once(state.running.older, i), state.running.newest())
+    return lax.while_loop(flies, lambda i: read_once(state.running.older, i), newest)
 
 
 def preempt(given: Given, state: State, i: Int) -> State:
@@ -135,17 +105,16 @@ def preempt(given: Given, state: State, i: Int) -> State:
     It was not admitted into the batch being formed: vLLM admits new requests after the running ones have their KV, and
     only if none of these was short.
     """
-    held, left = held_units(given, state, i), jnp.int32(0)
+    held, left = kv_of(given).held(given, state, i), jnp.int32(0)
     if state.router_counts is not None:  # tokens left to compute before the preemption: none of a decode
         left = read_once(state.sequences.target, i) - read_once(state.sequences.computed, i)
     # The condition always holds. It makes every write below depend on what was read above (``common.rings``).
-    kv, i = state.kv - held, jnp.where((held >= 0.0) & (left < 1 << 30), i, NONE)
-    if state.cache is None:
-        state = state._replace(kv=kv)
-    else:
-        state = prefix_cache.release(given, state, i, True)
+    i = jnp.where((held >= 0.0) & (left < 1 << 30), i, NONE)
+    state = kv_of(given).release(given, state, i, held, True)
     state = leave(given, state, i, True)
     sequences, requests = state.sequences, given.requests
+    # Recomputation: prompt and generated tokens become one prompt (vLLM: ``num_computed_tokens = 0``), but for what
+    # was known of it from the start, which stays resident.
     known = known_tokens(given, i, read_once(sequences.generated, i)).astype(jnp.int32)
     cached = read(requests.prompt_tokens, i) - read(requests.compute_tokens, i)
     kept = jnp.where(given.limits.prompts_resident, 0, cached)
@@ -162,8 +131,7 @@ def preempt(given: Given, state: State, i: Int) -> State:
         running=state.running.remove(i),
         prompts=state.prompts.remove(i),
         by_end=state.by_end.remove(i) if given.structure.peaks else state.by_end,
-        running_count=state.running_count - 1,
-        preemptions=state.preemptions + 1,
         batch=state.batch._replace(short=~jnp.zeros((), bool), preempted=~jnp.zeros((), bool)),
     )
-    return go_back(given, state, i)
+    state = state.at_replica(running_count=state.replica.running_count - 1)
+    return go_back(given, state.in_totals(preemptions=state.totals.preemptions + 1), i)

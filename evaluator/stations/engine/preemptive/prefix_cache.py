@@ -1,8 +1,8 @@
 """The moves of a prefix cache, in the order of ``reference.prefix_cache``: every block is touched one by one.
 
-All of them change how much KV is in use (``State.kv``): blocks that somebody uses. Where a policy has KV reserved, a
-request takes all its blocks on admission. A block gets its name when the chunk or the decode that fills it is put into
-a batch, so that requests behind it in the same batch find it.
+All of them change how much KV is in use (``ReplicaState.kv``): blocks that somebody uses. Where a policy has KV
+reserved, a request takes all its blocks on admission. A block gets its name when the chunk or the decode that fills it
+is put into a batch, so that requests behind it in the same batch find it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Int
 from evaluator.stations.engine.common.rings import NONE, read, read_once, write
-from evaluator.stations.engine.preemptive.cache import Cache
+from evaluator.stations.engine.preemptive.cache import BlockCounts, Cache
 from evaluator.stations.engine.preemptive.lane import Given
-from evaluator.stations.engine.preemptive.state import State
+from evaluator.stations.engine.preemptive.state import ReplicaState, State
 
 
 def block_tokens(given: Given) -> Int:
@@ -43,7 +43,7 @@ def look_up(given: Given, state: State, i: Int, on: Flag) -> tuple[Int, Int]:
     most = jnp.where(on, (read_once(state.sequences.target, i) - 1) // block_tokens(given), 0)
 
     def holder(place: Int) -> Int:
-        return read(cache.first, name_of(given, cache.replica, i, place))
+        return read(cache.first, name_of(given, state.replica.number, i, place))
 
     def goes_on(carry: tuple[Int, Int, Int]) -> Flag:
         place, block, _ = carry
@@ -53,6 +53,7 @@ def look_up(given: Given, state: State, i: Int, on: Flag) -> tuple[Int, Int]:
         place, block, idle = carry
         return place + 1, holder(place + 1), idle + (read(cache.users, block) == 0)
 
+    # vLLM ``get_computed_blocks``: the longest run of whole blocks from the first on; the last token is never a hit.
     found, _, idle = lax.while_loop(goes_on, go_on, (most * 0, holder(most * 0), most * 0))
     return found, idle
 
@@ -65,7 +66,7 @@ def admit(given: Given, state: State, i: Int, units: Int) -> State:
 
     def share(carry: tuple[Int, Cache]) -> tuple[Int, Cache]:
         place, cache = carry
-        block = read(cache.first, name_of(given, cache.replica, i, place))
+        block = read(cache.first, name_of(given, state.replica.number, i, place))
         return place + 1, cache._replace(
             users=write(cache.users, block, read_once(cache.users, block) + 1),
             idle=cache.idle.remove(block),
@@ -80,36 +81,41 @@ def admit(given: Given, state: State, i: Int, units: Int) -> State:
         named=write(cache.named, i, hits),
         hit_tokens=write(cache.hit_tokens, i, tokens),
     )
-    return extend(given, state._replace(cache=cache, kv=state.kv + cache.idle_hits), i, units)
+    state = state.at_replica(kv=state.replica.kv + cache.idle_hits)
+    return extend(given, state._replace(cache=cache), i, units)
 
 
 def extend(given: Given, state: State, i: Int, units: Int) -> State:
     """Request ``i`` takes as many blocks as make it ``units``: there are as many that nobody uses."""
-    cache = _cache(state)
     assert given.content is not None
-    held_from, held = read(given.content.held_from, i), read_once(cache.units, i)
+    held_from, held = read(given.content.held_from, i), read_once(_cache(state).units, i)
 
-    def take(carry: tuple[Int, Cache]) -> tuple[Int, Cache]:
-        place, cache = carry
-        block, cache = _take(given, cache)
-        return place + 1, cache._replace(held=write(cache.held, held_from + place, block))
+    def take(carry: tuple[Int, Cache, BlockCounts]) -> tuple[Int, Cache, BlockCounts]:
+        place, cache, counts = carry
+        block, cache, counts = _take(given, state.replica, cache, counts)
+        return place + 1, cache._replace(held=write(cache.held, held_from + place, block)), counts
 
-    end, cache = lax.while_loop(lambda carry: carry[0] < units, take, (held, cache))
-    return state._replace(cache=cache._replace(units=write(cache.units, i, end)), kv=state.kv + (end - held))
+    start = (held, _cache(state), _counts(state))
+    end, cache, counts = lax.while_loop(lambda carry: carry[0] < units, take, start)
+    state = state.at_replica(blocks=counts, kv=state.replica.kv + (end - held))
+    return state._replace(cache=cache._replace(units=write(cache.units, i, end)))
 
 
-def _take(given: Given, cache: Cache) -> tuple[Int, Cache]:
+def _take(given: Given, replica: ReplicaState, cache: Cache, counts: BlockCounts) -> tuple[Int, Cache, BlockCounts]:
     """A block that was never used, else the one that nobody has used for the longest time. It forgets what it held."""
     shape = given.structure.cache
     assert shape is not None
-    new = cache.joined < given.limits.kv_units
-    block = jnp.where(new, cache.replica * shape.blocks + cache.joined, cache.idle.oldest())
+    new = counts.joined < given.limits.kv_units
+    oldest = cache.idle.oldest(_idle_sentinel(given, replica))
+    # vLLM v1 ``BlockPool.get_new_blocks`` takes from the front of ``free_block_queue``: blocks that were never used are
+    # there first, then the least recently freed, which forget their content only now (``_maybe_evict_cached_block``).
+    block = jnp.where(new, replica.number * shape.blocks + counts.joined, oldest)
     name = read_once(cache.name, block)
     named = name >= 0
     cell = jnp.where(named, name, cache.first.shape[0] - 1)
     first, after = read_once(cache.first, cell), read_once(cache.same.newer, block)
     following = jnp.where(after == block, NONE, after)
-    return block, cache._replace(
+    cache = cache._replace(
         first=write(cache.first, cell, jnp.where(named & (first == block), following, first)),
         # What is written depends on what was read, see ``common.rings``: a block alone is not removed, an unnamed one
         # keeps the name that it has not.
@@ -117,9 +123,15 @@ def _take(given: Given, cache: Cache) -> tuple[Int, Cache]:
         name=write(cache.name, block, jnp.where(named, NONE, name)),
         users=write(cache.users, block, 1),
         idle=cache.idle.remove(block),
-        joined=cache.joined + new,
-        known=cache.known - named,
     )
+    return block, cache, BlockCounts(counts.joined + new, counts.known - named)
+
+
+def _idle_sentinel(given: Given, replica: ReplicaState) -> Int:
+    """The sentinel of the replica's unused blocks: those of all replicas are behind all blocks."""
+    shape, slots = given.structure.cache, given.requests.arrival_s.shape[0]
+    assert shape is not None
+    return shape.blocks * given.structure.replicas + (replica.sentinel - (slots - 1))
 
 
 def register(given: Given, state: State, i: Int, tokens: Int) -> State:
@@ -131,7 +143,7 @@ def register(given: Given, state: State, i: Int, tokens: Int) -> State:
 
     def name(carry: tuple[Int, Cache]) -> tuple[Int, Cache]:
         place, cache = carry
-        name, block = name_of(given, cache.replica, i, place), read(cache.held, held_from + place)
+        name, block = name_of(given, state.replica.number, i, place), read(cache.held, held_from + place)
         first = read_once(cache.first, name)
         there = first >= 0
         return place + 1, cache._replace(
@@ -141,7 +153,9 @@ def register(given: Given, state: State, i: Int, tokens: Int) -> State:
         )
 
     end, cache = lax.while_loop(lambda carry: carry[0] < whole, name, (named, cache))
-    return state._replace(cache=cache._replace(named=write(cache.named, i, end), known=cache.known + (end - named)))
+    counts = _counts(state)
+    state = state.at_replica(blocks=counts._replace(known=counts.known + (end - named)))
+    return state._replace(cache=cache._replace(named=write(cache.named, i, end)))
 
 
 def release(given: Given, state: State, i: Int, on: Flag | bool) -> State:
@@ -153,23 +167,24 @@ def release(given: Given, state: State, i: Int, on: Flag | bool) -> State:
     cache = _cache(state)
     assert given.content is not None
     held_from, held = read(given.content.held_from, i), read_once(cache.units, i)
-    named = read_once(cache.named, i)
+    named, sentinel = read_once(cache.named, i), _idle_sentinel(given, state.replica)
 
     def give_back(carry: tuple[Int, Int, Cache]) -> tuple[Int, Int, Cache]:
         place, freed, cache = carry
         block = read(cache.held, held_from + place - 1)
         users = read_once(cache.users, block) - 1
-        before = jnp.where(place > named, cache.idle.oldest(), cache.idle.sentinel)
+        before = jnp.where(place > named, cache.idle.oldest(sentinel), sentinel)
         idle = cache.idle.insert(block, before, users == 0)
         cache = cache._replace(users=write(cache.users, block, users), idle=idle)
         return place - 1, freed + (users == 0), cache
 
+    # vLLM frees a request's blocks in reverse order, so that ends of prompts are evicted before their beginnings.
     start = (jnp.where(on, held, 0), jnp.int32(0), cache)
     _, freed, cache = lax.while_loop(lambda carry: carry[0] > 0, give_back, start)
     cache = cache._replace(
         units=write(cache.units, i, jnp.where(on, 0, held)), named=write(cache.named, i, jnp.where(on, 0, named))
     )
-    return state._replace(cache=cache, kv=state.kv - freed)
+    return state.at_replica(kv=state.replica.kv - freed)._replace(cache=cache)
 
 
 # -- decodes
@@ -187,8 +202,9 @@ def bucket(given: Given, decode_group: Int, step: Int) -> Int:
 
 def enter_due(given: Given, cache: Cache, i: Int, decode_group: Int, opens: Int, on: Flag) -> Cache:
     """Request ``i`` decodes with a decode group from now on, if ``on``: the step ``opens`` opens a block for it."""
-    due = cache.due._replace(sentinel=bucket(given, decode_group, opens)).append(i, on)
-    return cache._replace(due=due._replace(sentinel=cache.due.sentinel))
+    padding = given.requests.arrival_s.shape[0] - 1
+    i = jnp.where(on, i, padding)  # who stays in another group must keep its links there
+    return cache._replace(due=cache.due.append(bucket(given, decode_group, opens), i, on))
 
 
 def take_step(given: Given, state: State, step: Int, on: Flag) -> State:
@@ -227,3 +243,8 @@ def _for_due(given: Given, state: State, sentinel: Int, on: Flag, do: Callable[[
 def _cache(state: State) -> Cache:
     assert state.cache is not None
     return state.cache
+
+
+def _counts(state: State) -> BlockCounts:
+    assert state.replica.blocks is not None
+    return state.replica.blocks

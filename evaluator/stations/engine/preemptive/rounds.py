@@ -1,13 +1,11 @@
 """Rounds of a pipeline: batches that only decode follow one another, and nothing else happens.
 
-Between two events the same decode groups go round: the oldest batch lands, each of its sequences has a token more, and
-the
-decode group is sent again at once. Forming that batch finds nothing to do, and its time in each pipeline rank is that
-of the
-decode group's batch before plus the growth of the contexts (``state.BatchPaces``). So a short loop over such batches
-takes the
-place of whole trips. The batches are still sent one by one, because a rank starts on a batch at the later of two times,
-the end of the rank before and the end of its own batch before: which of them is the later may change at any batch.
+Between two events the same decode groups go round: the oldest batch ends, each of its sequences has a token more, and
+the decode group is sent again at once. Forming that batch finds nothing to do, and its time in each pipeline rank is
+that of the decode group's batch before plus the growth of the contexts (``state.BatchPaces``). So a short loop over
+such batches takes the place of whole trips. The batches are still sent one by one, because a rank starts on a batch at
+the later of two times, the end of the rank before and the end of its own batch before: which of them is the later may
+change at any batch.
 
 A round ends before a batch at whose end a member leaves, joins or fills its attention window, before an arrival that
 might come in, and where KV on demand runs out. The trip of a single batch (``pipeline``) then goes on.
@@ -38,7 +36,7 @@ from evaluator.stations.engine.common.rings import NONE, read, read_once, tagged
 from evaluator.stations.engine.preemptive.batch import Scheduled, may_be_admitted
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.preemption import growth_of
-from evaluator.stations.engine.preemptive.state import BatchPaces, QueueHeap, RunningBatches, State
+from evaluator.stations.engine.preemptive.state import BatchPaces, RunningBatches, State
 from evaluator.stations.engine.preemptive.waiting import next_arrival
 
 
@@ -69,12 +67,12 @@ def note_pace(given: Given, state: State, batch: Scheduled, took_s: tuple[Float,
 
 
 class Round(NamedTuple):
-    """What changes from batch to batch of a round, and what it is for the batch that lands next, the oldest."""
+    """What changes from batch to batch of a round, and what it is for the batch that ends next, the oldest."""
 
     clock: Float
-    passed: Int  # batches that have landed and been sent again
-    end_s: FloatPerRank  # of the flights
-    decode_groups: IntPerRank  # of the flights
+    passed: Int  # batches that have ended and been sent again
+    end_s: FloatPerRank  # of the batches in flight
+    decode_groups: IntPerRank  # of the batches in flight
     free_s: tuple[Float, ...]  # by pipeline rank
     steps: IntPerGroup  # done in this round
     gap_from: FloatPerGroup
@@ -85,7 +83,7 @@ class Round(NamedTuple):
     itl_histogram: Bins
     decode_group: Int  # of the oldest batch
     done: Int  # steps of that decode group in this round
-    lands_s: Float  # end of the oldest batch
+    ends_s: Float  # end of the oldest batch
     since_s: Float  # end of its decode group's last step
 
 
@@ -94,17 +92,18 @@ def go_round(given: Given, state: State, on: Flag) -> State:
 
     ``on`` where the next thing to happen is an arrival or the end of the oldest batch.
     """
-    batch_paces, waiting = state.batch_paces, state.waiting
-    assert batch_paces is not None and isinstance(waiting, QueueHeap)
+    batch_paces, replica, pipeline = state.batch_paces, state.replica, state.pipeline
+    assert batch_paces is not None
+    # An arrival that could not be admitted anyway does not end a round: nobody looks at it before an event.
     open_to_arrivals = may_be_admitted(given, state)
     quiet = (
         on
-        & (state.launched_batches > state.completed_batches)
+        & (pipeline.launched_batches > pipeline.completed_batches)
         & (read(state.decode_groups.decodes, state.schedulable) == 0)
-        & (state.prompts.oldest() == state.prompts.sentinel)
-        & ~(open_to_arrivals & (waiting.size > 0))
+        & (state.prompts.oldest(replica.sentinel) == replica.sentinel)
+        & ~(open_to_arrivals & (replica.queue.top >= 0))
     )
-    arrival_s = jnp.where(open_to_arrivals, next_arrival(given, waiting), jnp.inf)
+    arrival_s = jnp.where(open_to_arrivals, next_arrival(given, state), jnp.inf)
     first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
     weight = jnp.where(first_token_s < jnp.inf, 1.0, 0.0)
     end = lax.while_loop(
@@ -116,24 +115,25 @@ def go_round(given: Given, state: State, on: Flag) -> State:
 
 
 def _start(given: Given, state: State) -> Round:
-    slot = state.completed_batches % given.structure.pipeline_ranks
-    decode_group, none = read(state.running_batches.decode_group, slot), jnp.int32(0)
+    pipeline, running_batches, totals = state.pipeline, state.pipeline.running_batches, state.totals
+    slot = pipeline.completed_batches % given.structure.pipeline_ranks
+    decode_group, none = read(running_batches.decode_group, slot), jnp.int32(0)
     return Round(
         clock=state.clock,
         passed=none,
-        end_s=state.running_batches.end_s,
-        decode_groups=state.running_batches.decode_group,
-        free_s=tuple(state.free_s[rank] for rank in range(given.structure.pipeline_ranks)),
+        end_s=running_batches.end_s,
+        decode_groups=running_batches.decode_group,
+        free_s=tuple(pipeline.free_s[rank] for rank in range(given.structure.pipeline_ranks)),
         steps=jnp.zeros_like(state.decode_groups.step),
         gap_from=state.decode_groups.gap_from,
-        kv=state.kv,
-        kv_max=state.kv_max,
-        kv_unit_s=state.kv_unit_s,
-        busy_s=state.busy_s,
+        kv=state.replica.kv,
+        kv_max=totals.kv_max,
+        kv_unit_s=totals.kv_unit_s,
+        busy_s=totals.busy_s,
         itl_histogram=state.itl_histogram,
         decode_group=decode_group,
         done=none,
-        lands_s=read(state.running_batches.end_s, slot),
+        ends_s=read(running_batches.end_s, slot),
         since_s=read(state.decode_groups.gap_from, decode_group),
     )
 
@@ -145,23 +145,23 @@ def _growth(given: Given, state: State, now: Round) -> Float:
 
 
 def _goes_on(given: Given, state: State, batch_paces: BatchPaces, now: Round, arrival_s: Float) -> Flag:
-    """The oldest batch lands without an event, and its decode group is sent again as it is."""
+    """The oldest batch ends without an event, and its decode group is sent again as it is."""
     structure, ranks, decode_groups = given.structure, given.structure.pipeline_ranks, state.decode_groups
-    decode_group, flying, completed_batches = (
-        now.decode_group,
-        state.launched_batches - state.completed_batches,
-        state.completed_batches + now.passed,
+    pipeline, decode_group = state.pipeline, now.decode_group
+    flying, completed_batches = (
+        pipeline.launched_batches - pipeline.completed_batches,
+        pipeline.completed_batches + now.passed,
     )
     step = read(decode_groups.step, decode_group) + now.done + 1
     cell, slot = decode_group * structure.ring + step % structure.ring, completed_batches % ranks
-    plain = read(state.running_batches.decodes, slot) & (read(state.running_batches.completing, slot) < 0)
+    plain = read(pipeline.running_batches.decodes, slot) & (read(pipeline.running_batches.completing, slot) < 0)
     goes_on = (
         (plain | (now.passed >= flying))
         & (read(decode_groups.joined, decode_group) < 0)
         & (read(state.rings.leaving, cell) < 0)
         & (read(batch_paces.decodes, decode_group) == read(decode_groups.decodes, decode_group))
-        & (arrival_s > now.lands_s)
-        & ((flying == 1) | (read(now.end_s, (completed_batches + 1) % ranks) > now.lands_s))  # else two land at once
+        & (arrival_s > now.ends_s)
+        & ((flying == 1) | (read(now.end_s, (completed_batches + 1) % ranks) > now.ends_s))  # else two end at once
         & (now.kv + _growth(given, state, now) <= given.limits.kv_units)
     )
     if structure.windowed:
@@ -172,13 +172,13 @@ def _goes_on(given: Given, state: State, batch_paces: BatchPaces, now: Round, ar
 
 
 def _land_and_send(given: Given, state: State, batch_paces: BatchPaces, now: Round, weight: Float) -> Round:
-    """The oldest batch lands, and its decode group starts on its next step."""
+    """The oldest batch ends, and its decode group starts on its next step."""
     ranks, decode_group, done = given.structure.pipeline_ranks, now.decode_group, now.done + 1
     decodes = read(state.decode_groups.decodes, decode_group)
     ahead = (read(state.decode_groups.step, decode_group) + done - read(batch_paces.step, decode_group)).astype(
         jnp.float64
     )
-    clock, free, busy = now.lands_s, [], jnp.zeros(())
+    clock, free, busy = now.ends_s, [], jnp.zeros(())
     for rank, free_s in enumerate(now.free_s):
         cell = decode_group * ranks + rank
         took_s = read(batch_paces.took_s, cell) + ahead * read(batch_paces.slope_s, cell)
@@ -186,16 +186,20 @@ def _land_and_send(given: Given, state: State, batch_paces: BatchPaces, now: Rou
         free.append(clock)
         busy = busy + took_s
     kv = now.kv + _growth(given, state, now)
-    old, new = (state.completed_batches + now.passed) % ranks, (state.launched_batches + now.passed) % ranks
+    completed_batches, launched_batches = (
+        state.pipeline.completed_batches + now.passed,
+        state.pipeline.launched_batches + now.passed,
+    )
+    old, new = completed_batches % ranks, launched_batches % ranks
     end_s = write(now.end_s, new, clock)
     decode_groups = write(
         write(now.decode_groups, old, read_once(now.decode_groups, new)), new, decode_group
     )  # an empty one for this one
-    steps, gap_from = write(now.steps, decode_group, done), write(now.gap_from, decode_group, now.lands_s)
-    slot = (state.completed_batches + now.passed + 1) % ranks
+    steps, gap_from = write(now.steps, decode_group, done), write(now.gap_from, decode_group, now.ends_s)
+    slot = (completed_batches + 1) % ranks
     following = read(decode_groups, slot)
     return Round(
-        clock=now.lands_s,
+        clock=now.ends_s,
         passed=now.passed + 1,
         end_s=end_s,
         decode_groups=decode_groups,
@@ -204,20 +208,20 @@ def _land_and_send(given: Given, state: State, batch_paces: BatchPaces, now: Rou
         gap_from=gap_from,
         kv=kv,
         kv_max=jnp.maximum(now.kv_max, kv),
-        kv_unit_s=now.kv_unit_s + now.kv * (now.lands_s - now.clock),
+        kv_unit_s=now.kv_unit_s + now.kv * (now.ends_s - now.clock),
         busy_s=now.busy_s + busy / ranks,
-        itl_histogram=histogram.enter(now.itl_histogram, now.lands_s - now.since_s, weight * decodes),
+        itl_histogram=histogram.enter(now.itl_histogram, now.ends_s - now.since_s, weight * decodes),
         decode_group=following,
         done=read(steps, following),
-        lands_s=read(end_s, slot),
+        ends_s=read(end_s, slot),
         since_s=read(gap_from, following),
     )
 
 
 def _after(given: Given, state: State, batch_paces: BatchPaces, end: Round) -> State:
-    """The state after a round; a flight that was sent in it has decodes and completes no prompt."""
-    ranks, decode_groups, running_batches = given.structure.pipeline_ranks, state.decode_groups, state.running_batches
-    launched_batches, grown = state.launched_batches + end.passed, end.steps.astype(jnp.float64)
+    """The state after a round; a batch that was sent in it has decodes and completes no prompt."""
+    ranks, decode_groups, pipeline = given.structure.pipeline_ranks, state.decode_groups, state.pipeline
+    launched_batches, grown = pipeline.launched_batches + end.passed, end.steps.astype(jnp.float64)
     ago = (launched_batches - 1 - jnp.arange(ranks, dtype=jnp.int32)) % ranks
     decode_groups = decode_groups._replace(
         step=decode_groups.step + end.steps,
@@ -228,24 +232,23 @@ def _after(given: Given, state: State, batch_paces: BatchPaces, end: Round) -> S
         decode_groups = decode_groups._replace(
             window_context=decode_groups.window_context + grown * decode_groups.growing
         )
-    return state._replace(
-        clock=end.clock,
-        decode_groups=decode_groups,
+    state = state.in_pipeline(
+        launched_batches=launched_batches,
+        completed_batches=pipeline.completed_batches + end.passed,
         running_batches=RunningBatches(
             end_s=end.end_s,
-            decodes=running_batches.decodes | (ago < end.passed),
+            decodes=pipeline.running_batches.decodes | (ago < end.passed),
             decode_group=end.decode_groups,
-            completing=jnp.where(ago < end.passed, NONE, running_batches.completing),
+            completing=jnp.where(ago < end.passed, NONE, pipeline.running_batches.completing),
         ),
-        launched_batches=launched_batches,
-        completed_batches=state.completed_batches + end.passed,
         free_s=jnp.stack(end.free_s),
-        decode_iterations=state.decode_iterations + end.passed,
-        iterations=state.iterations + end.passed,
-        kv=end.kv,
+    )
+    state = state.at_replica(kv=end.kv, decode_iterations=state.replica.decode_iterations + end.passed)
+    state = state.in_totals(
+        busy_s=end.busy_s,
+        iterations=state.totals.iterations + end.passed,
         kv_max=end.kv_max,
         kv_unit_s=end.kv_unit_s,
-        busy_s=end.busy_s,
-        experts_touched=state.experts_touched + jnp.sum(grown * batch_paces.touched),
-        itl_histogram=end.itl_histogram,
+        experts_touched=state.totals.experts_touched + jnp.sum(grown * batch_paces.touched),
     )
+    return state._replace(clock=end.clock, decode_groups=decode_groups, itl_histogram=end.itl_histogram)

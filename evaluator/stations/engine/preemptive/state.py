@@ -1,20 +1,21 @@
 """What the loop of a lane carries from trip to trip.
 
-A request passes through these places. It *waits* (``QueueHeap``); it is admitted and *running* (``State.running``);
-while
+A request passes through these places. It *waits* (``waiting``); it is admitted and *running* (``State.running``); while
 no batch has taken the rest of its prompt it is in ``State.prompts``; with its prompt computed it *decodes* as a member
 of a *decode group*; it finishes, or it is *preempted* and waits again.
 
+What is known by request or by step is in arrays that all replicas share; what a replica has of its own are the numbers
+of ``ReplicaState``. Of several replicas that run together (``engine.joint``) each of these numbers is a column, and the
+state holds the row of the replica at hand. So all functions here are of one replica and know of no other.
+
 A decode group is a set of sequences that decode in the same batches. In a pipeline several batches are in flight at
-once, and
-a sequence cannot be in two of them: its next token needs the one before. So each batch in flight has a decode group of
-its
-own, and one more decode group is *at rest*: the sequences that the next batch may take.
+once, and a sequence cannot be in two of them: its next token needs the one before. So each batch in flight has a decode
+group of its own, and one more decode group is *at rest*: the sequences that the next batch may take.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
@@ -28,7 +29,6 @@ from evaluator.stations.engine.common.arrays import (
     FloatPerGroupRank,
     FloatPerRank,
     FloatPerRequest,
-    Heap,
     Int,
     IntPerGroup,
     IntPerRank,
@@ -37,37 +37,32 @@ from evaluator.stations.engine.common.arrays import (
     StepBits,
     StepCounts,
     StepLists,
-    TimeHeap,
 )
 from evaluator.stations.engine.common.calendar import Calendar
 from evaluator.stations.engine.common.leap import no_peaks
 from evaluator.stations.engine.common.prompts import PromptSums
 from evaluator.stations.engine.common.rings import NONE, WORD, read_once, write
 from evaluator.stations.engine.common.speculation import AcceptedTokens, nothing_accepted
-from evaluator.stations.engine.preemptive.cache import Cache, initial_cache
+from evaluator.stations.engine.preemptive.cache import BlockCounts, Cache, initial_cache
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.linked_lists import LinkedList
 
 
-class QueueHeap(NamedTuple):
-    """The waiting queue: a heap of requests with a priority, and behind it the arrivals, in order."""
+class QueueEnds(NamedTuple):
+    """Where the waiting queue of a replica begins and ends, see ``waiting``."""
 
-    heap: Heap
-    size: Int  # entries of the heap
-    arrived: Int  # the next request that was neither in the heap nor admitted yet
-    released: Int  # closed loop: requests sent so far
+    first: Int  # of the line, or NONE; with a loop of its own the next arrival
+    last: Int  # of the line
+    top: Int  # of the heap, or NONE
+    preempted: Int | None = None  # where rooms are reserved: how many wait that lost theirs in a preemption
 
 
-class QueueList(NamedTuple):
-    """The waiting queue of one of several replicas that run together: a linked list, first come, first served."""
+class QueueLinks(NamedTuple):
+    """The waiting queues of all replicas."""
 
-    first: Int  # or NONE
-    last: Int
-    next: IntPerRequest  # of the queues of all replicas
-    released: Int  # closed loop: requests sent so far, to all replicas
-    due: TimeHeap  # closed loop with a frontend: when answers reach their users
-    due_size: Int
-    lost_kv: Int | None = None  # where rooms are reserved: a stack of preempted requests, linked by ``next``
+    next: IntPerRequest  # the one behind it in the line, or in the heap its next sibling; NONE: there is none
+    child: IntPerRequest  # the first of those that it is above in the heap, or NONE
+    priority: IntPerRequest  # in the heap: the lowest goes first, ties by request number
 
 
 class Listed(NamedTuple):
@@ -80,16 +75,6 @@ class Listed(NamedTuple):
         """With ``i``, if ``on``; it must not be in it."""
         after = jnp.where(on, self.first, read_once(self.next, i))
         return Listed(jnp.where(on, i, self.first), write(self.next, i, after))
-
-
-class KvReservation(NamedTuple):
-    """KV under back-pressure that no running request holds.
-
-    That is room reserved on a decode replica, and on a prefill replica what is still to be sent.
-    """
-
-    kept: Float  # units of the replica at hand; they are in ``State.kv`` as well
-    since_s: FloatPerRequest  # when a request got room
 
 
 class RouterCounts(NamedTuple):
@@ -105,25 +90,22 @@ class Sequences(NamedTuple):
     """What has happened to each request so far; for a decoding sequence, up to the step at which it joined.
 
     A step adds a token to every member of a decode group. It would be slow to write that down for each of them, so a
-    member
-    keeps the numbers it joined with and the step ``since``, and what it has now follows from the decode group's step.
+    member keeps the numbers it joined with and the step ``since``, and what it has now follows from the group's step.
     """
 
     computed: IntPerRequest  # tokens whose KV is there or is being computed
     target: IntPerRequest  # tokens whose KV must be there before the next output token comes
     generated: IntPerRequest  # output tokens
-    decode_group: IntPerRequest  # the decode group that it decodes with, or NONE
-    since: IntPerRequest  # the step of that decode group at which it joined
-    running_batch: IntPerRequest  # number of the last batch that computed a chunk of its prompt
+    decode_group: IntPerRequest  # the decode group that it is in, or NONE
+    since: IntPerRequest  # the step of that group at which it joined
     admission: IntPerRequest  # how many were admitted before it
     token_s: FloatPerRequest  # when its last token came, if it has joined since or waits
     scheduled_s: FloatPerRequest
     first_token_s: FloatPerRequest
     last_token_s: FloatPerRequest
+    running_batch: IntPerRequest | None = None  # in a pipeline: the last batch that computed a chunk of its prompt
     decoded: IntPerRequest | None = None  # with drafts: decode iterations, up to the step at which it joined
-    slots: IntPerRequest | None = (
-        None  # and the slots of KV that a decode held when it was taken out of its decode group
-    )
+    slots: IntPerRequest | None = None  # and the slots of KV that it held when it was taken out of its decode group
 
 
 class DecodeGroups(NamedTuple):
@@ -144,7 +126,7 @@ class Rings(NamedTuple):
     events: StepBits  # steps at whose end the batch changes; only leaps look at them, so with one decode group only
     leaving: StepLists  # requests that leave at the end of a step; ``next_leaving`` has the links
     crossing: StepCounts  # members whose window is full at that step; a single cell without windowed layers
-    accepted: StepCounts  # KV units that the step needs more than the one before, with KV on demand
+    kv_growth: StepCounts  # KV units that the step needs more than the one before, with KV on demand
 
 
 class RunningBatches(NamedTuple):
@@ -154,6 +136,45 @@ class RunningBatches(NamedTuple):
     decodes: FlagPerRank  # its decode group takes a step
     decode_group: IntPerRank  # without decodes an empty one
     completing: IntPerRank  # list of requests whose prompts are complete with it
+
+
+class PipelineState(NamedTuple):
+    """Of a replica with several pipeline ranks."""
+
+    schedulable: Int  # the cohort that no batch in flight has
+    launched_batches: Int  # batches that have started
+    completed_batches: Int  # batches that have ended
+    running_batches: RunningBatches
+    free_s: FloatPerRank  # when each pipeline rank is free
+    prefill_tokens: FloatPerRank  # of each batch in flight, for routers; cells as in ``RunningBatches``
+    counted_s: Float  # up to when the integral of the KV in use goes
+
+
+class ReplicaState(NamedTuple):
+    """What one replica has of its own."""
+
+    number: Int
+    sentinel: Int  # of its lists of requests; traced, because ``LinkedList`` reads at it
+    queue: QueueEnds
+    running_count: Float
+    decode_iterations: Int
+    last_look: Int  # LightLLM: ``decode_iterations`` at the last admission
+    kv: Float  # units in use
+    reserved: Float | None = None  # back-pressure: those that no running request holds (``joint.kv_reservation``)
+    pipeline: PipelineState | None = None  # None: one rank
+    blocks: BlockCounts | None = None  # None: no prefix cache
+
+
+class Totals(NamedTuple):
+    """Sums and maxima over all that has happened."""
+
+    busy_s: Float
+    iterations: Float
+    kv_max: Float
+    kv_unit_s: Float  # units in use, integrated over time
+    preemptions: Int
+    experts_touched: Float
+    peaks: Peaks  # without a pipeline only
 
 
 class BatchPaces(NamedTuple):
@@ -181,52 +202,64 @@ class FormingBatch(NamedTuple):
 
 
 class State(NamedTuple):
-    """A lane between two trips.
-
-    Of several replicas that run together (``engine.coupled``) it is all of them where it has the axis ``request`` or
-    ``decode_group`` (replica r has decode group r) or sums up what has happened; what is left is of the replica at
-    hand.
-    """
+    """A lane between two trips."""
 
     clock: Float
     stuck: Flag  # nothing runs and no arrival is left that could be admitted: the lane never finishes
-    waiting: QueueHeap | QueueList
+    replica: ReplicaState  # the one at hand
+    totals: Totals  # those that it adds to
+    queue_links: QueueLinks
+    released: Int  # closed loop: requests sent so far
     sequences: Sequences
     running: LinkedList  # admitted requests, oldest admission first
     prompts: LinkedList  # those of them with prompt tokens that no batch has taken
     by_end: LinkedList  # the running ones by their last step, if the structure has peaks
     decode_groups: DecodeGroups
     rings: Rings
-    schedulable: Int  # the decode group that no batch in flight has
-    running_batches: RunningBatches
-    launched_batches: Int  # batches that have started
-    completed_batches: Int  # batches that have ended
-    free_s: FloatPerRank  # when each pipeline rank is free
     batch: FormingBatch
     next_leaving: IntPerRequest
     next_joined: IntPerRequest
     next_completing: IntPerRequest
-    running_count: Float
     admissions: Int
     finished: Int
-    preemptions: Int
-    decode_iterations: Int
-    last_look: Int  # LightLLM: ``decode_iterations`` at the last admission
-    kv: Float  # units in use
-    kv_max: Float
-    kv_unit_s: Float
-    busy_s: Float
-    iterations: Float
-    experts_touched: Float
-    peaks: Peaks  # without a pipeline only
     itl_histogram: Bins
     batch_paces: BatchPaces | None = None  # of a pipeline that runs by itself
     router_counts: RouterCounts | None = None  # None for a single replica: there is no router that asks
     cache: Cache | None = None  # None without a prefix cache
-    calendar: Calendar | None = None  # of users who think about answers: when they send which request
+    answers: Calendar | None = None  # on their way to users, who then send a request: which, if it is one of theirs
     listed: Listed | None = None  # of two sides: requests that are done here or, back-pressure, have begun
-    kv_reservation: KvReservation | None = None  # None without back-pressure
+    room_since_s: FloatPerRequest | None = None  # back-pressure: when a request got room
     accepted: AcceptedTokens | None = None  # None where every decode gives one token; cells as of ``Rings``
+
+    def at_replica(self, **changes: Any) -> State:
+        """With other values of ``ReplicaState``."""
+        return self._replace(replica=self.replica._replace(**changes))
+
+    def in_totals(self, **changes: Any) -> State:
+        """With other values of ``Totals``."""
+        return self._replace(totals=self.totals._replace(**changes))
+
+    @property
+    def block_cache(self) -> Cache:
+        """The prefix caches, which there are."""
+        assert self.cache is not None
+        return self.cache
+
+    @property
+    def pipeline(self) -> PipelineState:
+        """That of the replica, which has several ranks."""
+        assert self.replica.pipeline is not None
+        return self.replica.pipeline
+
+    def in_pipeline(self, **changes: Any) -> State:
+        """With other values of ``PipelineState``."""
+        return self.at_replica(pipeline=self.pipeline._replace(**changes))
+
+    @property
+    def schedulable(self) -> Int:
+        """The decode group that the next batch may take; without a pipeline a replica has only one."""
+        pipeline = self.replica.pipeline
+        return self.replica.number if pipeline is None else pipeline.schedulable
 
 
 def no_batch() -> FormingBatch:
@@ -242,34 +275,44 @@ def no_router_counts() -> RouterCounts:
 
 def initial_state(given: Given) -> State:
     """An idle lane at time 0."""
-    slots = given.requests.arrival_s.shape[0]
-    several = given.structure.replicas > 1
-    cells = slots + given.structure.replicas - 1  # of a chain: a sentinel for each replica
+    structure, slots = given.structure, given.requests.arrival_s.shape[0]
+    cells = slots + structure.replicas - 1  # of a linked list: a sentinel for each replica
     zero, number = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
     none = jnp.full(slots, NONE, jnp.int32)
-    sentinel = slots - 1 + jnp.minimum(given.limits.requests, 0)  # traced, because ``LinkedList`` reads at it
     return State(
         clock=zero, stuck=jnp.zeros((), bool),
-        waiting=_nobody_waits(given),
+        replica=initial_replica(given),
+        totals=Totals(zero, zero, zero, zero, number, zero, no_peaks(given.pipeline_ranks[0])),
+        queue_links=QueueLinks(none, none, none), released=given.limits.users,
         sequences=_initial_sequences(given),
-        running=LinkedList.empty(cells, sentinel), prompts=LinkedList.empty(cells, sentinel),
-        by_end=LinkedList.empty(cells if given.structure.peaks else 1, sentinel),
-        decode_groups=_initial_decode_groups(given), rings=_initial_rings(given), schedulable=number,
-        running_batches=_initial_running_batches(given),
-        launched_batches=number, completed_batches=number,
-        free_s=jnp.zeros(given.structure.pipeline_ranks), batch=no_batch(),
+        running=LinkedList.empty(cells), prompts=LinkedList.empty(cells),
+        by_end=LinkedList.empty(cells if structure.peaks else 1),
+        decode_groups=_initial_decode_groups(given), rings=_initial_rings(given), batch=no_batch(),
         next_leaving=none, next_joined=none, next_completing=none,
-        running_count=zero, admissions=number, finished=number, preemptions=number, decode_iterations=number,
-        last_look=number, kv=zero, kv_max=zero, kv_unit_s=zero, busy_s=zero, iterations=zero, experts_touched=zero,
-        peaks=no_peaks(given.pipeline_ranks[0]),
-        itl_histogram=jnp.zeros(histogram.BINS * given.structure.pools),
+        admissions=number, finished=number,
+        itl_histogram=jnp.zeros(histogram.BINS * structure.pools),
         batch_paces=_initial_batch_paces(given),
-        router_counts=no_router_counts() if several else None,
+        router_counts=None if structure.alone else no_router_counts(),
         cache=initial_cache(given),
-        calendar=None if given.session_turns is None else Calendar.empty(slots),
-        listed=Listed(none[0], none) if given.structure.phases > 1 else None,
-        kv_reservation=KvReservation(zero, jnp.full(slots, jnp.inf)) if given.structure.kv_reservation else None,
+        answers=Calendar.empty(slots) if structure.frontend or given.session_turns is not None else None,
+        listed=Listed(none[0], none) if structure.phases > 1 else None,
+        room_since_s=jnp.full(slots, jnp.inf) if structure.kv_reservation else None,
         accepted=_initial_accepted(given),
+    )  # fmt: skip
+
+
+def initial_replica(given: Given) -> ReplicaState:
+    """An idle replica, which has number 0."""
+    structure, zero, number = given.structure, jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
+    nobody = number if structure.alone else jnp.int32(NONE)
+    return ReplicaState(
+        number=number,
+        sentinel=given.requests.arrival_s.shape[0] - 1 + jnp.minimum(given.limits.requests, 0),
+        queue=QueueEnds(nobody, nobody, jnp.int32(NONE), number if structure.kv_reservation else None),
+        running_count=zero, decode_iterations=number, last_look=number, kv=zero,
+        reserved=zero if structure.kv_reservation else None,
+        pipeline=_initial_pipeline(given),
+        blocks=None if structure.cache is None else BlockCounts(number, number),
     )  # fmt: skip
 
 
@@ -279,15 +322,6 @@ def _initial_accepted(given: Given) -> AcceptedTokens | None:
     return nothing_accepted(given.structure.decode_groups() * given.structure.ring + 1, given.structure.windowed)
 
 
-def _nobody_waits(given: Given) -> QueueHeap | QueueList:
-    slots, number = given.requests.arrival_s.shape[0], jnp.zeros((), jnp.int32)
-    if given.structure.replicas > 1:
-        none = jnp.full(slots, NONE, jnp.int32)
-        lost_kv = none[0] if given.structure.kv_reservation else None
-        return QueueList(none[0], none[0], none, given.limits.users, jnp.full(slots + 1, jnp.inf), number, lost_kv)
-    return QueueHeap(jnp.zeros(slots + 1, jnp.int64), number, number, given.limits.users)
-
-
 def _initial_sequences(given: Given) -> Sequences:
     requests = given.requests
     slots = requests.arrival_s.shape[0]
@@ -295,8 +329,9 @@ def _initial_sequences(given: Given) -> Sequences:
     never = jnp.full(slots, jnp.inf)
     return Sequences(
         computed=requests.prompt_tokens - requests.compute_tokens, target=requests.prompt_tokens + 0, generated=zeros,
-        decode_group=none, since=zeros, running_batch=none, admission=zeros,
+        decode_group=none, since=zeros, admission=zeros,
         token_s=jnp.zeros(slots), scheduled_s=never, first_token_s=never, last_token_s=never,
+        running_batch=None if given.structure.pipeline_ranks == 1 else none,
         decoded=None if given.speculation is None else zeros,
         slots=None if given.speculation is None else zeros,
     )  # fmt: skip
@@ -311,7 +346,8 @@ def _initial_decode_groups(given: Given) -> DecodeGroups:
 def _initial_batch_paces(given: Given) -> BatchPaces | None:
     """No decode group has been in a batch."""
     structure = given.structure
-    if structure.pipeline_ranks == 1 or structure.replicas > 1 or given.speculation is not None:
+    parts = structure.cache is not None or given.speculation is not None  # whose steps are all looked at
+    if structure.pipeline_ranks == 1 or not structure.alone or parts:
         return None
     count = jnp.zeros(structure.decode_groups())
     times = jnp.zeros(structure.decode_groups() * structure.pipeline_ranks)
@@ -325,16 +361,21 @@ def _initial_rings(given: Given) -> Rings:
         events=jnp.zeros(cells // WORD, jnp.uint64),
         leaving=jnp.full(cells + 1, NONE, jnp.int32),
         crossing=counts if given.structure.windowed else counts[:1],
-        accepted=counts,
+        kv_growth=counts,
     )
 
 
-def _initial_running_batches(given: Given) -> RunningBatches:
-    """No batch in flight; decode group 0 is at rest and each cell of a flight has one of the others."""
+def _initial_pipeline(given: Given) -> PipelineState | None:
+    """No batch in flight; the first decode group of the replica is at rest, each cell of a flight has one of the
+    others."""
     ranks = given.structure.pipeline_ranks
-    return RunningBatches(
+    if ranks == 1:
+        return None
+    zero, number = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
+    running_batches = RunningBatches(
         end_s=jnp.full(ranks, jnp.inf),
         decodes=jnp.zeros(ranks, bool),
         decode_group=jnp.arange(1, ranks + 1, dtype=jnp.int32),
         completing=jnp.full(ranks, NONE, jnp.int32),
     )
+    return PipelineState(number, number, number, running_batches, jnp.zeros(ranks), jnp.zeros(ranks), zero)

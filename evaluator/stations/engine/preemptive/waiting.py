@@ -1,62 +1,82 @@
-"""The waiting queue. Only its head is looked at: requests behind it wait, even where they would fit.
+"""The waiting queue of a replica. Only its head is looked at: requests behind it wait, even where they would fit.
 
-First come, first served: arrivals in order, and in front of them a stack of preempted requests, the last preempted on
-top (vLLM prepends a preempted request to the waiting queue). Least work left: all waiting requests are in the heap, by
-the tokens that are left to compute and to generate, ties by request number.
+First come, first served: arrivals in a line, and in front of them a stack of preempted requests, the last preempted on
+top (vLLM prepends a preempted request to the waiting queue). Least work left: all waiting requests go by the tokens
+that are left to compute and to generate, ties by request number.
 
-The heap is a binary one in an array; an entry is ``priority << 32 | request``, and the smallest entry goes first.
+So the queue has two parts, of which either may be empty: a *line*, a linked list to which arrivals are appended, and a
+*heap* for those that go by a priority. A stack is a heap whose priorities fall, which costs nothing here: the heap is a
+pairing heap, in which whoever goes to the top just takes the one that was there for a child. A binary heap would need
+an array for each replica; links by request are shared by the queues of all replicas, each with a top of its own.
 
-Of several replicas that run together, a router puts the arrivals into a queue of each (``state.QueueList``), which is a
-linked list: arrivals come in behind, preempted requests in front.
+Where room in the KV is reserved before a request comes (``Structure.kv_reservation``), those that hold it go first and
+the preempted, which lost theirs, come last. Else a preempted request that finds no KV would keep from running the very
+requests that have it.
+
+A replica with a loop of its own has its arrivals in the order of their numbers: its line is a range of numbers, which
+begins at ``first``, and no links are written.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.calendar import Calendar
 from evaluator.stations.engine.common.rings import NONE, read, read_once, write
-from evaluator.stations.engine.preemptive.heap import enter, replace_first
 from evaluator.stations.engine.preemptive.lane import Given, Rules
-from evaluator.stations.engine.preemptive.state import QueueHeap, QueueList, Sequences, State
+from evaluator.stations.engine.preemptive.state import QueueEnds, QueueLinks, Sequences, State
+
+_BEHIND_ALL = 1 << 30
+"""Added to a priority: more than any request has to compute and to generate."""
 
 
-def next_arrival(given: Given, waiting: QueueHeap | QueueList) -> Float:
-    """When the next request arrives that is not here yet; infinite if none will before another has finished."""
-    assert isinstance(waiting, QueueHeap)
-    comes = waiting.arrived < jnp.minimum(waiting.released, given.limits.requests)
-    return jnp.where(comes, read(given.requests.arrival_s, waiting.arrived), jnp.inf)
+class Queue(NamedTuple):
+    """The waiting queue of one replica: where it begins, and the links of all queues."""
+
+    ends: QueueEnds
+    links: QueueLinks
 
 
-def head(waiting: QueueHeap | QueueList) -> Int:
+def head(given: Given, state: State) -> Int:
     """The head of the waiting queue, if it is not empty."""
-    if isinstance(waiting, QueueList):
-        return waiting.first if waiting.lost_kv is None else _holders_first(waiting, waiting.lost_kv)
-    first = read_once(waiting.heap, jnp.minimum(waiting.size, 0))
-    return jnp.where(waiting.size > 0, first.astype(jnp.int32), waiting.arrived)
+    ends = state.replica.queue
+    if given.structure.kv_reservation:  # on a prefill side nobody holds room: the preempted are in front, as elsewhere
+        holds_room = given.limits.prompts_resident & (ends.first >= 0)
+        return jnp.where(holds_room | (ends.top < 0), ends.first, ends.top)
+    return jnp.where(ends.top >= 0, ends.top, ends.first)
 
 
 def any_waiting(given: Given, state: State) -> Flag:
     """The waiting queue is not empty."""
-    if isinstance(state.waiting, QueueList):
-        return head(state.waiting) >= 0
-    return (state.waiting.size > 0) | (next_arrival(given, state.waiting) <= state.clock)
+    ends = state.replica.queue
+    return (ends.top >= 0) | (next_arrival(given, state) <= state.clock if given.structure.alone else ends.first >= 0)
 
 
-def arrive(given: Given, state: State) -> State:
-    """Under least work left, requests that have arrived by now take their place in the heap."""
-    assert isinstance(state.waiting, QueueHeap)
+def arrival_goes_first(given: Given, line: Flag, heap: Flag) -> Flag:
+    """Whoever arrives may get before those that wait, or nobody does: a leap that keeps it waiting has to end.
 
-    def arrived(waiting: QueueHeap) -> Flag:
-        return given.rules.least_work & (next_arrival(given, waiting) <= state.clock)
+    ``line``, ``heap``: somebody waits there. Those in the heap who lost their rooms go behind arrivals that have one.
+    """
+    if given.structure.kv_reservation:
+        heap = heap & ~given.limits.prompts_resident
+    return given.rules.least_work | ~(line | heap)
 
-    def enter(waiting: QueueHeap) -> QueueHeap:
-        i = waiting.arrived
-        return _push(waiting, _work(given, state.sequences, i), i)._replace(arrived=i + 1)
 
-    return state._replace(waiting=lax.while_loop(arrived, enter, state.waiting))
+def pop(given: Given, state: State, i: Int) -> State:
+    """The state without the head of the waiting queue, which is ``i``."""
+    ends, links = state.replica.queue, state.queue_links
+    after = ends.first + 1 if given.structure.alone else read_once(links.next, i)
+    # ``after`` is never less than NONE. Without that condition the heap's writes would not depend on what was read
+    # here, and XLA would copy the links for each admission (``common.rings``); so it is in the loops below.
+    from_heap = (ends.top >= 0) & (i == ends.top) & (after >= NONE)
+    links, top = _without_top(links, ends.top, from_heap)
+    ends = ends._replace(first=jnp.where(from_heap, ends.first, after), top=top)
+    if ends.preempted is not None:
+        ends = ends._replace(preempted=ends.preempted - (read_once(state.sequences.scheduled_s, i) < jnp.inf))
+    return state.at_replica(queue=ends)._replace(queue_links=links)
 
 
 def go_back(given: Given, state: State, i: Int) -> State:
@@ -64,78 +84,141 @@ def go_back(given: Given, state: State, i: Int) -> State:
 
     The number of preemptions so far, which counts this one already, makes the priority of a stack.
     """
-    waiting = state.waiting
-    if isinstance(waiting, QueueList):
-        if waiting.lost_kv is not None:
-            return state._replace(waiting=_lose_room(given, waiting, waiting.lost_kv, i))
-        last = jnp.where(waiting.first < 0, i, waiting.last)
-        return state._replace(
-            waiting=waiting._replace(first=i, last=last, next=write(waiting.next, i, waiting.first)),
-        )
+    ends, links = state.replica.queue, state.queue_links
     work = _work(given, state.sequences, i)
-    priority = jnp.where(given.rules.least_work, work, -state.preemptions)
-    return state._replace(waiting=_push(waiting, priority, i))
+    if given.structure.kv_reservation:
+        work = work + jnp.where(given.limits.prompts_resident, _BEHIND_ALL, 0)
+    priority = jnp.where(given.rules.least_work, work, -state.totals.preemptions)
+    links, top = _pushed(links, ends.top, i, priority)
+    ends = ends._replace(top=top)
+    if ends.preempted is not None:
+        ends = ends._replace(preempted=ends.preempted + 1)
+    return state.at_replica(queue=ends)._replace(queue_links=links)
 
 
-def _holders_first(waiting: QueueList, lost_kv: Int) -> Int:
-    """The head where rooms are reserved: those that hold KV go before those that lost theirs in a preemption.
+def come_in(given: Given, sequences: Sequences, queue: Queue, i: Int) -> Queue:
+    """The queue with an arrival: behind all others, or by its work."""
+    (ends, links), least_work = queue, given.rules.least_work
+    empty, padding = ends.first < 0, links.next.shape[0] - 1
+    following = write(links.next, jnp.where(empty | least_work, padding, ends.last), i)
+    following = write(following, jnp.where(least_work, padding, i), NONE)
+    ends = ends._replace(first=jnp.where(empty & ~least_work, i, ends.first), last=jnp.where(least_work, ends.last, i))
 
-    Else a preempted request that finds no KV would keep from running the very requests that have it.
-    """
-    return jnp.where(waiting.first >= 0, waiting.first, lost_kv)
+    work = _work(given, sequences, i)
+
+    def push(carry: tuple[Flag, Int, QueueLinks]) -> tuple[Flag, Int, QueueLinks]:
+        _, top, links = carry
+        links, top = _pushed(links, top, i, work)
+        return ~least_work, top, links
+
+    # A loop of one trip or none, because most lanes go first come, first served.
+    start = (least_work, ends.top, links._replace(next=following))
+    _, top, links = lax.while_loop(lambda carry: carry[0], push, start)
+    return Queue(ends._replace(top=top), links)
 
 
-def _lose_room(given: Given, waiting: QueueList, lost_kv: Int, i: Int) -> QueueList:
-    """A preempted request waits where rooms are reserved; on a prefill side, which has none, in front of all others."""
-    kv_reservation, empty = given.limits.prompts_resident, waiting.first < 0
-    return waiting._replace(
-        first=jnp.where(kv_reservation, waiting.first, i),
-        last=jnp.where(~kv_reservation & empty, i, waiting.last),
-        lost_kv=jnp.where(kv_reservation, i, lost_kv),
-        next=write(waiting.next, i, jnp.where(kv_reservation, lost_kv, waiting.first)),
+# --- a replica with a loop of its own
+
+
+def next_arrival(given: Given, state: State) -> Float:
+    """When the next request arrives that is not here yet; infinite if none will before another has finished."""
+    first = state.replica.queue.first
+    comes = first < jnp.minimum(state.released, given.limits.requests)
+    return jnp.where(comes, read(given.requests.arrival_s, first), jnp.inf)
+
+
+def arrive(given: Given, state: State) -> State:
+    """Under least work left, requests that have arrived by now leave the line for their places in the heap."""
+
+    def arrived(state: State) -> Flag:
+        return given.rules.least_work & (next_arrival(given, state) <= state.clock)
+
+    def enter(state: State) -> State:
+        ends = state.replica.queue
+        links, top = _pushed(state.queue_links, ends.top, ends.first, _work(given, state.sequences, ends.first))
+        return state.at_replica(queue=ends._replace(first=ends.first + 1, top=top))._replace(queue_links=links)
+
+    return lax.while_loop(arrived, enter, state)
+
+
+# --- the pairing heap
+
+
+def _pushed(links: QueueLinks, top: Int, i: Int, priority: Int) -> tuple[QueueLinks, Int]:
+    """The heap with ``i``: it becomes the first child of the top, or the top with the former one for its child."""
+    links = links._replace(
+        priority=write(links.priority, i, priority),
+        child=write(links.child, i, NONE),
     )
+    return _melded(links, i, top)
 
 
-def come_in(waiting: QueueList, i: Int) -> QueueList:
-    """The queue of one of several replicas with an arrival behind all others."""
-    empty = waiting.first < 0
-    padding = waiting.next.shape[0] - 1
-    return waiting._replace(
-        first=jnp.where(empty, i, waiting.first),
-        last=i,
-        next=write(write(waiting.next, jnp.where(empty, padding, waiting.last), i), i, NONE),
-    )
+def _melded(links: QueueLinks, one: Int, other: Int) -> tuple[QueueLinks, Int]:
+    """Of two heaps, the second of which may be empty, a single one, and its top."""
+    both, padding = other >= 0, links.next.shape[0] - 1
+    before = read_once(links.priority, one), read_once(links.priority, jnp.where(both, other, one))
+    # Ties go by request number, as in the reference: "first come, first served".
+    leads = ~both | (before[0] < before[1]) | ((before[0] == before[1]) & (one < other))
+    top, below = jnp.where(leads, one, other), jnp.where(leads, other, one)
+    child = read_once(links.child, top)
+    return links._replace(
+        next=write(links.next, jnp.where(both, below, padding), child),
+        child=write(links.child, top, jnp.where(both, below, child)),
+    ), top
 
 
-def pop(waiting: QueueHeap | QueueList, i: Int) -> QueueHeap | QueueList:
-    """The waiting queue without its head, which is ``i``."""
-    if isinstance(waiting, QueueList):
-        if waiting.lost_kv is None:
-            return waiting._replace(first=read_once(waiting.next, i))
-        holds, after = waiting.first >= 0, read_once(waiting.next, i)
-        first, lost_kv = jnp.where(holds, after, NONE), jnp.where(holds, waiting.lost_kv, after)
-        return waiting._replace(first=first, lost_kv=lost_kv)
-    in_heap = waiting.size > 0
-    heap, size = waiting.heap, waiting.size - in_heap
-    moved = read_once(heap, size + jnp.minimum(i, 0))  # with ``i``, so that it is read after the head was
+def _without_top(links: QueueLinks, top: Int, on: Flag) -> tuple[QueueLinks, Int]:
+    """The heap without its top, if ``on``: its children are melded in pairs from the left, the pairs from the right.
 
-    heap = replace_first(heap, size, moved)
-    return waiting._replace(heap=heap, size=size, arrived=waiting.arrived + ~in_heap)
-
-
-def _push(waiting: QueueHeap, priority: Int, i: Int) -> QueueHeap:
-    """With ``i`` in the heap at its priority; ties by request number."""
-    entry = (priority.astype(jnp.int64) << 32) | i.astype(jnp.int64)
-    return waiting._replace(heap=enter(waiting.heap, waiting.size, entry), size=waiting.size + 1)
-
-
-def deliver(waiting: QueueList, at_s: Float, on: Flag) -> QueueList:
-    """Of a closed loop, if ``on``: a user gets an answer at ``at_s``, and sends the next request then.
-
-    Answers may overtake each other on the way, so that their times are in a heap.
+    Two passes make it logarithmic in the mean over all that are taken out (Fredman, Sedgewick, Sleator, Tarjan 1986).
     """
-    entered = jnp.where(on, at_s, jnp.inf)  # behind all others, where the size will not count it
-    return waiting._replace(due=enter(waiting.due, waiting.due_size, entered), due_size=waiting.due_size + on)
+
+    def pair(carry: tuple[QueueLinks, Int, Int]) -> tuple[QueueLinks, Int, Int]:
+        links, one, pairs = carry
+        other = read_once(links.next, one)
+        rest = jnp.where(other >= 0, read_once(links.next, jnp.maximum(other, 0)), NONE)
+        links, first = _melded(links, jnp.where(rest >= NONE, one, 0), other)
+        return links._replace(next=write(links.next, first, pairs)), rest, first
+
+    def meld(carry: tuple[QueueLinks, Int, Int]) -> tuple[QueueLinks, Int, Int]:
+        links, pairs, whole = carry
+        rest = read_once(links.next, pairs)
+        links, whole = _melded(links, jnp.where(rest >= NONE, pairs, 0), whole)
+        return links, rest, whole
+
+    first = jnp.where(on, read_once(links.child, jnp.maximum(top, 0)), NONE)
+    links, _, pairs = lax.while_loop(lambda carry: carry[1] >= 0, pair, (links, first, top * 0 + NONE))
+    links, _, whole = lax.while_loop(lambda carry: carry[1] >= 0, meld, (links, pairs, top * 0 + NONE))
+    return links, jnp.where(on, whole, top)
+
+
+def _work(given: Given, sequences: Sequences, i: Int) -> Int:
+    """Tokens left to compute and to generate."""
+    target = read_once(sequences.target, i)
+    computed = jnp.minimum(read_once(sequences.computed, i), target)
+    return target - computed + read(given.requests.output_tokens, i) - read_once(sequences.generated, i)
+
+
+# --- users who wait for answers
+
+
+def release_next(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> State:
+    """Request ``i`` is done, if ``on``: its user may send another, at once or when the answer has been delivered."""
+    if given.session_turns is not None:
+        following = read(given.session_turns.following, i)
+        sends, delay_s = on & (following >= 0), read(given.session_turns.think_s, jnp.maximum(following, 0))
+        return _answered(given, state, i, end_s, sends, following, delay_s)
+    if given.structure.frontend:
+        return _answered(given, state, i, end_s, on, jnp.int32(0), jnp.float64(0.0))
+    return state._replace(released=state.released + on)
+
+
+def _answered(given: Given, state: State, i: Int, end_s: Float, on: Flag, following: Int, delay_s: Float) -> State:
+    """An answer is on its way to its user, who sends request ``following`` ``delay_s`` after it, if ``on``."""
+    assert state.answers is not None
+    first_s = read_once(state.sequences.first_token_s, i)
+    due_s = seen_s(given.rules, first_s, end_s, read(given.requests.output_tokens, i)) + delay_s
+    return state._replace(answers=state.answers.enter(due_s, following, on))
 
 
 def seen_s(rules: Rules, first_s: Float, end_s: Float, output: Int) -> Float:
@@ -145,27 +228,3 @@ def seen_s(rules: Rules, first_s: Float, end_s: Float, output: Int) -> Float:
     """
     gap_s = (end_s - first_s) / jnp.maximum(output - 1, 1)
     return end_s + (rules.frontend_s + rules.lookahead_steps * gap_s)
-
-
-def answer(given: Given, calendar: Calendar, i: Int, first_s: Float, end_s: Float, on: Flag) -> Calendar:
-    """Of users who think about answers, if ``on``: when the one of request ``i`` sends the next, if there is one."""
-    assert given.session_turns is not None
-    following = read(given.session_turns.following, i)
-    on = on & (following >= 0)
-    output = read(given.requests.output_tokens, i)
-    due_s = seen_s(given.rules, first_s, end_s, output) + read(given.session_turns.think_s, jnp.where(on, following, i))
-    return calendar.enter(due_s, following, on)
-
-
-def take_due(waiting: QueueList, on: Flag) -> QueueList:
-    """Without the next answer, if ``on``."""
-    size = waiting.due_size - on
-    moved = jnp.where(on, read_once(waiting.due, size), read_once(waiting.due, size * 0))
-    return waiting._replace(due=replace_first(waiting.due, size, moved), due_size=size)
-
-
-def _work(given: Given, sequences: Sequences, i: Int) -> Int:
-    """Tokens left to compute and to generate."""
-    target = read_once(sequences.target, i)
-    computed = jnp.minimum(read_once(sequences.computed, i), target)
-    return target - computed + read(given.requests.output_tokens, i) - read_once(sequences.generated, i)

@@ -263,8 +263,8 @@ def in_calls(run: Callable[..., Any], inputs: Any, count: int, lanes: int) -> It
 def cut(result: LaneResult, requests: int) -> LaneResult:
     """The result without the slots behind the requests."""
     times = ("scheduled_s", "first_token_s", "last_token_s")
-    hits = None if result.hit_tokens is None else result.hit_tokens[:requests]
-    return result._replace(**{name: getattr(result, name)[:requests] for name in times}, hit_tokens=hits)
+    there = [name for name in (*times, "hit_tokens", "replica") if getattr(result, name) is not None]
+    return result._replace(**{name: getattr(result, name)[:requests] for name in there})
 
 
 def set_curves(case: Case, requests: Sequence[Request]) -> None:

@@ -12,8 +12,9 @@ from evaluator.cost.dispatched import Dispatched
 from evaluator.device import configure
 from evaluator.reference import PoolOutcome, Request, simulate
 from evaluator.routing import COUNTERS, Choice, HeavyLight, PrefixAware, Sent, assign, router_of, stream
-from evaluator.stations.engine.joint import NO_COUNTER, ByPrefix, JointPool, PoolResult, run_pools
-from evaluator.stations.engine.preemptive import Structure
+from evaluator.stations.engine import LaneResult
+from evaluator.stations.engine.joint import run_lanes
+from evaluator.stations.engine.preemptive import NO_COUNTER, ByPrefix, Cluster, Lane, RouterChoices, Structure
 from tests.reference.build import CHOICES, random_cost
 from tests.stations.engine.fcfs_reserved.build import LANES, cut, in_calls, set_curves
 from tests.stations.engine.preemptive import build as preemptive
@@ -50,7 +51,7 @@ def structure_of(kind: Kind, frontend: bool = False, lockstep: bool = False) -> 
 
 
 def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
-    """A random case with any router; first come, first served, as nothing else is in this program.
+    """A random case with any router.
 
     In one of three every iteration takes a second and requests arrive at whole seconds, so that all that happens
     happens at the same time as something else.
@@ -58,7 +59,7 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
     rng = np.random.default_rng([seed, 77])
     one = (preemptive.random_cached_case if kind.cached else preemptive.random_case)(seed, kind)
     replicas = int(rng.integers(1, MOST + 1))
-    limits, users = replace(one.case.limits, packing="fcfs"), one.case.users
+    limits, users = one.case.limits, one.case.users
     users = users and max(1, int(users * rng.choice([0.5, 1, replicas])))
     arrival_s = one.case.arrival_s / rng.choice([1, replicas])
     if rng.random() < 0.5:  # a crowd with KV for one: where several serve, hardly anybody would be preempted otherwise
@@ -108,20 +109,20 @@ def in_lockstep(given: Case) -> Case:
     return replace(given, replicas=replicas, ranks=ranks, router=router)
 
 
-def stacked(cases: Sequence[Case]) -> tuple[JointPool, tuple]:
+def stacked(cases: Sequence[Case]) -> tuple[Lane, tuple]:
     """Cases of one structure with a leading lane axis."""
     lanes, requests = preemptive.stacked([given.one for given in cases])
     width = requests.arrival_s.shape[1]
-    assigned = np.zeros((len(cases), width), np.int32)
-    counters = np.full(len(cases), NO_COUNTER, np.int32)
+    assigned = np.zeros((len(cases), 1, width), np.int32)
+    counters = np.full((len(cases), 1), NO_COUNTER, np.int32)
     prefixes = np.zeros((4, len(cases)))
     for row, given in enumerate(cases):
         router, prompts = router_of(given.router), given.one.case.prompt_tokens
         if isinstance(given.router, PrefixAware):
             prefixes[:, row] = 1, given.router.threshold, given.router.imbalance, given.router.imbalance_ratio
         elif router.counts is None:
-            launched_batches = Sent(prompts, given.replicas, stream(given.seed))
-            assigned[row, : len(prompts)] = assign(given.router, launched_batches)
+            sent = Sent(prompts, given.replicas, stream(given.seed))
+            assigned[row, 0, : len(prompts)] = assign(given.router, sent)
         else:
             counters[row] = COUNTERS.index(router.counts)
     replicas = np.array([given.replicas for given in cases], np.int32)
@@ -129,20 +130,18 @@ def stacked(cases: Sequence[Case]) -> tuple[JointPool, tuple]:
     lanes = lanes._replace(rules=lanes.rules._replace(frontend_s=around[:, 0], lookahead_steps=around[:, 1]))
     by_prefix = ByPrefix(prefixes[0] > 0, *prefixes[1:]) if cases[0].one.contents else None
     ranks = np.array([given.ranks for given in cases], np.int32)
-    return JointPool(lanes, replicas, counters, assigned, by_prefix, ranks=ranks if ranks.max() > 1 else None), requests
+    router = RouterChoices(counters, assigned, by_prefix=by_prefix)
+    return lanes._replace(cluster=Cluster(replicas, router, ranks if ranks.max() > 1 else None)), requests
 
 
-def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, lanes: int = LANES) -> list[PoolResult]:
+def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, lanes: int = LANES) -> list[LaneResult]:
     """The engine's results, one per case, cut to the case's requests; ``lanes`` of a call."""
     configure()
     lockstep = any(given.ranks > 1 for given in cases)
     structure = structure_of(kind, any(any(given.frontend) for given in cases), lockstep)
-    run = partial(run_pools, structure=structure, vectorise=vectorise)
-    results = []
-    for given, found in zip(cases, in_calls(run, stacked(cases), len(cases), lanes), strict=True):
-        count = len(given.one.case.arrival_s)
-        results.append(PoolResult(cut(found.served, count), found.replica[:count]))
-    return results
+    run = partial(run_lanes, structure=structure, vectorise=vectorise)
+    found = in_calls(run, stacked(cases), len(cases), lanes)
+    return [cut(result, len(given.one.case.arrival_s)) for result, given in zip(found, cases, strict=True)]
 
 
 def run_reference(given: Case) -> PoolOutcome:

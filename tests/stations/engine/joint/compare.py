@@ -20,12 +20,12 @@ def assert_equal(cases: Sequence[Case], kind: Kind) -> list[PoolOutcome]:
     Of a few cases nobody can say which of two requests a router sees first (``_ties_but_for_rounding``): left out.
     """
     outcomes = []
-    for given, (served, replica) in zip(cases, run_engine(cases, kind), strict=True):
+    for given, served in zip(cases, run_engine(cases, kind), strict=True):
         expected = run_reference(given)
         if _ties_but_for_rounding(expected):
             continue
         outcomes.append(expected)
-        assert replica.tolist() == [request.replica for request in expected.requests], given
+        assert served.replica.tolist() == [request.replica for request in expected.requests], given
         assert_same(given.one.case, served, expected)
         assert served.preemptions == expected.preemptions, given
         np.testing.assert_allclose(served.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given))

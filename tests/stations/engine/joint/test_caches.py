@@ -14,6 +14,7 @@ from tests.stations.engine.preemptive.build import Kind
 from tests.thorough import tried
 
 CACHED = Kind(experts=True, cached=True)
+PIPELINED = Kind(windowed=True, pipeline_ranks=2, cached=True)
 CASES = tried(120)
 
 
@@ -22,5 +23,11 @@ def test_equal_to_the_reference():
     routers = Counter((name_of(given.router), given.ranks > 1) for given in cases if given.replicas > 1)
     assert min(routers[PrefixAware().router, lockstep] for lockstep in (False, True)) >= CASES // 15
     outcomes = assert_equal(cases, CACHED)
+    hits = sum(request.hit_tokens > 0 for outcome in outcomes for request in outcome.requests)
+    assert preemptions(outcomes) > CASES // 4 and hits > 2 * CASES
+
+
+def test_equal_to_the_reference_in_a_pipeline():
+    outcomes = assert_equal(random_cases(PIPELINED, CASES), PIPELINED)
     hits = sum(request.hit_tokens > 0 for outcome in outcomes for request in outcome.requests)
     assert preemptions(outcomes) > CASES // 4 and hits > 2 * CASES

@@ -56,8 +56,8 @@ def test_one_rank_is_a_replica_by_itself():
     late = next(in_lockstep(given) for given in random_cases(KIND, CASES, FRONTEND) if any(given.frontend))
     beside = run_engine([*plain, late], KIND)[:-1]
     for one, other in zip(alone, beside, strict=True):
-        np.testing.assert_allclose(other.served.last_token_s, one.served.last_token_s, rtol=TOLERANCE)
-        assert other.served.iterations == one.served.iterations
+        np.testing.assert_allclose(other.last_token_s, one.last_token_s, rtol=TOLERANCE)
+        assert other.iterations == one.iterations
 
 
 def test_all_ranks_are_busy_while_one_is():
@@ -67,6 +67,6 @@ def test_all_ranks_are_busy_while_one_is():
     case = given.one.case
     apart = replace(case, arrival_s=1e4 * np.arange(float(len(case.arrival_s))))
     given = replace(given, one=replace(given.one, case=apart), router="round_robin")
-    served = run_engine([given], KIND)[0].served
+    served = run_engine([given], KIND)[0]
     worked_s = (served.last_token_s - served.scheduled_s).sum()
     np.testing.assert_allclose(served.busy_s, given.ranks * worked_s, rtol=1e-6)

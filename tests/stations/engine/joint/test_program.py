@@ -39,6 +39,7 @@ def _features(given: Case) -> set[str]:
         "resident, on demand": case.resident and on_demand,
         "least_kv on demand": given.router == "least_kv" and on_demand and given.replicas > 1,
         "warm-up": case.measured_from > 0,
+        "least work left": limits.packing == "least_work_left",
     }
     return {name for name, there in found.items() if there}
 
@@ -49,4 +50,4 @@ def test_the_cases_have_everything(kind):
     assert {given.one.case.policy for given in cases} == {*POLICIES, *(["lightllm"] if kind.peaks else [])}
     assert {given.replicas for given in cases} == set(range(1, 9))
     counts = Counter(feature for given in cases for feature in _features(given))
-    assert len(counts) == len(CHOICES) + 7 and min(counts.values()) >= CASES // 50, counts
+    assert len(counts) == len(CHOICES) + 8 and min(counts.values()) >= CASES // 50, counts

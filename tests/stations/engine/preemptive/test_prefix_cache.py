@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections import Counter
 
 import numpy as np
+import pytest
 
 from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.preemptive.build import POLICIES, Case, Kind, random_cases, run_engine, run_reference
 from tests.thorough import tried
 
 CACHED = Kind(windowed=True, experts=True, cached=True)
+KINDS = {"one rank": CACHED, "two pipeline ranks": Kind(windowed=True, pipeline_ranks=2, cached=True)}
 CASES = tried(120)
 
 
-def test_equal_to_the_reference():
-    cases = random_cases(CACHED, CASES)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_equal_to_the_reference(kind):
+    cases = random_cases(kind, CASES)
     preemptions = hits = 0
-    for given, result in zip(cases, run_engine(cases, CACHED), strict=True):
+    for given, result in zip(cases, run_engine(cases, kind), strict=True):
         expected = run_reference(given)
         assert_same(given.case, result, expected)
         found = [request.hit_tokens for request in expected.requests]

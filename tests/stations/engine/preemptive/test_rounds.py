@@ -48,7 +48,7 @@ def _trips_and_batches(given: Case, kind: Kind) -> tuple[int, int]:
     state, trips = initial_state(fixed), 0
     while state.finished < len(OUTPUTS) and not state.stuck:
         state, trips = loop_step(state), trips + 1
-    return trips, int(state.completed_batches)
+    return trips, int(state.pipeline.completed_batches)
 
 
 def test_a_round_takes_one_trip():

@@ -6,7 +6,7 @@ import numpy as np
 
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.device import configure
-from evaluator.stations.engine.joint.state import JointBatches
+from evaluator.stations.engine.preemptive.iteration import LaunchedBatch
 
 STEPS = 100
 
@@ -14,7 +14,7 @@ STEPS = 100
 def flights_of(start_s, first_s, slope_s):
     zero = np.zeros_like(start_s)
     sums = BatchStatistics(*(zero,) * len(BatchStatistics._fields))
-    return JointBatches(start_s, zero, zero + STEPS, first_s, slope_s, zero, zero.astype(int), sums)
+    return LaunchedBatch(start_s, zero, zero + STEPS, first_s, slope_s, zero, zero.astype(int), sums)
 
 
 def test_the_iteration_under_way():

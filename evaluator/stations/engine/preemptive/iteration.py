@@ -1,0 +1,192 @@
+"""Iterations of a replica with one pipeline rank: how a batch is launched, how far it leaps, and how it ends.
+
+A replica forms a batch (``batch.form_batch``) and launches it: one iteration or, if the batch only decodes, a leap over
+as many as pass before it changes. Within a leap each iteration takes longer than the one before by the same time,
+because the context of every decode grows by a token: their sum has a closed form, and so the loop takes a trip per
+change of the batch and not per token. When it ends, what it did is accounted for and its tokens are handed out
+(``iteration_end.complete_iteration``).
+
+A replica with a loop of its own (``program``) knows its next arrival when it launches, and the leap ends before it. Of
+replicas that run together (``engine.joint``) it is not known where the next request goes: a leap goes as far as nothing
+at the replica itself changes it, and is cut short by an arrival.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth, share_touched
+from evaluator.cost.quantities import batch_tokens, raised
+from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time
+from evaluator.stations.engine.common.rings import WORD, read, steps_to_event
+from evaluator.stations.engine.preemptive.batch import Scheduled
+from evaluator.stations.engine.preemptive.iteration_end import IterationEnd, MeasuredSteps, complete_iteration
+from evaluator.stations.engine.preemptive.kv import kv_of
+from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.preemption import growth_at
+from evaluator.stations.engine.preemptive.state import State
+from evaluator.stations.engine.preemptive.waiting import any_waiting
+
+
+class LaunchedBatch(NamedTuple):
+    """A batch under way, or, leaping, ``iterations`` alike one after the other.
+
+    The first of them takes ``first_s``, each next one ``slope_s`` more than the one before. Of several replicas each
+    field has a leading axis (replica,); where no batch is under way, ``end_s`` is infinite and ``sums`` has no decodes.
+    """
+
+    start_s: Float
+    end_s: Float
+    iterations: Float
+    first_s: Float
+    slope_s: Float
+    seen: Float  # iterations whose KV has been counted
+    completing: Int  # list of requests whose prompts are complete with it
+    sums: BatchStatistics  # of the first of them
+
+    def end_of(self, iterations: Float) -> Float:
+        """When so many of the iterations are done."""
+        grown_s = 0.5 * self.slope_s * iterations * (iterations - 1.0)
+        return self.start_s + (iterations * self.first_s + grown_s)
+
+    def under_way(self, time_s: Float) -> Float:
+        """The first of the iterations, counted from 1, that does not end before a time; at most the last.
+
+        The root of the quadratic may be wrong by rounding; it is taken a little too low and corrected.
+        """
+        wait_s = jnp.maximum(time_s - self.start_s, 0.0)
+        b = self.first_s - 0.5 * self.slope_s
+        root = 2.0 * wait_s / (b + jnp.sqrt(b * b + 2.0 * self.slope_s * wait_s))
+        found = jnp.clip(jnp.ceil(root - 1e-6), 1.0, jnp.maximum(self.iterations, 1.0))
+        return found + jnp.where((found < self.iterations) & (self.end_of(found) < time_s), 1.0, 0.0)
+
+    def done(self, time_s: Float) -> Float:
+        """How many of the iterations have ended by a time."""
+        under_way = self.under_way(time_s)
+        return under_way - jnp.where(self.end_of(under_way) <= time_s, 0.0, 1.0)
+
+
+class LeapKv(NamedTuple):
+    """A leap, and the KV that decodes take in it."""
+
+    iterations: Float  # that find enough of it
+    took_s: Float
+    kv: Float  # units in use at its end
+    kv_unit_s: Float  # units in use, integrated over the leap
+
+
+Bound = Callable[[Float, Float], Float]
+"""Most iterations of a leap, given the duration of the first and by how much each is longer than the one before."""
+
+
+def launch(given: Given, state: State, batch: Scheduled, bound: Bound) -> tuple[LaunchedBatch, LeapKv]:
+    """The batch that was formed starts at the time of the clock; an empty one makes no iteration."""
+    cost = given.pipeline_ranks[0]  # without a pipeline there is one rank, which has all layers
+    first_s = batch_time(cost, batch.sums)
+    growing = read(state.decode_groups.growing, state.schedulable)
+    # Prompts are computed once: what is longer from one iteration to the next is the decodes' share of the time.
+    slope_s = jnp.where(batch.decodes, decode_growth(cost, batch.sums, growing), 0.0)
+    # A leap ends before what the loop knows of arrivals, at an event of the batch, and where KV runs out.
+    most = alike_iterations(given, state, batch, bound(first_s, slope_s))
+    leap = leap_kv(given, state, most, first_s, slope_s)
+    running_batch = LaunchedBatch(
+        start_s=state.clock,
+        end_s=jnp.float64(jnp.inf),
+        iterations=jnp.where(batch.there, leap.iterations, 0.0),  # an empty batch is launched, too: no branch is needed
+        first_s=first_s,
+        slope_s=slope_s,
+        seen=jnp.float64(1.0),  # decodes had the KV of the first iteration when the batch was formed
+        completing=state.batch.completing,
+        sums=batch.sums,
+    )
+    return running_batch, leap
+
+
+def alike_iterations(given: Given, state: State, batch: Scheduled, most: Float | float = UNBOUNDED) -> Int:
+    """Iterations, at most ``most``, until a look or an event changes the batch; arrivals and KV are left out."""
+    if given.speculation is not None:
+        return jnp.int32(1)  # contexts grow unevenly
+    rules, formed = given.rules, state.batch
+    # A cost may bend within a leap, where the device overtakes the host or a fitted curve has its knots.
+    waits = any_waiting(given, state)
+    most = jnp.minimum(most, alike_steps(given.pipeline_ranks[0], batch.sums)).astype(jnp.int32)
+    # LightLLM looks at its waiting queue every ``look_every`` decode iterations, and may then admit.
+    waited = state.replica.decode_iterations - state.replica.last_look
+    to_look = rules.look_every - waited % jnp.maximum(rules.look_every, 1)
+    most = jnp.minimum(most, jnp.where((rules.look_every > 0) & waits, to_look, jnp.int32(1 << 30)))
+    # An event is a member that leaves, or whose attention window is full so that its context no longer grows.
+    first = 0 if given.structure.decode_groups() == 1 else state.schedulable * given.structure.ring // WORD
+    step = read(state.decode_groups.step, state.schedulable)
+    to_event = steps_to_event(state.rings.events, step, given.structure.ring, first)
+    # After a batch with prompts, or one whose requests were admitted or lacked KV, the next one is another.
+    alone = (formed.prompts.tokens == 0) & (formed.admitted == 0) & ~formed.short
+    if kv_of(given).waiting_hits_change:
+        seat = state.replica.running_count < given.limits.max_num_seqs
+        alone = alone & ~(waits & seat & ~given.limits.policy.drain_first)
+    return jnp.where(alone, jnp.minimum(most, to_event), 1)
+
+
+def leap_kv(given: Given, state: State, most: Int, first_s: Float, slope_s: Float) -> LeapKv:
+    """The KV of a leap of at most so many iterations, at least one.
+
+    With KV on demand, decodes take more of it in every step after the first, which had it when the batch was formed; so
+    the leap ends before the step that finds too little, and a batch is formed that preempts.
+    """
+    step, on_demand, kv = read(state.decode_groups.step, state.schedulable), given.rules.on_demand, state.replica.kv
+
+    def fits(carry: tuple[Int, Float, Float]) -> Flag:
+        ahead, kv, _ = carry
+        # vLLM preempts when ``allocate_slots`` finds no block for the next token: that is for the next batch to do.
+        return on_demand & (ahead < most) & (kv + growth_at(given, state, step + ahead) <= given.limits.kv_units)
+
+    def go_on(carry: tuple[Int, Float, Float]) -> tuple[Int, Float, Float]:
+        ahead, kv, kv_unit_s = carry
+        kv = kv + growth_at(given, state, step + ahead)
+        return ahead + 1, kv, kv_unit_s + kv * (first_s + slope_s * ahead)
+
+    ahead, after, kv_unit_s = lax.while_loop(fits, go_on, (jnp.int32(1), kv, kv * first_s))
+    count = jnp.where(on_demand, ahead, most).astype(jnp.float64)  # reserved KV never runs out
+    took_s = Leap(count, first_s, slope_s).duration_s()
+    return LeapKv(count, took_s, after, jnp.where(on_demand, kv_unit_s, kv * took_s))
+
+
+def complete(
+    given: Given,
+    state: State,
+    running_batch: LaunchedBatch,
+    took_s: Float,
+    kv_unit_s: Float,
+    measured: MeasuredSteps | None = None,
+    lockstep: tuple[Float, Float] | None = None,
+) -> State:
+    """A launched batch has come to its end: what it did is added to the totals, and its tokens are handed out.
+
+    ``kv_unit_s``: the integral of the KV that running requests held meanwhile, as far as it is not counted yet.
+    ``lockstep``: of data-parallel ranks, the share of the experts that an iteration touched at any of them, and how
+    many ranks the batch stands for (``joint.lockstep``).
+    """
+    cost = given.pipeline_ranks[0]
+    touched, ranks = lockstep or (share_touched(cost, batch_tokens(cost, running_batch.sums)), None)
+    # Decodes that waited for an iteration of prompts (vLLM v0) took no step in it.
+    steps = jnp.where(running_batch.sums.decodes > 0, running_batch.iterations, 0.0).astype(jnp.int32)
+    replica, totals = state.replica, state.totals
+    state = state.at_replica(decode_iterations=replica.decode_iterations + steps).in_totals(
+        busy_s=totals.busy_s + (took_s if ranks is None else ranks * took_s),
+        iterations=totals.iterations + running_batch.iterations,
+        kv_max=jnp.maximum(totals.kv_max, replica.kv),
+        kv_unit_s=totals.kv_unit_s + kv_unit_s,
+        experts_touched=totals.experts_touched
+        + running_batch.iterations * (touched if ranks is None else ranks * touched),
+        peaks=raised(cost, totals.peaks, running_batch.sums, running_batch.iterations),
+    )
+    first_end_s = running_batch.start_s + running_batch.first_s
+    return complete_iteration(
+        given,
+        state,
+        IterationEnd(state.schedulable, steps, first_end_s, running_batch.end_s, running_batch.completing, measured),
+    )
