@@ -323,3 +323,20 @@ def test_estimate_refuses(evaluator, chain, options, message):
 def test_estimate_tells_near_names(evaluator, chain):
     code, _, err = evaluator("estimate", "--model", "llama-3.1-70b", "--hardware", "h100-smx")
     assert code == 2 and err.startswith("error: unknown hardware 'h100-smx'; did you mean h100-sxm")
+
+
+def test_what_takes_long_is_said(capsys, monkeypatch):
+    """Not at once, and not where quiet was asked for."""
+    import time
+
+    from evaluator.cli import notes
+
+    monkeypatch.setattr(notes, "FIRST_S", 0.05)
+    with notes.waiting_for("reading it", quiet=True):
+        time.sleep(0.2)
+    with notes.waiting_for("reading that"):
+        pass
+    assert capsys.readouterr().err == ""
+    with notes.waiting_for("reading it"):
+        time.sleep(0.3)
+    assert capsys.readouterr().err == "reading it ...\n"

@@ -195,3 +195,15 @@ def test_the_picture_for_a_rate_is_over_what_it_takes(tmp_path):
 def test_the_picture_of_nothing_says_why(tmp_path):
     none = dataset(goodput_rps=np.zeros(5))
     assert plot_search(none, tmp_path / "none.png").stat().st_size > 5_000
+
+
+def test_a_narrow_table_keeps_what_was_asked_for():
+    """What is ranked by, then what is bounded; what nobody asked for goes first."""
+
+    def head(width, rate_rps=None, by=None):
+        lines = search_table(dataset(rate_rps), by=by, width=width).splitlines()
+        return next(line for line in lines if line.startswith("#"))
+
+    assert "per joule" in head(60, by="joule") and "per joule" not in head(60, by="gpu")
+    assert "TTFT" in head(68) and "price" not in head(68)
+    assert "GPUs" in head(60, 20.0) and "price" in head(60, 20.0)
