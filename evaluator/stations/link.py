@@ -2,7 +2,7 @@
 
 It takes no part in the admission: a prefill replica frees the KV of a request with its first token, and a decode pool
 without room makes requests wait in its own queue. Where a prefill side holds its KV until then
-(``transfer.backpressure``), the pools run in one loop, and their link with them (``engine.coupled.transfers``).
+(``transfer.backpressure``), the pools run in one loop, and their link with them (``engine.joint.transfers``).
 """
 
 from __future__ import annotations

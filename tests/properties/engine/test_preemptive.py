@@ -164,7 +164,7 @@ def _changed(given: Lane, name: str) -> Lane:
 
 
 def test_every_rule_is_tried():
-    around = {"frontend_s", "lookahead_steps"}  # of users, who are those of several replicas: coupled/test_program.py
+    around = {"frontend_s", "lookahead_steps"}  # of users, who are those of several replicas: joint/test_lockstep.py
     assert {name.partition(".")[0] for name in RULES} == {*Rules._fields} - around
 
 
