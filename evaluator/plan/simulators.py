@@ -21,13 +21,14 @@ SIMULATORS = (AUTO, ITERATION, REQUEST, TOKEN)
 PLAIN = (REQUEST, TOKEN)
 """Those in plain Python: nothing is compiled for them, and a process of them keeps to one processor."""
 
-WORTH_COMPILING = {"fcfs_reserved": 10_000, "general": 20_000, "prefix caches": 8_000, "lockstep": 4_000}
+WORTH_COMPILING = {"fcfs_reserved": 5_000, "general": 10_000, "prefix caches": 5_000, "lockstep": 4_000}
 """Requests of a whole run, all configurations and seeds, from which on a program is worth its compilation.
 
 Below, ``auto`` leaves the run to the reference, which gives the same times and is done before the program is compiled:
 on a core it serves some 9,500 requests/s, 1,000 to 1,600 with prefix caches by content and 700 with eight data-parallel
 ranks in lockstep; loading JAX and compiling takes 3 to 4 s of ``fcfs_reserved``, 6 to 12 s of the general programs, and
-25 s and more of eight ranks (docs/speed.md)."""
+25 s and more of eight ranks (docs/speed.md). A program that is in the cache on disk is there in a second, which nobody
+knows before asking for it; so the bounds are half of what they could be for one that is not."""
 TOO_FEW = "too few requests for a program to be worth its compilation"
 
 
