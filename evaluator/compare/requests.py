@@ -62,12 +62,6 @@ def _with_trace(scenario: Scenario, trace: Path, count: int) -> Scenario:
         raise InputError(f"{scenario.path or scenario.name}: a comparison takes one deployment, without a sweep")
     arrivals = scenario.workload.arrivals
     closed = arrivals.process == "closed_loop"
-    if closed and scenario.workload.sessions.feedback:
-        raise InputError(
-            f"{scenario.path or scenario.name}: workload.sessions: users whose sessions have several turns cannot be "
-            "compared request by request, since a table of requests does not say whose turn each is; give the requests "
-            "of one turn, or compare a sweep's means"
-        )
     workload = replace(
         scenario.workload,
         arrivals=arrivals if closed else Arrivals("trace", file=str(trace)),

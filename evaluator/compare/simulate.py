@@ -61,7 +61,7 @@ def _served(server: Server, loads: Sequence[MeasuredRequests]) -> list[LaneResul
     if server.deployment.ranks > 1:
         given = [_sharing(server, load) for load in loads]
         which = program(server.deployment, joint=True, lockstep=server.design.lockstep)
-        return [found.served for found in _run(which, given, len(loads))]
+        return _run(which, given, len(loads))
     found: dict[int, LaneResult] = {}
     short = list(range(len(loads)))
     if len(server.replica.pipeline_ranks) == 1:

@@ -120,11 +120,12 @@ def _content_problem(workload: Workload, kv: KvLayout) -> str | None:
 def planning_problem(station: StationPlan) -> str | None:
     """Why batches cannot be planned ahead as vLLM's engine core does; None where they can, or are not."""
     deployment = station.deployment
+    record = policy(deployment.batching.policy)
     planning, several = deployment.batching.planning, deployment.pipeline_parallel > 1
     if planning == AT_ONCE or (planning == QUEUED and not several):
         return None
     others = {
-        f"policy {deployment.batching.policy}; use policy chunked": deployment.batching.policy != "chunked",
+        f"policy {deployment.batching.policy}; use policy chunked": not record.plans_ahead,
         "pipeline_parallel; use planning queued": planning == ASYNCHRONOUS and several,
         "data_parallel; use planning at_once": station.lockstep > 1,
         "deployment.speculative; use planning at_once": deployment.speculative is not None,

@@ -7,4 +7,5 @@ CHUNKED = BatchingPolicy(
     label="vLLM v1",
     source="vLLM 1.x scheduler, after Agrawal et al., Sarathi-Serve, OSDI 2024",
     whole_prompts=False,
+    plans_ahead=True,
 )

@@ -27,6 +27,7 @@ class BatchingPolicy:
     preemptive_program: bool = (
         False  # needs the program `preemptive` even where KV is reserved, first come, first served
     )
+    plans_ahead: bool = False  # its next batch may be planned before the one under way ends, as vLLM's engine core does
     pipeline: bool = True  # the vectorised engine runs it on several pipeline ranks (else only the reference does)
 
     def __post_init__(self) -> None:

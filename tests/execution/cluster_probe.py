@@ -48,7 +48,9 @@ def main(out: str, kills: int) -> None:
     options = {"n_workers": 2, "threads_per_worker": 1, "processes": True, "dashboard_address": None}
     with LocalCluster(**options, silence_logs="CRITICAL") as here, Client(here) as client:
         progress = Killing(here)
-        sweep(scenario("workload.seeds=[0, 1]", **GRID), out=out, progress=progress, cluster=client)
+        sweep(
+            scenario("workload.seeds=[0, 1]", **GRID), out=out, progress=progress, simulator="iteration", cluster=client
+        )
         print(json.dumps({"rows": sum(progress.rows), "killed": progress.killed}))
 
 

@@ -132,11 +132,11 @@ def test_a_failure_on_the_device_is_one_row_less(tmp_path, monkeypatch):
 REDUCES = """
 from pathlib import Path
 from evaluator.catalog import load_model
-from evaluator.measure import QUICK, Effort, Rows, find_device, measure, points
+from evaluator.measure import QUICK, Effort, MeasuredRows, find_device, measure, points
 device = find_device()
 found = points(["all_reduce"], [load_model("qwen3-0.6b")], [1], "fp32", device.count, QUICK)
 small = [each for each in found if each.op_class == "all_reduce" and each.columns["message_bytes"] <= 2**16]
-measure(small, device, Rows(Path("box.csv"), device.name, "box"), effort=Effort(0.0, 3, 0.0, 0.1), seconds=60)
+measure(small, device, MeasuredRows(Path("box.csv"), device.name, "box"), effort=Effort(0.0, 3, 0.0, 0.1), seconds=60)
 """
 
 

@@ -148,8 +148,7 @@ def test_no_other_room_knows_a_policy_by_its_name():
         ("scenario/deployment.py", "chunked"),  # the default
         *(("catalog/engines.py", name) for name in ("chunked", "continuous", "mixed")),  # defaults of serving engines
         *((path, "static") for path in ("catalog/engines.py", "cost/memory.py")),  # SGLang's mem_fraction_static
-        ("scenario/scenario.py", "mixed"),  # the role
-        *((path, "mixed") for path in roles),  # the role too
+        *((path, "mixed") for path in roles),  # the role
         ("simulation/trace.py", "mixed"),  # an iteration of prompts and decodes
         ("huggingface/pattern.py", "chunked"),  # local attention in chunks
         ("huggingface/families/experts.py", "chunked"),  # the same
