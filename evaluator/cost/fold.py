@@ -10,9 +10,9 @@ that their seconds per unit add up to one number per statistic, once per configu
 
 Not everything can be summed: where FLOPs *or* bytes may bind, depending on the batch, max(a1, b1) + max(a2, b2) is
 not max(a1 + a2, b1 + b2). Dense products, grouped products and prefill attention therefore keep a row each
-(``OperatorRows``,
-``AttentionRows``). Decode attention can be summed in spite of its roofline, because both of its sides are
-proportional to the same statistic c: roofline(f c, b c) = c roofline(f, b), the roofline being homogeneous of degree 1.
+(``OperatorRows``, ``AttentionRows``). Decode attention can be summed in spite of its roofline, because both of its
+sides are proportional to the same statistic c: roofline(f c, b c) = c roofline(f, b), the roofline being homogeneous of
+degree 1.
 
 A worked example, one device with 100 TFLOP/s and 1 TB/s, all efficiencies 1, knee 0 (the classic maximum), no launch
 costs, and three operators:

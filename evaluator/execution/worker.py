@@ -19,9 +19,9 @@ from evaluator.simulation.summaries import summaries
 def main() -> None:
     """Read pickled questions from stdin until it is closed, write pickled answers to what was stdout.
 
-    The first question is (scenario, engine, inputs of elasticities, by seed or not, quantile levels); each later one is
-    a chunk, as ``Crew`` asks it, and its answer the statistics or the exception. Ctrl-C is for the other process to
-    deal with.
+    The first question is (scenario, simulator, inputs of elasticities, by seed or not, quantile levels); each later one
+    is a chunk, as ``WorkerPool`` asks it, and its answer the statistics or the exception. Ctrl-C is for the other
+    process to deal with.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")

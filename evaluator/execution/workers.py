@@ -30,9 +30,8 @@ class WorkerPool:
     """Workers that are started as they are needed, one for each thread that asks at a time; ``close`` ends them."""
 
     def __init__(self, whole: Plan, levels: np.ndarray) -> None:
-        simulator = (
-            REQUEST if whole.simulator == REQUEST else TOKEN
-        )  # what the vectorised engine lacks is the reference's
+        # What the vectorised engine lacks is the reference's.
+        simulator = REQUEST if whole.simulator == REQUEST else TOKEN
         self._task = pickle.dumps((whole.scenario, simulator, whole.inputs, whole.by_seed, levels))
         self._idle: list[subprocess.Popen] = []
         self._all: list[subprocess.Popen] = []

@@ -33,13 +33,12 @@ class Configuration:
     """One configuration: ``config`` is its row of the grid, ``status`` is ok or why it cannot run.
 
     ``stations`` are its pools in the order in which a request passes them; ``phases`` says which of them serve one
-    phase
-    side by side. Behind the pools that give the answers come those that compute models for stages of the ``pipeline``.
-    ``simulator`` computes it; ``lacking`` are the keys for which the vectorised engine cannot. ``joint``:
+    phase side by side. Behind the pools that give the answers come those that compute models for stages of the
+    ``pipeline``. ``simulator`` computes it; ``lacking`` are the keys for which the vectorised engine cannot. ``joint``:
     what one replica or station does decides what comes to another, so that they cannot be computed one after the other.
     ``joint_pools``: that holds for pools, not only for the replicas of one, so that all pools run in one event loop.
-    ``link`` is between a prefill and a decode side; None: what the one sends is there at once. ``changes``
-    are those by which a variant differs from its configuration.
+    ``link`` is between a prefill and a decode side; None: what the one sends is there at once. ``changes`` are those by
+    which a variant differs from its configuration.
     """
 
     config: int

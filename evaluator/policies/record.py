@@ -24,9 +24,7 @@ class BatchingPolicy:
     whole_kv: bool = False  # KV on demand: a prompt cut into chunks gets the KV of its whole length on admission
     admission: str | None = None  # the only kv.admission that it has, reserve or on_demand; None: either
     look_every: int = 0  # decode iterations between two looks at who waits, see ``by_future_peak``; 0: looks always
-    preemptive_program: bool = (
-        False  # needs the program `preemptive` even where KV is reserved, first come, first served
-    )
+    preemptive_program: bool = False  # needs the program ``preemptive`` even with KV reserved, first come, first served
     plans_ahead: bool = False  # its next batch may be planned before the one under way ends, as vLLM's engine core does
     pipeline: bool = True  # the vectorised engine runs it on several pipeline ranks (else only the reference does)
 

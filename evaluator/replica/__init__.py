@@ -1,8 +1,7 @@
 """One replica of the serving engine, from names to what it costs: the one place where it is built.
 
 ``ReplicaSpec`` (which model on which hardware, how it is split, what it may take) -> ``ReplicaBuild``: iteration
-costs, KV
-cache, weights and ideal times of a ``RunnableReplica``, or the ``Problem`` for which there is none.
+costs, KV cache, weights and ideal times of a ``RunnableReplica``, or the ``Problem`` for which there is none.
 """
 
 from evaluator.replica.build import build, kept_model

@@ -26,10 +26,9 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
     """What to expect of the designs at the positions ``rows``, by what they rest on, the ``most`` frequent first.
 
     Latencies have the error of the service times its ``LatencyGrowth``; where that is not known of designs that wait,
-    it is
-    said. Over many designs, up to saturation, its range tells little: ``grown`` False puts it in words. Saturated ones,
-    whose waits are off by more, count only where all are. Nothing of a dataset without model errors, as those of a
-    version before.
+    it is said. Over many designs, up to saturation, its range tells little: ``grown`` False puts it in words. Saturated
+    ones, whose waits are off by more, count only where all are. Nothing of a dataset without model errors, as those of
+    a version before.
     """
     if "model_error_basis" not in ds or not rows.size:
         return []

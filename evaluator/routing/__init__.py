@@ -2,8 +2,7 @@
 
 A router that knows before the run where each request goes is a file here with both its forms (``record.Independent``);
 one that looks at the replicas names the counter of which it takes the least (``record.COUNTERS``), or goes by their
-prefix caches. Its line in
-``ROUTERS`` is all that the checks, both engines and the scenario reader need.
+prefix caches. Its line in ``ROUTERS`` is all that the checks, both engines and the scenario reader need.
 """
 
 import numpy as np

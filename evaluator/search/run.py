@@ -61,8 +61,7 @@ def optimize(
 
     The dataset has a row for each design with the metrics of a sweep at that rate; ``search_status`` tells what the
     search came to and ``status`` which designs could not run. Written to ``out`` where given. It says by what its
-    tables
-    and pages rank the designs: ``rank_by`` of ``report.search.RANKS``.
+    tables and pages rank the designs: ``rank_by`` of ``report.search.RANKS``.
     Errors: InputError for unusable input, and where no design can run within the budget.
     """
     check_simulator(simulator)

@@ -2,9 +2,8 @@
 
 The contract. A file holds the stage's parameters, a frozen dataclass whose fields say with ``key`` how the scenario
 writes them, and its latency function: from the parameters and a ``StageRequests`` (all requests of a configuration
-under one
-seed, the pool's hardware, the served model) to ``Work``, the steps that a request passes and what it is like behind
-them. Both go into one ``StageKind``, which is listed in ``KINDS`` below; a kind of one's own is registered from
+under one seed, the pool's hardware, the served model) to ``Work``, the steps that a request passes and what it is like
+behind them. Both go into one ``StageKind``, which is listed in ``KINDS`` below; a kind of one's own is registered from
 anywhere with ``register``:
 
     @dataclass(frozen=True)

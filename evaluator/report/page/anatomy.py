@@ -36,9 +36,8 @@ def anatomy(
     """The prefill of one mean prompt and a decode step with the mean batch of a design, by operators, for the scripts.
 
     ``row`` is the design's position along ``config``, ``configuration`` its ``configuration_of``. Mean lengths and, by
-    Little's law,
-    the mean number of sequences that decode on a replica are those of its simulation. None without a member, or where
-    its times are fitted to whole iterations.
+    Little's law, the mean number of sequences that decode on a replica are those of its simulation. None without a
+    member, or where its times are fitted to whole iterations.
     """
     if configuration is None or not set(_READ) <= set(ds.variables):
         return None
