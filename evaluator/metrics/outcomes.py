@@ -132,6 +132,7 @@ class Outcomes:
     stations: tuple[Use, ...]
 
     open_loop: np.ndarray  # (config,) boolean: False for closed loop and all at once, which never saturate
+    users: np.ndarray  # (config,) int: of a closed loop, how many send their next request when an answer comes; else 0
     one_batch: np.ndarray  # (config,) boolean: requests that come together are all that is asked, not the first of many
     status: np.ndarray  # (config,) text: ``ok``, or why it cannot run and what to do
     engine: np.ndarray  # (config,) text: request | iteration | token

@@ -24,9 +24,10 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     What is completed from the arrival of the first measured request to the last arrival, all of it by requests that
     came before or after: in a steady state as much as comes in. The drain behind the last arrival, in which the design
     empties, is left out. Where nothing is completed by then, or all requests come at once, it is the work of the
-    measured requests up to their last completion.
+    measured requests up to their last completion. Of a closed loop whole cycles are counted (``_cycle_start``).
     """
-    first_s, last_s = window.least(outcomes.times.arrival_s), outcomes.times.arrival_s.max(axis=-1)
+    last_s = outcomes.times.arrival_s.max(axis=-1)
+    first_s = _cycle_start(outcomes, window.least(outcomes.times.arrival_s))
     ended = outcomes.times.last_token_s
     inside = (ended > first_s[..., None]) & (ended <= last_s[..., None])
     completed = np.count_nonzero(inside, axis=-1).astype(np.float64)
@@ -46,6 +47,26 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
         "tok_per_s_per_gpu": _ratio(output, accelerators[:, None]),
     }
     return {name: _ratio(amount, took_s) for name, amount in work.items()}
+
+
+def _cycle_start(outcomes: Outcomes, first_s: np.ndarray) -> np.ndarray:
+    """Where throughput begins to be counted, (config, seed): of a closed loop a whole number of cycles before its end.
+
+    Users who begin together end together for long: their requests come and go in waves, and a window of two and a
+    half waves may hold the completions of three. Between one arrival and the arrival k x users behind it every user
+    has sent, on average, k requests, wherever in a wave the two are; so that throughput x mean time in the system are
+    the users, as Little's law has it. Runs with less than a cycle behind the warm-up keep ``first_s``.
+    """
+    found = np.array(first_s)
+    for config in np.flatnonzero(outcomes.users > 0):
+        arrivals = np.sort(outcomes.times.arrival_s[config], axis=-1)  # users answer out of order: (seed, request)
+        last = arrivals.shape[-1] - 1
+        for seed, begins in enumerate(first_s[config]):
+            behind = last - int(np.searchsorted(arrivals[seed], begins))
+            whole = behind - behind % int(outcomes.users[config])
+            if whole:
+                found[config, seed] = arrivals[seed, last - whole]
+    return found
 
 
 def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:

@@ -45,6 +45,7 @@ def outcomes_of(
         makespan_s=chain_result.times.last_token_s.max(axis=-1) - chain_result.times.arrival_s.min(axis=-1),
         stations=by_pool(configurations, chain_result.uses),
         open_loop=np.array([configuration.open_loop for configuration in configurations]),
+        users=np.array([configuration.users or 0 for configuration in configurations]),
         one_batch=np.array([configuration.one_batch for configuration in configurations]),
         status=np.array([status for status, _ in judged]),
         engine=np.array([configuration.simulator for configuration in configurations]),

@@ -31,6 +31,7 @@ def outcomes(
         makespan_s=start[..., -1] + 1.0,
         stations=(use(configs, seeds, requests),),
         open_loop=np.ones(configs, dtype=bool),
+        users=np.zeros(configs, dtype=int),
         one_batch=np.zeros(configs, dtype=bool),
         status=np.full(configs, "ok"),
         engine=np.full(configs, "iteration"),

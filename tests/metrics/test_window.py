@@ -42,3 +42,23 @@ def test_a_run_in_which_nothing_ends_before_the_last_arrival_counts_to_its_end()
     times = {"arrival_s": arrival, "scheduled_s": arrival, "first_token_s": arrival, "last_token_s": arrival + 50.0}
     found = summarise(outcomes(1, 1, 4, warmup=0, **times), LEVELS)
     assert found["throughput_rps"].item() == pytest.approx(4 / 53)
+
+
+@pytest.mark.parametrize("requests", [30, 34, 37, 40])
+def test_a_closed_loop_counts_whole_cycles(requests):
+    """Ten users in step, whose waves of 8 s end together: 10/8 requests/s, wherever in a wave the run ends."""
+    begun = (np.arange(requests) // 10 * 8.0 + np.arange(requests) % 10 * 0.125)[None, None]
+    times = {"arrival_s": begun, "scheduled_s": begun, "first_token_s": begun, "last_token_s": begun + 8.0}
+    shape = {"open_loop": np.zeros(1, bool), "users": np.full(1, 10)}
+    found = summarise(outcomes(1, 1, requests, warmup=12, **times, **shape), LEVELS)
+    assert found["throughput_rps"].item() == pytest.approx(10 / 8, rel=1e-9)
+    assert found["throughput_rps"].item() * found["e2e_s_mean"].item() == pytest.approx(10, rel=1e-9)
+    assert found["output_tok_per_s"].item() == pytest.approx(11 * 10 / 8, rel=1e-9)
+
+
+def test_a_closed_loop_of_less_than_a_cycle_counts_what_there_is():
+    begun = np.array([0.0, 0.0, 8.0])[None, None]
+    times = {"arrival_s": begun, "scheduled_s": begun, "first_token_s": begun, "last_token_s": begun + 8.0}
+    shape = {"open_loop": np.zeros(1, bool), "users": np.full(1, 2)}
+    found = summarise(outcomes(1, 1, 3, warmup=2, **times, **shape), LEVELS)
+    assert found["throughput_rps"].item() == pytest.approx(1 / 8)
