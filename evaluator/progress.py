@@ -173,8 +173,8 @@ def followed(
     if not isinstance(progress, bool) and progress is not None:
         yield progress
     elif progress is True or (progress is None and in_notebook()):
-        with (NotebookProgress if in_notebook() else Progress)(total, unit, requests_per_unit) as own:
-            yield own
+        with (NotebookProgress if in_notebook() else Progress)(total, unit, requests_per_unit) as shown:
+            yield shown
     else:
         yield None
 

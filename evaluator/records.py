@@ -29,19 +29,19 @@ def kept_with_record(
     """
 
     def decorated(find: Callable[Concatenate[Record, Others], Found]) -> Callable[Concatenate[Record, Others], Found]:
-        place = f"{find.__module__}.{find.__qualname__}"
+        key_of_function = f"{find.__module__}.{find.__qualname__}"
 
         @wraps(find)
         def kept(record: Record, *others: Others.args, **named: Others.kwargs) -> Found:
-            known = vars(record).setdefault(place, {})
+            cache = vars(record).setdefault(key_of_function, {})
             key = (*others, *named.items())
-            found = known.get(key, _NOTHING)  # asked once: another thread may clear it between two looks
-            if found is _NOTHING:
-                found = find(record, *others, **named)
-                if len(known) >= most:
-                    known.clear()
-                known[key] = found
-            return found
+            value = cache.get(key, _NOTHING)  # asked once: another thread may clear it between two looks
+            if value is _NOTHING:
+                value = find(record, *others, **named)
+                if len(cache) >= most:
+                    cache.clear()
+                cache[key] = value
+            return value
 
         return kept
 
@@ -60,11 +60,11 @@ def shared_while_used(latest: int) -> Callable[[Callable[..., Found]], Callable[
 
         @wraps(make)
         def shared(*asked: Hashable) -> Found:
-            found = alive.get(asked)
-            if found is None:
-                found = alive[asked] = make(*asked)
-                held.append(found)
-            return found
+            made = alive.get(asked)
+            if made is None:
+                made = alive[asked] = make(*asked)
+                held.append(made)
+            return made
 
         return shared
 
@@ -77,9 +77,9 @@ def with_fields(record: Record, **values: Any) -> Record:
     It is for records that check nothing when they are made, of which a sweep has one for each of its designs. What a
     record has found of itself (``functools.cached_property``) is not taken over, since it may depend on the fields.
     """
-    known, found = vars(record), object.__new__(type(record))
-    vars(found).update({name: known[name] for name in record.__dataclass_fields__}, **values)  # type: ignore[attr-defined]
-    return found
+    fields_of_record, copy = vars(record), object.__new__(type(record))
+    vars(copy).update({name: fields_of_record[name] for name in record.__dataclass_fields__}, **values)  # type: ignore[attr-defined]
+    return copy
 
 
 class Same(Generic[Record]):

@@ -124,21 +124,24 @@ def _read(value: Any, place: Place) -> Speculative:
         raise place.error(
             f"expected a section such as {{method: ngram, tokens: 3, acceptance: 0.6}}, got {shown(value)}"
         )
-    found = Speculative(**read_section(value, table_of(Speculative), place))
-    rates = found.acceptance
-    if isinstance(rates, tuple) and len(rates) != found.tokens:
+    speculative = Speculative(**read_section(value, table_of(Speculative), place))
+    rates = speculative.acceptance
+    if isinstance(rates, tuple) and len(rates) != speculative.tokens:
         raise place.key("acceptance").error(
-            f"{len(rates)} rates for {found.tokens} drafted tokens; give one for each position, or one number for all"
+            f"{len(rates)} rates for {speculative.tokens} drafted tokens; "
+            "give one for each position, or one number for all"
         )
-    if found.method == "draft" and found.model is None:
+    if speculative.method == "draft" and speculative.model is None:
         raise place.key("model").error("is required with method draft: the smaller model, such as llama-3.1-8b")
-    if found.method != "draft" and found.model is not None:
-        raise place.key("model").error(f"is for method draft; with {found.method} no other model drafts: leave it out")
-    if found.method != "eagle" and found.vocabulary is not None:
-        raise place.key("vocabulary").error(
-            f"is for method eagle, whose head has its own; leave it out of {found.method}"
+    if speculative.method != "draft" and speculative.model is not None:
+        raise place.key("model").error(
+            f"is for method draft; with {speculative.method} no other model drafts: leave it out"
         )
-    return found
+    if speculative.method != "eagle" and speculative.vocabulary is not None:
+        raise place.key("vocabulary").error(
+            f"is for method eagle, whose head has its own; leave it out of {speculative.method}"
+        )
+    return speculative
 
 
 def _schema() -> Schema:

@@ -95,8 +95,8 @@ def si_number(text: str) -> float | None:
     """The SI number of a text with any unit that is known here, or with none; None for another text or exponent."""
     number, written = _parts(text)
     scale = _ANY_UNIT.get(written)
-    found = None if number is None or scale is None else _scaled(number, scale)
-    return None if found is None else float(found)
+    scaled = None if number is None or scale is None else _scaled(number, scale)
+    return None if scaled is None else float(scaled)
 
 
 def readable(unit: str, largest: float) -> tuple[str, float]:
@@ -104,7 +104,9 @@ def readable(unit: str, largest: float) -> tuple[str, float]:
     name = {"byte": "B", "byte/s": "B/s", "FLOP/s": "FLOP/s"}.get(unit)
     if name is None or not largest >= 1e3:
         return unit, 1.0
-    prefix, power = max((each for each in _DECIMAL.items() if 10.0 ** each[1] <= largest), key=lambda each: each[1])
+    prefix, power = max(
+        (entry for entry in _DECIMAL.items() if 10.0 ** entry[1] <= largest), key=lambda entry: entry[1]
+    )
     return prefix + name, 10.0**power
 
 
@@ -116,8 +118,8 @@ def pattern(unit: str) -> str:
 
 def _parts(text: str) -> tuple[str | None, str]:
     """The number that a text starts with, and the unit behind it; None for a text that starts otherwise."""
-    found = _NUMBER.fullmatch(text)
-    return (None, "") if found is None else (found[1], found[2])
+    match = _NUMBER.fullmatch(text)
+    return (None, "") if match is None else (match[1], match[2])
 
 
 def _scaled(number: str, scale: Decimal) -> Decimal | None:
@@ -138,10 +140,10 @@ def _parse_text(text: str, unit: str, units: Mapping[str, Decimal], where: str) 
     if written not in units:
         hint = _hint(written, units)
         raise InputError(f"{where}: unknown unit {written!r} in {text!r} for a quantity in {unit}; {hint}{allowed}")
-    found = _scaled(number, units[written])
-    if found is None:
+    scaled = _scaled(number, units[written])
+    if scaled is None:
         raise InputError(f"{where}: {text!r} is too large or too small")
-    return found
+    return scaled
 
 
 def _hint(written: str, units: Mapping[str, Decimal]) -> str:

@@ -136,8 +136,8 @@ def stratified(whole: Plan, configurations: list[Configuration], count: int, see
     policies = [tuple((pool.batching.policy, program(pool)) for pool in pools) for pools in deployments]
     strata: dict[tuple, list[Configuration]] = {}
     shuffled = np.random.default_rng(seed).permutation(len(configurations))
-    for at in shuffled:
-        strata.setdefault((policies[at], *(third[at] for third in thirds)), []).append(configurations[at])
+    for index in shuffled:
+        strata.setdefault((policies[index], *(third[index] for third in thirds)), []).append(configurations[index])
     used: Counter = Counter()  # of each policy, third of the load, and third of the pressure, how many are chosen
     chosen: list[Configuration] = []
     while len(chosen) < count:
@@ -179,12 +179,14 @@ def _compared(
     exact = simulate_configurations(single, single.configurations)
     exact_values = summarise(exact, levels)
     latency = np.nanmax(exact_values["e2e_s_mean"])
-    found = {name: _apart(getattr(fast.times, name)[position], getattr(exact.times, name)[0]) for name in TIMES}
-    mine, known = _totals(fast), _totals(exact)
-    found |= {name: _apart(mine[name][position], known[name][0], np.max(known[name])) for name in TOTALS}
-    found[REPLICA] = _apart(fast.times.replica[position], exact.times.replica[0], 1.0)
-    found |= {name: _apart(values[name][position], exact_values[name][0], latency) for name in SUMMARIES}
-    found[HISTOGRAM] = _apart(values[HISTOGRAM][position], exact_values[HISTOGRAM][0])
+    differences = {name: _apart(getattr(fast.times, name)[position], getattr(exact.times, name)[0]) for name in TIMES}
+    mine, exact_totals = _totals(fast), _totals(exact)
+    differences |= {
+        name: _apart(mine[name][position], exact_totals[name][0], np.max(exact_totals[name])) for name in TOTALS
+    }
+    differences[REPLICA] = _apart(fast.times.replica[position], exact.times.replica[0], 1.0)
+    differences |= {name: _apart(values[name][position], exact_values[name][0], latency) for name in SUMMARIES}
+    differences[HISTOGRAM] = _apart(values[HISTOGRAM][position], exact_values[HISTOGRAM][0])
     policy = ", ".join(dict.fromkeys(station.deployment.batching.policy for station in configuration.stations))
     return [
         {
@@ -195,7 +197,7 @@ def _compared(
             "largest": float(np.max(apart, initial=0.0)),
             "typical": float(np.median(apart)) if apart.size else 0.0,
         }
-        for name, apart in found.items()
+        for name, apart in differences.items()
     ]
 
 

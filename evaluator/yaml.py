@@ -160,8 +160,8 @@ def _measure(node: yaml.Node, measured: dict[yaml.Node, tuple[int, int]]) -> tup
         return 1, 0
     if node not in measured:
         measured[node] = 0, DEEPEST + 1  # while it is open: what leads back to it is endless
-        pairs = node.value if isinstance(node, yaml.MappingNode) else [(one,) for one in node.value]
-        below = [_measure(one, measured) for pair in pairs for one in pair]
+        pairs = node.value if isinstance(node, yaml.MappingNode) else [(item,) for item in node.value]
+        below = [_measure(part, measured) for pair in pairs for part in pair]
         measured[node] = 1 + sum(values for values, _ in below), 1 + max((levels for _, levels in below), default=0)
     values, levels = measured[node]
     if levels > DEEPEST:

@@ -36,9 +36,9 @@ def load_calibration(
     device = _device(hardware)
     of = hardware if device is None else device.name
     if name == AUTO:
-        found = _measured(str(of), serving_engine(engine).name)
-        if found is not None:
-            return found
+        measured = _measured(str(of), serving_engine(engine).name)
+        if measured is not None:
+            return measured
         name = TRANSFERRED if device is not None and is_like_measured(device) else SHEET
     if name == TRANSFERRED and not has("calibrations", name):
         return set_of_others(str(of) if device is None else device, serving_engine(engine).name)
@@ -62,20 +62,20 @@ def _measured(hardware: str, engine: str) -> Calibration | None:
     if has("calibrations", serving):
         return named_set(serving, hardware)
     if has("calibrations", kernels):
-        found = named_set(kernels, hardware)
+        calibration = named_set(kernels, hardware)
         if has("calibrations", host):
-            return with_host(found, named_set(host, hardware))
-        return found if engine == DEFAULT_ENGINE else _served_as_default(found, hardware)
+            return with_host(calibration, named_set(host, hardware))
+        return calibration if engine == DEFAULT_ENGINE else _served_as_default(calibration, hardware)
     return None if engine == DEFAULT_ENGINE else _standing_in(_measured(hardware, DEFAULT_ENGINE), engine)
 
 
 def _served_as_default(kernels: Calibration, hardware: str) -> Calibration:
     """A set of kernels with what serving runs of the default engine say, on this hardware or at least of its host."""
-    one = f"{hardware}-{DEFAULT_ENGINE}"
-    if has("calibrations", one) and has("calibrations", f"{one}.serving"):
-        serving = named_set(f"{one}.serving", hardware)
-        found = with_host(as_served(kernels, named_set(one, hardware), serving), serving)
-        return replace(found, name=f"{kernels.name}, served as {serving.name}", provenance="extrapolated")
+    of_default = f"{hardware}-{DEFAULT_ENGINE}"
+    if has("calibrations", of_default) and has("calibrations", f"{of_default}.serving"):
+        serving = named_set(f"{of_default}.serving", hardware)
+        served = with_host(as_served(kernels, named_set(of_default, hardware), serving), serving)
+        return replace(served, name=f"{kernels.name}, served as {serving.name}", provenance="extrapolated")
     if has("calibrations", f"{DEFAULT_ENGINE}.serving"):
         serving = named_set(f"{DEFAULT_ENGINE}.serving", hardware)
         return replace(with_host(kernels, serving), provenance="extrapolated")

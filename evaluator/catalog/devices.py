@@ -21,17 +21,17 @@ def recognised(name: str) -> str | None:
 
     A name that says another memory than the entry's is another device.
     """
-    found = called_alike(name)
-    return found if found is None or _fits(name, found) else None
+    entry = called_alike(name)
+    return entry if entry is None or _fits(name, entry) else None
 
 
 def called_alike(name: str) -> str | None:
     """The entry of that name, whatever memory the name says; None where there is none."""
-    known = names("hardware")
-    if name in known:
+    entries = names("hardware")
+    if name in entries:
         return name
     plain = plain_device(name)
-    whole = {entry.replace("-", ""): entry for entry in known}
+    whole = {entry.replace("-", ""): entry for entry in entries}
     others = {other.replace("-", ""): entry for other, entry in _OTHERWISE.items()}
     joined = plain.replace("-", "")
     return whole.get(joined) or whole.get(f"{joined}sxm") or others.get(joined)

@@ -61,15 +61,15 @@ def read_eager(given: Fields) -> EagerFigures:
 def read_sources(given: Fields) -> dict[str, str]:
     """Where each section of a set is from."""
     inner = given.inner("sources")
-    found = {key: inner.text(key) for key in ("prefill", "decode", "dispatch")}
-    found |= {key: inner.text(key) for key in ("message_s", "tables") if inner.raw(key, None) is not None}
+    sources = {key: inner.text(key) for key in ("prefill", "decode", "dispatch")}
+    sources |= {key: inner.text(key) for key in ("message_s", "tables") if inner.raw(key, None) is not None}
     inner.finish()
-    return found
+    return sources
 
 
 def _phase(given: Fields) -> EagerPhase:
     copies = given.inner("copies", {})
-    found = EagerPhase(
+    phase = EagerPhase(
         flops_efficiency=given.number("flops_efficiency", low=1e-6, high=1.0),
         bandwidth_efficiency=given.number("bandwidth_efficiency", low=1e-6, high=1.0),
         link_efficiency=given.number("link_efficiency", low=1e-6, high=1.0),
@@ -77,4 +77,4 @@ def _phase(given: Fields) -> EagerPhase:
     )
     copies.finish()
     given.finish()
-    return found
+    return phase

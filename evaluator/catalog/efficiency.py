@@ -141,7 +141,7 @@ class OperatorEfficiency:
 
 
 BEYOND_ROOFLINE: dict[str, Figure] = {
-    each.name: each.metadata["figure"] for each in fields(OperatorEfficiency) if "figure" in each.metadata
+    field.name: field.metadata["figure"] for field in fields(OperatorEfficiency) if "figure" in field.metadata
 }
 
 

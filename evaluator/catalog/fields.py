@@ -132,9 +132,9 @@ class Fields:
     def sources(self, figures: Sequence[str]) -> dict[str, str]:
         """Where each of ``figures`` is from: the texts of the mapping ``sources``, which names them and no others."""
         inner = self.inner("sources")
-        found = {key: inner.text(key) for key in figures}
+        texts = {key: inner.text(key) for key in figures}
         inner.finish()
-        return found
+        return texts
 
     def finish(self) -> None:
         """Refuse the keys that no getter asked for."""

@@ -53,20 +53,20 @@ class Iterations:
 
 def read_iterations(given: Fields, form: str) -> tuple[Iterations, ...]:
     """The fits below the key ``iterations`` of a set."""
-    place = given.place("iterations")
+    fits_place = given.place("iterations")
     fits: dict[tuple, Iterations] = {}
-    for at, each in enumerate(given.sequence("iterations")):
-        fit = _one(Fields(each, f"{place}[{at}]"), form)
+    for index, section in enumerate(given.sequence("iterations")):
+        fit = _one(Fields(section, f"{fits_place}[{index}]"), form)
         key = (fit.model, fit.tensor_parallel, fit.expert_parallel, fit.precision)
         if key in fits:
-            raise InputError(f"{place}[{at}]: a second fit of the same model, split and precision")
+            raise InputError(f"{fits_place}[{index}]: a second fit of the same model, split and precision")
         fits[key] = fit
     return tuple(fits.values())
 
 
 def _one(given: Fields, form: str) -> Iterations:
     dtypes = given.inner("precision", {})
-    found = Iterations(
+    iterations = Iterations(
         model=given.text("model"),
         tensor_parallel=given.integer("tensor_parallel"),
         expert_parallel=given.integer("expert_parallel", 1),
@@ -81,9 +81,9 @@ def _one(given: Fields, form: str) -> Iterations:
     )  # fmt: skip
     dtypes.finish()
     given.finish()
-    if not found.phases:
+    if not iterations.phases:
         raise InputError(f"{given.where}: neither prefill nor decode is there")
-    return found
+    return iterations
 
 
 def _polynomial(given: Fields, phase: str) -> MeasuredPhase:
@@ -92,9 +92,9 @@ def _polynomial(given: Fields, phase: str) -> MeasuredPhase:
     factors.finish()
     if not any(coefficients):
         raise InputError(f"{factors.where}: all of them are 0, so an iteration would take no time")
-    found = MeasuredPhase(_ranges(given, phase), coefficients=coefficients)
+    phase_fit = MeasuredPhase(_ranges(given, phase), coefficients=coefficients)
     given.finish()
-    return found
+    return phase_fit
 
 
 def _table(given: Fields, phase: str) -> MeasuredPhase:
@@ -116,18 +116,18 @@ def _table(given: Fields, phase: str) -> MeasuredPhase:
     for axis, name in enumerate(AXES[phase]):
         if (np.diff(np.reshape(seconds, shape), axis=axis) < 0).any():
             raise InputError(f"{given.place('seconds')}: fall where {name} grow; more work must not take less time")
-    found = MeasuredPhase(_ranges(given, phase), knots=knots, seconds=seconds)
+    phase_fit = MeasuredPhase(_ranges(given, phase), knots=knots, seconds=seconds)
     for name, values in zip(AXES[phase], knots, strict=True):
-        if len(values) > 1 and found.ranges[name][1] > values[-1]:
+        if len(values) > 1 and phase_fit.ranges[name][1] > values[-1]:
             raise InputError(f"{given.where}.ranges.{name}: ends beyond the last knot, {values[-1]:g}")
     given.finish()
-    return found
+    return phase_fit
 
 
 def _numbers(given: Fields, key: str) -> tuple[float, ...]:
     values = given.sequence(key)
     inner = Fields(dict(enumerate(values)), given.place(key))
-    return tuple(inner.number(at) for at in range(len(values)))  # type: ignore[arg-type]
+    return tuple(inner.number(index) for index in range(len(values)))  # type: ignore[arg-type]
 
 
 def _ranges(given: Fields, phase: str) -> dict[str, tuple[float, float]]:

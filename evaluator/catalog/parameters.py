@@ -128,8 +128,8 @@ def _latent(mixer: LatentAttention, hidden: int) -> int:
         query = hidden * query_width
     else:
         query = mixer.q_lora_rank * (hidden + 1 + query_width)
-    own = not mixer.shared_kv
-    down = own * (hidden * (mixer.kv_lora_rank + mixer.rope_head_dim) + mixer.kv_lora_rank)
+    own_kv = not mixer.shared_kv
+    down = own_kv * (hidden * (mixer.kv_lora_rank + mixer.rope_head_dim) + mixer.kv_lora_rank)
     up = mixer.kv_lora_rank * mixer.heads * (mixer.nope_head_dim + mixer.v_head_dim)
     out = mixer.heads * mixer.v_head_dim * hidden * (1 + mixer.output_gate)
     return query + down + up + out + _indexer(mixer, hidden, mixer.q_lora_rank or hidden)

@@ -123,10 +123,10 @@ def _check_sources(hardware: Hardware, where: str) -> None:
         parts = figure.split(".")
         if not any(".".join(parts[:size]) in hardware.sources for size in range(1, len(parts) + 1)):
             raise InputError(f"{where}: no source for '{figure}'")
-    known = {".".join(figure.split(".")[:size]) for figure in figures for size in range(1, figure.count(".") + 2)}
+    names = {".".join(figure.split(".")[:size]) for figure in figures for size in range(1, figure.count(".") + 2)}
     for key in hardware.sources:
-        if key not in known:
-            raise InputError(f"{where}: '{key}' is no figure of this file{suggestion(key, sorted(known))}")
+        if key not in names:
+            raise InputError(f"{where}: '{key}' is no figure of this file{suggestion(key, sorted(names))}")
 
 
 def _figures(hardware: Hardware) -> list[str]:

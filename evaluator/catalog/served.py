@@ -26,34 +26,36 @@ def as_served(kernels: Calibration, isolated: Calibration, serving: Calibration)
     they change as all experts do.
     """
     classes = {}
-    for name, own in kernels.efficiencies.items():
-        known = OPTIONAL_CLASSES[TUNED] if name == TUNED and TUNED not in isolated.efficiencies else name
-        told = known in isolated.efficiencies and known in serving.efficiencies
-        classes[name] = _changed(own, isolated.efficiencies[known], serving.efficiencies[known]) if told else own
+    for name, figures in kernels.efficiencies.items():
+        fitted = OPTIONAL_CLASSES[TUNED] if name == TUNED and TUNED not in isolated.efficiencies else name
+        is_fitted = fitted in isolated.efficiencies and fitted in serving.efficiencies
+        classes[name] = (
+            _changed(figures, isolated.efficiencies[fitted], serving.efficiencies[fitted]) if is_fitted else figures
+        )
     link = _times(kernels, isolated, serving, ("link_efficiency",))
     return replace(kernels, efficiencies=classes, **link)
 
 
-def _changed(own: OperatorEfficiency, was: OperatorEfficiency, now: OperatorEfficiency) -> OperatorEfficiency:
-    names = tuple(each.name for each in fields(own) if each.name != "devices")
+def _changed(figures: OperatorEfficiency, was: OperatorEfficiency, now: OperatorEfficiency) -> OperatorEfficiency:
+    names = tuple(entry.name for entry in fields(figures) if entry.name != "devices")
     groups: Mapping[int, Any] = {
         size: replace(group, **_times(group, was.devices[size], now.devices[size], ("launch_s", "ramp_s")))
         if size in was.devices and size in now.devices
         else group
-        for size, group in own.devices.items()
+        for size, group in figures.devices.items()
     }
-    return replace(own, **_times(own, was, now, names), devices=groups)
+    return replace(figures, **_times(figures, was, now, names), devices=groups)
 
 
-def _times(own: Any, was: Any, now: Any, names: tuple[str, ...]) -> dict[str, Any]:
-    """The figures that differ between ``was`` and ``now``, as they are in ``own`` times that factor."""
-    found = {}
+def _times(figures: Any, was: Any, now: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    """The figures that differ between ``was`` and ``now``, as they are in ``figures`` times that factor."""
+    changed = {}
     for name in names:
         before, after = getattr(was, name), getattr(now, name)
         if before != after and 0.0 < before < math.inf:
-            value = getattr(own, name) * after / before
-            found[name] = min(value, 1.0) if name in _FRACTIONS else value
-    return found
+            value = getattr(figures, name) * after / before
+            changed[name] = min(value, 1.0) if name in _FRACTIONS else value
+    return changed
 
 
 def with_host(kernels: Calibration, serving: Calibration) -> Calibration:

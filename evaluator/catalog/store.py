@@ -34,12 +34,12 @@ def data_folder(kind: str) -> tuple[Path, ...]:
     that is not there.
     """
     below, _ = _kind(kind)
-    found: dict[Path, None] = {}
+    folders: dict[Path, None] = {}
     for root in _roots():
         folder = Path(os.path.realpath(os.path.join(root, below)))  # Path.resolve fails on links that form a loop
         if folder.is_dir():
-            found.setdefault(folder)
-    return tuple(found)
+            folders.setdefault(folder)
+    return tuple(folders)
 
 
 def _roots() -> list[str]:
@@ -47,8 +47,8 @@ def _roots() -> list[str]:
     for folder in given:
         if not os.path.isdir(folder):
             raise InputError(f"EVALUATOR_PATH: there is no folder {folder}")
-    own = _PACKAGE / "data" if os.path.isdir(_PACKAGE / "data") else _PACKAGE.parent
-    return [*given, os.getcwd(), str(own)]
+    packaged = _PACKAGE / "data" if os.path.isdir(_PACKAGE / "data") else _PACKAGE.parent
+    return [*given, os.getcwd(), str(packaged)]
 
 
 def names(kind: str) -> list[str]:
@@ -72,9 +72,9 @@ def find(kind: str, name: str) -> Path:
         raise InputError(f"{_kind(kind)[1]}: there is no file '{name}'")
     # A sweep over the figures of a device asks for the same few files a hundred thousand times.
     asked = (kind, name, os.environ.get("EVALUATOR_PATH", ""), os.getcwd())
-    found = _FOUND.get(asked)
-    if found is not None and os.path.isfile(found):
-        return found
+    cached = _FOUND.get(asked)
+    if cached is not None and os.path.isfile(cached):
+        return cached
     for folder in data_folder(kind) if Path(name).name == name else ():
         path = folder / f"{name}.yaml"
         if path.is_file():

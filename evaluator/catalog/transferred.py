@@ -36,11 +36,12 @@ def set_of_others(hardware: Hardware | str, engine: str) -> Calibration:
 
 
 @lru_cache(maxsize=256)
-def _set_of_others(hardware: str, link: str, engine: str, place: tuple[str, str]) -> Calibration:
-    """The same once for all devices of one name and link; ``place`` says where the catalog's files are."""
+def _set_of_others(hardware: str, link: str, engine: str, folders: tuple[str, str]) -> Calibration:
+    """The same once for all devices of one name and link; ``folders`` says where the catalog's files are, so that
+    another catalog is asked anew."""
     others = [name for name in measured_devices(engine) if name != hardware]
-    found = transferred([_with_own_host(name, engine) for name in others], link=joined_by(link, others))
-    return replace(found, hardware=hardware)
+    median_set = transferred([_with_own_host(name, engine) for name in others], link=joined_by(link, others))
+    return replace(median_set, hardware=hardware)
 
 
 def measured_devices(engine: str) -> list[str]:
@@ -50,17 +51,17 @@ def measured_devices(engine: str) -> list[str]:
     user's own that bear no device's name are of a device that has a set, or of none that is known.
     """
     ending = f"-{engine}"
-    found = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
-    return [name for name in found if has("hardware", name) and _has_own_collectives(f"{name}{ending}", name)]
+    with_sets = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
+    return [name for name in with_sets if has("hardware", name) and _has_own_collectives(f"{name}{ending}", name)]
 
 
 def _has_own_collectives(name: str, hardware: str) -> bool:
-    found = named_set(name, hardware, foreign=True)
-    figures = found.fit.get("parameters") or {}
+    calibration = named_set(name, hardware, foreign=True)
+    figures = calibration.fit.get("parameters") or {}
     return (
-        found.hardware == hardware
-        and bool(found.efficiencies)
-        and any(str(each).startswith("all_reduce.") for each in figures)
+        calibration.hardware == hardware
+        and bool(calibration.efficiencies)
+        and any(str(figure).startswith("all_reduce.") for figure in figures)
     )
 
 
@@ -95,15 +96,16 @@ def transferred(sets: Sequence[Calibration], name: str = TRANSFERRED, link: Sequ
     """
     if not sets:
         raise InputError("transfer: there is no set of another device to take the median of")
-    near = [each for each in sets if each.hardware in link] or list(sets)
-    classes = sorted({op_class for each in sets for op_class in each.efficiencies})
-    figures = [each.name for each in fields(sets[0]) if isinstance(getattr(sets[0], each.name), float)]
+    near = [calibration for calibration in sets if calibration.hardware in link] or list(sets)
+    classes = sorted({op_class for calibration in sets for op_class in calibration.efficiencies})
+    figures = [entry.name for entry in fields(sets[0]) if isinstance(getattr(sets[0], entry.name), float)]
     median: dict[str, Any] = {
-        each: float(np.median([getattr(one, each) for one in (near if each in _SENT else sets)])) for each in figures
+        figure: float(np.median([getattr(calibration, figure) for calibration in (near if figure in _SENT else sets)]))
+        for figure in figures
     }
-    devices = ", ".join(each.hardware for each in sets)
+    devices = ", ".join(calibration.hardware for calibration in sets)
     sources = {
-        figure: f"median of the sets of {', '.join(one.hardware for one in near)}"
+        figure: f"median of the sets of {', '.join(calibration.hardware for calibration in near)}"
         if figure in _SENT
         else f"median of the sets of {devices}"
         for figure in sets[0].sources
@@ -118,8 +120,8 @@ def transferred(sets: Sequence[Calibration], name: str = TRANSFERRED, link: Sequ
         rests_on=TRANSFERRED,
         efficiencies={
             op_class: _median(
-                [one.efficiencies[op_class] for one in (near if op_class in _SENT else sets)
-                 if op_class in one.efficiencies]
+                [calibration.efficiencies[op_class] for calibration in (near if op_class in _SENT else sets)
+                 if op_class in calibration.efficiencies]
             )
             for op_class in classes
         },
@@ -132,20 +134,21 @@ _SENT = ("all_reduce", "all_to_all", "p2p", "link_efficiency")
 """Figures of what devices send one another."""
 
 
-def _median(found: Sequence[OperatorEfficiency]) -> OperatorEfficiency:
+def _median(efficiencies: Sequence[OperatorEfficiency]) -> OperatorEfficiency:
     figures = {
-        each.name: float(np.median([getattr(one, each.name) for one in found]))
-        for each in fields(OperatorEfficiency)
-        if each.name not in ("devices", "wave_share", "wave_tiles")
+        entry.name: float(np.median([getattr(efficiency, entry.name) for efficiency in efficiencies]))
+        for entry in fields(OperatorEfficiency)
+        if entry.name not in ("devices", "wave_share", "wave_tiles")
     }
-    sizes = {size for one in found for size in one.devices}
+    sizes = {size for efficiency in efficiencies for size in efficiency.devices}
     groups = {
-        size: _median_group([one.devices[size] for one in found if size in one.devices]) for size in sorted(sizes)
+        size: _median_group([efficiency.devices[size] for efficiency in efficiencies if size in efficiency.devices])
+        for size in sorted(sizes)
     }
     return OperatorEfficiency(**figures, devices=groups)
 
 
-def _median_group(found: Sequence[GroupEfficiency]) -> GroupEfficiency:
+def _median_group(groups: Sequence[GroupEfficiency]) -> GroupEfficiency:
     return GroupEfficiency(
-        *(float(np.median([getattr(one, each.name) for one in found])) for each in fields(GroupEfficiency))
+        *(float(np.median([getattr(group, entry.name) for group in groups])) for entry in fields(GroupEfficiency))
     )

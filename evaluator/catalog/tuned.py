@@ -46,7 +46,7 @@ def _read(document: Any, where: str, expected_name: str) -> Mapping[str, frozens
 def _shapes(listed: Fields) -> frozenset[ExpertShape]:
     for experts, widths in listed.values.items():
         numbers = [experts, *(widths if isinstance(widths, list) and widths else [None])]
-        if not all(isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in numbers):
+        if not all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in numbers):
             raise InputError(
                 f"{listed.place(str(experts))}: expected experts and a list of their widths, such as 8: [1792, 3584]"
             )

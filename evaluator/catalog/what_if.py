@@ -115,16 +115,16 @@ def read_device(document: Mapping[str, Any], where: str) -> Hardware:
         return _described(document, where)
     given = Fields(document, where)
     base = load_hardware(given.text("like"))
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         name: _figure(given, name, unit, getattr(base, name)) for name, unit in DEVICE_FIGURES.items()
     }
     for name, read in (("peak_flops", _peaks), ("links", _links)):
         inner = given.inner(name, {})
-        found[name] = read(inner, base) if inner.values else getattr(base, name)
-    found["cores"] = given.integer("cores", base.cores)
+        figures[name] = read(inner, base) if inner.values else getattr(base, name)
+    figures["cores"] = given.integer("cores", base.cores)
     given.text("name", "")  # what results call it; it keeps the name of the one it is like, by which its sets are found
     given.finish()
-    return replace(base, hypothetical=not document.keys() <= {"like", "name", *_NOT_TIMED}, **found)
+    return replace(base, hypothetical=not document.keys() <= {"like", "name", *_NOT_TIMED}, **figures)
 
 
 def _described(document: Mapping[str, Any], where: str) -> Hardware:
@@ -132,10 +132,10 @@ def _described(document: Mapping[str, Any], where: str) -> Hardware:
         raise InputError(f"{where}.sources: a device described in a scenario has none; leave them out")
     figures = ("peak_flops", "memory_bytes", "memory_bandwidth", "links", "power_w", "idle_power_w", "usd_per_hour",
                "cores")  # fmt: skip
-    there = {name: "the scenario" for name in figures if document.get(name) is not None}
+    given_figures = {name: "the scenario" for name in figures if document.get(name) is not None}
     links = document.get("links")
     named = [str(link.get("name")) for link in links if isinstance(link, Mapping)] if isinstance(links, list) else []
-    sources = {name: text for name, text in there.items() if name != "links"}
+    sources = {name: text for name, text in given_figures.items() if name != "links"}
     sources |= {f"links.{name}": "the scenario" for name in named}
     whole = {"name": "the device described", "kind": "gpu", "links": None, **document, "sources": sources}
     try:
@@ -144,19 +144,19 @@ def _described(document: Mapping[str, Any], where: str) -> Hardware:
         raise InputError(f"{error}; or say which device of the catalog it is like: {{like: h100-sxm, ...}}") from None
 
 
-def _figure(given: Fields, name: str, unit: str, known: float | None) -> float | None:
+def _figure(given: Fields, name: str, unit: str, before: float | None) -> float | None:
     """A figure given anew, as a multiple of the known one, or not at all."""
     raw = given.raw(name, None)
     if raw is None:
-        return known
+        return before
     if not isinstance(raw, Mapping):
         return figure(given, name, unit)
     inner = Fields(raw, given.place(name))
     times = _plausible(inner, inner.number("times"))
     inner.finish()
-    if known is None:
+    if before is None:
         raise InputError(f"{inner.place('times')}: there is no {name} to multiply; give a figure")
-    return known * times
+    return before * times
 
 
 def _plausible(given: Fields, times: float) -> float:
@@ -192,14 +192,14 @@ def _links(given: Fields, base: Hardware) -> tuple[Link, ...]:
 
 
 def _link(given: Fields, link: Link, every: Mapping[str, float | None]) -> Link:
-    own = given.inner(link.name, {})
-    found: dict[str, Any] = {
-        name: _figure(own, name, unit, getattr(link, name) * (every[name] or 1.0))
+    section = given.inner(link.name, {})
+    figures: dict[str, Any] = {
+        name: _figure(section, name, unit, getattr(link, name) * (every[name] or 1.0))
         for name, unit in LINK_FIGURES.items()
     }
-    devices = own.integer("devices", link.devices, minimum=2)
-    own.finish()
-    return replace(link, devices=devices, **found)
+    devices = section.integer("devices", link.devices, minimum=2)
+    section.finish()
+    return replace(link, devices=devices, **figures)
 
 
 def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
@@ -211,43 +211,43 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
     whole = {key: int(n) if isinstance(n, float) and n.is_integer() else n for key, n in document.items()}
     given = Fields(whole, where)
     base = load_model(given.text("like"))
-    found = base
+    changed_model = base
     counts = {name: given.integer(name, None) for name in MODEL_FIGURES}
     own_name = given.text("name", "")
     given.finish()
     if counts["layers"] is not None:
-        found = _with_layers(found, counts["layers"], given.place("layers"))
+        changed_model = _with_layers(changed_model, counts["layers"], given.place("layers"))
     if counts["max_positions"] is not None:
-        found = replace(found, max_positions=counts["max_positions"])
+        changed_model = replace(changed_model, max_positions=counts["max_positions"])
     for name in ("heads", "kv_heads", "experts", "experts_per_token"):
         if counts[name] is not None:
-            found = _with_parts(found, name, counts[name], given.place(name))
-    _check_shapes(found, where)
+            changed_model = _with_parts(changed_model, name, counts[name], given.place(name))
+    _check_shapes(changed_model, where)
     changed = {name: count for name, count in counts.items() if count is not None}
     named = ", ".join(f"{name} {count}" for name, count in changed.items())
     name = f"{base.name} with {named}" if named else base.name
     name = own_name if own_name and named else name
-    return replace(found, name=name, published_parameters=None if changed else base.published_parameters)
+    return replace(changed_model, name=name, published_parameters=None if changed else base.published_parameters)
 
 
-def _with_layers(model: Model, count: int, place: str) -> Model:
+def _with_layers(model: Model, count: int, where: str) -> Model:
     total = sum(kind.count for kind in model.layers)
     if any(kind.count * count % total or kind.weight_sets for kind in model.layers):
         raise InputError(
-            f"{place}: {count} layers do not keep the mixture of {model.name}'s {total} "
+            f"{where}: {count} layers do not keep the mixture of {model.name}'s {total} "
             f"({' + '.join(str(kind.count) for kind in model.layers)}); use a number that does, such as {2 * total}"
         )
     kinds = tuple(replace(kind, count=kind.count * count // total) for kind in model.layers)
     return replace(model, layers=kinds)
 
 
-def _with_parts(model: Model, name: str, count: int, place: str) -> Model:
+def _with_parts(model: Model, name: str, count: int, where: str) -> Model:
     """Every layer that has ``name`` with ``count`` of them."""
     had = {getattr(part, name) for kind in model.layers for part in _parts(kind) if hasattr(part, name)}
     if not had:
-        raise InputError(f"{place}: {model.name} has no {name}; leave it out")
+        raise InputError(f"{where}: {model.name} has no {name}; leave it out")
     if len(had) > 1:
-        raise InputError(f"{place}: the layers of {model.name} differ in {name} ({sorted(had)}); write a model file")
+        raise InputError(f"{where}: the layers of {model.name} differ in {name} ({sorted(had)}); write a model file")
 
     def changed(part: Any) -> Any:
         return replace(part, **{name: count}) if hasattr(part, name) else part
@@ -258,8 +258,8 @@ def _with_parts(model: Model, name: str, count: int, place: str) -> Model:
 
 def _parts(kind: LayerKind) -> tuple[Mixer | FeedForward, ...]:
     """What of a layer has heads or experts that can be changed."""
-    there = (kind.mixer, kind.feed_forward)
-    return tuple(part for part in there if isinstance(part, SoftmaxAttention | LatentAttention | MoeFeedForward))
+    parts = (kind.mixer, kind.feed_forward)
+    return tuple(part for part in parts if isinstance(part, SoftmaxAttention | LatentAttention | MoeFeedForward))
 
 
 def _check_shapes(model: Model, where: str) -> None:

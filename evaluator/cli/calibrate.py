@@ -106,11 +106,11 @@ def calibrate(
     if axes is not None and form is not Form.table:
         raise InputError("--axes: only a table has them (--form table)")
     if form is Form.roofline:
-        fitted, text, told = _efficiencies(data, hardware, out.stem, engine, start)
+        fitted, text, report = _efficiencies(data, hardware, out.stem, engine, start)
     else:
         chosen = None if axes is None else tuple(name.strip() for name in axes.split(","))
-        fitted, text, told = _iterations(data, hardware, out.stem, form, chosen, beyond, _dtypes(precision))
-    _deliver(fitted, text, told, out, plot, quiet)
+        fitted, text, report = _iterations(data, hardware, out.stem, form, chosen, beyond, _dtypes(precision))
+    _deliver(fitted, text, report, out, plot, quiet)
     if errors is not None:
         from evaluator.compare.expected import errors_of_iterations, write_errors
 
@@ -138,8 +138,8 @@ def _transfer(
         classes, text = table["classes"], transfer.written(table)
     else:
         classes = transfer.known_errors(chosen)
-        found = transfer.transferred_set(device, target.stem if target else device.name, chosen, classes)
-        text = transfer.set_text(found)
+        transferred = transfer.transferred_set(device, target.stem if target else device.name, chosen, classes)
+        text = transfer.set_text(transferred)
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
@@ -148,9 +148,9 @@ def _transfer(
         typer.echo(f"wrote {target}", err=True)
 
 
-def _deliver(fitted: Any, text: str, told: str, out: Path, plot: Path | None, quiet: bool) -> None:
+def _deliver(fitted: Any, text: str, report: str, out: Path, plot: Path | None, quiet: bool) -> None:
     out.write_text(text, encoding="utf-8")
-    typer.echo(told)
+    typer.echo(report)
     if plot is not None:
         from evaluator.calibrate.picture import draw
 
@@ -174,13 +174,15 @@ def _efficiencies(data: list[Path], hardware: str, name: str, engine: str | None
     from evaluator.calibrate.errors import error_table
 
     fitted = run_calibrate(data, hardware, name, engine=engine, start=start)
-    told = error_table(fitted.judged)
-    errors = {each.name: error for each, error in zip(fitted.result.parameters, fitted.result.errors, strict=True)}
+    report = error_table(fitted.judged)
+    errors = {
+        parameter.name: error for parameter, error in zip(fitted.result.parameters, fitted.result.errors, strict=True)
+    }
     if silent := [name for name, error in errors.items() if error != error]:
-        told += f"\nnot identified by these data, held at {start}: {', '.join(silent)}"
+        report += f"\nnot identified by these data, held at {start}: {', '.join(silent)}"
     if unsure := [name for name, error in errors.items() if error == float("inf")]:
-        told += f"\nfitted to too few rows for a standard error: {', '.join(unsure)}"
-    return fitted, written(document(fitted)), told
+        report += f"\nfitted to too few rows for a standard error: {', '.join(unsure)}"
+    return fitted, written(document(fitted)), report
 
 
 def _iterations(
@@ -198,7 +200,7 @@ def _dtypes(text: str) -> tuple[str, str, str]:
     from evaluator.catalog.model import DTypeName
 
     allowed, parts = get_args(DTypeName), text.split("/")
-    if len(parts) != 3 or any(each not in allowed for each in parts[1:]) or parts[0] not in ("checkpoint", *allowed):
+    if len(parts) != 3 or any(part not in allowed for part in parts[1:]) or parts[0] not in ("checkpoint", *allowed):
         raise InputError(
             f"--precision {text}: expected three dtypes such as fp8/bf16/fp8; allowed: {', '.join(allowed)}"
         )

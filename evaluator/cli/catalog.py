@@ -61,9 +61,9 @@ def list_storage() -> None:
     from evaluator.catalog import load_storage, names
 
     rows = []
-    for one in map(load_storage, names("storage")):
-        figures = (one.bandwidth / 1e9, 1e6 * one.latency_s, one.capacity_bytes / 1e9)
-        rows.append((one.name, *(f"{figure:.4g}" for figure in figures), str(one.shared_by)))
+    for storage in map(load_storage, names("storage")):
+        figures = (storage.bandwidth / 1e9, 1e6 * storage.latency_s, storage.capacity_bytes / 1e9)
+        rows.append((storage.name, *(f"{figure:.4g}" for figure in figures), str(storage.shared_by)))
     typer.echo(format_table(("name", "GB/s", "latency us", "GB", "shared by"), rows, left=(0,)))
 
 
@@ -92,9 +92,9 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Of any kind."
     from evaluator.catalog.store import find, suggestion
 
     everything = {kind: names(kind) for kind in KINDS}
-    paths = [find(kind, name) for kind, known in everything.items() if name in known]
+    paths = [find(kind, name) for kind, entries in everything.items() if name in entries]
     if not paths:
-        known_names = sorted({known for kind in KINDS for known in everything[kind]})
+        known_names = sorted({entry for kind in KINDS for entry in everything[kind]})
         raise InputError(f"the catalog has no entry {name!r}{suggestion(name, known_names)}")
     for path in paths:
         typer.echo(f"# {path}")

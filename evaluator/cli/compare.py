@@ -111,7 +111,9 @@ def _experiments(
     else:
         tables = {"own": compare.compare_experiments(experiments, calibration, range(seeds))}
     table = tables["own"]
-    seen = [one.seen for one in fitted if one.seen is not None and one.hardware != "any"]
+    seen = [
+        calibration.seen for calibration in fitted if calibration.seen is not None and calibration.hardware != "any"
+    ]
     if seen and held_out is None:
         import pandas as pd
 
@@ -164,8 +166,8 @@ def _fit(experiments: list, base: str, seeds: int, folder: Path, quiet: bool) ->
     from evaluator.calibrate.serving import fit_all, told, write_all
 
     sets = fit_all(experiments, base, range(seeds))
-    for one, path in zip(sets, write_all(sets, folder), strict=True):
-        typer.echo(told(one) + "\n")
+    for fitted, path in zip(sets, write_all(sets, folder), strict=True):
+        typer.echo(told(fitted) + "\n")
         if not quiet:
             typer.echo(f"wrote {path}", err=True)
     return sets

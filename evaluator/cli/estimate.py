@@ -107,8 +107,8 @@ def _speculative(
 ) -> dict[str, Any] | None:
     """The options as a scenario has them."""
     given = {"tokens": tokens, "acceptance": _rates(acceptance), "model": model, "vocabulary": vocabulary}
-    there = {key: value for key, value in given.items() if value is not None}
-    if method is None and there:
+    given_options = {key: value for key, value in given.items() if value is not None}
+    if method is None and given_options:
         raise InputError("--drafts, --acceptance, --draft-model and --draft-vocabulary need --speculative METHOD")
     if method is None:
         return None
@@ -116,14 +116,14 @@ def _speculative(
         raise InputError(
             f"--speculative {method}: needs --drafts and --acceptance, such as --drafts 3 --acceptance 0.7"
         )
-    return {"method": method, **there}
+    return {"method": method, **given_options}
 
 
 def _rates(text: str | None) -> float | list[float] | None:
     if text is None:
         return None
     try:
-        rates = [float(each) for each in text.split(",")]
+        rates = [float(rate) for rate in text.split(",")]
     except ValueError:
         raise InputError(f"--acceptance {text}: expected a rate, or several with commas between: 0.8,0.6") from None
     return rates if len(rates) > 1 else rates[0]

@@ -21,18 +21,20 @@ def gather(
     """Check that all shards of a sweep are there and put them together; else print the commands of those missing."""
     from evaluator.results.gather import gather as join
 
-    found = join(out)
-    if found.missing:
-        for command in found.commands:
+    gathered = join(out)
+    if gathered.missing:
+        for command in gathered.commands:
             typer.echo(command)
-        numbers = ", ".join(str(shard.number) for shard in found.missing[:LISTED])
-        more = ", ..." if len(found.missing) > LISTED else ""
+        numbers = ", ".join(str(shard.number) for shard in gathered.missing[:LISTED])
+        more = ", ..." if len(gathered.missing) > LISTED else ""
         raise InputError(
-            f"{out}: {len(found.missing):,} of {found.shards:,} shards are missing: {numbers}{more}; "
-            f"the commands above compute them, in any order and on any machine{_told(found.others)}"
+            f"{out}: {len(gathered.missing):,} of {gathered.shards:,} shards are missing: {numbers}{more}; "
+            f"the commands above compute them, in any order and on any machine{_told(gathered.others)}"
         )
     if not quiet:
-        typer.echo(f"wrote {out}: {found.designs:,} designs of {found.shards:,} shards{_told(found.others)}", err=True)
+        typer.echo(
+            f"wrote {out}: {gathered.designs:,} designs of {gathered.shards:,} shards{_told(gathered.others)}", err=True
+        )
 
 
 def _told(others: Sequence[Path]) -> str:

@@ -66,7 +66,7 @@ def measure(
 
     loaded = [load_model(name) for name in models or MODELS]
     device = find_device()
-    found = points(
+    calls = points(
         operators.split(",") if operators else None, loaded, splits or SPLITS, _dtype(dtype, device), device.count,
         QUICK if quick else FULL,
     )  # fmt: skip
@@ -74,7 +74,7 @@ def measure(
     rows = MeasuredRows(out, device.name, describe.stem if describe else str(device.catalog_name), resume=resume)
     if describe is not None and describe.exists() and not resume:
         raise InputError(f"{describe}: is there already, and would be overwritten; name another one by --describe")
-    _report(_run(found, device, rows, seconds, quick, quiet), rows, device)
+    _report(_run(calls, device, rows, seconds, quick, quiet), rows, device)
     if describe is not None:
         _describe(rows, device, describe)
     if not quiet:
@@ -99,15 +99,15 @@ def _dtype(chosen: str | None, device: Device) -> str:
 
 
 def _run(
-    found: Sequence[MeasuredCall], device: Device, rows: MeasuredRows, seconds: float, quick: bool, quiet: bool
+    calls: Sequence[MeasuredCall], device: Device, rows: MeasuredRows, seconds: float, quick: bool, quiet: bool
 ) -> MeasureOutcome:
     from evaluator.measure import HASTY, THOROUGH
     from evaluator.measure import measure as run_measure
     from evaluator.progress import Progress
 
-    kept, effort = "what was measured is kept, go on with --resume", HASTY if quick else THOROUGH
-    with interrupted(kept), nullcontext() if quiet else Progress(len(found), "calls") as progress:
-        return run_measure(found, device, rows, effort=effort, seconds=seconds, progress=progress)
+    what_is_kept, effort = "what was measured is kept, go on with --resume", HASTY if quick else THOROUGH
+    with interrupted(what_is_kept), nullcontext() if quiet else Progress(len(calls), "calls") as progress:
+        return run_measure(calls, device, rows, effort=effort, seconds=seconds, progress=progress)
 
 
 def _report(outcome: MeasureOutcome, rows: MeasuredRows, device: Device) -> None:

@@ -77,8 +77,8 @@ def _run(
     from evaluator.search import optimize as search
 
     requests = scenario.workload.requests * len(scenario.workload.seeds)
-    kept = "nothing is kept of a search that is not over"
-    with interrupted(kept), nullcontext() if quiet else Progress(0, "trials", requests) as progress:
+    what_is_kept = "nothing is kept of a search that is not over"
+    with interrupted(what_is_kept), nullcontext() if quiet else Progress(0, "trials", requests) as progress:
         return search(
             scenario, rate_rps=rate, bracket=bracket, out=out, simulator=simulator, progress=progress, rank_by=rank_by
         )

@@ -88,21 +88,21 @@ def unwinding() -> Iterator[None]:
 
 
 @contextmanager
-def interrupted(kept: str) -> Iterator[None]:
-    """An interruption in here says what is ``kept`` of the work."""
-    before, _State.kept = _State.kept, kept
+def interrupted(what_is_kept: str) -> Iterator[None]:
+    """An interruption in here says ``what_is_kept`` of the work."""
+    before, _State.kept = _State.kept, what_is_kept
     try:
         yield
     except KeyboardInterrupt as error:
-        raise type(error)(kept) from None
+        raise type(error)(what_is_kept) from None
     finally:
         _State.kept = before
 
 
-def message(kept: str) -> str:
+def message(what_is_kept: str) -> str:
     """The last words of an interrupted run, to be said once."""
     _State.said = True
-    return f"interrupted; {kept}" if kept else "interrupted"
+    return f"interrupted; {what_is_kept}" if what_is_kept else "interrupted"
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:

@@ -101,19 +101,19 @@ def _described(summary: xarray.Dataset) -> str:
 
     What is not known (a price, an error from one seed) is left out.
     """
-    one = summary.isel(config=0)
-    own = [name for name in one.coords if name not in ("config", *one.dims)]
-    lines = [(str(name), _text(one[name].values.item())) for name in own]
-    for name in map(str, one.data_vars):
+    row = summary.isel(config=0)
+    coordinates = [name for name in row.coords if name not in ("config", *row.dims)]
+    lines = [(str(name), _text(row[name].values.item())) for name in coordinates]
+    for name in map(str, row.data_vars):
         if name.endswith("_stderr"):
             continue
-        values, errors = one[name], one.get(f"{name}_stderr")
+        values, errors = row[name], row.get(f"{name}_stderr")
         if "stage" not in values.dims:
             lines.append((name, _told(values, errors)))
             continue
-        for place, stage in enumerate(values["stage"].values.tolist()):
-            at_stage = None if errors is None else errors.isel(stage=place)
-            lines.append((f"{name} {stage}", _told(values.isel(stage=place), at_stage)))
+        for index, stage in enumerate(values["stage"].values.tolist()):
+            at_stage = None if errors is None else errors.isel(stage=index)
+            lines.append((f"{name} {stage}", _told(values.isel(stage=index), at_stage)))
     shown = [(name, text) for name, text in lines if not text.removeprefix("p50 ").startswith("nan")]
     width = max(len(name) for name, _ in shown)
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in shown)
@@ -131,8 +131,8 @@ def _told(values: xarray.DataArray, errors: xarray.DataArray | None) -> str:
 
 
 def _with_error(value: object, error: float | None, unit: str) -> str:
-    known = error is not None and error == error
-    return f"{_text(value)}{f' ± {error:.2g}' if known else ''}{unit}"
+    has_error = error is not None and error == error
+    return f"{_text(value)}{f' ± {error:.2g}' if has_error else ''}{unit}"
 
 
 def _text(value: object) -> str:

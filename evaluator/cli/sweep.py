@@ -150,8 +150,8 @@ def _run(scenario: Scenario, out: Path | None, options: dict[str, Any], quiet: b
     from evaluator.run import sweep as run_sweep
     from evaluator.scenario import size
 
-    kept = KEPT if out else "nothing is kept without --out"
-    with _told(scenario, size(scenario), kept, quiet) as progress:
+    what_is_kept = KEPT if out else "nothing is kept without --out"
+    with _told(scenario, size(scenario), what_is_kept, quiet) as progress:
         return run_sweep(scenario, out=out, progress=progress, **options)
 
 
@@ -177,12 +177,12 @@ def _done(shard: Shard, out: Path, rows: int, state: ShardState) -> str:
 
 
 @contextmanager
-def _told(scenario: Scenario, total: int, kept: str, quiet: bool) -> Iterator[Progress | None]:
-    """Progress of a sweep on stderr; Ctrl-C says what is ``kept`` of it."""
+def _told(scenario: Scenario, total: int, what_is_kept: str, quiet: bool) -> Iterator[Progress | None]:
+    """Progress of a sweep on stderr; Ctrl-C says ``what_is_kept`` of it."""
     from evaluator.progress import Progress
 
     requests = scenario.workload.requests * len(scenario.workload.seeds)
-    with interrupted(kept), nullcontext() if quiet else Progress(total, requests_per_unit=requests) as progress:
+    with interrupted(what_is_kept), nullcontext() if quiet else Progress(total, requests_per_unit=requests) as progress:
         yield progress
 
 

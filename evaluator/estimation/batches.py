@@ -58,7 +58,7 @@ def iteration_time(
     columns = {"prompt_tokens": prompt_tokens, "history_tokens": history_tokens, "prompts": prompts,
                "decodes": decodes, "context_tokens": context_tokens}  # fmt: skip
     try:
-        given = dict(zip(columns, np.broadcast_arrays(*(np.asarray(each, float) for each in columns.values())),
+        given = dict(zip(columns, np.broadcast_arrays(*(np.asarray(column, float) for column in columns.values())),
                          strict=True))  # fmt: skip
     except ValueError as error:
         raise InputError(f"{', '.join(columns)}: numbers or arrays of one shape are needed: {error}") from None

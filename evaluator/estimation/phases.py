@@ -83,12 +83,12 @@ def phase(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatistics, 
     )
     read = batch._replace(decodes=useful.decodes)
     touched = share_touched(through.cost, batch_tokens(through.cost, batch))
-    known = through.calibration.form == "roofline"
+    has_operators = through.calibration.form == "roofline"
     return PhaseEstimate(
         time_s=time,
         mfu=float(ideal_time(through.compute, useful)) / time,
         mbu=float(ideal_time(through.memory, read, touched=touched)) / time,
-        operators=_operators(through, hardware, batch) if known else (),
+        operators=_operators(through, hardware, batch) if has_operators else (),
     )
 
 
@@ -107,8 +107,8 @@ def _operators(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatist
         operators += tuple(
             _all_passes(*pair, passes) for pair in zip(first, later, strict=True) if pair[0].op_class != HOST
         )
-    total_s = sum(one.time_s for one in operators)
-    return tuple(replace(one, share=one.time_s / total_s) for one in operators)
+    total_s = sum(operator.time_s for operator in operators)
+    return tuple(replace(operator, share=operator.time_s / total_s) for operator in operators)
 
 
 def _all_passes(first: OperatorTime, later: OperatorTime, passes: float) -> OperatorTime:

@@ -28,11 +28,11 @@ MOST_DRAWN = 100_000
 """Requests that are drawn to check a design; of longer runs the first stand for all."""
 
 RATES = {
-    "in order": 1.0e6, "any order": 0.4e6, "coupled": 0.3e6, "prefix caches": 5e4, "request level": 2e4,
+    "fcfs_reserved": 1.0e6, "preemptive": 0.4e6, "joint": 0.3e6, "prefix caches": 5e4, "request level": 2e4,
     "token by token": 8e3,
 }  # fmt: skip
 """Requests per second and core, measured on two cores of a server (tests/benchmarks), with all that a sweep adds."""
-COMPILATION_S = {"in order": 2.5, "any order": 5.5, "coupled": 8.0, "prefix caches": 10.0}
+COMPILATION_S = {"fcfs_reserved": 2.5, "preemptive": 5.5, "joint": 8.0, "prefix caches": 10.0}
 START_S, BYTES_AT_START = 1.5, 0.35e9  # to load JAX
 DESIGN_S, BYTES_PER_DESIGN = 30e-6, 3e3  # to check one; the objects of its point, its plan and its row
 BYTES_PER_REQUEST = 200.0  # of the chunks in memory
@@ -144,8 +144,8 @@ def _kind(group: Group) -> str:
     if any(station.key.cached for station in group.stations):
         return "prefix caches"
     if any(station.key.replicas > 1 for station in group.stations):
-        return "coupled"
-    return "any order" if any(station.key.preemptive for station in group.stations) else "in order"
+        return "joint"
+    return "preemptive" if any(station.key.preemptive for station in group.stations) else "fcfs_reserved"
 
 
 def _thinned(scenario: Scenario) -> Scenario:
@@ -159,9 +159,11 @@ def _thinned(scenario: Scenario) -> Scenario:
     for axis in scenario.sweep:
         count = len(axis.changes)
         if count > MOST_EXAMINED:
-            kept = np.unique(np.linspace(0, count - 1, MOST_EXAMINED).astype(np.int64)).tolist()
+            steps = np.unique(np.linspace(0, count - 1, MOST_EXAMINED).astype(np.int64)).tolist()
             axis = replace(
-                axis, values=tuple(axis.values[at] for at in kept), changes=tuple(axis.changes[at] for at in kept)
+                axis,
+                values=tuple(axis.values[step] for step in steps),
+                changes=tuple(axis.changes[step] for step in steps),
             )
         axes.append(axis)
     return replace(scenario, sweep=tuple(axes))
@@ -198,8 +200,8 @@ def _lengths(whole: Plan, points: Sequence[Point]) -> dict[int, tuple[int, tuple
 
 def _reasons(statuses: list[str]) -> dict[str, int]:
     """Why how many designs cannot run, as the ranked table counts it, without what to do about it."""
-    found = reasons_of(np.array([status.partition("; ")[0] for status in statuses], dtype=np.str_))
-    return {reason.example: reason.count for reason in found}
+    reasons = reasons_of(np.array([status.partition("; ")[0] for status in statuses], dtype=np.str_))
+    return {reason.example: reason.count for reason in reasons}
 
 
 def _row_bytes(whole: Plan) -> float:

@@ -29,10 +29,10 @@ def lengths(scenario: Scenario) -> list[int]:
     first = scenario.workload.requests
     if not isinstance(first, Auto) or any("workload.requests" in axis.keys_set for axis in scenario.sweep):
         return [first]
-    found = [int(first)]
-    while found[-1] < first.most:
-        found.append(min(found[-1] * FACTOR, first.most))
-    return found
+    counts = [int(first)]
+    while counts[-1] < first.most:
+        counts.append(min(counts[-1] * FACTOR, first.most))
+    return counts
 
 
 def longer_plans(first: Plan, undecided: Callable[[], np.ndarray]) -> Iterator[Plan]:
@@ -65,10 +65,10 @@ def undecided(whole: Plan, values: Mapping[str, np.ndarray], levels: np.ndarray)
     rows = [configurations[int(config)] for config in values["config"]]
     clear, asked, missed = (np.full(len(rows), flag) for flag in (True, False, False))
     for bound in bounds_of([configuration.objectives for configuration in rows]):
-        found, error = statistic_of(values, bound, levels)
-        apart = np.abs(found - bound.bound_s)
+        value, error = statistic_of(values, bound, levels)
+        apart = np.abs(value - bound.bound_s)
         asked |= ~np.isnan(bound.bound_s)
-        missed |= found > bound.bound_s
+        missed |= value > bound.bound_s
         clear &= np.isnan(bound.bound_s) | np.isnan(apart) | (apart > DECIDED * np.nan_to_num(error, nan=np.inf))
     precise = ~(values["e2e_s_mean_stderr"] > PRECISE * values["e2e_s_mean"])
     lost = values["saturated"] & (missed | ~asked)

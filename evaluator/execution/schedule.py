@@ -39,11 +39,11 @@ def statistics_of(whole: Plan, configurations: Sequence[Configuration], levels: 
     for row, configuration in enumerate(configurations):
         rows[id(whole.group_of(configuration))].append(row)
     order = [row for of_group in rows.values() for row in of_group]
-    found = dict(computed(whole, list(chunks_of(whole, [configurations[row] for row in order])), levels, set()))
-    if not found:
+    by_chunk = dict(computed(whole, list(chunks_of(whole, [configurations[row] for row in order])), levels, set()))
+    if not by_chunk:
         return {}
     # Chunks are of one group each, in the order of the groups: back to the order in which they were asked for.
-    back, parts = np.argsort(order), [found[index] for index in range(len(found))]
+    back, parts = np.argsort(order), [by_chunk[index] for index in range(len(by_chunk))]
     return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
 
 

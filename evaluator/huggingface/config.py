@@ -53,10 +53,10 @@ class Config(Fields):
         view = object.__new__(Config)
         view.__dict__.update(self.__dict__)
         view.layer = layer
-        own = {key: value for source in (_per_layer, _block) for key, value in source(self, layer).items()}
-        if own:
-            replaced = {name for key in own for name in self.names(key)}
-            view.values = {key: value for key, value in self.values.items() if key not in replaced} | own
+        of_layer = {key: value for source in (_per_layer, _block) for key, value in source(self, layer).items()}
+        if of_layer:
+            replaced = {name for key in of_layer for name in self.names(key)}
+            view.values = {key: value for key, value in self.values.items() if key not in replaced} | of_layer
         return view
 
     def has(self, *keys: str) -> bool:
@@ -71,15 +71,15 @@ class Config(Fields):
         """The value as the file has it, under the key or an alias of it."""
         names = self.names(key)
         self._asked.update(dict.fromkeys(names))
-        found = [name for name in names if name in self.values]
-        for other in found[1:]:
-            if self.values[other] != self.values[found[0]] and key not in MAY_DIFFER:
+        present = [name for name in names if name in self.values]
+        for other in present[1:]:
+            if self.values[other] != self.values[present[0]] and key not in MAY_DIFFER:
                 raise InputError(
-                    f"{self.place(found[0])}: {self.values[found[0]]!r} and {other} {self.values[other]!r} contradict"
-                    " each other; keep the one that is right"
+                    f"{self.place(present[0])}: {self.values[present[0]]!r} and {other} {self.values[other]!r} "
+                    "contradict each other; keep the one that is right"
                 )
-        if found:
-            return self.values[found[0]]
+        if present:
+            return self.values[present[0]]
         if key in self.defaults and not any(name in self.absent for name in names):
             self.assumed[key] = self.defaults[key]
             return self.defaults[key]
@@ -145,15 +145,15 @@ class Config(Fields):
 
     def indices(self, key: str, layers: int, first: int = 0) -> set[int] | None:
         """The layers that the list below ``key`` names, counted from ``first``; None without the list."""
-        found = self.entries(key, int)
-        if found is None:
+        listed = self.entries(key, int)
+        if listed is None:
             return None
-        wrong = [item for item in found if isinstance(item, bool) or not first <= item < layers + first]
+        wrong = [item for item in listed if isinstance(item, bool) or not first <= item < layers + first]
         if wrong:
             raise InputError(
                 f"{self.place(key)}: there is no layer {wrong[0]!r}; the {layers} layers count from {first}"
             )
-        return {item - first for item in found}
+        return {item - first for item in listed}
 
     def expect(self, key: str, *allowed: Any) -> None:
         """``key``, where it is there, must be one of ``allowed``: other values are another structure."""
@@ -183,8 +183,8 @@ class Config(Fields):
         The keys among them that add no structure (``_adds_nothing``) are passed over, and returned.
         """
         passed = [f"{name}.{key}" for name, level in self.levels.items() for key in level.finish(ignored)]
-        known = {*ignored, *self._asked}
-        unknown = [key for key in [*self.values, *self.absent] if key not in known and not is_ignored(key)]
+        expected = {*ignored, *self._asked}
+        unknown = [key for key in [*self.values, *self.absent] if key not in expected and not is_ignored(key)]
         passed += [key for key in unknown if _adds_nothing(key, self.values.get(key))]
         passed = [key for key in passed if key not in KNOWN]  # null, which says nothing
         unknown = [key for key in unknown if key not in passed and key not in self.absent]
@@ -241,22 +241,24 @@ def _block(config: Config, layer: int) -> Mapping[str, Any]:
     attention, ffn = (Config(level.raw(key, {}), level.place(key)) for key in ("attention", "ffn"))
     attention.expect("replace_with_linear", False)
     ffn.expect("replace_with_linear", False)
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     group = attention.integer("n_heads_in_group", None)
     if group is not None:
-        found["num_key_value_heads"] = config.integer("num_attention_heads") // group
+        figures["num_key_value_heads"] = config.integer("num_attention_heads") // group
     factor = ffn.number("ffn_mult", None)
     if factor is not None:
-        found["intermediate_size"] = -(-int(2 * factor * config.integer("hidden_size") / 3) // 256) * 256
-    return found
+        figures["intermediate_size"] = -(-int(2 * factor * config.integer("hidden_size") / 3) // 256) * 256
+    return figures
 
 
 def all_of(config: Config, key: str, values: Sequence[Any], allowed: Mapping[Any, str]) -> list[str]:
     """Every value replaced by its word in ``allowed``; InputError for one that is not there."""
     for index, value in enumerate(values):
         if not isinstance(value, int | str) or value not in allowed:
-            known = ", ".join(map(str, allowed))
-            raise InputError(f"{config.place(key)}: unknown layer type {value!r} at layer {index} (known: {known})")
+            allowed_words = ", ".join(map(str, allowed))
+            raise InputError(
+                f"{config.place(key)}: unknown layer type {value!r} at layer {index} (known: {allowed_words})"
+            )
     return [allowed[value] for value in values]
 
 

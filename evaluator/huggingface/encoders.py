@@ -62,10 +62,10 @@ def encoder_parameters(
     if not isinstance(content, Mapping):
         raise InputError(f"{where}: {key}: expected a mapping of keys to values")
     below = [
-        found
+        parameters
         for name, level in content.items()
         if name.endswith("_config") and isinstance(level, Mapping)
-        if (found := encoder_parameters(name, level, hidden, f"{where}: {key}")) is not None
+        if (parameters := encoder_parameters(name, level, hidden, f"{where}: {key}")) is not None
     ]
     if isinstance(content.get("width"), Mapping):  # several encoders beside each other (DeepSeek-OCR)
         several = content["width"].items()
@@ -73,8 +73,8 @@ def encoder_parameters(
         content = {name: value for name, value in content.items() if name != "width"}
     if "tokenizer" in key:  # of images, as in Ovis 2
         below.append(2 * hidden * _small(content.get("vocab_size"), 0, 1_000_000))
-    own = _transformer(key, content, hidden, where, beside or {})
-    return own if not below else sum(below) + (own or 0)
+    at_this_level = _transformer(key, content, hidden, where, beside or {})
+    return at_this_level if not below else sum(below) + (at_this_level or 0)
 
 
 def _is_level(value: object) -> TypeGuard[Mapping]:

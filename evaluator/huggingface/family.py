@@ -57,11 +57,11 @@ class Family:
         mixers = mixer_words(config, count, self.mixer_rule, self.silent)
         blocks = block_words(config, count, self.block_rule, self.silent)
         shared = _shared_kv(config, mixers)
-        found: list[Part] = []
+        parts: list[Part] = []
         for index in range(count):
-            found += self._layer(config.at(index), mixers[index], blocks[index], shared[index])
+            parts += self._layer(config.at(index), mixers[index], blocks[index], shared[index])
         self._read_unused(config, mixers, blocks)
-        kinds = _merged(found)
+        kinds = _merged(parts)
         if not kinds:
             raise InputError(f"{config.where}: no layer has a mixer or a feed-forward")
         return kinds

@@ -26,15 +26,15 @@ def config_file(given: str | Path) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        found = _in_folder(path)
-        if found is None:
+        in_folder = _in_folder(path)
+        if in_folder is None:
             raise InputError(f"there is no {' or '.join(_FILES)} in {path}")
-        return found
+        return in_folder
     if _HUB_ID.fullmatch(str(given)):
         folder = hub_cache() / f"models--{str(given).replace('/', '--')}"
-        found = _in_folder(folder) if folder.is_dir() else None
-        if found is not None:
-            return found
+        cached = _in_folder(folder) if folder.is_dir() else None
+        if cached is not None:
+            return cached
         raise InputError(
             f"there is no file {given}, nor a model of that name in the Hub's local cache ({hub_cache()}); download its"
             f" config.json first (hf download {given} config.json)"
@@ -72,11 +72,11 @@ def check_name(name: str) -> str:
 
 def _in_folder(folder: Path) -> Path | None:
     """The file of a folder; of a folder of the Hub's cache that of the revision ``main``, else of the latest."""
-    found = next((folder / name for name in _FILES if (folder / name).is_file()), None)
-    if found is not None:
-        return found
+    named = next((folder / name for name in _FILES if (folder / name).is_file()), None)
+    if named is not None:
+        return named
     snapshots, main = folder / "snapshots", folder / "refs" / "main"
-    revisions = sorted(snapshots.iterdir(), key=lambda each: each.stat().st_mtime) if snapshots.is_dir() else []
+    revisions = sorted(snapshots.iterdir(), key=lambda snapshot: snapshot.stat().st_mtime) if snapshots.is_dir() else []
     if main.is_file():
         revisions.append(snapshots / main.read_text(encoding="utf-8").strip())
     files = (revision / name for revision in reversed(revisions) for name in _FILES)

@@ -46,8 +46,8 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     _refuse_encoder_decoders(levels)
     kind = _family(levels, like, notes, lambda name: import_config(config, "likely", name))
     family = FAMILIES[kind]
-    own = text is not outer and text.text("model_type", None) == kind
-    text.defaults, text.keys = {**(family.nested if own else {}), **family.defaults}, family.keys
+    is_nested = text is not outer and text.text("model_type", None) == kind
+    text.defaults, text.keys = {**(family.nested if is_nested else {}), **family.defaults}, family.keys
     model_name = check_name(name or _default_name(config))
     layers = family.layers(text)
     hidden = text.integer("hidden_size")
@@ -134,13 +134,13 @@ def _encoders(levels: list[Config], hidden: int, notes: list[str]) -> int:
             if not is_encoder(key, content) or key in OTHER_LEVELS:
                 continue
             level.skip(key)
-            found = encoder_parameters(key, content, hidden, level.where, beside=level.values)
+            parameters = encoder_parameters(key, content, hidden, level.where, beside=level.values)
             what = key.removesuffix("_config")
-            if found is None:
+            if parameters is None:
                 notes.append(f"{what} encoder: its size is not in the config and is not counted")
             else:
-                total += found
-                notes.append(f"{what} encoder: about {found / 1e9:.2g} B parameters, in memory and not run")
+                total += parameters
+                notes.append(f"{what} encoder: about {parameters / 1e9:.2g} B parameters, in memory and not run")
     return total
 
 
@@ -175,8 +175,8 @@ def _is_plain(value: Any) -> bool:
 def _beside(config: str | Path | Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
     """The mapping in the file of that name beside a ``config.json``; None where there is no such file."""
     path = None if isinstance(config, Mapping) else Path(config).parent / name
-    found = read_json(path) if path is not None and path.is_file() else None
-    return found if isinstance(found, Mapping) else None
+    content = read_json(path) if path is not None and path.is_file() else None
+    return content if isinstance(content, Mapping) else None
 
 
 def _nucleus(asked: Mapping[str, Any] | None) -> bool:

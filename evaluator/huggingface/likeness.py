@@ -31,15 +31,15 @@ def stated_family(levels: list[Config], reads: Reads) -> tuple[str | None, str |
     or of one that cannot read the config (MiniMax-M2 calls itself ``minimax``).
     """
     types = stated_types(levels)
-    known = next((kind for kind in types if kind in FAMILIES), None)
+    typed = next((kind for kind in types if kind in FAMILIES), None)
     for level in reversed(levels):
         named = _class_family(level)
-        if named is None or (known is not None and FAMILIES[named] is FAMILIES[known]):
+        if named is None or (typed is not None and FAMILIES[named] is FAMILIES[typed]):
             continue
-        if known is None or (level.text("model_type", None) == known and not _can(reads, known) and _can(reads, named)):
+        if typed is None or (level.text("model_type", None) == typed and not _can(reads, typed) and _can(reads, named)):
             what = f"model_type {types[0]}" if types else "a config without model_type"
             return named, f"assumed: {what} has the layers of {named}, for its class is {_class_of(level)}"
-    return known, None
+    return typed, None
 
 
 def _can(reads: Reads, name: str) -> bool:

@@ -53,8 +53,8 @@ def _integer(config: Config) -> Stored:
     bits = config.integer("bits" if config.has("bits") else "w_bit")
     if bits not in (4, 8):
         raise InputError(f"{config.place('bits')}: {bits} bits are not supported (4 or 8)")
-    found = _linear(f"int{bits}")
-    return found | {"head": f"int{bits}"} if config.flag("lm_head", False) else found
+    stored = _linear(f"int{bits}")
+    return stored | {"head": f"int{bits}"} if config.flag("lm_head", False) else stored
 
 
 def _bitsandbytes(config: Config) -> Stored:
@@ -113,18 +113,18 @@ def _groups(config: Config) -> Stored:
         return _by_algorithm(config)
     if not isinstance(groups, Mapping) or not groups:
         raise InputError(f"{config.place('config_groups')}: expected a mapping of groups")
-    found: dict[str, str] = {}
+    dtypes: dict[str, str] = {}
     for name in groups:
         group = config.inner("config_groups").inner(name)
         dtype = _group_dtype(group)
         for part in _group_parts(group):
-            if found.setdefault(part, dtype) != dtype:
+            if dtypes.setdefault(part, dtype) != dtype:
                 raise InputError(
-                    f"{config.place('config_groups')}: several weight dtypes ({found[part]}, {dtype}) of {part} are not"
-                    " supported"
+                    f"{config.place('config_groups')}: several weight dtypes ({dtypes[part]}, {dtype}) of {part} "
+                    "are not supported"
                 )
     config.skip("quant_algo")
-    return found
+    return dtypes
 
 
 def _group_parts(group: Config) -> Sequence[str]:
@@ -154,15 +154,15 @@ _CLASSES: Mapping[str, Sequence[str]] = {
 def _group_dtype(group: Config) -> str:
     weights = group.inner("weights")
     kind = (weights.text("type", "int"), weights.integer("num_bits"))
-    known = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4", ("float", 4): "nvfp4"}
-    if kind not in known:
+    dtypes = {("float", 8): "fp8", ("int", 8): "int8", ("int", 4): "int4", ("float", 4): "nvfp4"}
+    if kind not in dtypes:
         raise InputError(
             f"{weights.place('num_bits')}: weights of {kind[1]} bits of type '{kind[0]}' are not supported"
         )
     if kind == ("float", 8) and weights.raw("strategy", None) == "block":
         return "fp8_block"
     scales_of_32 = kind == ("float", 4) and weights.raw("group_size", 16) == 32
-    return "mxfp4" if scales_of_32 else known[kind]
+    return "mxfp4" if scales_of_32 else dtypes[kind]
 
 
 def _by_algorithm(config: Config) -> Stored:
@@ -213,19 +213,19 @@ _ALGORITHMS = {
 
 def _quark(config: Config) -> Stored:
     """AMD Quark: one dtype for all layers, and others by patterns of names."""
-    found = _linear(_quark_dtype(config.inner("global_quant_config")))
+    stored = _linear(_quark_dtype(config.inner("global_quant_config")))
     by_name = config.raw("layer_quant_config", {})
     for name in by_name if isinstance(by_name, Mapping) else ():
-        found |= dict.fromkeys(named_parts(name), _quark_dtype(config.inner("layer_quant_config").inner(name)))
-    return found
+        stored |= dict.fromkeys(named_parts(name), _quark_dtype(config.inner("layer_quant_config").inner(name)))
+    return stored
 
 
 def _quark_dtype(level: Config) -> str:
     word = level.inner("weight").text("dtype")
-    known = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int4": "int4", "uint4": "int4", "int8": "int8"}
-    if word not in known:
-        raise InputError(f"{level.place('weight')}: unknown dtype '{word}' (known: {', '.join(known)})")
-    return known[word]
+    dtypes = {"fp8_e4m3": "fp8", "fp4": "mxfp4", "int4": "int4", "uint4": "int4", "int8": "int8"}
+    if word not in dtypes:
+        raise InputError(f"{level.place('weight')}: unknown dtype '{word}' (known: {', '.join(dtypes)})")
+    return dtypes[word]
 
 
 _METHODS: Mapping[str, Callable[[Config], Stored]] = {
@@ -300,8 +300,8 @@ _EXAMPLES = {
 def named_parts(module: str) -> Sequence[str]:
     """The parts that a module's name, or a pattern (``re:...``, or with ``*``), speaks of; of most names one."""
     if module.startswith("re:"):
-        found = _matching(module[3:])
-        return found if found is not None else _by_words(module)
+        matching = _matching(module[3:])
+        return matching if matching is not None else _by_words(module)
     if "*" in module and layer_of(module) is None:
         return tuple(
             part
@@ -317,12 +317,12 @@ def _matching(pattern: str) -> Sequence[str] | None:
         compiled = re.compile(pattern)
     except re.error:
         return None
-    found = tuple(
+    parts = tuple(
         part
         for part, names in _EXAMPLES.items()
         if any(compiled.match(name) or compiled.match(f"language_model.{name}") for name in names)
     )
-    return found or None
+    return parts or None
 
 
 def _by_words(module: str) -> Sequence[str]:

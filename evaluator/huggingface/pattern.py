@@ -107,16 +107,16 @@ def _read(
 ) -> Words:
     rules = list(rules)
     config.skip(*(key for key, _ in rules if key in config.absent))  # null says nothing
-    there = [(key, rule) for key, rule in rules if config.has(key) and key not in silent]
-    said = [(key, words) for key, rule in there if (words := rule(config, layers)) is not None]
+    present = [(key, rule) for key, rule in rules if config.has(key) and key not in silent]
+    said = [(key, words) for key, rule in present if (words := rule(config, layers)) is not None]
     if not said:
         return otherwise(config, layers) or []
     (first, words), *others = said
     for key, different in others:
-        for index, (one, other) in enumerate(zip(words, different, strict=True)):
-            if one != other:
+        for index, (word, other) in enumerate(zip(words, different, strict=True)):
+            if word != other:
                 raise InputError(
-                    f"{config.place(first)} and {key} contradict each other: layer {index} is '{one}' by the first and"
+                    f"{config.place(first)} and {key} contradict each other: layer {index} is '{word}' by the first and"
                     f" '{other}' by the second; keep the one that is right"
                 )
     return words
@@ -153,13 +153,13 @@ def _named(key: str, chosen: str, other: str, first: int = 0) -> Rule:
 def _letters(config: Config, layers: int) -> Words:
     """Nemotron-H: M Mamba-2, * attention, - feed-forward, E experts; one part per layer."""
     key = "hybrid_override_pattern"
-    pattern, place = config.text(key), config.place(key)
+    pattern, key_place = config.text(key), config.place(key)
     for letter in pattern:
         if letter not in _LETTERS:
-            known = "M Mamba-2, * attention, - feed-forward, E experts"
-            raise InputError(f"{place}: unknown layer '{letter}' (known: {known})")
+            letters = "M Mamba-2, * attention, - feed-forward, E experts"
+            raise InputError(f"{key_place}: unknown layer '{letter}' (known: {letters})")
     if len(pattern) != layers:
-        raise InputError(f"{place}: {len(pattern)} letters for num_hidden_layers {layers}")
+        raise InputError(f"{key_place}: {len(pattern)} letters for num_hidden_layers {layers}")
     return [_LETTERS[letter] for letter in pattern]
 
 
@@ -201,15 +201,15 @@ def _kimi(config: Config, layers: int) -> Words | None:
 
 def _typed(config: Config, layers: int) -> Words:
     """GPT-Neo's ``attention_types``: [[[words], how often], ...]."""
-    found: Words = []
+    words: Words = []
     try:
         for cycle, times in config.sequence("attention_types"):
-            found += [str(word) for word in cycle] * (times if 0 <= times <= layers else 0)
+            words += [str(word) for word in cycle] * (times if 0 <= times <= layers else 0)
     except (TypeError, ValueError):
         raise InputError(f"{config.place('attention_types')}: expected a list of [[words], number of times]") from None
-    if len(found) != layers:
-        raise InputError(f"{config.place('attention_types')}: {len(found)} entries for {layers} layers")
-    return all_of(config, "attention_types", found, MIXER_WORDS)
+    if len(words) != layers:
+        raise InputError(f"{config.place('attention_types')}: {len(words)} entries for {layers} layers")
+    return all_of(config, "attention_types", words, MIXER_WORDS)
 
 
 def _qwen_windows(config: Config, layers: int) -> Words | None:
@@ -271,8 +271,8 @@ def _numbered(config: Config, layers: int) -> Words:
     """Step-3: the layers with experts as a text of numbers."""
     parts = [part.strip() for part in config.text("moe_layers_enum").split(",")]
     if not all(part.isdecimal() and int(part) < layers for part in parts):
-        place = config.place("moe_layers_enum")
-        raise InputError(f"{place}: expected numbers of layers from 0 to {layers - 1} with commas between them")
+        key_place = config.place("moe_layers_enum")
+        raise InputError(f"{key_place}: expected numbers of layers from 0 to {layers - 1} with commas between them")
     return ["moe" if str(index) in parts else "dense" for index in range(layers)]
 
 
@@ -287,7 +287,7 @@ def _no_op(part: str, word: str) -> Rule:
         if all("block_type" in block for block in blocks):
             types = [block["block_type"] for block in blocks]
             mixers = all_of(config, "block_configs", types, MIXER_WORDS)
-            return mixers if word == "full" else [_BLOCKS_OF_ONE_PART.get(one, "none") for one in types]
+            return mixers if word == "full" else [_BLOCKS_OF_ONE_PART.get(layer_type, "none") for layer_type in types]
         places = (f"{config.place('block_configs')}[{index}]" for index in range(layers))
         levels = [Config(block, place) for block, place in zip(blocks, places, strict=True)]
         return ["none" if level.inner(part, {}).flag("no_op", False) else word for level in levels]

@@ -70,19 +70,19 @@ def _kept(config: Config, layers: Sequence[LayerKind], stored: Stored, notes: li
     for module in modules:
         for part in named_parts(module):
             exempt.setdefault(part, set()).add(layer_of(module))
-    kept = set()
+    unquantised = set()
     for part, numbers in exempt.items():
-        there = _layers_with(part, layers)
+        having = _layers_with(part, layers)
         if part not in stored:
             continue
-        if None in numbers or 2 * len(numbers) > there:
-            kept.add(part)
+        if None in numbers or 2 * len(numbers) > having:
+            unquantised.add(part)
         else:
             notes.append(
-                f"checkpoint: {part} is left unquantised in {len(numbers)} of {there} layers, which are counted as"
+                f"checkpoint: {part} is left unquantised in {len(numbers)} of {having} layers, which are counted as"
                 f" {stored[part]} like the others"
             )
-    return kept
+    return unquantised
 
 
 def _layers_with(part: str, layers: Sequence[LayerKind]) -> int:

@@ -50,11 +50,11 @@ def _figures(kind: str, example: str, keys: dict[str, Reader]) -> Figures:
             return named(value, place)
         if not isinstance(value, Mapping):
             raise place.error(f"expected a name or {example}, got {shown(value)}")
-        kept = {key: entry for key, entry in value.items() if entry is not None}
-        if kept.keys() == {"like"} and isinstance(kept["like"], str):
-            return named(kept["like"], place.key("like"))
+        figures = {key: entry for key, entry in value.items() if entry is not None}
+        if figures.keys() == {"like"} and isinstance(figures["like"], str):
+            return named(figures["like"], place.key("like"))
         try:
-            described = WhatIf.of(kept)
+            described = WhatIf.of(figures)
             _check(described, kind)
         except InputError as error:
             raise _placed(str(error), place) from None

@@ -125,10 +125,10 @@ def shown(value: Any) -> str:
         return "a number of thousands of digits"
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
+def did_you_mean(name: object, words: Iterable[str]) -> str:
     """' (did you mean X?)' or nothing."""
     # Cut: the time goes with the square of the length, and a value pasted in the place of a key may be long.
-    close = difflib.get_close_matches(str(name)[:100], list(known), n=1, cutoff=0.6)
+    close = difflib.get_close_matches(str(name)[:100], list(words), n=1, cutoff=0.6)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

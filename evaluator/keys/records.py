@@ -54,7 +54,7 @@ def table_of(record: type, kind: str | None = None) -> Table:
     Errors: ValueError for a field that does not say how it is read.
     """
     table = {}
-    for name, metadata in ((each.name, each.metadata) for each in fields(record)):
+    for name, metadata in ((entry.name, entry.metadata) for entry in fields(record)):
         if _KEY not in metadata:
             raise ValueError(f"{record.__name__}.{name} says not how it is read; use key(...)")
         if metadata[_KEY] is not None and (kind is None or kind in metadata[_KINDS]):

@@ -94,8 +94,8 @@ def _link_lines(link: tuple[float, float, int] | None, device: Device) -> list[s
     ]
 
 
-def _told(found: Fastest, device: Device) -> str:
-    _, row = found
+def _told(fastest: Fastest, device: Device) -> str:
+    _, row = fastest
     shape = {
         "gemm": ("m", "n", "k"), "attention_decode": ("batch", "past_tokens", "heads", "kv_heads", "head_dim"),
     }.get(str(row["op_class"]), ("bytes",))  # fmt: skip

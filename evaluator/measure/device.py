@@ -50,8 +50,8 @@ def find_device() -> Device:
         memory = float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
     else:
         name = first.device_kind
-        known = PROCESSORS.get(recognised(name) or "")
-        cache = known.cache_bytes if known else LARGE_CACHE
+        processor = PROCESSORS.get(recognised(name) or "")
+        cache = processor.cache_bytes if processor else LARGE_CACHE
         memory = float((first.memory_stats() or {}).get("bytes_limit", SMALL_MEMORY))
     return Device(name, first.platform, len(devices), memory, cache, jax.__version__)
 

@@ -130,18 +130,18 @@ def points(
             need = "several devices" if name == "all_reduce" else "a model that has it"
             raise InputError(f"nothing to measure of {name}: it needs {need}")
     first = _unique([*(gemm(size, size, size, dtype) for size in grid.squares), *_sums(dtype, grid)])
-    known = {call.key for call in first}
+    keys = {call.key for call in first}
     rest = [
-        ((place + 0.5) / len(calls), call)
+        ((position + 0.5) / len(calls), call)
         for calls in by_class.values()
-        for place, call in enumerate(sorted(calls, key=_shuffled))
-        if call.key not in known
+        for position, call in enumerate(sorted(calls, key=_shuffled))
+        if call.key not in keys
     ]
     return (*first, *(call for _, call in sorted(rest, key=lambda entry: entry[0])))
 
 
-def _unique(found: Iterable[MeasuredCall]) -> list[MeasuredCall]:
-    return list({call.key: call for call in found}.values())
+def _unique(calls: Iterable[MeasuredCall]) -> list[MeasuredCall]:
+    return list({call.key: call for call in calls}.values())
 
 
 def _shuffled(point: MeasuredCall) -> int:

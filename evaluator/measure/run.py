@@ -97,7 +97,7 @@ def measure(
     effort = effort.shared() if device.platform == "cpu" else effort
     host = measure_host(device, effort)
     ends, outcome, done = Ends(), MeasureOutcome(host), rows.times()
-    for place, point in enumerate(points):
+    for position, point in enumerate(points):
         if point.key in done:
             ends.see(point, done[point.key])
             outcome.kept += 1
@@ -106,7 +106,8 @@ def measure(
             continue
         if clock() >= end:
             outcome.leave(
-                "not reached in the time given", sum(waiting_point.key not in done for waiting_point in points[place:])
+                "not reached in the time given",
+                sum(waiting_point.key not in done for waiting_point in points[position:]),
             )
             break
         row = _row(point, device, host, ends, effort, outcome)
@@ -166,12 +167,12 @@ def _net(timing: Timing, calls: int, linked: bool, device: Device, host: Host) -
     return (timing.time_s - started) / calls - (host.link_s if linked else 0.0)
 
 
-def time_best(found: Sequence[Call], calls: int, sets: int, effort: Effort) -> tuple[Call, Timing]:
+def time_best(candidates: Sequence[Call], calls: int, sets: int, effort: Effort) -> tuple[Call, Timing]:
     """Time the first of these implementations that runs on this device; the last one's failure is raised."""
-    for call in found[:-1]:
+    for call in candidates[:-1]:
         with suppress(*FAILURES):
             return call, time_call(call, calls, sets, effort)
-    return found[-1], time_call(found[-1], calls, sets, effort)
+    return candidates[-1], time_call(candidates[-1], calls, sets, effort)
 
 
 def time_call(call: Call, calls: int, sets: int, effort: Effort) -> Timing:
@@ -179,14 +180,14 @@ def time_call(call: Call, calls: int, sets: int, effort: Effort) -> Timing:
 
     A program uses a set once, so that nothing of one call can serve another.
     """
-    operands = [call.operands(at) for at in range(sets)]
+    operands = [call.operands(operand_set) for operand_set in range(sets)]
     carried, turn = call.carried(), 0
     program = chain(call, carried, operands[:calls])
 
     def run(count: int) -> None:
         nonlocal carried, turn
         for _ in range(count):
-            carried = program(carried, [operands[(turn + at) % sets] for at in range(calls)])
+            carried = program(carried, [operands[(turn + number) % sets] for number in range(calls)])
             turn = (turn + calls) % sets
         jax.block_until_ready(carried)
 
@@ -217,7 +218,7 @@ def measure_host(device: Device, effort: Effort) -> Host:
         return lax.dot(carried, *operands, precision=precision_of("fp32"))
 
     calls = 1 if device.platform == "cpu" else MOST_CALLS  # as in programs of short calls
-    idle = Call("", lambda carried, operands: carried, nothing, lambda at: (nothing(),), linked=False)
+    idle = Call("", lambda carried, operands: carried, nothing, lambda operand_set: (nothing(),), linked=False)
     program, argument = jax.jit(lambda carried: carried).lower(nothing()).compile(), nothing()
     alone = time_programs(lambda count: [program(argument).block_until_ready() for _ in range(count)], effort)
     started = time_call(idle, calls, calls, effort)

@@ -227,9 +227,9 @@ def _budget_problem(deployment: Deployment, budget: int, longest: int) -> str | 
 
 
 def _kv_problem(deployment: Deployment, kv: KvLayout, extremes: Extremes, units: int) -> str | None:
-    kept = watermark_units(deployment, kv)
-    if units + kept > kv.capacity_units:
-        beside = f" beside the watermark of {deployment.kv.watermark:g}" if kept else ""
+    watermark = watermark_units(deployment, kv)
+    if units + watermark > kv.capacity_units:
+        beside = f" beside the watermark of {deployment.kv.watermark:g}" if watermark else ""
         branches = f" on {extremes.branches} branches" if extremes.branches > 1 else ""
         return (
             f"infeasible: a request of {extremes.kv_tokens:,} tokens{branches} exceeds the KV cache of "

@@ -96,14 +96,14 @@ class Configuration:
         The key beside the pools holds for those that answer, and not for those of stages.
         """
         names = [station.design.hardware.name for station in self.answering if station.usd_per_device_hour is None]
-        own = [(name, "deployment.usd_per_device_hour") for name in names]
-        return own if self.pipeline is None else [*own, *self.pipeline.unpriced]
+        of_answering = [(name, "deployment.usd_per_device_hour") for name in names]
+        return of_answering if self.pipeline is None else [*of_answering, *self.pipeline.unpriced]
 
     @property
     def _priced(self) -> list[tuple[int, float | None]]:
         """(devices, USD per hour of one) of all pools; those for stages once, however many stages they serve."""
-        own = [(station.devices, station.usd_per_device_hour) for station in self.answering]
-        return own if self.pipeline is None else [*own, *self.pipeline.priced]
+        of_answering = [(station.devices, station.usd_per_device_hour) for station in self.answering]
+        return of_answering if self.pipeline is None else [*of_answering, *self.pipeline.priced]
 
     @property
     def usd_per_hour(self) -> float | None:
@@ -146,12 +146,12 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
     )  # fmt: skip
     turns = id(arrivals) if workload.sessions.continued else None  # which of them are sent follows from the rate
     asked = (arrivals.process, arrivals.users, turns, *lengths)
-    found = setting.known.get((id(deployment), *asked))
-    if found is None:
-        found = setting.known[id(deployment), *asked] = _found(workload, deployment, setting, asked)
+    feasibility = setting.known.get((id(deployment), *asked))
+    if feasibility is None:
+        feasibility = setting.known[id(deployment), *asked] = _found(workload, deployment, setting, asked)
     by_request = setting.simulator == REQUEST
-    status = found.status
-    if by_request and status == OK and found.pipeline is not None:
+    status = feasibility.status
+    if by_request and status == OK and feasibility.pipeline is not None:
         status = "unsupported: simulator request does not cover a pipeline of stages; use simulator iteration"
     if by_request and status == OK:
         status = objective_problem(objectives) or OK
@@ -159,33 +159,33 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
         config=config,
         workload=workload,
         objectives=objectives,
-        stations=found.stations,
+        stations=feasibility.stations,
         status=status,
-        simulator=_simulator_of(workload, found, setting),
-        lacking=() if by_request else found.lacking,
-        joint=found.joint and not by_request,
-        link=found.link,
-        phases=found.phases,
-        joint_pools=found.joint_pools,
-        pipeline=found.pipeline,
-        checked=found.checked or found.stations,
+        simulator=_simulator_of(workload, feasibility, setting),
+        lacking=() if by_request else feasibility.lacking,
+        joint=feasibility.joint and not by_request,
+        link=feasibility.link,
+        phases=feasibility.phases,
+        joint_pools=feasibility.joint_pools,
+        pipeline=feasibility.pipeline,
+        checked=feasibility.checked or feasibility.stations,
     )
 
 
-def _simulator_of(workload: Workload, found: Feasibility, setting: PlanContext) -> str:
+def _simulator_of(workload: Workload, feasibility: Feasibility, setting: PlanContext) -> str:
     """What computes a configuration: what is asked for, but for what the vectorised one lacks, or is too slow to start
     for."""
     if setting.simulator == REQUEST:
         return REQUEST
-    if found.lacking:
+    if feasibility.lacking:
         return TOKEN
     if setting.simulator != AUTO:
         return setting.simulator
     # By the requests of the whole sweep and not of this configuration's group, which nobody knows before all are
     # planned: so each shard of a sweep, and each worker, comes to the same answer.
-    lockstep = any(station.design.lockstep > 1 for station in found.stations)
-    deployments = [station.deployment for station in found.stations]
-    worth = worth_compiling(workload, deployments, found.joint, lockstep)
+    lockstep = any(station.design.lockstep > 1 for station in feasibility.stations)
+    deployments = [station.deployment for station in feasibility.stations]
+    worth = worth_compiling(workload, deployments, feasibility.joint, lockstep)
     return TOKEN if setting.requests < worth else ITERATION
 
 
@@ -223,7 +223,7 @@ def variant(configuration: Configuration, change: Change | RateChange, sampler: 
     link = None if configuration.link is None else configuration.link.changed(change)
     pipeline = None if configuration.pipeline is None else configuration.pipeline.changed(change)
     same = link is configuration.link and pipeline is configuration.pipeline
-    same = same and all(one is other for one, other in zip(stations, configuration.stations, strict=True))
+    same = same and all(station is other for station, other in zip(stations, configuration.stations, strict=True))
     return (
         configuration
         if same

@@ -21,7 +21,7 @@ from evaluator.plan.phases import PhasePools, Pools, model_of, most_jobs, sides_
 from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps
 from evaluator.plan.request_level import queue_problem, request_problem
 from evaluator.plan.route import PipelinePlan, RequestRoutes, StageVisitPlan
-from evaluator.plan.simulators import REQUEST, has_frontend, is_coupled, lacking
+from evaluator.plan.simulators import REQUEST, has_frontend, is_joint, lacking
 from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem, with_own_kv
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.scenario import Deployment, Transfer, Workload, pipeline_problem, pools_of, with_engine_defaults
@@ -33,7 +33,7 @@ from evaluator.traffic.roles import Role, hands_on
 
 @dataclass(frozen=True)
 class Feasibility:
-    """What is known of pools in tandem under requests of some lengths, whatever their rate; fields as of
+    """What is known of pools, one after the other, under requests of some lengths, whatever their rate; fields as of
     ``Configuration``."""
 
     stations: tuple[StationPlan, ...]
@@ -52,47 +52,47 @@ def check(
 ) -> Feasibility:
     """Check a deployment under the requests of all seeds for an engine (iteration, request or token)."""
     unnamed = pipeline_problem(workload, deployment)
-    tandem = tandem_of(workload, deployment, sampler, seeds, staged=unnamed is None)
-    stations, passes = tandem.stations, tandem.passes()
-    several = why_joint(workload, stations, tandem.phases, tandem.sending, tandem.pipeline)
-    status = _pools_status(workload, tandem, simulator)
+    planned = planned_pools(workload, deployment, sampler, seeds, staged=unnamed is None)
+    stations, passes = planned.stations, planned.passes()
+    several = why_joint(workload, stations, planned.phases, planned.sending, planned.pipeline)
+    status = _pools_status(workload, planned, simulator)
     if status == OK:
-        stations = tandem.shared_out(seeds)
+        stations = planned.shared_out(seeds)
     if unnamed is not None:
         status = f"infeasible: {': '.join(unnamed)}"
-    if status == OK and tandem.pipeline is not None:
-        status = _stages_status(workload, tandem, passes, several)
+    if status == OK and planned.pipeline is not None:
+        status = _stages_status(workload, planned, passes, several)
     if status == OK and several and simulator == REQUEST:
         status = f"unsupported: simulator request does not cover {several[0]}; use simulator iteration"
-    lack, joint = _engines(workload, stations, several, tandem.pipeline)
+    lack, joint = _engines(workload, stations, several, planned.pipeline)
     return Feasibility(
-        (*stations, *passes), tandem.phases, status, lack, joint, bool(several), tandem.link, tandem.pipeline
+        (*stations, *passes), planned.phases, status, lack, joint, bool(several), planned.link, planned.pipeline
     )
 
 
 def _first(*problems: Callable[[], str | None]) -> str:
     """The first problem that is found; ok without any. Later ones are not looked for."""
-    return next((found for problem in problems if (found := problem()) is not None), OK)
+    return next((reason for problem in problems if (reason := problem()) is not None), OK)
 
 
-def _pools_status(workload: Workload, tandem: Tandem, simulator: str) -> str:
+def _pools_status(workload: Workload, planned: PlannedPools, simulator: str) -> str:
     """ok, or the first problem of the pools that give the answers and of the link between them."""
-    phases, stations, transfer = tandem.phases, tandem.stations, tandem.transfer
-    sending = tandem.link is not None
+    phases, stations, transfer = planned.phases, planned.stations, planned.transfer
+    sending = planned.link is not None
     return _first(
-        lambda: sides_problem(workload, tandem.pools, phases, transfer.groups),
+        lambda: sides_problem(workload, planned.pools, phases, transfer.groups),
         lambda: _stations_problem(workload, stations, simulator),
         lambda: link_problem(stations, transfer) if sending else None,
         lambda: backpressure_problem(stations, transfer) if sending else None,
-        lambda: tandem.link_problem,
+        lambda: planned.link_problem,
     )
 
 
 def _stages_status(
-    workload: Workload, tandem: Tandem, passes: tuple[StationPlan, ...], several: tuple[str, ...]
+    workload: Workload, planned: PlannedPools, passes: tuple[StationPlan, ...], several: tuple[str, ...]
 ) -> str:
     """ok, or the first problem of the stages; ``several``: what couples them with the pools, if anything does."""
-    pipeline, all_routes, llm = tandem.pipeline, tandem.all_routes, tandem.answering
+    pipeline, all_routes, llm = planned.pipeline, planned.all_routes, planned.answering
     assert pipeline is not None
     return _first(
         lambda: stages_problem(workload, llm, pipeline, all_routes),
@@ -140,7 +140,7 @@ def _engines(
     if several:
         missing += lacking_jointly(several, stations, pipeline, workload)
     joint = bool(several) or any(
-        is_coupled(workload, station.deployment, front, station.lockstep) for station, front in pairs
+        is_joint(workload, station.deployment, front, station.lockstep) for station, front in pairs
     )
     return tuple(dict.fromkeys(missing)), joint
 
@@ -149,7 +149,7 @@ def _engines(
 
 
 @dataclass(frozen=True)
-class Tandem:
+class PlannedPools:
     """What requests of some lengths meet; nothing says yet whether it can serve them.
 
     ``demands`` (seed,) are what the requests ask of the first side. ``link_problem``: why a stage cannot bring KV to
@@ -185,15 +185,15 @@ class Tandem:
         if all(phase.replicas is None for phase in self.phases):
             return self.stations
         pairs = zip(self.demands, seeds, strict=True)
-        found = [most_jobs(self.phases, self.stations, demand, seed) for demand, seed in pairs]
-        most = [None if None in column else max(column) for column in zip(*found, strict=True)]
-        return tuple(replace(station, most_jobs=one) for station, one in zip(self.stations, most, strict=True))
+        of_seeds = [most_jobs(self.phases, self.stations, demand, seed) for demand, seed in pairs]
+        most = [None if None in column else max(column) for column in zip(*of_seeds, strict=True)]
+        return tuple(replace(station, most_jobs=jobs) for station, jobs in zip(self.stations, most, strict=True))
 
 
-def tandem_of(
+def planned_pools(
     workload: Workload, deployment: Deployment, sampler: RequestSampler, seeds: Sequence[int], staged: bool
-) -> Tandem:
-    """The tandem of a deployment; with ``staged`` the stages of its pipeline, too."""
+) -> PlannedPools:
+    """The pools of a deployment, as planned; with ``staged`` the stages of its pipeline, too."""
     pools, transfer = (
         tuple((name, with_engine_defaults(pool)) for name, pool in pools_of(deployment)),
         deployment.transfer,
@@ -212,7 +212,7 @@ def tandem_of(
     link, problem = link_of(stations, phases, transfer), None
     if pipeline is not None:
         link, problem = with_own_kv(pipeline, all_routes[0], link)
-    return Tandem(pools, phases, stations, transfer, link, problem, firsts, pipeline, all_routes)
+    return PlannedPools(pools, phases, stations, transfer, link, problem, firsts, pipeline, all_routes)
 
 
 def _asked_again(visit: StageVisitPlan, role: Role, shared: int) -> Demand:
@@ -222,17 +222,17 @@ def _asked_again(visit: StageVisitPlan, role: Role, shared: int) -> Demand:
 
 def _by_side(demand: Demand, roles: Sequence[Role]) -> list[Demand]:
     """What requests ask of each side, from what they ask of the first."""
-    found = [demand]
+    demands = [demand]
     for position in range(len(roles) - 1):
-        found.append(found[-1].after_prefill[1] if hands_on(roles, position) else found[-1])
-    return found
+        demands.append(demands[-1].after_prefill[1] if hands_on(roles, position) else demands[-1])
+    return demands
 
 
 def _stations(
     workload: Workload, pools: Pools, phases: Sequence[PhasePools], demands: Sequence[Sequence[Demand]]
 ) -> tuple[StationPlan, ...]:
     """The pools with their largest requests. ``demands`` (seed, side)."""
-    names, found = workload.model_names, []
+    names, stations = workload.model_names, []
     for phase in phases:
         for number in phase.stations:
             name, deployment = pools[number]
@@ -242,8 +242,8 @@ def _stations(
                 asked = [demand.by_model[model] for demand in asked if model in demand.by_model] or asked
             station = station_of(name, deployment, Extremes.of([demand.extremes for demand in asked]), workload)
             station = _with_largest(station, asked)
-            found.append(replace(station, number=number) if number else station)
-    return tuple(found)
+            stations.append(replace(station, number=number) if number else station)
+    return tuple(stations)
 
 
 def _with_largest(station: StationPlan, asked: Sequence[Demand]) -> StationPlan:
@@ -251,4 +251,4 @@ def _with_largest(station: StationPlan, asked: Sequence[Demand]) -> StationPlan:
     replica = station.design.replica
     if replica is None or station.extremes.branches == 1:
         return station
-    return replace(station, largest_units=max(int(held_units(one, replica.kv).max(initial=0)) for one in asked))
+    return replace(station, largest_units=max(int(held_units(demand, replica.kv).max(initial=0)) for demand in asked))

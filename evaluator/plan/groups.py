@@ -17,7 +17,7 @@ from evaluator.plan.simulators import (
     ITERATION,
     CompileKey,
     has_frontend,
-    is_coupled,
+    is_joint,
     program,
     routed_by,
 )
@@ -78,9 +78,11 @@ def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -
                 having.setdefault(key, []).append((some[0], station))
         together.setdefault((simulator, requests, ends, keys, _route(some[0])), []).extend(some)
     shaped = {key: _shaped(key, stations, seeds) for key, stations in having.items()}
-    place = {id(configuration): number for number, configuration in enumerate(configurations)}
+    position = {id(configuration): number for number, configuration in enumerate(configurations)}
     return [
-        Group(sorted(some, key=lambda one: place[id(one)]), requests, simulator, tuple(shaped[key] for key in keys))
+        Group(
+            sorted(some, key=lambda same: position[id(same)]), requests, simulator, tuple(shaped[key] for key in keys)
+        )
         for (simulator, requests, _, keys, _), some in together.items()
     ]
 
@@ -96,7 +98,7 @@ def _key(workload: Workload, station: StationPlan) -> CompileKey:
     replica, requests = station.design.replica, workload.requests
     frontend = has_frontend(workload, station.design.calibration)
     lockstep = station.lockstep
-    joint = is_coupled(workload, station.deployment, frontend, lockstep)
+    joint = is_joint(workload, station.deployment, frontend, lockstep)
     branches, cached = station.extremes.branches, cached_by_content(workload, station.deployment)
     session_turns = workload.sessions.feedback
     if replica is None:
@@ -118,7 +120,7 @@ def _with_costs(which: CompileKey, replicas: Sequence[RunnableReplica], requests
 
 
 def _has_experts(cost: IterationCost) -> bool:
-    return any(len(each.expert_rows.flop) > 0 for each in rooflines(cost))
+    return any(len(roofline.expert_rows.flop) > 0 for roofline in rooflines(cost))
 
 
 def _key_of_pools(configuration: Configuration) -> CompileKey:
@@ -132,12 +134,14 @@ def _key_of_pools(configuration: Configuration) -> CompileKey:
 
 def _shaped(key: CompileKey, having: list[tuple[Configuration, StationPlan]], seeds: tuple[int, ...]) -> StationGroup:
     able = [station for configuration, station in having if configuration.status == OK]
-    alone = {(one.deployment.ranks, one.deployment.router, one.number): one for one in able if one.most_jobs is None}
+    alone = {
+        (pool.deployment.ranks, pool.deployment.router, pool.number): pool for pool in able if pool.most_jobs is None
+    }
     most_jobs = [station.most_jobs or 1 for station in able]
     if key.pools > 1:
         return station_group(key, able, key.requests * key.phases)
     together = key.replicas > 1
-    shares = [key.requests if together else _largest_share(one, seeds, key.requests) for one in alone.values()]
+    shares = [key.requests if together else _largest_share(pool, seeds, key.requests) for pool in alone.values()]
     return station_group(key, able, max((*shares, *most_jobs), default=1))
 
 

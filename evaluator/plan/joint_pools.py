@@ -26,10 +26,12 @@ def why_joint(
     pipeline: PipelinePlan | None,
 ) -> tuple[str, ...]:
     """What couples pools with one another; nothing: they can be computed one after the other."""
-    together = any(stations[at].lockstep > 1 for phase in phases if phase.replicas is not None for at in phase.stations)
+    together = any(
+        stations[number].lockstep > 1 for phase in phases if phase.replicas is not None for number in phase.stations
+    )
     pools = sum(len(phase.stations) for phase in phases)
     looking = [name_of(phase.router) for phase in phases if phase.looks and phase.replicas is not None]
-    found = {
+    reasons = {
         "closed loop over several pools": pools > 1 and workload.arrivals.process == "closed_loop",
         "closed loop over a pipeline": pipeline is not None and workload.arrivals.process == "closed_loop",
         "pipeline that comes to the LLM more than once": pipeline is not None and pipeline.repeats,
@@ -38,7 +40,7 @@ def why_joint(
         "data_parallel in one of several pools of a role": together,
         **{f"router {router} over several pools": True for router in looking},
     }
-    return tuple(name for name, applies in found.items() if applies)
+    return tuple(name for name, applies in reasons.items() if applies)
 
 
 def lacking_jointly(
@@ -56,15 +58,15 @@ def lacking_jointly(
         structure(station.design.ready.costing.typical[0]) for station in stations if station.design.replica is not None
     }
     locked = why.startswith("data_parallel")
-    found = {
+    reasons = {
         why if locked else f"{why} with data_parallel": any(station.lockstep > 1 for station in stations),
         f"{why} with workload.reasoning.branches": workload.reasoning.several,
         f"{why} with deployment.speculative": any(station.deployment.speculative for station in stations),
-        f"{why} with pools of different pipeline_parallel": len({one.pipeline_parallel for one in deployments}) > 1,
+        f"{why} with pools of different pipeline_parallel": len({pool.pipeline_parallel for pool in deployments}) > 1,
         f"{why} with pools of different forms of cost": len(costs) > 1,
-        f"{why} over more than {MOST_TOGETHER} replicas": sum(one.ranks for one in deployments) > MOST_TOGETHER,
+        f"{why} over more than {MOST_TOGETHER} replicas": sum(pool.ranks for pool in deployments) > MOST_TOGETHER,
     }
-    return tuple(name for name, applies in found.items() if applies)
+    return tuple(name for name, applies in reasons.items() if applies)
 
 
 def joint_program(

@@ -67,20 +67,20 @@ class LinkPlan:
         """
         if way is None or not self.others:
             return self.size.of(tokens) / self.bandwidth
-        found = self.size.of(tokens)
+        size_bytes = self.size.of(tokens)
         for pair, size in self.others:
-            at = way == self._way(*pair)
-            found[at] = size.of(tokens[at])
-        return found / self.bandwidth
+            on_way = way == self._way(*pair)
+            size_bytes[on_way] = size.of(tokens[on_way])
+        return size_bytes / self.bandwidth
 
     def layers(self, way: NDArray[np.int64] | None = None) -> NDArray[np.float64] | float:
         """Layers that are sent of each job, at least 1: (job,), or one number for all."""
         if way is None or not self.others:
             return float(max(self.size.layers, 1))
-        found = np.full(way.shape, float(max(self.size.layers, 1)))
+        layers = np.full(way.shape, float(max(self.size.layers, 1)))
         for pair, size in self.others:
-            found[way == self._way(*pair)] = max(size.layers, 1)
-        return found
+            layers[way == self._way(*pair)] = max(size.layers, 1)
+        return layers
 
     def ways(self, sender: NDArray[np.int32], receiver: NDArray[np.int64] | None) -> NDArray[np.int64]:
         """What ``service_s`` and ``layers`` take, of jobs from and to replicas, (job,), that are numbered over a side.
@@ -133,17 +133,17 @@ def link_of(stations: Sequence[StationPlan], phases: Sequence[PhasePools], trans
         return None
     figures = transfer.link
     if not isinstance(figures, LinkFigures):
-        found = load_link(figures)
-        figures = LinkFigures(found.bandwidth, found.latency_s)
+        named = load_link(figures)
+        figures = LinkFigures(named.bandwidth, named.latency_s)
     prefill, decode = ([stations[number] for number in phase.stations] for phase in phases)
     sizes = {
-        (source, target): _size(one, other, transfer)
-        for source, one in enumerate(prefill)
+        (source, target): _size(sender, other, transfer)
+        for source, sender in enumerate(prefill)
         for target, other in enumerate(decode)
-        if one.deployment.model == other.deployment.model
+        if sender.deployment.model == other.deployment.model
     }
     first = sizes.get((0, 0)) or next(iter(sizes.values()), None) or _size(prefill[0], decode[0], transfer)
-    senders, receivers = (tuple(one.deployment.ranks for one in phase) for phase in (prefill, decode))
+    senders, receivers = (tuple(station.deployment.ranks for station in phase) for phase in (prefill, decode))
     return LinkPlan(
         name="prefill->decode",  # a name that no pool can have
         bandwidth=figures.bandwidth,
@@ -162,15 +162,15 @@ def link_of(stations: Sequence[StationPlan], phases: Sequence[PhasePools], trans
 
 def _size(prefill: StationPlan, decode: StationPlan, transfer: Transfer) -> SequenceBytes:
     """What the link carries of a sequence from one pool to the other; KV of what drafts, if both sides draft."""
-    one, other = prefill.deployment, decode.deployment
-    sent_as = _narrower(one, other) if transfer.dtype == "auto" else transfer.dtype
-    drafts = one.speculative is not None and other.speculative is not None
-    model, activations = kept_model(prefill.design) if drafts else prefill.design.model, one.precision.activations
+    sender, other = prefill.deployment, decode.deployment
+    sent_as = _narrower(sender, other) if transfer.dtype == "auto" else transfer.dtype
+    drafts = sender.speculative is not None and other.speculative is not None
+    model, activations = kept_model(prefill.design) if drafts else prefill.design.model, sender.precision.activations
     if transfer.figures == "per_replica":
         return sequence_bytes(model, sent_as, activations)
     return sharded(
         model, sent_as, activations, other.tensor_parallel, other.pipeline_parallel,
-        one.tensor_parallel * one.pipeline_parallel,
+        sender.tensor_parallel * sender.pipeline_parallel,
     )  # fmt: skip
 
 
@@ -178,8 +178,8 @@ def link_problem(stations: Sequence[StationPlan], transfer: Transfer) -> str | N
     """Why a decode pool could do nothing with what a prefill pool of its model sends; None where it can."""
     if transfer.dtype == "auto":
         return None
-    for prefill in (one.deployment for one in stations if one.role.first_token_only):
-        for decode in (one.deployment for one in stations if one.role.prompt_resident):
+    for prefill in (station.deployment for station in stations if station.role.first_token_only):
+        for decode in (station.deployment for station in stations if station.role.prompt_resident):
             cache = _narrower(prefill, decode)
             if prefill.model == decode.model and BYTES[transfer.dtype] > BYTES[cache]:
                 return (

@@ -51,7 +51,7 @@ class PhasePools:
 
 def sides_of(pools: Pools, models: tuple[str, ...], groups: int) -> tuple[PhasePools, ...]:
     """The sides of pools in the order in which a request passes them. ``models``: those that requests ask for."""
-    found: list[PhasePools] = []
+    phases: list[PhasePools] = []
     start = 0
     for role, several in groupby((deployment for _, deployment in pools), key=lambda deployment: deployment.role):
         deployments = list(several)
@@ -60,9 +60,9 @@ def sides_of(pools: Pools, models: tuple[str, ...], groups: int) -> tuple[PhaseP
         grouped = groups > 1 and ROLES[role].prompt_resident
         joined = len(deployments) > 1 or grouped
         replicas = _side(deployments, models, groups) if joined else None
-        found.append(PhasePools(len(found), stations, ROLES[role], router, replicas, grouped))
+        phases.append(PhasePools(len(phases), stations, ROLES[role], router, replicas, grouped))
         start = stations.stop
-    return tuple(found)
+    return tuple(phases)
 
 
 def group_of_replicas(replicas: Sequence[int], groups: int) -> np.ndarray:
@@ -145,19 +145,20 @@ def models_problem(workload: Workload, pools: Pools) -> str | None:
 
 
 def _one_model_problem(pools: Pools) -> str | None:
-    (first, one), *others = pools
+    (first, first_deployment), *others = pools
     for name, other in others:
-        if other.model == one.model:
+        if other.model == first_deployment.model:
             continue
-        if other.role != one.role:
+        if other.role != first_deployment.role:
             return (
-                f"infeasible: pool {first} has {one.model} and pool {name} {other.model}, "
+                f"infeasible: pool {first} has {first_deployment.model} and pool {name} {other.model}, "
                 "and the KV of one model means nothing to another; give both the same model"
             )
-        asked = model_of(one), model_of(other)
+        asked = model_of(first_deployment), model_of(other)
         shares = f", or shares such as workload.models: {{{asked[0]}: 0.5, {asked[1]}: 0.5}}"
         return (
-            f"infeasible: pool {first} has {one.model} and pool {name} {other.model}, and requests do not say which "
+            f"infeasible: pool {first} has {first_deployment.model} and pool {name} {other.model}, "
+            "and requests do not say which "
             f"they ask for; give both the same model{shares if asked[0] != asked[1] else ''}"
         )
     return None
@@ -180,25 +181,25 @@ def most_jobs(
 
     ``demand`` is that of all requests, by their ids. On a decode side it is a bound: requests of one token skip it.
     """
-    found: list[int | None] = [None] * len(stations)
+    most: list[int | None] = [None] * len(stations)
     jobs, group = np.arange(len(demand)), None
     for phase in phases:
         pools = [stations[number].deployment for number in phase.stations]
         counts = [pool.ranks for pool in pools]
         independent = router_of(phase.router).independent
         if independent is None or independent.by_session:  # known only in the run, or to those who know the sessions
-            found[phase.stations.start :] = [len(jobs)] * (len(found) - phase.stations.start)
-            return found
+            most[phase.stations.start :] = [len(jobs)] * (len(most) - phase.stations.start)
+            return most
         if phase.replicas is None:
             sent = Sent(demand.prompt_tokens, pools[0].ranks, stream(seed, phase.stations.start))
             chosen = assign(phase.router, sent)
         else:
             chosen = phase.assigned(Asking(jobs, demand.model, group if phase.grouped else None), seed)
             served = np.bincount(chosen, minlength=sum(counts))
-            for number, own in zip(phase.stations, np.split(served, np.cumsum(counts)[:-1]), strict=True):
-                found[number] = int(own.max())
+            for number, jobs_of_replicas in zip(phase.stations, np.split(served, np.cumsum(counts)[:-1]), strict=True):
+                most[number] = int(jobs_of_replicas.max())
         group = group_of_replicas(counts, _groups(phases))[chosen]
-    return found
+    return most
 
 
 def _groups(phases: Sequence[PhasePools]) -> int:

@@ -26,27 +26,27 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
     if all(stage.of_llm for stage in stages.values()):
         return None
     deployments = stage_pools_of(deployment)
-    names, at = workload.pipeline_names, dict[str, int]()
-    found: list[StagePlan] = []
+    names, entry_of = workload.pipeline_names, dict[str, int]()
+    plans: list[StagePlan] = []
     entries: list[RouteStep] = []
     for name, stage in stages.items():
-        at[name] = len(entries)
+        entry_of[name] = len(entries)
         if stage.kind == "decode":
             entries[-1] = entries[-1]._replace(tokens=stage.tokens)
         elif stage.of_llm:
             entries.append(RouteStep(None))
         else:
-            back_to = None if stage.back_to is None else at[stage.back_to]
-            entries.append(RouteStep(len(found), None, back_to, stage.times))
-            only = tuple(names.index(one) for one in stage.only) or None
+            back_to = None if stage.back_to is None else entry_of[stage.back_to]
+            entries.append(RouteStep(len(plans), None, back_to, stage.times))
+            only = tuple(names.index(pipeline) for pipeline in stage.only) or None
             before = all(entry.stage is not None for entry in entries)
-            found.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
+            plans.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
     answering = [pool for _, pool in pools_of(deployment)]
     served, replicas = answering[0], sum(pool.ranks for pool in answering if pool.role == answering[0].role)
     model = _model_of(served)
     pools = {name: _stage_pool(name, pool) for name, pool in deployments.items()}
     return PipelinePlan(
-        tuple(found),
+        tuple(plans),
         tuple(entries),
         pools,
         deployments,
@@ -71,8 +71,8 @@ def with_steps(pipeline: PipelinePlan, routes: RequestRoutes, first_station: int
     """With the steps that its stages are found to have. Engines that run them are numbered from ``first_station``."""
     stages = []
     engines: dict[str | None, int] = {}  # a pool computes one model, for all steps that run on it
-    for place, stage in enumerate(pipeline.stages):
-        work, steps = routes.first[place].work, []
+    for stage_number, stage in enumerate(pipeline.stages):
+        work, steps = routes.first[stage_number].work, []
         assert work is not None
         for step in work.steps:
             pool = pool_of_step(stage, step)
@@ -85,10 +85,10 @@ def with_steps(pipeline: PipelinePlan, routes: RequestRoutes, first_station: int
 
 def pool_of_step(stage: StagePlan, step: Step) -> str | None:
     """The name of the pool on which a step runs."""
-    own = getattr(step, "pool", None)
+    of_step = getattr(step, "pool", None)
     if isinstance(step, Delay | Shipped):
         return None
-    return stage.pool if own is None else own
+    return stage.pool if of_step is None else of_step
 
 
 def _label(stage: StagePlan, step: Step, work: Work) -> str:
@@ -107,8 +107,8 @@ def stage_names(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
     pipeline = pipeline_of(workload, deployment)
     if pipeline is None:
         return ()
-    one = np.ones(1, dtype=np.int64)
-    request = Tokens(one, one, one - 1, one - 1, one - 1)
+    single = np.ones(1, dtype=np.int64)
+    request = Tokens(single, single, single - 1, single - 1, single - 1)
     pipeline = with_steps(pipeline, pipeline.walk(request, 0), 0)
     pools = [pool.role for _, pool in pools_of(deployment)]
     llm = LLM_TIMES if "decode" in pools and "prefill" in pools else (LLM_TIMES[0], LLM_TIMES[-1])
@@ -126,24 +126,24 @@ def pass_stations(pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]) -
 
     A pool is named after the first step that it serves.
     """
-    found = []
+    stations = []
     for number, steps in passes_of(pipeline).items():
-        place, step, planned = steps[0]
-        model = pass_of(all_routes[0], place, step).model
+        stage_number, step, planned = steps[0]
+        model = pass_of(all_routes[0], stage_number, step).model
         demands = [
             routes.asked(visit, step)
-            for place, step, _ in steps
+            for stage_number, step, _ in steps
             for routes in all_routes
             for visit in routes.visits
-            if visit.stage == place
+            if visit.stage == stage_number
         ]
         if planned.pool is None:
             continue
         deployment = with_engine_defaults(_whole_texts(replace(pipeline.deployments[planned.pool], model=model)))
         station = station_of(planned.label, deployment, Extremes.of([demand.extremes for demand in demands]))
         most = max(len(demand) for demand in demands)
-        found.append(replace(station, number=number, most_jobs=most))
-    return tuple(found)
+        stations.append(replace(station, number=number, most_jobs=most))
+    return tuple(stations)
 
 
 def _whole_texts(pool: Deployment) -> Deployment:
@@ -155,12 +155,12 @@ def _whole_texts(pool: Deployment) -> Deployment:
 
 def passes_of(pipeline: PipelinePlan) -> dict[int, list[tuple[int, int, StepPlan]]]:
     """(stage, step, what is planned) of the steps that compute models, by the number of their station."""
-    found: dict[int, list[tuple[int, int, StepPlan]]] = {}
-    for place, stage in enumerate(pipeline.stages):
+    passes: dict[int, list[tuple[int, int, StepPlan]]] = {}
+    for number, stage in enumerate(pipeline.stages):
         for step, planned in enumerate(stage.steps):
             if planned.station is not None:
-                found.setdefault(planned.station, []).append((place, step, planned))
-    return found
+                passes.setdefault(planned.station, []).append((number, step, planned))
+    return passes
 
 
 def pass_of(routes: RequestRoutes, stage: int, step: int) -> Pass:

@@ -58,11 +58,11 @@ class Plan:
     def stage_names(self) -> tuple[str, ...]:
         """The stages of all pipelines of the grid, each once; none where all have nothing but prefill and decode."""
         points = {id(deployment): (workload, deployment) for workload, deployment, _ in self.grid.points}
-        found: dict[str, None] = {}
+        names: dict[str, None] = {}
         for workload, deployment in points.values():
             if deployment.pipeline:
-                found |= dict.fromkeys(stage_names(workload, deployment))
-        return tuple(found)
+                names |= dict.fromkeys(stage_names(workload, deployment))
+        return tuple(names)
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""
@@ -81,7 +81,7 @@ class Plan:
         """Each of the configurations at a rate of arrivals of its own. Requests keep their lengths and their unit
         gaps."""
         pairs = zip(configurations, rates_rps, strict=True)
-        return [self.changed(one, RateChange(float(rate_rps))) for one, rate_rps in pairs]
+        return [self.changed(configuration, RateChange(float(rate_rps))) for configuration, rate_rps in pairs]
 
     def group_of(self, configuration: Configuration) -> Group:
         """The group in which a configuration and its variants run."""
@@ -89,7 +89,7 @@ class Plan:
 
     @cached_property
     def _groups(self) -> dict[int, Group]:
-        return {one.config: group for group in self.groups for one in group.configurations}
+        return {configuration.config: group for group in self.groups for configuration in group.configurations}
 
 
 def plan(

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from evaluator.cost.memory import kv_units
-from evaluator.plan.simulators import is_coupled, on_demand, shares_queue
+from evaluator.plan.simulators import is_joint, on_demand, shares_queue
 from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
 from evaluator.routing import SHARED_QUEUE, name_of
@@ -43,14 +43,14 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
     deployment, built = station.deployment, station.design
     batching, record = deployment.batching, policy(deployment.batching.policy)
     alone = (record.whole_prompts and record.prefill_alone) or station.role.prompt_resident
-    found = {
+    refused = {
         "a closed loop; use arrivals with a rate": workload.arrivals.process == "closed_loop",
         f"batching.policy {record.name}; use continuous": not alone or record.drain_first or record.by_future_peak,
         "kv.admission on_demand; use reserve": on_demand(deployment),
         f"data_parallel of {built.model.name}, whose ranks run in lockstep": station.lockstep > 1,
         "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
         f"batching.packing {batching.packing}; use fcfs": batching.packing != "fcfs",
-        f"router {name_of(deployment.router)}; use {SHARED_QUEUE.name} or round_robin": is_coupled(workload, deployment)
+        f"router {name_of(deployment.router)}; use {SHARED_QUEUE.name} or round_robin": is_joint(workload, deployment)
         and not shares_queue(deployment),
         "workload.reasoning.branches": station.extremes.branches > 1,
         "deployment.speculative": deployment.speculative is not None,
@@ -60,7 +60,7 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
         f"calibration {built.calibration.name}, whose measured range it cannot check; use a roofline": built.ready.fit
         is not None,
     }
-    return _refused(found)
+    return _refused(refused)
 
 
 def objective_problem(objectives: Iterable[Objective]) -> str | None:
@@ -68,8 +68,8 @@ def objective_problem(objectives: Iterable[Objective]) -> str | None:
     return _refused({"slo.itl; use tpot": any(objective.metric == "itl" for objective in objectives)})
 
 
-def _refused(found: dict[str, bool]) -> str | None:
-    for what, applies in found.items():
+def _refused(refused: dict[str, bool]) -> str | None:
+    for what, applies in refused.items():
         if applies:
             remedy = ", or simulator iteration" if ";" in what else "; use simulator iteration"
             return f"unsupported: simulator request does not cover {what}{remedy}"

@@ -59,11 +59,11 @@ class RequestRoutes:
     @cached_property
     def first(self) -> dict[int, StageVisitPlan]:
         """The first visit to every stage."""
-        found: dict[int, StageVisitPlan] = {}
+        first_visits: dict[int, StageVisitPlan] = {}
         for visit in self.visits:
             if visit.stage is not None:
-                found.setdefault(visit.stage, visit)
-        return found
+                first_visits.setdefault(visit.stage, visit)
+        return first_visits
 
     @property
     def on_decode(self) -> int | None:
@@ -190,43 +190,43 @@ class PipelinePlan:
 
     def price(self, name: str) -> float | None:
         """USD per hour of a device of a pool; None: not known."""
-        own = self.deployments[name].usd_per_device_hour
-        return self.pools[name].hardware.usd_per_hour if own is None else own
+        said = self.deployments[name].usd_per_device_hour
+        return self.pools[name].hardware.usd_per_hour if said is None else said
 
     def walk(self, tokens: Tokens, seed: int) -> RequestRoutes:
         """Requests, as the workload has them, through all stages. InputError where a stage cannot be computed."""
         visits: list[StageVisitPlan] = []
         turns: dict[int, int] = {}
         answered: Tokens | None = None  # with what the last visit to the LLM gave
-        for entry, there in self._way(tokens, seed):
+        for entry, comers in self._way(tokens, seed):
             if entry.stage is None:
                 tokens = _asking(tokens, entry, answered, self.keeps_kv)
                 answered = tokens
-                visits.append(StageVisitPlan(None, there, tokens))
+                visits.append(StageVisitPlan(None, comers, tokens))
                 continue
             stage, turn = self.stages[entry.stage], turns.get(entry.stage, 0)
             turns[entry.stage] = turn + 1
             work = stage.kind.work(stage.parameters, self._visit(stage, tokens, seed, turn))
-            visits.append(StageVisitPlan(entry.stage, there, tokens, work))
-            tokens = _behind(tokens, work, there)
+            visits.append(StageVisitPlan(entry.stage, comers, tokens, work))
+            tokens = _behind(tokens, work, comers)
         return RequestRoutes(tuple(visits))
 
     def _way(self, tokens: Tokens, seed: int) -> Iterator[tuple[RouteStep, NDArray[np.bool_] | None]]:
         """The entries in the order in which they are visited, loops unrolled, with those who come."""
         for entry in self.entries:
-            there = None if entry.stage is None else self.stages[entry.stage].visited(tokens)
+            comers = None if entry.stage is None else self.stages[entry.stage].visited(tokens)
             if entry.back_to is None:
-                yield entry, there
+                yield entry, comers
                 continue
-            rounds = self._rounds(entry, there, len(tokens.prompt_tokens), seed)
+            rounds = self._rounds(entry, comers, len(tokens.prompt_tokens), seed)
             again = self.entries[entry.back_to : self.entries.index(entry)]
             for number in range(1, int(rounds.max(initial=0)) + 1):
                 yield entry, rounds >= number
-                for one in again:
-                    own = None if one.stage is None else self.stages[one.stage].visited(tokens)
-                    yield one, (rounds >= number) & (True if own is None else own)
+                for step_again in again:
+                    visited = None if step_again.stage is None else self.stages[step_again.stage].visited(tokens)
+                    yield step_again, (rounds >= number) & (True if visited is None else visited)
 
-    def _rounds(self, entry: RouteStep, there: NDArray[np.bool_] | None, count: int, seed: int) -> NDArray[np.int64]:
+    def _rounds(self, entry: RouteStep, comers: NDArray[np.bool_] | None, count: int, seed: int) -> NDArray[np.int64]:
         """How often each request goes back from an entry, (request,)."""
         assert entry.stage is not None
         times: Any = entry.times
@@ -235,7 +235,7 @@ class PipelinePlan:
             more = np.log1p(-drawn) / np.log1p(-1.0 / times.mean) if times.mean > 1.0 else np.zeros(count)
             times = np.minimum(1 + np.floor(more), times.max or np.inf)
         rounds = np.broadcast_to(np.asarray(times, dtype=np.int64), count)
-        return rounds if there is None else np.where(there, rounds, 0)
+        return rounds if comers is None else np.where(comers, rounds, 0)
 
     @property
     def repeats(self) -> bool:
@@ -277,11 +277,11 @@ class PipelinePlan:
 
 
 def _behind(tokens: Tokens, work: Work, visited: NDArray[np.bool_] | None) -> Tokens:
-    there = True if visited is None else visited
-    prompt = tokens.prompt_tokens + np.where(there, work.adds_tokens, 0)
+    comes = True if visited is None else visited
+    prompt = tokens.prompt_tokens + np.where(comes, work.adds_tokens, 0)
     cached = tokens.cached_tokens
     if work.cached_tokens is not None:
-        cached = np.where(there, work.cached_tokens, cached)
+        cached = np.where(comes, work.cached_tokens, cached)
     if prompt is not tokens.prompt_tokens or cached is not tokens.cached_tokens:
         tokens = replace(tokens, prompt_tokens=prompt.astype(np.int64), cached_tokens=cached.astype(np.int64))
     return tokens

@@ -32,14 +32,14 @@ def likeness(deployment: Deployment) -> Hashable | None:
     """
     pools = deployment.pools or {}
     hardware = [deployment.hardware, *(pool.hardware for pool in pools.values())]
-    if deployment.pipeline or not any(isinstance(one, WhatIf) for one in hardware):
+    if deployment.pipeline or not any(isinstance(device_of_pool, WhatIf) for device_of_pool in hardware):
         return None
     return _parts(deployment), tuple((name, _parts(pool)) for name, pool in pools.items())
 
 
 def _parts(of: _Described) -> Hashable:
-    there = of.hardware
-    named = outline(device(there)) if isinstance(there, WhatIf) else there
+    hardware = of.hardware
+    named = outline(device(hardware)) if isinstance(hardware, WhatIf) else hardware
     return named, tuple(id(part) for key, part in vars(of).items() if key not in COMPARED)
 
 
@@ -58,8 +58,8 @@ def with_devices(stations: tuple[StationPlan, ...], deployment: Deployment) -> t
 def _with_device(station: StationPlan, deployment: Deployment) -> StationPlan:
     pool = (deployment.pools or {}).get(station.name)
     hardware = deployment.hardware if pool is None or pool.hardware is None else pool.hardware
-    there = station.deployment
-    if not isinstance(hardware, WhatIf) or hardware == there.hardware:
+    before = station.deployment
+    if not isinstance(hardware, WhatIf) or hardware == before.hardware:
         return station
-    own = with_fields(there, hardware=hardware)
-    return with_fields(station, deployment=own, design=on_device(station.design, hardware))
+    changed = with_fields(before, hardware=hardware)
+    return with_fields(station, deployment=changed, design=on_device(station.design, hardware))

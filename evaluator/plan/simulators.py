@@ -112,14 +112,14 @@ def out_of_order(deployment: Deployment) -> str | None:
     """What in a deployment takes requests out of their order, or keeps several batches in flight; None: nothing."""
     batching = deployment.batching
     record = policy(batching.policy)
-    found = {
+    reasons = {
         "pipeline_parallel": deployment.pipeline_parallel > 1,
         f"policy {record.name}": record.preemptive_program,
         "kv.admission on_demand": on_demand(deployment),
         f"packing {batching.packing}": batching.packing != "fcfs",
         "long_prefill_token_threshold": batching.long_prefill_token_threshold > 0 and not record.whole_prompts,
     }
-    return next((name for name, applies in found.items() if applies), None)
+    return next((name for name, applies in reasons.items() if applies), None)
 
 
 def together(replicas: int) -> int:
@@ -140,7 +140,7 @@ def has_frontend(workload: Workload, calibration: Calibration) -> bool:
     return calibration.frontend_s > 0 or calibration.lookahead_steps > 0
 
 
-def is_coupled(workload: Workload, deployment: Deployment, frontend: bool = False, lockstep: int = 1) -> bool:
+def is_joint(workload: Workload, deployment: Deployment, frontend: bool = False, lockstep: int = 1) -> bool:
     """When or where a request is sent is known only in the run, so that replicas must run together.
 
     ``frontend``: as of ``has_frontend``; then, and where users think about answers, the program for several replicas
@@ -178,7 +178,7 @@ def lacking(
     ``alone``: it does not run in one loop with other pools, of which ``joint_pools`` knows what is lacking.
     """
     record, planning = policy(deployment.batching.policy), deployment.batching.planning
-    found = {
+    keys = {
         "data_parallel with pipeline_parallel": lockstep > 1 and deployment.pipeline_parallel > 1,
         f"batching.planning {planning}": planning == ASYNCHRONOUS
         or (planning == QUEUED and deployment.pipeline_parallel > 1),
@@ -188,8 +188,8 @@ def lacking(
         and cached_by_content(workload, deployment),
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
-    found[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
-    if alone and is_coupled(workload, deployment, frontend, lockstep):
+    keys[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
+    if alone and is_joint(workload, deployment, frontend, lockstep):
         closed = workload.arrivals.process == "closed_loop"
         what = (
             ("a closed loop with a frontend" if frontend else "a closed loop over replicas")
@@ -200,11 +200,11 @@ def lacking(
             if lockstep > 1
             else f"router {name_of(deployment.router)}"
         )
-        found |= {
+        keys |= {
             f"workload.reasoning.branches with {what}": branches,
             f"{what} over more than {MOST_TOGETHER} replicas": deployment.ranks > MOST_TOGETHER,
         }
-    return tuple(name for name, applies in found.items() if applies)
+    return tuple(name for name, applies in keys.items() if applies)
 
 
 def worth_compiling(workload: Workload, deployments: Sequence[Deployment], joint: bool, lockstep: bool) -> int:

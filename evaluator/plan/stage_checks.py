@@ -47,12 +47,12 @@ def stages_problem(
                     f"as deployment.pools.{stage.name}: {{role: stage, hardware: l4}} and say pool: {stage.name}"
                 )
     for steps in passes_of(pipeline).values():
-        models = {str(pass_of(all_routes[0], place, step).model): planned for place, step, planned in steps}
+        models = {str(pass_of(all_routes[0], number, step).model): planned for number, step, planned in steps}
         if len(models) > 1:
-            (one, first), (other, second) = list(models.items())[:2]
+            (first_model, first), (other, second) = list(models.items())[:2]
             return (
-                f"infeasible: pipeline.{second.label}: pool {second.pool} computes {one} for {first.label} and cannot "
-                f"compute {other} too; give it a pool of its own"
+                f"infeasible: pipeline.{second.label}: pool {second.pool} computes {first_model} for "
+                f"{first.label} and cannot compute {other} too; give it a pool of its own"
             )
     together: dict[str | None, str] = {}
     for batched in (step for stage in pipeline.stages for step in stage.steps if step.kind is Batched):
@@ -91,9 +91,9 @@ def content_problem(workload: Workload, llm: Deployment, joint: str) -> str | No
 
 def ahead_problem(pipeline: PipelinePlan, routes: RequestRoutes, joint: str) -> str | None:
     """Why no stage can begin before its turn where all stations run in one loop, for what is ``joint``."""
-    for place in routes.first:
-        if routes.ahead(place):
-            return f"unsupported: pipeline.{pipeline.stages[place].name}: prefetch with {joint}; use prefetch: false"
+    for number in routes.first:
+        if routes.ahead(number):
+            return f"unsupported: pipeline.{pipeline.stages[number].name}: prefetch with {joint}; use prefetch: false"
     return None
 
 

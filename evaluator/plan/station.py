@@ -57,9 +57,9 @@ class StationPlan:
     @property
     def frontend(self) -> Frontend:
         """What a request pays around its iterations; those that a prefill side has planned ahead are of its decodes."""
-        found = Frontend.of(self.design.calibration, mean_tokens(self.deployment.speculative))
+        frontend = Frontend.of(self.design.calibration, mean_tokens(self.deployment.speculative))
         # Where batches are planned ahead, iterations that a request waits for it are in its times already.
-        return replace(found, lookahead_steps=0.0) if self.deployment.batching.planning == ASYNCHRONOUS else found
+        return replace(frontend, lookahead_steps=0.0) if self.deployment.batching.planning == ASYNCHRONOUS else frontend
 
     @property
     def drafts(self) -> int:
@@ -73,8 +73,8 @@ class StationPlan:
     @property
     def usd_per_device_hour(self) -> float | None:
         """What the scenario says, else the catalog; None: not known."""
-        own = self.deployment.usd_per_device_hour
-        return self.design.hardware.usd_per_hour if own is None else own
+        said = self.deployment.usd_per_device_hour
+        return self.design.hardware.usd_per_hour if said is None else said
 
     @property
     def devices(self) -> int:
@@ -85,11 +85,11 @@ class StationPlan:
 def station_of(name: str, deployment: Deployment, extremes: Extremes, workload: Workload | None = None) -> StationPlan:
     """A pool whose largest requests are these. Prefixes that those of a ``workload`` share are kept there."""
     longest = longest_prompt(deployment, extremes)
-    built, kept = design(deployment, longest), 0
+    built, shared_units = design(deployment, longest), 0
     shared = 0 if workload is None else shared_tokens(workload, deployment)
     if built.replica is not None and workload is not None and shared:
-        kept = workload.sessions.system_prompts * int(kv_units(built.replica.kv, shared))
-    return StationPlan(name, deployment, built, extremes, token_budget(deployment, longest), kept)
+        shared_units = workload.sessions.system_prompts * int(kv_units(built.replica.kv, shared))
+    return StationPlan(name, deployment, built, extremes, token_budget(deployment, longest), shared_units)
 
 
 def longest_prompt(deployment: Deployment, extremes: Extremes) -> int:

@@ -19,7 +19,7 @@ from evaluator.policies.static import STATIC
 __all__ = ["CHUNKED", "ENCODING", "MIXED", "POLICIES", "BatchingPolicy", "policy"]
 
 POLICIES: dict[str, BatchingPolicy] = {
-    each.name: each for each in (STATIC, CONTINUOUS, CHUNKED, MIXED, ORCA, SARATHI, LIGHTLLM)
+    policy.name: policy for policy in (STATIC, CONTINUOUS, CHUNKED, MIXED, ORCA, SARATHI, LIGHTLLM)
 }
 
 

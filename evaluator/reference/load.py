@@ -35,5 +35,5 @@ def context_tokens(replica: Replica, now: float) -> float:
 
 
 LOADS: dict[str, Callable[[Replica, float], float]] = {
-    each.__name__: each for each in (requests, work_tokens, output_tokens, kv_units, context_tokens)
+    load.__name__: load for load in (requests, work_tokens, output_tokens, kv_units, context_tokens)
 }

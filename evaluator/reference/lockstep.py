@@ -51,18 +51,18 @@ def _send(ranks: Sequence[Replica], batches: Sequence[Batch], now: float) -> lis
     """The batches take off. Those of a pipeline wait for one another at each of its ranks, and do not leap."""
     weighed = [rank.weigh(batch) for rank, batch in zip(ranks, batches, strict=True)]
     seats = ranks[0].limits.max_num_seqs
-    found = [
+    priced = [
         _steps([_Own(batch, *sums, cost) for batch, sums in zip(batches, weighed, strict=True)], cost, seats)
         for cost in ranks[0].pipeline.costs
     ]
-    steps, overtaken = found[0]
+    steps, overtaken = priced[0]
     alike = (rank.alike(batch) for rank, batch in zip(ranks, batches, strict=True) if batch)
     iterations = min(*alike, overtaken, steps.alike)
     departed = []
     for rank, batch, (sums, _) in zip(ranks, batches, weighed, strict=True):
-        flight = rank.take_off(batch, sums, *rank.pipeline.pass_through(now, [each.first_s for each, _ in found]))
+        flight = rank.take_off(batch, sums, *rank.pipeline.pass_through(now, [step.first_s for step, _ in priced]))
         flight.experts_touched = steps.touched
-        if len(found) == 1:
+        if len(priced) == 1:
             flight.repeat(iterations, steps.slope_s)
         departed.append((flight, rank))
     return departed
@@ -83,21 +83,21 @@ class _Own:
         self.graph_tokens = graph_tokens(device)
 
 
-def _steps(own: Sequence[_Own], cost: IterationCost, max_num_seqs: int) -> tuple[LockstepSteps, float]:
+def _steps(ranks: Sequence[_Own], cost: IterationCost, max_num_seqs: int) -> tuple[LockstepSteps, float]:
     """The iterations of these batches, and after how many of them another rank gets ahead."""
-    busy = [each for each in own if each.there]
-    ahead = max(busy, key=lambda each: (each.time_s, each.growth_s))
+    busy = [rank for rank in ranks if rank.there]
+    ahead = max(busy, key=lambda rank: (rank.time_s, rank.growth_s))
     sums = Ranks(
-        tokens=_counts(own, [each.tokens for each in own]),
-        sequences=_counts(own, [each.sequences for each in own]),
+        tokens=_counts(ranks, [rank.tokens for rank in ranks]),
+        sequences=_counts(ranks, [rank.sequences for rank in ranks]),
         ahead_s=ahead.time_s,
         growth_s=ahead.growth_s,
-        fastest_s=max(each.fastest_s for each in busy),
+        fastest_s=max(rank.fastest_s for rank in busy),
     )
-    overtaken = (overtaken_after(ahead.time_s - each.time_s, each.growth_s - ahead.growth_s) for each in busy)
+    overtaken = (overtaken_after(ahead.time_s - rank.time_s, rank.growth_s - ahead.growth_s) for rank in busy)
     return steps_together(cost, sums, max_num_seqs), min(overtaken)
 
 
-def _counts(own: Sequence[_Own], batches: Sequence[float]) -> Counts:
-    filled = (padded(one, each.graph_tokens) for one, each in zip(batches, own, strict=True))
-    return Counts(max(batches), sum(batches) / len(own), sum(filled) / len(own))
+def _counts(ranks: Sequence[_Own], batches: Sequence[float]) -> Counts:
+    filled = (padded(batch, rank.graph_tokens) for batch, rank in zip(batches, ranks, strict=True))
+    return Counts(max(batches), sum(batches) / len(ranks), sum(filled) / len(ranks))

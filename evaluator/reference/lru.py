@@ -15,14 +15,14 @@ class Lru:
 
     def ask(self, context: int) -> bool:
         """Whether it is there. It is kept from now on, if anything is."""
-        there = context in self._kept
-        if there:
+        hit = context in self._kept
+        if hit:
             self._kept.move_to_end(context)
         elif self._contexts > 0:
             if len(self._kept) == self._contexts:
                 self._kept.popitem(last=False)
             self._kept[context] = None
-        return there
+        return hit
 
 
 def find_contexts(requests: Iterable[tuple[int, int]], tiers: Sequence[tuple[int, int]], replicas: int) -> list[int]:
@@ -33,12 +33,12 @@ def find_contexts(requests: Iterable[tuple[int, int]], tiers: Sequence[tuple[int
     context; all that were asked keep it then.
     """
     caches = [[Lru(fitting) for _ in range(0, replicas, sharing)] for fitting, sharing in tiers]
-    found = []
+    tier_of_request = []
     for context, replica in requests:
-        at = 0
+        tier = 0
         for group, (_, sharing) in zip(caches, tiers, strict=True):
             if group[replica // sharing].ask(context):
                 break
-            at += 1
-        found.append(at)
-    return found
+            tier += 1
+        tier_of_request.append(tier)
+    return tier_of_request

@@ -77,9 +77,9 @@ class PrefixCache:
         while named and self._name[request.blocks[named - 1]] is None:
             named -= 1
         name = self._name[request.blocks[named - 1]] if named else _ROOT
-        for place in range(named, whole):
-            name = self._name_of(request, place, name)
-            block = request.blocks[place]
+        for position in range(named, whole):
+            name = self._name_of(request, position, name)
+            block = request.blocks[position]
             self._name[block] = name
             self.known += 1
             self._blocks_named.setdefault(name, []).append(block)
@@ -103,20 +103,20 @@ class PrefixCache:
 
     def _shared_blocks(self, request: Request, most: int) -> list[int]:
         """The longest chain of blocks that are there, from the beginning."""
-        found: list[int] = []
+        blocks: list[int] = []
         name: Hashable = _ROOT
-        for place in range(most):
-            name = self._name_of(request, place, name)
+        for position in range(most):
+            name = self._name_of(request, position, name)
             if name not in self._blocks_named:
                 break
-            found.append(self._blocks_named[name][0])
-        return found
+            blocks.append(self._blocks_named[name][0])
+        return blocks
 
-    def _name_of(self, request: Request, place: int, before: Hashable) -> Hashable:
+    def _name_of(self, request: Request, position: int, before: Hashable) -> Hashable:
         """Stands for the content and all before it. What the request does not say is like nothing else."""
-        if place >= len(request.content):
-            return request.index, place
-        return self._names.setdefault((before, request.content[place]), len(self._names) + 1)
+        if position >= len(request.content):
+            return request.index, position
+        return self._names.setdefault((before, request.content[position]), len(self._names) + 1)
 
     def _forget(self, block: int) -> None:
         name = self._name[block]

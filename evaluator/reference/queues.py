@@ -228,13 +228,13 @@ class Queues:
     def _forked_units(self, request: Request, ends: Iterable[tuple[int, int]]) -> int:
         """Units of branches, (tokens of each, how many), and of the prompt's whole blocks, which all of them share."""
         prompt, block = request.prompt_tokens, self.limits.block_tokens
-        own, shared = self.limits.units_of_branch, self.limits.units_of_prefix
-        if own is None or shared is None:
+        branch_units, shared = self.limits.units_of_branch, self.limits.units_of_prefix
+        if branch_units is None or shared is None:
             whole = prompt // block
             units = sum(count * (-(-tokens // block) - whole) for tokens, count in ends)
         else:
             whole = shared(prompt)
-            units = sum(count * own(prompt, tokens) for tokens, count in ends)
+            units = sum(count * branch_units(prompt, tokens) for tokens, count in ends)
         return max(whole - request.shared_units, 0) + units
 
     def _swap_in(self, request: Request) -> None:

@@ -110,9 +110,9 @@ class Replica:
     def _cut_short(self, now: float) -> RunningBatch | None:
         """End a leap with the iteration under way, here and where batches end together: the flight here, if it was."""
         if len(self.abreast) > 1:
-            for each in self.abreast:
-                if each is not self:
-                    each.cut_short(now)
+            for rank in self.abreast:
+                if rank is not self:
+                    rank.cut_short(now)
         return self.cut_short(now)
 
     def cut_short(self, now: float) -> RunningBatch | None:
@@ -435,8 +435,8 @@ def _admission(request: Request) -> int:
 
 def _sequences(requests: Iterable[Request]) -> tuple[int, ...]:
     """The numbers of requests, each as often as it has sequences that go on."""
-    found = []
+    numbers = []
     for request in requests:
         generated = request.generated if request.group is None else request.group.generated(request)
-        found += [request.index] * request.width_at(generated)
-    return tuple(found)
+        numbers += [request.index] * request.width_at(generated)
+    return tuple(numbers)

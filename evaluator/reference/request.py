@@ -156,12 +156,12 @@ class Request:
         if not self.branches or high <= self.prompt_tokens:
             return [(low, high)]
         prompt, suffix = self.prompt_tokens, self.known_tokens - self.prompt_tokens
-        found = [(low, prompt)] if low < prompt else []
+        spans = [(low, prompt)] if low < prompt else []
         for start in range(prompt, self.target, suffix):
             first, last = max(low, start), min(high, start + suffix)
             if first < last:
-                found.append((prompt + first - start, prompt + last - start))
-        return found
+                spans.append((prompt + first - start, prompt + last - start))
+        return spans
 
 
 class DecodeGroup:

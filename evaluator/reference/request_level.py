@@ -88,7 +88,7 @@ class CollocatedInstance:
 
 def draw_one(able: Sequence[bool], draw: float) -> int:
     """The place of one of those that are able; all have the same probability."""
-    places = [place for place, is_able in enumerate(able) if is_able]
+    places = [number for number, is_able in enumerate(able) if is_able]
     return places[math.floor(draw * len(places))]
 
 
@@ -114,7 +114,7 @@ def take_batch(instances: Instances, waiting: list[WholeRequest], now: float) ->
 def prompts_s(instances: Instances, batch: Sequence[WholeRequest]) -> float:
     """ESTIMATE_TIME of a batch of prompts."""
     tokens = [request.prompt_tokens for request in batch]
-    area = sum(0.5 * each * (each + 1.0) for each in tokens)
+    area = sum(0.5 * count * (count + 1.0) for count in tokens)
     return float(instances.cost.prompts_s(PromptBatch(float(len(batch)), sum(tokens), max(tokens), area)))
 
 
@@ -124,7 +124,7 @@ def prefill(instances: Instances, requests: Sequence[WholeRequest]) -> None:
     idle_s = [0.0] * instances.count
     while waiting:
         now = max(min(idle_s), waiting[0].arrival_s)
-        chosen = draw_one([at <= now for at in idle_s], waiting[0].prefill_draw)
+        chosen = draw_one([idle_from_s <= now for idle_from_s in idle_s], waiting[0].prefill_draw)
         batch = take_batch(instances, waiting, now)
         idle_s[chosen] = now + prompts_s(instances, batch)
         for request in batch:
@@ -134,10 +134,10 @@ def prefill(instances: Instances, requests: Sequence[WholeRequest]) -> None:
 def decode(instances: Instances, requests: Sequence[WholeRequest]) -> None:
     """Algorithm 3, for requests with their first token: sets ``last_token_s``."""
     pool = [[Box() for _ in range(instances.max_decodes)] for _ in range(instances.count)]
-    for request in sorted(requests, key=lambda each: each.first_token_s):
+    for request in sorted(requests, key=lambda request: request.first_token_s):
         soonest_s = [min(box.idle_s for box in boxes) for boxes in pool]
         now = max(min(soonest_s), request.first_token_s)
-        request.decode_instance = draw_one([at <= now for at in soonest_s], request.decode_draw)
+        request.decode_instance = draw_one([idle_from_s <= now for idle_from_s in soonest_s], request.decode_draw)
         if request.output_tokens <= 1:  # it has left before, and takes no box
             request.decode_scheduled_s = request.second_token_s = request.last_token_s = request.first_token_s
             continue
@@ -150,7 +150,7 @@ def _enter(instances: Instances, boxes: list[Box], request: WholeRequest, now: f
     """The request decodes in a free box from now on: so many seconds, if nothing suspends it."""
     together = pseudo_batch(boxes, now, instances.tau)
     took_s = float(instances.cost.decodes_s(together, request.prompt_tokens, request.output_tokens))
-    box = min(boxes, key=lambda each: each.idle_s)
+    box = min(boxes, key=lambda box: box.idle_s)
     box.idle_s, box.holder = now + took_s, request
     return took_s
 
@@ -181,7 +181,7 @@ def _when_prefill(pool: list[CollocatedInstance], waiting: list[WholeRequest], n
     """Algorithm 5: a prompt can start at once on an instance that decodes, else when its prompts are computed."""
     if not waiting:
         return math.inf
-    return max(now, waiting[0].arrival_s, min(each.resume_s if each.prefilling else 0.0 for each in pool))
+    return max(now, waiting[0].arrival_s, min(instance.resume_s if instance.prefilling else 0.0 for instance in pool))
 
 
 def _when_decode(pool: list[CollocatedInstance], ready: list[WholeRequest], now: float) -> float:
@@ -228,9 +228,9 @@ def _start_decode(instances: Instances, pool: list[CollocatedInstance], ready: l
     if request.output_tokens <= 1:
         request.last_token_s = request.first_token_s
         return
-    request.decode_instance = draw_one([each.free_s() <= now for each in pool], request.decode_draw)
+    request.decode_instance = draw_one([instance.free_s() <= now for instance in pool], request.decode_draw)
     instance = pool[request.decode_instance]
-    _leave(min(instance.boxes, key=lambda each: each.idle_s))
+    _leave(min(instance.boxes, key=lambda box: box.idle_s))
     _enter(instances, instance.boxes, request, now)
     request.decode_scheduled_s = now
 

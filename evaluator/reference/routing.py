@@ -34,7 +34,7 @@ def _by_prefix(choice: Any, replicas: Sequence[Replica]) -> Choose:
         for replica in replicas:
             replica.catch_up(now)
         shares = [replica.queues.kv.lookup(request) / request.prompt_tokens for replica in replicas]
-        known = [replica.queues.kv.known for replica in replicas]
-        return replicas[choice.choose([replica.outstanding for replica in replicas], shares, known)]
+        cached = [replica.queues.kv.known for replica in replicas]
+        return replicas[choice.choose([replica.outstanding for replica in replicas], shares, cached)]
 
     return choose

@@ -24,7 +24,7 @@ def costs_of(replicas: Sequence[RunnableReplica], counts: RowCounts) -> tuple[It
         for places in several
     ]
     if alone:
-        ranks = zip(*(replicas[place].pipeline_ranks for place in alone), strict=True)
+        ranks = zip(*(replicas[position].pipeline_ranks for position in alone), strict=True)
         parts.append(tuple(stack(costs, counts) for costs in ranks))
     order = np.argsort([*chain(*several), *alone])
     return tuple(joined(costs, order) for costs in zip(*parts, strict=True))
@@ -33,20 +33,21 @@ def costs_of(replicas: Sequence[RunnableReplica], counts: RowCounts) -> tuple[It
 def ideals_of(replicas: Sequence[RunnableReplica]) -> list[tuple[IdealTime, IdealTime]]:
     """``RunnableReplica.ideals`` of each."""
     alone, several = _alike(replicas)
-    by_place = {place: replicas[place].ideals for place in alone}
+    by_place = {position: replicas[position].ideals for position in alone}
     for places in several:
         ideals = replicas[places[0]].costing.ideals_on(_devices(replicas, places))
         by_place |= dict(zip(places, ideals, strict=True))
-    return [by_place[place] for place in range(len(replicas))]
+    return [by_place[position] for position in range(len(replicas))]
 
 
 def _alike(replicas: Sequence[RunnableReplica]) -> tuple[list[int], list[list[int]]]:
     """Places of replicas that share their costing with no other, and of those that do, costing by costing."""
     places: dict[int, list[int]] = {}
-    for place, replica in enumerate(replicas):
-        places.setdefault(id(replica.costing), []).append(place)
-    return [one[0] for one in places.values() if len(one) == 1], [one for one in places.values() if len(one) > 1]
+    for position, replica in enumerate(replicas):
+        places.setdefault(id(replica.costing), []).append(position)
+    groups = list(places.values())
+    return [group[0] for group in groups if len(group) == 1], [group for group in groups if len(group) > 1]
 
 
 def _devices(replicas: Sequence[RunnableReplica], places: Sequence[int]) -> list:
-    return [replicas[place].hardware for place in places]
+    return [replicas[position].hardware for position in places]

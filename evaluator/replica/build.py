@@ -30,39 +30,39 @@ from evaluator.speculation import decode_tokens
 def build(spec: ReplicaSpec) -> ReplicaBuild:
     """The design of a spec. InputError only where the catalog has no such names; any other problem is a status."""
     model, hardware, calibration = _catalog(spec)
-    known = ReplicaBuild(spec, model, hardware, calibration)
+    built = ReplicaBuild(spec, model, hardware, calibration)
     precision, parallel = spec.precision, spec.parallel
     unknown = fitted_problem(calibration, model, hardware, precision, parallel) or lockstep_problem(model, parallel)
     if unknown is not None:
-        return replace(known, problem=Problem(UNSUPPORTED, unknown))
+        return replace(built, problem=Problem(UNSUPPORTED, unknown))
     engine = serving_engine(spec.engine)
     if not engine.runs_on(hardware):
         others = ", ".join(name for name, engine_record in ENGINES.items() if engine_record.runs_on(hardware))
         reason = f"{engine.label} runs on devices of {engine.maker} alone, not on {hardware.name}; use engine: {others}"
-        return replace(known, problem=Problem(INFEASIBLE, reason))
+        return replace(built, problem=Problem(INFEASIBLE, reason))
     undivided = division_problem(model, hardware, precision, parallel, engine.whole_blocks)
     if undivided is not None:
-        return replace(known, problem=Problem(INFEASIBLE, undivided))
+        return replace(built, problem=Problem(INFEASIBLE, undivided))
     undrafted = times_problem(spec, calibration) or drafting_problem(spec, model, hardware, _model)
     if undrafted is not None:
-        return replace(known, problem=Problem(INFEASIBLE if undrafted[1] else UNSUPPORTED, undrafted[0]))
+        return replace(built, problem=Problem(INFEASIBLE if undrafted[1] else UNSUPPORTED, undrafted[0]))
     by = drafter(spec, model, _model)
     memory = _memory(spec, model, hardware, by)
     too_large = memory_problem(model, hardware, precision, parallel, memory, _drafting_bytes(spec, model, hardware))
     if too_large is not None:
-        return replace(known, memory=memory, problem=Problem(INFEASIBLE, too_large))
-    return replace(known, memory=memory, replica=_replica(known, memory, by))
+        return replace(built, memory=memory, problem=Problem(INFEASIBLE, too_large))
+    return replace(built, memory=memory, replica=_replica(built, memory, by))
 
 
-def drafter_of(known: ReplicaBuild) -> Drafter | None:
+def drafter_of(built: ReplicaBuild) -> Drafter | None:
     """What drafts on the replicas of a design; None where nothing does."""
-    return drafter(known.spec, known.model, _model)
+    return drafter(built.spec, built.model, _model)
 
 
-def kept_model(known: ReplicaBuild) -> Model:
+def kept_model(built: ReplicaBuild) -> Model:
     """The model with the layers of what drafts for it: all that keep something of a sequence."""
-    by = drafter_of(known)
-    return known.model if by is None else replace(known.model, layers=(*known.model.layers, *by.layers))
+    by = drafter_of(built)
+    return built.model if by is None else replace(built.model, layers=(*built.model.layers, *by.layers))
 
 
 def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
@@ -138,9 +138,9 @@ def _drafting_bytes(spec: ReplicaSpec, model: Model, hardware: Hardware) -> Call
     return under
 
 
-def _replica(known: ReplicaBuild, memory: MemoryPlan, by: Drafter | None) -> RunnableReplica:
-    model, hardware, calibration = known.model, known.hardware, known.calibration
-    precision, parallel = known.spec.precision, known.spec.parallel
+def _replica(built: ReplicaBuild, memory: MemoryPlan, by: Drafter | None) -> RunnableReplica:
+    model, hardware, calibration = built.model, built.hardware, built.calibration
+    precision, parallel = built.spec.precision, built.spec.parallel
     return RunnableReplica(
         costing=costing(model, calibration, precision, parallel, hardware, by),
         hardware=hardware,

@@ -104,10 +104,10 @@ def costing(
     drafting = None if drafts is None else drafts.drafting
     built_for = reach(hardware), mesh(hardware), has_fp4(hardware)
     key = (id(model), id(calibration), precision, parallel, *built_for, drafting)
-    known = _COSTINGS.get(key)
-    if known is None:
-        known = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware, drafts)
-    return known
+    alive = _COSTINGS.get(key)
+    if alive is None:
+        alive = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware, drafts)
+    return alive
 
 
 _COSTINGS: WeakValueDictionary[Hashable, Costing] = WeakValueDictionary()

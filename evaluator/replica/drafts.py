@@ -119,14 +119,14 @@ _DRAFTERS: Mapping[str, Callable[[Wanted], Drafter]] = {
 
 def _split(parallel: Parallel, draft: Model) -> Parallel:
     """The split of the model that verifies, on one pipeline rank; a draft model without experts has none to spread."""
-    one = replace(parallel, pipeline=1)
-    return one if draft.has_experts else replace(one, expert=1, data=1, redundant=0)
+    one_rank = replace(parallel, pipeline=1)
+    return one_rank if draft.has_experts else replace(one_rank, expert=1, data=1, redundant=0)
 
 
-def _layer_bytes(one: Model, precision: Precision, parallel: Parallel) -> float:
+def _layer_bytes(single_layer: Model, precision: Precision, parallel: Parallel) -> float:
     """Of a layer of a model that has a single one."""
-    two = replace(one, layers=(replace(one.layers[0], count=2),))
-    return weight_bytes(two, precision, parallel) - weight_bytes(one, precision, parallel)
+    two = replace(single_layer, layers=(replace(single_layer.layers[0], count=2),))
+    return weight_bytes(two, precision, parallel) - weight_bytes(single_layer, precision, parallel)
 
 
 def _matrix_bytes(matrix: Projection, model: Model, precision: Precision) -> float:

@@ -81,13 +81,13 @@ def on_device(built: ReplicaBuild, hardware: WhatIf) -> ReplicaBuild:
 
     It shares its costing with ``built``, so that the engine folds the costs of both together.
     """
-    own, spec = device(hardware), with_fields(built.spec, hardware=hardware)
-    replica = None if built.replica is None else with_fields(built.replica, hardware=own)
-    return with_fields(built, spec=spec, hardware=own, replica=replica)
+    changed, spec = device(hardware), with_fields(built.spec, hardware=hardware)
+    replica = None if built.replica is None else with_fields(built.replica, hardware=changed)
+    return with_fields(built, spec=spec, hardware=changed, replica=replica)
 
 
 @shared_while_used(latest=8192)
 def varied(built: ReplicaBuild, change: Change) -> ReplicaBuild:
     """A design as its names say, with one input changed: it takes other times, and has the same memory. Cached."""
-    known = replace(built.spec, model=built.model, hardware=built.hardware, calibration=built.calibration)
-    return build(replace(known, change=change))
+    spec = replace(built.spec, model=built.model, hardware=built.hardware, calibration=built.calibration)
+    return build(replace(spec, change=change))

@@ -84,8 +84,8 @@ class ResultAccessor:
             order = order[ds["status"].values[order] == OK]
         else:
             values, sign = self._measure(by), self._sign(by, better)
-            known = np.flatnonzero(np.isfinite(values) & (ds["status"].values == OK))
-            order = known[np.argsort(-sign * values[known], kind="stable")]
+            measured = np.flatnonzero(np.isfinite(values) & (ds["status"].values == OK))
+            order = measured[np.argsort(-sign * values[measured], kind="stable")]
         return ds.isel(config=order[:count])
 
     def pareto(
@@ -136,34 +136,34 @@ class ResultAccessor:
 
     def _columns(self) -> list[str]:
         """The names of all variables by design, quantile by quantile."""
-        ds, found = self._dataset, []
+        ds, names = self._dataset, []
         for name in map(str, ds.data_vars):
             if ds[name].dims == ("config",):
-                found.append(name)
+                names.append(name)
             elif ds[name].dims == ("config", "quantile"):
-                found += [f"{name}_p{100 * level:g}" for level in ds["quantile"].values.tolist()]
-        return found
+                names += [f"{name}_p{100 * level:g}" for level in ds["quantile"].values.tolist()]
+        return names
 
     def _measure(self, name: str, texts: bool = False) -> np.ndarray:
         """A measure by design, (config,); numbers, or also texts."""
         ds = self._dataset
         if name in ds.data_vars and ds[name].dims == ("config",) and (texts or ds[name].dtype.kind in "biuf"):
             return ds[name].values if texts else ds[name].values.astype(np.float64)
-        found = _STATISTIC.fullmatch(name)
-        if found and found["name"] in ds.data_vars and ds[found["name"]].dims == ("config", "quantile"):
-            levels, level = ds["quantile"].values, float(found["percent"]) / 100
+        statistic = _STATISTIC.fullmatch(name)
+        if statistic and statistic["name"] in ds.data_vars and ds[statistic["name"]].dims == ("config", "quantile"):
+            levels, level = ds["quantile"].values, float(statistic["percent"]) / 100
             if np.isclose(levels, level).any():
-                return ds[found["name"]].values[:, int(np.argmin(np.abs(levels - level)))]
-            told = ", ".join(f"p{100 * each:g}" for each in levels.tolist())
-            raise InputError(f"{name}: not among the reported quantiles, which are {told}")
-        known = ", ".join(each for each in self._columns() if "_stderr" not in each and each not in _OBJECTS)
-        raise InputError(f"{name}: there is no such measure of a design; allowed: {known}")
+                return ds[statistic["name"]].values[:, int(np.argmin(np.abs(levels - level)))]
+            reported = ", ".join(f"p{100 * level:g}" for level in levels.tolist())
+            raise InputError(f"{name}: not among the reported quantiles, which are {reported}")
+        allowed = ", ".join(column for column in self._columns() if "_stderr" not in column and column not in _OBJECTS)
+        raise InputError(f"{name}: there is no such measure of a design; allowed: {allowed}")
 
     def _sign(self, name: str, better: str | None) -> float:
         """1 where high values are the better ones, -1 where low ones are."""
         part = _STATISTIC.fullmatch(name)
-        found = better or better_of(part["name"] if part else name.removesuffix("_mean"))
-        if found not in ("low", "high"):
-            told = f"not {better!r}" if better else "which the measure does not say"
-            raise InputError(f"{name}: say whether low or high values are better (better='low'), {told}")
-        return 1.0 if found == "high" else -1.0
+        direction = better or better_of(part["name"] if part else name.removesuffix("_mean"))
+        if direction not in ("low", "high"):
+            reason = f"not {better!r}" if better else "which the measure does not say"
+            raise InputError(f"{name}: say whether low or high values are better (better='low'), {reason}")
+        return 1.0 if direction == "high" else -1.0

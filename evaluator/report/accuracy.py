@@ -39,11 +39,11 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
     growth = LatencyGrowth(ds) if grown else None
     within = f", {WITHIN}" if grown else f", {WITHIN} and more towards saturation"
     lines: list[str] = []
-    for at in order[:most]:
-        which = f" of {counted(int(counts[at]), 'design')}" if bases.size > 1 else ""
-        found = _errors(ds, growth, rows, str(bases[at]))
+    for number in order[:most]:
+        which = f" of {counted(int(counts[number]), 'design')}" if bases.size > 1 else ""
+        errors = _errors(ds, growth, rows, str(bases[number]))
         lines.append(
-            f"expected error{which}{'' if lines or not found else within}: {found or 'not known'} ({bases[at]})"
+            f"expected error{which}{'' if lines or not errors else within}: {errors or 'not known'} ({bases[number]})"
         )
     others = bases.size - most
     lines += [f"and {others} other bas{'e' if others > 1 else 'i'}s (model_error_basis)"] if others > 0 else []
@@ -59,12 +59,12 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
 def _errors(ds: xr.Dataset, growth: LatencyGrowth | None, rows: np.ndarray, basis: str) -> str:
     """Those of the designs at ``rows`` that rest on ``basis``, in words."""
     mine = rows[ds["model_error_basis"].values[rows].astype(str) == basis]
-    found = {}
+    by_label = {}
     for name, label in _SHOWN.items():
         if f"{name}_model_error" in ds:
             more = 1.0 if growth is None else np.nan_to_num(growth.of(name, mine), nan=1.0)
-            found[label] = ds[f"{name}_model_error"].values[mine] * more
-    return in_words(found)
+            by_label[label] = ds[f"{name}_model_error"].values[mine] * more
+    return in_words(by_label)
 
 
 _TOLD = {
@@ -80,8 +80,8 @@ def mixtures(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
     lines = []
     kinds, counts = np.unique(ds["provenance"].values[rows].astype(str), return_counts=True)
     if kinds.size > 1:
-        told = ", ".join(f"{count:,} {_TOLD.get(kind, kind)}" for kind, count in zip(kinds, counts, strict=True))
-        lines.append(f"efficiencies of different kinds: {told}; calibration: datasheet treats all alike")
+        tally = ", ".join(f"{count:,} {_TOLD.get(kind, kind)}" for kind, count in zip(kinds, counts, strict=True))
+        lines.append(f"efficiencies of different kinds: {tally}; calibration: datasheet treats all alike")
     if "model_error_basis" in ds:
         bases, which = np.unique(ds["model_error_basis"].values[rows].astype(str), return_inverse=True)
         without = np.count_nonzero(~np.array([has_host(basis) for basis in bases], dtype=bool)[which])
@@ -97,10 +97,10 @@ def in_words(errors: Mapping[str, np.ndarray]) -> str:
     """``TTFT ± 5 %, TPOT ± 2 to 3 %``: the range of the errors of each label that are known, up to UNKNOWN."""
     parts = []
     for label, values in errors.items():
-        known = np.asarray(values)[~np.isnan(values)]
-        if not known.size:
+        finite = np.asarray(values)[~np.isnan(values)]
+        if not finite.size:
             continue
-        low, high = (percent(error) if error <= UNKNOWN else _BEYOND for error in (known.min(), known.max()))
+        low, high = (percent(error) if error <= UNKNOWN else _BEYOND for error in (finite.min(), finite.max()))
         parts.append(f"{label} ± {high if low == high else f'{low} to {high}'} %")
     return ", ".join(parts)
 

@@ -36,17 +36,17 @@ def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
 
     Cost per token is the price over the output: where the cost is known, the output would say the same and is left out.
     """
-    known = [name for name in MEASURES if np.isfinite(ds[f"{name}_elasticity"].values[rows]).any()]
-    return [name for name in known if not (name == "output_tok_per_s" and "usd_per_mtok" in known)]
+    measured = [name for name in MEASURES if np.isfinite(ds[f"{name}_elasticity"].values[rows]).any()]
+    return [name for name in measured if not (name == "output_tok_per_s" and "usd_per_mtok" in measured)]
 
 
-def elasticity(ds: xr.Dataset, name: str, rows: np.ndarray, at: int) -> tuple[np.ndarray, np.ndarray]:
-    """The elasticity of a measure to the input at position ``at`` of ``input``, and its error; both (row,).
+def elasticity(ds: xr.Dataset, name: str, rows: np.ndarray, column: int) -> tuple[np.ndarray, np.ndarray]:
+    """The elasticity of a measure to the input at position ``column`` of ``input``, and its error; both (row,).
 
     The error is the root of the sum of two squares: of the Monte-Carlo standard error, and of what the finite step of
     the difference is off by.
     """
-    found = [ds[f"{name}_elasticity{suffix}"].values[rows, at] for suffix in ("", "_stderr", "_step_error")]
+    figures = [ds[f"{name}_elasticity{suffix}"].values[rows, column] for suffix in ("", "_stderr", "_step_error")]
     nearest = nearest_quantile(ds, 0.9)
-    slope, chance, step = (values[:, nearest] if values.ndim > 1 else values for values in found)
+    slope, chance, step = (values[:, nearest] if values.ndim > 1 else values for values in figures)
     return slope, np.hypot(chance, step)

@@ -26,19 +26,19 @@ def _summary(result: Estimate) -> list[str]:
     ranks = f", DP {split.data}" if split.data > 1 else ""
     ranks += f", {split.redundant} redundant experts" if split.redundant else ""
     ranks += f", {split.exchange}" if split.exchange != GATHER else ""
-    each = f" on each of {split.data} ranks" if split.data > 1 else ""
+    per_rank = f" on each of {split.data} ranks" if split.data > 1 else ""
     lines = [
         f"{result.model} on {split.devices} x {result.hardware}"
         f" (TP {split.tensor}, PP {split.pipeline}, EP {split.expert}{ranks})",
         f"  weights {dtypes.weights}, activations {dtypes.activations}, KV {dtypes.kv}; "
         f"efficiencies: {result.calibration} ({result.provenance})",
-        f"  batch {result.batch}{each}, prompt {result.prompt_tokens}, output {result.output_tokens} tokens",
+        f"  batch {result.batch}{per_rank}, prompt {result.prompt_tokens}, output {result.output_tokens} tokens",
         "",
         f"status            {result.status}",
         f"weights           {memory.weight_bytes / 1e9:.2f} GB per device of {memory.usable_bytes / 1e9:.1f} GB usable",
         f"activations       {memory.activation_bytes / 1e9:.2f} GB, with driver and buffers: room for iterations of "
         f"{result.max_num_seqs:,} sequences and {result.max_num_batched_tokens:,} tokens",
-        f"KV capacity       {_capacity(result)}, {result.max_sequences:,} sequences of this length{each}",
+        f"KV capacity       {_capacity(result)}, {result.max_sequences:,} sequences of this length{per_rank}",
         f"TTFT              {_milliseconds(result.ttft_s)}{_delay(result)}",
         *_one_iteration(result),
         f"TPOT              {_milliseconds(result.tpot_s)}",
@@ -69,15 +69,15 @@ def _one_iteration(result: Estimate) -> list[str]:
 
 def _drafts(result: Estimate) -> list[str]:
     """How far an iteration comes, and which part of it makes the drafts."""
-    found = result.drafts
-    if found is None:
+    drafts = result.drafts
+    if drafts is None:
         return []
-    share = found.draft_s / (found.draft_s + found.verify_s)
+    share = drafts.draft_s / (drafts.draft_s + drafts.verify_s)
     return [
-        f"drafts            {found.speculative}: {found.iterations:,.1f} iterations of "
-        f"{found.tokens_per_iteration:.2f} tokens each",
-        f"{_UNDER}of an iteration {_milliseconds(found.draft_s)} to draft ({100 * share:.0f} %), "
-        f"{_milliseconds(found.verify_s)} to verify",
+        f"drafts            {drafts.speculative}: {drafts.iterations:,.1f} iterations of "
+        f"{drafts.tokens_per_iteration:.2f} tokens each",
+        f"{_UNDER}of an iteration {_milliseconds(drafts.draft_s)} to draft ({100 * share:.0f} %), "
+        f"{_milliseconds(drafts.verify_s)} to verify",
     ]
 
 
@@ -85,10 +85,10 @@ def _expected(result: Estimate) -> list[str]:
     """How far a simulation of a server with these efficiencies is expected to be off, and what that rests on."""
     labels = ("TTFT", "TPOT", "E2E")
     errors = {label: np.array([error]) for label, error in zip(labels, result.model_error, strict=True)}
-    known = in_words(errors)
-    told = f"{WITHIN}, by {result.model_error_basis}" if known else f"by {result.model_error_basis}"
-    lines = textwrap.wrap(told, WIDTH - len(_UNDER))
-    return [f"expected error    {known or 'not known'} in a server,", *(_UNDER + line for line in lines)]
+    errors_in_words = in_words(errors)
+    basis = f"{WITHIN}, by {result.model_error_basis}" if errors_in_words else f"by {result.model_error_basis}"
+    lines = textwrap.wrap(basis, WIDTH - len(_UNDER))
+    return [f"expected error    {errors_in_words or 'not known'} in a server,", *(_UNDER + line for line in lines)]
 
 
 _UNDER = 18 * " "
@@ -125,10 +125,11 @@ def _table(title: str, phase: PhaseEstimate) -> list[str]:
         f"  {'operator':<32}{'time':>12}{'share':>8}{'GFLOP':>12}{'memory MB':>13}{'sent MB':>13}  bound by",
     ]
     return lines + [
-        f"  {each.name:<32}{_milliseconds(each.time_s):>12}{100 * each.share:>7.1f}%{each.flops / 1e9:>12,.2f}"
-        f"{each.bytes / 1e6:>13,.2f}{each.message_bytes / 1e6:>13,.2f}  {each.bound}"
-        for each in phase.operators
-        if each.time_s > 1e-15
+        f"  {operator.name:<32}{_milliseconds(operator.time_s):>12}{100 * operator.share:>7.1f}%"
+        f"{operator.flops / 1e9:>12,.2f}{operator.bytes / 1e6:>13,.2f}"
+        f"{operator.message_bytes / 1e6:>13,.2f}  {operator.bound}"
+        for operator in phase.operators
+        if operator.time_s > 1e-15
     ]
 
 

@@ -39,9 +39,9 @@ class LatencyGrowth:
 
     def of(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Of the latency ``name`` in the designs at the positions ``rows``, (row,), at least 1; NaN: not known."""
-        found = self._by_inputs(name, rows)
-        found = np.where(np.isnan(found), self._by_rate(name, rows), found)
-        return np.where(self._saturated[rows], 1.0, np.maximum(found, 1.0))
+        factor = self._by_inputs(name, rows)
+        factor = np.where(np.isnan(factor), self._by_rate(name, rows), factor)
+        return np.where(self._saturated[rows], 1.0, np.maximum(factor, 1.0))
 
     def _by_inputs(self, name: str, rows: np.ndarray) -> np.ndarray:
         """The sum of the elasticities to all times less those to all rates; 1 for an idle design."""
@@ -60,14 +60,14 @@ class LatencyGrowth:
         if self._near is None or f"{name}_mean" not in self._ds:
             return np.full(rows.size, np.nan)
         rate, latency = self._ds[self._rate].values, self._ds[f"{name}_mean"].values
-        below, above = (each[rows] for each in self._near)
+        below, above = (neighbours[rows] for neighbours in self._near)
         above = np.where((above >= 0) & self._saturated[above], -1, above)
         with np.errstate(divide="ignore", invalid="ignore"):
             between = np.log(latency[above] / latency[below]) / np.log(rate[above] / rate[below])
             from_below = (latency[rows] / latency[below] - 1.0) / (1.0 - rate[below] / rate[rows])
             to_above = (1.0 - latency[rows] / latency[above]) / (rate[above] / rate[rows] - 1.0)
-        known = [(below >= 0) & (above >= 0), below >= 0, above >= 0]
-        return 1.0 + np.select(known, [between, from_below, to_above], np.nan)
+        sides = [(below >= 0) & (above >= 0), below >= 0, above >= 0]
+        return 1.0 + np.select(sides, [between, from_below, to_above], np.nan)
 
     def waiting(self, rows: np.ndarray) -> int:
         """How many of the designs at ``rows`` wait for more than WAITING of TTFT while their growth is not known."""

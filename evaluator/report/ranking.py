@@ -46,8 +46,8 @@ def _objective(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
 
 def _known(values: np.ndarray, everywhere: bool) -> bool:
     """Whether a measure can rank designs: a price only if every design has one, or those without it would come last."""
-    known = np.isfinite(values)
-    return bool(known.all() if everywhere else known.any())
+    measured = np.isfinite(values)
+    return bool(measured.all() if everywhere else measured.any())
 
 
 def near(ds: xr.Dataset, name: str, level: float) -> np.ndarray:

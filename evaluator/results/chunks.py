@@ -38,10 +38,10 @@ class Checkpoint:
 
     def finished(self, configs: Sequence[np.ndarray]) -> dict[int, dict[str, np.ndarray]]:
         """Those that need not be computed, by number; ``configs`` are the rows of every chunk, in their order."""
-        found = read_chunks(self.folder)
+        chunks = read_chunks(self.folder)
         return {
             index: values
-            for index, values in found.items()
+            for index, values in chunks.items()
             if index < len(configs) and np.array_equal(values["config"], configs[index])
         }
 
@@ -102,12 +102,12 @@ def combine(chunks: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     places[order] = np.arange(order.size)
     joined = {}
     for name in dict.fromkeys(name for piece in pieces for name in piece):
-        there = [piece.pop(name, None) for piece in pieces]
-        known = [values for values in there if values is not None]
-        kinds = [values.dtype for values in known] + [np.dtype(float)] * (len(known) < len(there))
-        joined[name] = np.empty((order.size, *known[0].shape[1:]), np.result_type(*kinds))
+        columns = [piece.pop(name, None) for piece in pieces]
+        present = [values for values in columns if values is not None]
+        kinds = [values.dtype for values in present] + [np.dtype(float)] * (len(present) < len(columns))
+        joined[name] = np.empty((order.size, *present[0].shape[1:]), np.result_type(*kinds))
         for number, start in enumerate(starts[:-1]):
-            values, there[number] = there[number], None
+            values, columns[number] = columns[number], None
             joined[name][places[start : start + rows[number]]] = np.nan if values is None else values
     return joined
 

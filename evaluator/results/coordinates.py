@@ -105,13 +105,19 @@ def axis_coordinates(axes: Sequence[SweepAxis]) -> list[dict[str, tuple[str, np.
     """For each axis its coordinates, name -> (key path, values over the axis); the first one names the dimension."""
     steps = [[_own(axis, _flat(change, axis.name)) for change in axis.changes] for axis in axes]
     swept = [list(dict.fromkeys(path for step in axis_steps for path in step)) for axis_steps in steps]
-    paths = [[axis.name, *(path for path in own if path != axis.name)] for axis, own in zip(axes, swept, strict=True)]
-    paths = [own if own[0] in found or len(own) != 2 else own[1:] for own, found in zip(paths, swept, strict=True)]
-    short = _short_names(list(dict.fromkeys(path for own in paths for path in own)))
+    paths = [
+        [axis.name, *(path for path in key_paths if path != axis.name)]
+        for axis, key_paths in zip(axes, swept, strict=True)
+    ]
+    paths = [
+        key_paths if key_paths[0] in swept_keys or len(key_paths) != 2 else key_paths[1:]
+        for key_paths, swept_keys in zip(paths, swept, strict=True)
+    ]
+    short = _short_names(list(dict.fromkeys(path for key_paths in paths for path in key_paths)))
     result = []
-    for axis, axis_steps, own in zip(axes, steps, paths, strict=True):
+    for axis, axis_steps, key_paths in zip(axes, steps, paths, strict=True):
         columns = {}
-        for path in own:
+        for path in key_paths:
             set_by = sum(path in step for step in axis_steps)
             named = path == axis.name and set_by < len(axis_steps)  # by other keys: then the labels tell it
             written = axis.values if named else [step.get(path) for step in axis_steps]

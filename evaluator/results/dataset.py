@@ -97,8 +97,8 @@ def _swept(
 
 def _grid(columns: Sequence[Mapping[str, Any]], shape: tuple[int, ...]) -> dict[str, str]:
     """The grid as attributes: the size of each axis, and its coordinates, of which the first names the dimension."""
-    grid = [{"dimension": next(iter(one)), "size": size} for one, size in zip(columns, shape, strict=True)]
-    return {"grid": json.dumps(grid), "coordinates_of": json.dumps([list(one) for one in columns])}
+    grid = [{"dimension": next(iter(names)), "size": size} for names, size in zip(columns, shape, strict=True)]
+    return {"grid": json.dumps(grid), "coordinates_of": json.dumps([list(names) for names in columns])}
 
 
 def unstack(ds: xr.Dataset) -> xr.Dataset:
@@ -116,7 +116,7 @@ def unstack(ds: xr.Dataset) -> xr.Dataset:
         raise InputError(
             f"unstack needs the full grid {dict(zip(dims, shape, strict=True))}, got {config.size} rows of it"
         )
-    along = {name: place for place, columns in enumerate(axes_of(ds)) for name in columns}
+    along = {name: axis for axis, columns in enumerate(axes_of(ds)) for name in columns}
     arrays: dict[str, Any] = {}
     for name, variable in ((str(name), variable) for name, variable in ds.variables.items()):
         if name == "config":
@@ -126,7 +126,7 @@ def unstack(ds: xr.Dataset) -> xr.Dataset:
             continue
         values = variable.values.reshape((*shape, *variable.shape[1:]))
         if name in along:
-            first = tuple(slice(None) if place == along[name] else 0 for place in range(len(shape)))
+            first = tuple(slice(None) if axis == along[name] else 0 for axis in range(len(shape)))
             arrays[name] = ((dims[along[name]],), values[first], variable.attrs)
         else:
             arrays[name] = ((*dims, *variable.dims[1:]), values, variable.attrs)

@@ -97,7 +97,7 @@ def write(ds: xr.Dataset, path: str | Path) -> Path:
 def _most_bytes(ds: xr.Dataset) -> int:
     """What a netCDF file of a dataset takes at most."""
     texts = [variable.values for variable in ds.variables.values() if is_text(variable.values)]
-    size = ds.nbytes + sum(_TEXT_BYTES * one.size + text_bytes(one) for one in texts)
+    size = ds.nbytes + sum(_TEXT_BYTES * text.size + text_bytes(text) for text in texts)
     return int(_ROOM * size) + _LEAST_ROOM + sum(len(str(text)) for text in ds.attrs.values())
 
 
@@ -123,14 +123,14 @@ def _write_zarr(ds: xr.Dataset, path: Path) -> None:
 
 def _let_go(error: BaseException | None) -> None:
     """Free what an error still holds: h5netcdf's half opened files complain when they are closed."""
-    told, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         while error is not None:
             traceback.clear_frames(error.__traceback__)
             error = error.__cause__ or error.__context__
         gc.collect()
     finally:
-        sys.unraisablehook = told
+        sys.unraisablehook = hook
 
 
 def read(path: str | Path) -> xr.Dataset:
@@ -153,9 +153,9 @@ def read(path: str | Path) -> xr.Dataset:
         _let_go(error)
     if problem is not None:
         raise InputError(f"{path}: not a readable result file ({problem})")
-    found = ds.attrs.get("schema_version", SCHEMA_VERSION)
-    if found != SCHEMA_VERSION:
-        raise InputError(f"{path}: written with schema {found}, this version reads {SCHEMA_VERSION}")
+    schema = ds.attrs.get("schema_version", SCHEMA_VERSION)
+    if schema != SCHEMA_VERSION:
+        raise InputError(f"{path}: written with schema {schema}, this version reads {SCHEMA_VERSION}")
     problem = problem_of(ds)
     if problem is not None:
         raise InputError(f"{path}: not a readable result file ({problem})")

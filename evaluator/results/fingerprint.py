@@ -23,8 +23,8 @@ def fingerprint_of(scenario: Scenario, *parts: str) -> str:
     Neither where the scenario lies nor its comments matter, nor when any file was written: two machines find the same.
     """
     digest = hashlib.sha256()
-    told = replace(scenario, text="", path=None)
-    for part in (SCHEMA_VERSION, code_here(), catalog_here(), repr(told), *parts):
+    without_text = replace(scenario, text="", path=None)
+    for part in (SCHEMA_VERSION, code_here(), catalog_here(), repr(without_text), *parts):
         digest.update(part.encode() + b"\0")
     for path in _named_files(scenario):
         digest.update(_content(path) + b"\0")
@@ -36,9 +36,9 @@ def _named_files(scenario: Scenario) -> Iterator[Path]:
     folder = Path(scenario.path).parent if scenario.path else Path.cwd()
     for text in sorted(set(_texts(loads_yaml(scenario.text, scenario.name) if scenario.text else {}))):
         if text.endswith(_FILES):
-            found = next((path for path in (folder / text, Path(text)) if path.is_file()), None)
-            if found is not None:
-                yield found
+            file = next((path for path in (folder / text, Path(text)) if path.is_file()), None)
+            if file is not None:
+                yield file
 
 
 def _texts(value: Any) -> Iterator[str]:

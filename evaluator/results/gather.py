@@ -44,16 +44,16 @@ def gather(out: str | Path) -> Gathered:
     """
     path = check_output(out)
     with exclusive(lock_of(path), path):
-        found = stores_beside(chunks_folder(path))
-        store, known, absent = _chosen(path, found)
-        others = tuple(one.folder for one, _ in found if one is not store)
+        stores = stores_beside(chunks_folder(path))
+        store, header, absent = _chosen(path, stores)
+        others = tuple(store_beside.folder for store_beside, _ in stores if store_beside is not store)
         if absent:
-            commands = tuple(str(known.get("command", "")).replace(PLACE, str(shard)) for shard in absent)
+            commands = tuple(str(header.get("command", "")).replace(PLACE, str(shard)) for shard in absent)
             return Gathered(path, store.total, store.count, tuple(absent), commands, others)
         lefts = [store.left(Shard(number, store.count)) for number in range(1, store.count + 1)]
         note = reduce(add, lefts).note
         try:
-            finish(store.path, {**known["attributes"], **note, "created": now()}, known["coordinates"])
+            finish(store.path, {**header["attributes"], **note, "created": now()}, header["coordinates"])
             _move(store.path, path)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror or error}") from error
@@ -61,27 +61,27 @@ def gather(out: str | Path) -> Gathered:
     return Gathered(path, store.total, store.count, others=others)
 
 
-def _chosen(path: Path, found: Sequence[tuple[Store, dict[str, Any]]]) -> tuple[Store, dict[str, Any], list[Shard]]:
+def _chosen(path: Path, stores: Sequence[tuple[Store, dict[str, Any]]]) -> tuple[Store, dict[str, Any], list[Shard]]:
     """The sweep to gather and its missing shards: the one that is whole, else the one of which the largest part is.
 
     One stray shard of another count, or of another version of the scenario, is not what the others wait for.
     """
-    if not found and path.exists():
+    if not stores and path.exists():
         if path.suffix != ".zarr":
             raise InputError(f"{path}: is no Zarr store, which is what shards write; there is nothing to gather")
         if not is_gathered(path):
             raise InputError(f"{path}: is not what the shards of a sweep make, and none lie beside it to gather")
         raise InputError(f"{path}: is there already and whole; no shards lie beside it to gather")
-    if not found:
+    if not stores:
         raise InputError(
             f"{path}: no shards to gather; write them with evaluator sweep SCENARIO --shard 1/16 --out {path}"
         )
-    states = [(store, known, missing(store)) for store, known in found]
-    whole = [one for one in states if not one[2]]
+    states = [(store, header, missing(store)) for store, header in stores]
+    whole = [state for state in states if not state[2]]
     if len(whole) > 1:
-        folders = " and ".join(str(one[0].folder) for one in whole)
+        folders = " and ".join(str(state[0].folder) for state in whole)
         raise InputError(f"{path}: several sweeps are whole, in {folders}; remove the folders of those not wanted")
-    return whole[0] if whole else min(states, key=lambda one: len(one[2]) / one[0].count)
+    return whole[0] if whole else min(states, key=lambda state: len(state[2]) / state[0].count)
 
 
 def _move(store: Path, path: Path) -> None:

@@ -45,7 +45,7 @@ class IterationLog:
                     "tokens": [tokens[request] for request in sorted(tokens)],
                     "preempted": [name(request) for request in iteration.preempted] if first else [],
                     "admitted": [name(request) for request, _ in admitted],
-                    "cached_tokens": [found for _, found in admitted],
+                    "cached_tokens": [hit_tokens for _, hit_tokens in admitted],
                     "kv_units": iteration.planned_units if first else _units(iteration, number),
                 }
             )
@@ -55,8 +55,8 @@ class IterationLog:
         """All rows, in order of their start."""
         import pandas as pd
 
-        found = pd.DataFrame(self._rows)
-        return found.sort_values("start_s", kind="stable", ignore_index=True) if len(found) else found
+        table = pd.DataFrame(self._rows)
+        return table.sort_values("start_s", kind="stable", ignore_index=True) if len(table) else table
 
 
 def _units(iteration: Iteration, number: int) -> int:

@@ -50,19 +50,19 @@ def select(axes: Sequence[Axis], wanted: Mapping[str, str]) -> tuple[int, ...]:
     open_axes = [(axis, left) for axis, left in zip(axes, remaining, strict=True) if len(left) > 1]
     if open_axes:
         count = math.prod(len(left) for _, left in open_axes)
-        told = "; ".join(f"{axis.name}: {_listed(axis.values[i] for i in left)}" for axis, left in open_axes)
-        raise InputError(f"{count:,} configurations remain; choose one with --select NAME=VALUE on {told}")
+        open_values = "; ".join(f"{axis.name}: {_listed(axis.values[i] for i in left)}" for axis, left in open_axes)
+        raise InputError(f"{count:,} configurations remain; choose one with --select NAME=VALUE on {open_values}")
     return tuple(left[0] for left in remaining)
 
 
 def _axis(axes: Sequence[Axis], name: str) -> int:
     long = SHORT_NAMES.get(name, name)
-    found = [i for i, axis in enumerate(axes) if any(_is_end(long, path) for path in _paths(axis))]
-    exact = [i for i in found if axes[i].name in (name, long)]
-    if len(exact or found) == 1:
-        return (exact or found)[0]
-    if found:
-        raise InputError(f"--select {name}: is an axis more than once: {', '.join(axes[i].name for i in found)}")
+    matching = [i for i, axis in enumerate(axes) if any(_is_end(long, path) for path in _paths(axis))]
+    exact = [i for i in matching if axes[i].name in (name, long)]
+    if len(exact or matching) == 1:
+        return (exact or matching)[0]
+    if matching:
+        raise InputError(f"--select {name}: is an axis more than once: {', '.join(axes[i].name for i in matching)}")
     if not axes:
         raise InputError(f"--select {name}: the scenario sweeps nothing, there is one configuration")
     allowed = list(dict.fromkeys(path.rpartition(".")[2] for axis in axes for path in _paths(axis)))
@@ -74,9 +74,9 @@ def _axis(axes: Sequence[Axis], name: str) -> int:
 def _positions(axis: Axis, name: str, text: str, among: list[int]) -> list[int]:
     long = SHORT_NAMES.get(name, name)
     for same in (_equal, _rounded):
-        found = [i for i in among if any(same(value, text) for value in _values(axis, i, long))]
-        if found:
-            return found
+        matching = [i for i in among if any(same(value, text) for value in _values(axis, i, long))]
+        if matching:
+            return matching
     raise InputError(
         f"--select {name}={text}: not in the sweep; {axis.name} is {_listed(axis.values[i] for i in among)}"
     )

@@ -44,10 +44,10 @@ class Shard:
     @staticmethod
     def parse(text: str) -> Shard:
         """``3/16``. InputError where it is something else."""
-        found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
-        if not found:
+        match = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", text.strip())
+        if not match:
             raise InputError(f"--shard {text}: NUMBER/COUNT is wanted, such as 3/16")
-        number, count = int(found[1]), int(found[2])
+        number, count = int(match[1]), int(match[2])
         if not 1 <= count <= MOST_SHARDS:
             raise InputError(f"--shard {text}: there can be 1 to {MOST_SHARDS:,} shards")
         if not 1 <= number <= count:
@@ -59,15 +59,15 @@ class Shard:
 
     def rows(self, total: int) -> range:
         """Its rows of a sweep with ``total``; the last shards may have fewer, or none."""
-        each = shard_rows(total, self.count)
-        return range(min((self.number - 1) * each, total), min(self.number * each, total))
+        size = shard_rows(total, self.count)
+        return range(min((self.number - 1) * size, total), min(self.number * size, total))
 
 
 def shard_rows(total: int, count: int) -> int:
     """Rows of a shard: a whole number of pieces of the store."""
-    each = -(-total // count)
-    piece = piece_rows(each)
-    return -(-each // piece) * piece
+    rows = -(-total // count)
+    piece = piece_rows(rows)
+    return -(-rows // piece) * piece
 
 
 class ShardState(Enum):
@@ -116,7 +116,7 @@ class Store:
         """What a written shard says of its engine."""
         return FallbackReport(**_read_json(self.mark(shard.number))["left"])
 
-    def begin(self, known: Mapping[str, Any]) -> None:
+    def begin(self, header: Mapping[str, Any]) -> None:
         """The store without rows, and what is known of the whole sweep, where another shard has not made them yet."""
         if not self.path.exists():
             part = self.folder / f".{STORE}.{os.getpid()}.part"
@@ -128,17 +128,17 @@ class Store:
                 shutil.rmtree(part, ignore_errors=True)
         if not (self.folder / SWEEP).exists():
             with replacing(self.folder / SWEEP) as part:
-                part.write_text(json.dumps({**known, "total": self.total, "count": self.count}), encoding="utf-8")
+                part.write_text(json.dumps({**header, "total": self.total, "count": self.count}), encoding="utf-8")
 
-    def write(self, shard: Shard, ds: xr.Dataset | None, known: Mapping[str, Any], left: FallbackReport) -> None:
+    def write(self, shard: Shard, ds: xr.Dataset | None, header: Mapping[str, Any], left: FallbackReport) -> None:
         """Write the rows of a shard, and then that it is written. InputError where they cannot be written.
 
-        ``ds`` None: the shard has no rows. ``known`` as of ``common_of``, the same for all shards.
+        ``ds`` None: the shard has no rows. ``header`` as of ``common_of``, the same for all shards.
         """
         files: dict[str, int] = {}
         try:
             if ds is not None:
-                self.begin(known)
+                self.begin(header)
                 rows = shard.rows(self.total)
                 for name in write_rows(self.path, ds, rows.start, self.total, self.piece):
                     for file in [
@@ -175,14 +175,16 @@ def is_gathered(out: Path, fingerprint: str | None = None) -> bool:
 
 def stores_beside(chunks: Path) -> list[tuple[Store, dict[str, Any]]]:
     """The sharded sweeps below a folder of chunks, each with what is known of it, the newest first."""
-    found = []
+    stores = []
     for path in chunks.glob(f"*/{SWEEP}"):
-        known = _read_json(path)
+        header = _read_json(path)
         try:
-            found.append((Store(path.parent, int(known["total"]), int(known["count"])), known))
+            stores.append((Store(path.parent, int(header["total"]), int(header["count"])), header))
         except (KeyError, TypeError, ValueError):
             raise InputError(f"{path}: is damaged; remove it and run any shard with --fresh") from None
-    return sorted(found, key=lambda one: one[0].path.stat().st_mtime if one[0].path.exists() else 0.0, reverse=True)
+    return sorted(
+        stores, key=lambda entry: entry[0].path.stat().st_mtime if entry[0].path.exists() else 0.0, reverse=True
+    )
 
 
 def missing(store: Store) -> list[Shard]:

@@ -23,9 +23,9 @@ def is_text(values: np.ndarray) -> bool:
 
 def as_objects(texts: np.ndarray) -> np.ndarray:
     """The texts, of any shape, as an array of objects, equal ones the same object."""
-    found = np.empty(texts.size, dtype=object)
-    found[:] = [sys.intern(str(text)) for text in texts.ravel().tolist()]
-    return found.reshape(texts.shape)
+    objects = np.empty(texts.size, dtype=object)
+    objects[:] = [sys.intern(str(text)) for text in texts.ravel().tolist()]
+    return objects.reshape(texts.shape)
 
 
 def shared(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

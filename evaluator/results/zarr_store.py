@@ -84,8 +84,10 @@ def lost_pieces(path: Path) -> str | None:
 def pieces_of(path: Path, name: str, first: int, rows: int, piece: int) -> list[Path]:
     """The files, relative to the store, that hold rows of an array along ``config``."""
     places = range(first // piece, math.ceil((first + rows) / piece))
-    below = [path / name / "c" / str(place) for place in places]
-    files = [file for one in below for file in ([one] if one.is_file() else sorted(one.rglob("*"))) if file.is_file()]
+    below = [path / name / "c" / str(number) for number in places]
+    files = [
+        file for chunk in below for file in ([chunk] if chunk.is_file() else sorted(chunk.rglob("*"))) if file.is_file()
+    ]
     return [file.relative_to(path) for file in files]
 
 

@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 ROUTERS: dict[str, Router] = {
-    each.name: each
-    for each in (
+    record.name: record
+    for record in (
         RANDOM,
         ROUND_ROBIN,
         LEAST_OUTSTANDING,

@@ -67,11 +67,11 @@ def assign_on_side(phase: PhaseReplicas, router: str, draws: np.random.Generator
     drawn = draws.random(int(asking.id.max(initial=-1)) + 1) if router == "random" else None
     replicas = np.empty(len(asking.id), dtype=np.int64)
     for number in np.flatnonzero(np.bincount(kind)).tolist():
-        at = np.flatnonzero(kind == number)
+        of_kind = np.flatnonzero(kind == number)
         able = phase.able(number // groups, None if asking.group is None else number % groups)
         weights = phase.weights(able)
-        which = turns(weights, len(at)) if drawn is None else drawn_by(weights, drawn[asking.id[at]])
-        replicas[at] = able[which]
+        which = turns(weights, len(of_kind)) if drawn is None else drawn_by(weights, drawn[asking.id[of_kind]])
+        replicas[of_kind] = able[which]
     return replicas
 
 
@@ -87,9 +87,9 @@ def turns(weights: Weights, count: int) -> NDArray[np.int64]:
     whole = sum(weights)
     owner, due = [], []
     for replica, weight in enumerate(weights):
-        own = np.arange(int(np.ceil(count * weight / whole)) + len(weights) + 1)
-        owner.append(np.full(len(own), replica))
-        due.append((own + 0.5) / weight)
+        turn_numbers = np.arange(int(np.ceil(count * weight / whole)) + len(weights) + 1)
+        owner.append(np.full(len(turn_numbers), replica))
+        due.append((turn_numbers + 0.5) / weight)
     replicas = np.concatenate(owner)
     return replicas[np.lexsort((replicas, np.concatenate(due)))][:count]
 

@@ -28,7 +28,9 @@ def known_of(configurations: list[Configuration]) -> dict[str, np.ndarray]:
             [int(configuration.workload.requests) for configuration in configurations], dtype=np.int64
         ),
         "weights_bytes": np.array([np.nan if replica is None else replica.weight_bytes for replica in replicas]),
-        "kv_capacity_tokens": np.array([np.nan if one is None else one.kv.capacity_tokens for one in replicas]),
+        "kv_capacity_tokens": np.array(
+            [np.nan if replica is None else replica.kv.capacity_tokens for replica in replicas]
+        ),
     }
 
 

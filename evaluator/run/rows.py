@@ -55,48 +55,48 @@ class RunContext:
 def dataset_of(task: SweepTask, configs: np.ndarray | None, context: RunContext) -> tuple[xr.Dataset, Plan]:
     """The labelled rows of a task, of all its configurations or of ``configs``, and their plan."""
     first = plan(task.scenario, configs, task.simulator, task.inputs, task.by_seed)
-    whole, levels, found = _lengthened(first, context)
+    whole, levels, rows = _lengthened(first, context)
     attrs = attributes_of(task.scenario) | FallbackReport.of(whole).note | notes_of(whole)
-    found["config"] = whole.grid.numbers(found["config"])
+    rows["config"] = whole.grid.numbers(rows["config"])
     seeds = whole.seeds if task.by_seed else ()
-    return to_dataset(found, levels, whole.grid.axes, attrs, whole.inputs, seeds, whole.stage_names), whole
+    return to_dataset(rows, levels, whole.grid.axes, attrs, whole.inputs, seeds, whole.stage_names), whole
 
 
 def _lengthened(first: Plan, context: RunContext) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:
     """The plan with all configurations, the quantiles, and the rows; each of the longest run that it needed."""
     levels, expected = levels_of(first), len(first.configurations)
-    whole, found = first, combine(_statistics(first, levels, context))
+    whole, rows = first, combine(_statistics(first, levels, context))
     decided: list[dict[str, np.ndarray]] = []
 
     def left() -> np.ndarray:
-        return undecided(whole, found, levels)
+        return undecided(whole, rows, levels)
 
     for longer in longer_plans(first, left):
-        again = np.isin(found["config"], [configuration.config for configuration in longer.configurations])
-        decided.append({name: values[~again] for name, values in found.items()})
+        again = np.isin(rows["config"], [configuration.config for configuration in longer.configurations])
+        decided.append({name: values[~again] for name, values in rows.items()})
         expected += len(longer.configurations)
         if context.progress is not None:
             context.progress.expect(expected)
         part = None if context.kept is None else context.kept.of(f"requests-{longer.scenario.workload.requests}")
-        whole, found = longer, combine(_statistics(longer, levels, replace(context, kept=part)))
-    return first, levels, combine([*decided, found])
+        whole, rows = longer, combine(_statistics(longer, levels, replace(context, kept=part)))
+    return first, levels, combine([*decided, rows])
 
 
 def _statistics(whole: Plan, levels: np.ndarray, context: RunContext) -> list[dict[str, np.ndarray]]:
     """The rows of all chunks: those kept from an interrupted run, and the others, kept as they come."""
     from evaluator.execution.schedule import chunks_of, computed
 
-    chunks, kept, progress = list(chunks_of(whole)), context.kept, context.progress
+    chunks, checkpoint, progress = list(chunks_of(whole)), context.kept, context.progress
     rows = [np.array([configuration.config for configuration in chunk], dtype=np.int64) for chunk in chunks]
-    done = {} if kept is None else kept.finished(rows)
+    done = {} if checkpoint is None else checkpoint.finished(rows)
     if progress is not None and done:
         units = sum(len(values["config"]) for values in done.values())
         progress.keep(units)
         progress.note(f"going on with {units:,} configurations that an interrupted run finished; --fresh starts anew")
-    for index, found in computed(whole, chunks, levels, set(done), context.client):
-        values = found | known_of(chunks[index])
-        if kept is not None:
-            write_chunk(kept.folder, index, values)
+    for index, statistics in computed(whole, chunks, levels, set(done), context.client):
+        values = statistics | known_of(chunks[index])
+        if checkpoint is not None:
+            write_chunk(checkpoint.folder, index, values)
         done[index] = shared(values)
         if progress is not None:
             progress.advance(len(values["config"]))

@@ -101,20 +101,20 @@ def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outco
     count = whole.configurations[0].workload.requests
 
     def observe(slot: LaneJobs, iteration: Iteration) -> None:
-        own = iteration.replica if slot.replica < 0 else slot.replica
+        replica = iteration.replica if slot.replica < 0 else slot.replica
         if rows is not None:
             pool = stations[slot.station]
-            place = {"seed": whole.seeds[slot.seed], "pool": pool.name, "replica": own}
+            columns = {"seed": whole.seeds[slot.seed], "pool": pool.name, "replica": replica}
             # Later visits of a request have ids behind those of all requests.
-            rows.add(iteration, lambda number: slot.id_of(number) % count, 1 + pool.drafts, **place)
+            rows.add(iteration, lambda number: slot.id_of(number) % count, 1 + pool.drafts, **columns)
         if path is not None and slot.seed == 0:
-            trace.add(sum(replicas[: slot.station]) + own, iteration)  # pool after pool
+            trace.add(sum(replicas[: slot.station]) + replica, iteration)  # pool after pool
 
-    found = chain_result(whole, whole.configurations, observe)
-    outcomes = outcomes_of(whole.configurations, found, whole.stage_names)
+    chain = chain_result(whole, whole.configurations, observe)
+    outcomes = outcomes_of(whole.configurations, chain, whole.stage_names)
     if path is None:
         return outcomes
     pools = [(station.name, station.deployment.ranks) for station in stations]
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
-        write_trace(trace.events(outcomes, pools, found.station_visits), file)
+        write_trace(trace.events(outcomes, pools, chain.station_visits), file)
     return outcomes

@@ -59,27 +59,29 @@ def sweep(
     check_simulator(simulator)
     task = SweepTask(loaded(scenario), simulator, chosen_inputs(sensitivity), by_seed)
     with ExitStack() as stack:
-        target = kept = None
+        target = checkpoint = None
         if out is not None:
             target = check_output(out)
-            kept = Checkpoint.beside(target, task.fingerprint)
+            checkpoint = Checkpoint.beside(target, task.fingerprint)
             stack.enter_context(exclusive(lock_of(target), target))
             clear_parts(target)
             if fresh:
-                kept.remove()
+                checkpoint.remove()
         total = size(task.scenario)
         watched = stack.enter_context(followed(progress, total, requests_per_unit=task.requests))
-        if kept is not None and watched is not None and kept.others():
-            watched.note(f"{kept.folder.parent} keeps chunks of other scenarios or versions; remove it, if not wanted")
-        dataset, _ = dataset_of(task, None, RunContext(kept, watched, stack.enter_context(connected(cluster))))
-        if target is not None and kept is not None:
+        if checkpoint is not None and watched is not None and checkpoint.others():
+            watched.note(
+                f"{checkpoint.folder.parent} keeps chunks of other scenarios or versions; remove it, if not wanted"
+            )
+        dataset, _ = dataset_of(task, None, RunContext(checkpoint, watched, stack.enter_context(connected(cluster))))
+        if target is not None and checkpoint is not None:
             try:
                 write(dataset, target)
             except InputError as error:
                 raise InputError(
-                    f"{error}; all finished chunks are kept in {kept.folder}, and taken up again"
+                    f"{error}; all finished chunks are kept in {checkpoint.folder}, and taken up again"
                 ) from error
-            kept.remove()
+            checkpoint.remove()
     return dataset
 
 
@@ -110,12 +112,12 @@ def sweep_shard(
     if not fresh and is_gathered(target, task.fingerprint):
         return ShardState.GATHERED
     store = Store(Checkpoint.beside(target, task.fingerprint, shard.count).folder, size(task.scenario), shard.count)
-    kept = Checkpoint(store.folder).of(f"shard-{shard.number:05d}")
+    checkpoint = Checkpoint(store.folder).of(f"shard-{shard.number:05d}")
     with ExitStack() as stack:
         stack.enter_context(exclusive(store.lock(shard), Path(f"shard {shard} of {target}")))
         if fresh:
             store.forget(shard)
-            kept.remove()
+            checkpoint.remove()
         if store.is_written(shard):
             return ShardState.WRITTEN
         rows = shard.rows(store.total)
@@ -123,8 +125,8 @@ def sweep_shard(
             store.write(shard, None, {}, FallbackReport(simulator))
             return ShardState.COMPUTED
         watched = stack.enter_context(followed(progress, len(rows), requests_per_unit=task.requests))
-        context = RunContext(kept, watched, stack.enter_context(connected(cluster)))
+        context = RunContext(checkpoint, watched, stack.enter_context(connected(cluster)))
         dataset, first = dataset_of(task, np.arange(rows.start, rows.stop, dtype=np.int64), context)
         store.write(shard, dataset, common_of(dataset, task.fingerprint, command), FallbackReport.of(first))
-        kept.remove()
+        checkpoint.remove()
     return ShardState.COMPUTED

@@ -145,10 +145,12 @@ def _designs(name: Any, written: Any, where: Place) -> RawAxis:
 
     steps = []
     for index, entry in enumerate(entries):
-        at = where.key("zip").item(index)
-        step = {path: value for key, below in entry.items() for path, value in leaves(below, key_path(key, at))}
+        entry_place = where.key("zip").item(index)
+        step = {
+            path: value for key, below in entry.items() for path, value in leaves(below, key_path(key, entry_place))
+        }
         if not step:
-            raise at.error(f"expected a value or a section of values, got {shown(entry)}")
+            raise entry_place.error(f"expected a value or a section of values, got {shown(entry)}")
         steps.append(step)
     return RawAxis(name, [], steps, place, designs=True)
 
@@ -173,12 +175,12 @@ def _sampled(
         raise place.key("sample").error("there is no axis to sample from; give some as {between: [1, 20]} or as lists")
     steps = draw(sample["method"], sample["size"], sample["seed"], [axis.steps for axis in chosen], bounds)
 
-    def at(step: int) -> Place:
+    def place_of_step(step: int) -> Place:
         return place.noted(f" (sweep.sample, design {step + 1} of {len(steps)})")
 
     labels = range(1, len(steps) + 1)
     name = LABELS if LABELS not in sample["beside"] else "sample"
-    designs = RawAxis(name, labels, steps, at, designs=True, repeats=True)
+    designs = RawAxis(name, labels, steps, place_of_step, designs=True, repeats=True)
     return [*(axis for axis in axes if axis.name in sample["beside"]), designs]
 
 

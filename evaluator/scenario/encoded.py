@@ -76,8 +76,8 @@ def interned(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
             key: Hashable = value
         except TypeError:  # parameters are in a mapping
             key = repr(value)
-        place = index.setdefault(key, len(distinct))
-        if place == len(distinct):
+        code = index.setdefault(key, len(distinct))
+        if code == len(distinct):
             distinct.append(value)
-        places.append(place)
+        places.append(code)
     return distinct, places

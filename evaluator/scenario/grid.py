@@ -125,13 +125,13 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
         if path not in columns and (movers := _movers(path, owners, scenario.deployment)):
             columns[path] = _defaults(scenario, path, movers)
         if path not in columns:
-            there = lookup(base, path)
-            if path not in owners and not isinstance(there, int | float | str):
+            value = lookup(base, path)
+            if path not in owners and not isinstance(value, int | float | str):
                 raise where.error(
                     f"{name} has no value here; conditions are on keys that the sweep or the scenario sets"
                 )
             number = owners.get(path)
-            steps = [there] if number is None else [change.get(path, there) for change in axes[number].changes]
+            steps = [value] if number is None else [change.get(path, value) for change in axes[number].changes]
             shape = [1] * len(axes)  # broadcasts, so that a condition on two of ten axes is computed on two
             if number is not None:
                 shape[number] = len(steps)
@@ -164,8 +164,8 @@ def _movers(path: str, owners: Mapping[str, int], deployment: Deployment) -> lis
         return []
     if getattr(getattr(deployment, keys[0]), keys[1]) is not None or deployment.pools is not None:
         return []
-    found = [f"deployment.{key}" for key in LEFT_TO_ENGINE[keys[0]][keys[1]] if f"deployment.{key}" in owners]
-    return [path, *found] if found else []
+    swept = [f"deployment.{key}" for key in LEFT_TO_ENGINE[keys[0]][keys[1]] if f"deployment.{key}" in owners]
+    return [path, *swept] if swept else []
 
 
 def _defaults(scenario: Scenario, path: str, movers: Sequence[str]) -> np.ndarray:
@@ -228,7 +228,7 @@ def _read(
         for number in numbers
     ]
     chosen, codes = combined([(steps[number], len(axes[number].values)) for number in numbers])
-    known: dict[Hashable, Any] = {}  # the rows of a table repeat most of their values
+    value_of: dict[Hashable, Any] = {}  # the rows of a table repeat most of their values
 
     def read(indices: tuple[int, ...]) -> Any:
         together: dict[str, Any] = {}
@@ -237,8 +237,8 @@ def _read(
         if not together:  # a row of a table whose cells for this field are all empty
             return base.value(field)
         key = identity(together)
-        if key in known:
-            return known[key]
+        if key in value_of:
+            return value_of[key]
         try:
             value = read_field(base, field, together, base.place)
         except InputError:  # once more, to say at which point
@@ -246,8 +246,8 @@ def _read(
             point = ", ".join(f"{axes[number].name} = {axes[number].values[index]}" for number, index in named)
             read_field(base, field, together, base.place.noted(f" (sweep: {point})"))
             raise
-        if len(known) < MOST_KNOWN:  # a million different values are never met again, and would only fill the memory
-            known[key] = value
+        if len(value_of) < MOST_KNOWN:  # a million different values are never met again, and would only fill the memory
+            value_of[key] = value
         return value
 
     # Different texts may mean the same (1s, 1000ms): points that have equal values share one object, and with it all
@@ -275,9 +275,9 @@ def _completed(axes: tuple[Axis, ...], firsts: list[dict[int, int]], points: lis
             absent = (
                 [path for path in paths if path not in change] if step in first and len(change) < len(paths) else []
             )
-            there = {path: lookup(points[first[step]], path) for path in absent}
-            known = {path: value for path, value in there.items() if value is not None}
-            changes.append({path: {**known, **change}[path] for path in paths if path in known or path in change})
+            at_point = {path: lookup(points[first[step]], path) for path in absent}
+            said = {path: value for path, value in at_point.items() if value is not None}
+            changes.append({path: {**said, **change}[path] for path in paths if path in said or path in change})
         completed.append(replace(axis, changes=tuple(changes)))
     return tuple(completed)
 
@@ -286,7 +286,7 @@ def lookup(point: Point, path: str) -> Any:
     """What a point has at a key path, the engine's default where it says nothing; None where there is none."""
     section, *keys = split_path(path)
     if section == "slo":
-        bounds = [each.bound_s for each in point[2] if [each.metric, each.statistic] == keys]
+        bounds = [bound.bound_s for bound in point[2] if [bound.metric, bound.statistic] == keys]
         return bounds[0] if bounds else None
     value: Any = point[0] if section == "workload" else point[1]
     if section == "pipeline":

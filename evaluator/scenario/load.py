@@ -84,8 +84,8 @@ def _overridden(tree: Mapping[str, Any], path: str, value: Any, place: Place) ->
         raise place.error(f"sweep holds a value, not axes: {shown(axes)}")
     if value is None and axis not in axes:
         raise place.error(f"there is no such axis{did_you_mean(axis, axes)}; the axes are {listed(axes)}")
-    kept = {**axes, axis: value}
-    return {**tree, "sweep": {name: written for name, written in kept.items() if written is not None}}
+    with_axis = {**axes, axis: value}
+    return {**tree, "sweep": {name: written for name, written in with_axis.items() if written is not None}}
 
 
 TOP: Table = {
@@ -179,18 +179,18 @@ def _filled(tree: Mapping[str, Any], axes: Sequence[RawAxis], place: Place) -> M
 def _must_be_there(tree: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
     if keys[:2] == ("deployment", "pools"):
         beside = get(tree, ("deployment", keys[-1]))
-        there = isinstance(get(tree, keys[:3]), Mapping)  # a pool that only some designs have is none of the base
-        return there and len(keys) == 4 and keys[3] in required(deployment_reader.table) and beside in (MISSING, None)
+        in_base = isinstance(get(tree, keys[:3]), Mapping)  # a pool that only some designs have is none of the base
+        return in_base and len(keys) == 4 and keys[3] in required(deployment_reader.table) and beside in (MISSING, None)
     if keys[0] == "deployment":
         return len(keys) == 2 and keys[1] in required(deployment_reader.table)
     choices = (("arrivals", "process", PROCESSES), ("lengths", "source", FORMULAS))
     for field, discriminator, tables in choices:
         if keys[:2] != ("workload", field):
             continue
-        there = get(tree, keys[:2])
-        if not isinstance(there, Mapping):
+        section = get(tree, keys[:2])
+        if not isinstance(section, Mapping):
             return True
-        if there.get(discriminator) is None:
-            return there.get("trace") is None
-        return len(keys) == 3 and keys[2] in required(tables.get(str(there[discriminator]), {}))
+        if section.get(discriminator) is None:
+            return section.get("trace") is None
+        return len(keys) == 3 and keys[2] in required(tables.get(str(section[discriminator]), {}))
     return False

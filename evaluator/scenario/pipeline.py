@@ -81,9 +81,9 @@ class Stage:
 
     def written(self) -> dict[str, Any]:
         """The section it could have been read from."""
-        own = {} if self.parameters is None else written(self.parameters)
+        of_kind = {} if self.parameters is None else written(self.parameters)
         common = {name: written(getattr(self, name)) or None for name in (*COMMON, "tokens")}
-        return {"stage": self.kind, **common, **own}
+        return {"stage": self.kind, **common, **of_kind}
 
 
 COMMON = table_of(Stage)
@@ -198,23 +198,25 @@ def _check_loops(stages: Mapping[str, Stage], place: Place) -> None:
     """Every way back leads to a stage before, passes the LLM or a stage, and has an end."""
     names, until = list(stages), -1
     for place_of, (name, stage) in enumerate(stages.items()):
-        at = place.key(name)
+        where = place.key(name)
         if stage.back_to is None:
             if stage.times is not None:
-                raise at.key("times").error("says how often requests go back; say where to with back_to")
+                raise where.key("times").error("says how often requests go back; say where to with back_to")
             continue
         if stage.back_to not in names[:place_of]:
-            raise at.key("back_to").error(
+            raise where.key("back_to").error(
                 f"{stage.back_to} is no stage before {name}; those are {listed(names[:place_of])}"
             )
         if stages[stage.back_to].kind == "decode":
-            raise at.key("back_to").error("requests do not go back to decode without a prefill; go back to prefill")
+            raise where.key("back_to").error("requests do not go back to decode without a prefill; go back to prefill")
         if stage.times is None:
-            raise at.key("times").error(
+            raise where.key("times").error(
                 f"is required: {name} sends requests back to {stage.back_to}, a cycle without an end; say how often, "
                 "such as times: 3 or times: {mean: 2}"
             )
         # A request goes through its loops one after the other: of two that overlap neither would end before the other.
         if names.index(stage.back_to) <= until:
-            raise at.key("back_to").error(f"the way back to {stage.back_to} crosses another one; loops cannot overlap")
+            raise where.key("back_to").error(
+                f"the way back to {stage.back_to} crosses another one; loops cannot overlap"
+            )
         until = place_of

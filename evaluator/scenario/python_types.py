@@ -64,9 +64,9 @@ def _annotation(schema: Mapping[str, Any], name: str, made: dict[str, str]) -> s
 
 def _alias(name: str, words: str, made: dict[str, str]) -> str:
     """The name of a choice of very many words, the same for all keys that have it."""
-    for known, text in made.items():
-        if text == f"{known}: TypeAlias = {words}\n":
-            return known
+    for alias, text in made.items():
+        if text == f"{alias}: TypeAlias = {words}\n":
+            return alias
     made[name] = f"{name}: TypeAlias = {words}\n"
     return name
 
@@ -132,11 +132,11 @@ def _unique(hints: Any) -> list[str]:
 def _split(hint: str) -> list[str]:
     """The members of a union; what stands in brackets is one of them."""
     parts, depth, start = [], 0, 0
-    for place, letter in enumerate(hint):
+    for index, letter in enumerate(hint):
         depth += (letter == "[") - (letter == "]")
         if letter == "|" and depth == 0:
-            parts.append(hint[start:place].strip())
-            start = place + 1
+            parts.append(hint[start:index].strip())
+            start = index + 1
     return [*parts, hint[start:].strip()]
 
 

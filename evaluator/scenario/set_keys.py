@@ -56,11 +56,11 @@ def _without_name(tree: Tree, keys: tuple[str, ...]) -> Any:
             return put(tree, keys[:depth], None)  # a mapping cannot merge into a value, but into nothing
         if key not in WHOLE or keys[0] != "deployment":
             continue
-        there = get(tree, keys[:depth])
-        if depth == len(keys) and isinstance(there, Mapping):
+        value = get(tree, keys[:depth])
+        if depth == len(keys) and isinstance(value, Mapping):
             return put(tree, keys, None)  # else the figures of the old device would merge into the new one
-        if depth < len(keys) and isinstance(there, str):
-            return put(tree, keys[:depth], {"like": there})
+        if depth < len(keys) and isinstance(value, str):
+            return put(tree, keys[:depth], {"like": value})
     return tree
 
 
@@ -93,5 +93,5 @@ def _other_source(old: Tree, new: Tree) -> list[str]:
 
 def _not_of(chosen: Any, tables: Mapping[str, Table]) -> list[str]:
     """The keys of all tables that are not in the chosen one."""
-    own = tables.get(chosen, {}) if isinstance(chosen, str) else {}
-    return [key for table in tables.values() for key in table if key not in own]
+    chosen_keys = tables.get(chosen, {}) if isinstance(chosen, str) else {}
+    return [key for table in tables.values() for key in table if key not in chosen_keys]

@@ -19,13 +19,13 @@ def refuse_shadowed(axes: Sequence[RawAxis], tree: Tree, overrides: Sequence[Ove
     ``tree`` is the scenario with the ``overrides`` in it, ``place`` that of its sweep. Errors: InputError.
     """
     owner = {path: axis.name for axis in axes for path in axis.keys}
-    for path, value, at in overrides:
+    for path, value, where in overrides:
         for key, _ in leaves(value, path):
             if key in owner:
-                raise at.error(f"the sweep sets {key}; take its axis away first, with --set sweep.{owner[key]}=null")
+                raise where.error(f"the sweep sets {key}; take its axis away first, with --set sweep.{owner[key]}=null")
             for whole in filter(is_whole, owner):
                 if key.startswith(f"{whole}."):
-                    raise at.error(_message(f"the axis {owner[whole]}", whole, key, get(tree, split_path(key))))
+                    raise where.error(_message(f"the axis {owner[whole]}", whole, key, get(tree, split_path(key))))
     for axis in axes:
         for whole in axis.keys:
             lost = [path for path in _figures(tree, whole) if path not in owner and _lost(axis, whole, path)]
@@ -35,10 +35,10 @@ def refuse_shadowed(axes: Sequence[RawAxis], tree: Tree, overrides: Sequence[Ove
 
 def _figures(tree: Tree, whole: str) -> list[str]:
     """The key paths of what makes a device or model of the scenario another one than that which it is like."""
-    there = get(tree, split_path(whole))
-    if split_path(whole)[-1] not in FIGURES or not isinstance(there, Mapping) or "like" not in there:
+    figure = get(tree, split_path(whole))
+    if split_path(whole)[-1] not in FIGURES or not isinstance(figure, Mapping) or "like" not in figure:
         return []
-    given = {key: value for key, value in there.items() if key != "like" and value is not None}
+    given = {key: value for key, value in figure.items() if key != "like" and value is not None}
     return [path for key, value in given.items() for path, _ in leaves(value, f"{whole}.{key}")]
 
 

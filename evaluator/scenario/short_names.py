@@ -59,8 +59,8 @@ def resolve(name: str, paths: Iterable[str], place: Place) -> str:
         return meant[0]
     if meant:
         raise place.error(f"{name} may be any of {listed(meant)}; write the whole key")
-    known = dict.fromkeys(split_path(path)[-1] for path in paths)
-    raise place.error(f"{name} is no key of a scenario{did_you_mean(name, [*known, *paths])}")
+    last_keys = dict.fromkeys(split_path(path)[-1] for path in paths)
+    raise place.error(f"{name} is no key of a scenario{did_you_mean(name, [*last_keys, *paths])}")
 
 
 def is_end(name: str, path: str) -> bool:

@@ -48,8 +48,8 @@ def _check_axis(axis: RawAxis, reader: _Reader) -> Axis:
         else:
             rest = {path: value for path, value in step.items() if path not in plain.columns}
             normal, following = reader.read(rest, axis.place(index)) if rest else ({}, {})
-            own = {path: column[index] for path, column in plain.columns.items()}
-            normal = {path: own[path] if path in own else normal[path] for path in step}
+            step_values = {path: column[index] for path, column in plain.columns.items()}
+            normal = {path: step_values[path] if path in step_values else normal[path] for path in step}
         # In SI units, so that 1s and 1000ms are found to be the same value.
         other = first.setdefault(identity(normal), index)
         if other != index and not axis.repeats:
@@ -94,7 +94,7 @@ def _between(axis: RawAxis) -> _Intervals | None:
             continue
         if all(type(value) is float and isfinite(value) for value in column):
             columns[key] = column
-    extremes = {int(place) for column in columns.values() for place in (np.argmin(column), np.argmax(column))}
+    extremes = {int(extreme) for column in columns.values() for extreme in (np.argmin(column), np.argmax(column))}
     return _Intervals(columns, extremes) if columns else None
 
 

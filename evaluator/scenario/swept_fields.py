@@ -156,25 +156,25 @@ def _read(base: Base, field: FieldPath, raw: Any, place: Place) -> Any:
 def rebuilt(
     reader: Reader,
     base: Any,
-    at: FieldPath,
+    path: FieldPath,
     read: Mapping[FieldPath, Any],
     place: Place,
     join: Callable[[dict[str, Any], Callable[[dict[str, Any]], Any]], Any] = lambda parts, build: build(parts),
 ) -> Any:
-    """The section at ``at`` with the fields that were ``read``, some of which lie in it.
+    """The section at ``path`` with the fields that were ``read``, some of which lie in it.
 
     ``join`` builds a section from what was read below it, by key: from a value of each key, or from what each key has
     over the points of a sweep (``grid``). Errors: InputError where values do not go together.
     """
-    if at in read:
-        return read[at]
-    depth = len(at)
-    touched = {field[depth] for field in read if field[:depth] == at}
+    if path in read:
+        return read[path]
+    depth = len(path)
+    touched = {field[depth] for field in read if field[:depth] == path}
     assert isinstance(reader, Section | Named)
     parts = {
-        name: rebuilt(*reader.below(base, name), (*at, name), read, place, join)
+        name: rebuilt(*reader.below(base, name), (*path, name), read, place, join)
         for name in reader.names(base)  # in the order of the keys, as the first of several faults is told
         if name in touched
     }
-    where = place.key(".".join(at))
+    where = place.key(".".join(path))
     return join(parts, lambda values: reader.rebuilt(base, values, where))

@@ -79,17 +79,19 @@ def read_trace(file: str, columns: Iterable[str] = TIMES + LENGTHS) -> Trace:
         stamp = path.stat()
     except OSError:
         raise InputError(f"{file}: there is no such trace file") from None
-    trace, there = _read(file, stamp.st_mtime_ns, stamp.st_size)
-    missing = [name for name in columns if name not in there]
+    trace, present = _read(file, stamp.st_mtime_ns, stamp.st_size)
+    missing = [name for name in columns if name not in present]
     if missing:
-        raise InputError(f"{file}: no column {', '.join(missing)}; the columns there are {', '.join(there) or 'none'}")
+        raise InputError(
+            f"{file}: no column {', '.join(missing)}; the columns there are {', '.join(present) or 'none'}"
+        )
     return trace
 
 
 @lru_cache(maxsize=16)
 def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...]]:
     wanted = TIMES + LENGTHS + _OPTIONAL
-    columns, content, there = _READERS.get(Path(file).suffix.lower(), _read_csv)(file, wanted)
+    columns, content, present = _READERS.get(Path(file).suffix.lower(), _read_csv)(file, wanted)
     rows = max((len(column) for column in columns.values()), default=-1)
     if rows == 0:
         raise InputError(f"{file}: the trace has no rows")
@@ -119,7 +121,7 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
     hashes = _hash_ids(file, content["hash_ids"]) if "hash_ids" in content else None
     return Trace(
         **numbers, requests=rows, hash_ids=hashes, models=named.get("models", ()), pipelines=named.get("pipelines", ())
-    ), there
+    ), present
 
 
 def _named(file: str, name: str, column: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:

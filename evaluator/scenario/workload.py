@@ -249,10 +249,10 @@ def _lengths(given: Lengths | None, arrivals: Arrivals, models: Mapping[str, Mod
         return given
     if arrivals.process == "trace":
         return Lengths("trace", file=arrivals.file)
-    own = [share.lengths for share in models.values()]
-    if not own or own[0] is None or None in own:
+    of_models = [share.lengths for share in models.values()]
+    if not of_models or of_models[0] is None or None in of_models:
         raise place.key("lengths").error("is required (a trace of arrivals may do without: it has lengths too)")
-    return own[0]  # of no request: each model has its own
+    return of_models[0]  # of no request: each model has its own
 
 
 def _traces(arrivals: Arrivals, several: list[Lengths]) -> dict[str, tuple[str, ...]]:

@@ -65,15 +65,15 @@ def fewest_replicas(
     last = np.array([len(ladder) - 1 for ladder in ladders], dtype=np.int64)
     first = first_replicas(ladders, Starts(whole), rate_rps)
     bisection = Bisection(-first, -last, np.zeros_like(last), 1)  # of places on the ladders, the fewest the largest
-    kept, missed = ReportedRuns(len(ladders)), np.full(len(ladders), "", dtype=object)
+    runs, missed = ReportedRuns(len(ladders)), np.full(len(ladders), "", dtype=object)
     most, done = np.full(len(ladders), -1), before
     while (open_ := bisection.open).size:
         places = -bisection.next(open_)
-        configurations = [ladders[design][place] for design, place in zip(open_, places, strict=True)]
-        found, met = run(whole, configurations, np.full(open_.size, rate_rps), levels)
+        configurations = [ladders[design][rung] for design, rung in zip(open_, places, strict=True)]
+        values, met = run(whole, configurations, np.full(open_.size, rate_rps), levels)
         more = ~bisection.found[open_] & (places > most[open_])
-        kept.keep(open_[met | more], found, np.flatnonzero(met | more))
-        ratios, _ = objectives.ratios(found, open_)
+        runs.keep(open_[met | more], values, np.flatnonzero(met | more))
+        ratios, _ = objectives.ratios(values, open_)
         for row in np.flatnonzero(~met & more):
             missed[open_[row]] = objectives.told(int(open_[row]), ratios[row])
         most[open_] = np.maximum(most[open_], places)
@@ -82,22 +82,22 @@ def fewest_replicas(
         if watch is not None:
             watch.expect(done + bisection.left())
             watch.advance(open_.size)
-    return _fewest(ladders, bisection, kept, missed, done - before)
+    return _fewest(ladders, bisection, runs, missed, done - before)
 
 
 def _fewest(
-    ladders: Sequence[list[Configuration]], bisection: Bisection, kept: ReportedRuns, missed: np.ndarray, trials: int
+    ladders: Sequence[list[Configuration]], bisection: Bisection, runs: ReportedRuns, missed: np.ndarray, trials: int
 ) -> Fewest:
     places = np.where(bisection.found, -bisection.held, -1)
-    configurations = [ladder[place] for ladder, place in zip(ladders, places.tolist(), strict=True)]
-    steady = kept.values["steady"]
-    told = [
+    configurations = [ladder[rung] for ladder, rung in zip(ladders, places.tolist(), strict=True)]
+    steady = runs.values["steady"]
+    statuses = [
         MET if steady[design] else f"{MET}, {unsteady(configuration)}"
         for design, configuration in enumerate(configurations)
     ]
-    status = np.array(told, dtype=object)
+    status = np.array(statuses, dtype=object)
     for design in np.flatnonzero(~bisection.found):
         replicas = sum(station.deployment.replicas for station in configurations[design].stations)
-        if kept.values["status"][design] == OK:
+        if runs.values["status"][design] == OK:
             status[design] = f"missed with {counted(replicas, 'replica')}: {missed[design]}"
-    return Fewest(configurations, status, kept, trials)
+    return Fewest(configurations, status, runs, trials)

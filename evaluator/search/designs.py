@@ -58,8 +58,8 @@ def designs_of(scenario: Scenario, simulator: str) -> Designs:
     for row, configuration in zip(rows.tolist(), whole.configurations, strict=True):
         ladders.setdefault(row // most, []).append(within(configuration, scenario.budget))
     asked = scenario.demand.rate_rps is not None  # then the fewest replicas that serve the rate are looked for
-    found = list(ladders.values()) if asked else [_filled(ladder) for ladder in ladders.values()]
-    return Designs(whole, found, note)
+    design_ladders = list(ladders.values()) if asked else [_filled(ladder) for ladder in ladders.values()]
+    return Designs(whole, design_ladders, note)
 
 
 def check(scenario: Scenario) -> None:
@@ -85,7 +85,7 @@ def without_rates(scenario: Scenario) -> tuple[Scenario, str]:
 
     Errors: InputError for an axis that changes the rate together with other keys.
     """
-    kept: list[Axis] = []
+    axes_without_rate: list[Axis] = []
     dropped: list[Axis] = []
     for axis in scenario.sweep:
         rates = [path for path in _paths(axis) if path in RATES]
@@ -94,9 +94,9 @@ def without_rates(scenario: Scenario) -> tuple[Scenario, str]:
                 f"{scenario.path or scenario.name}: sweep.{axis.name}: sets {rates[0]} beside other keys, and the rate "
                 "is what is searched; take the rate out of its designs"
             )
-        (dropped if rates else kept).append(axis)
+        (dropped if rates else axes_without_rate).append(axis)
     note = "".join(f"the axis {axis.name} is left out: the rate is searched. " for axis in dropped).strip()
-    return replace(scenario, sweep=tuple(kept)), note
+    return replace(scenario, sweep=tuple(axes_without_rate)), note
 
 
 def replicas_axis(most: int) -> Axis:
@@ -176,7 +176,7 @@ def _filled_pools(bare: Scenario, free: Sequence[str], simulator: str, note: str
     rows = np.arange(len(whole.configurations)) if whole.grid.rows is None else whole.grid.rows
     layouts: dict[int, dict[tuple[int, ...], Configuration]] = {}
     for row, configuration in zip(rows.tolist(), whole.configurations, strict=True):
-        split = tuple(int(place) for place in np.unravel_index(row % splits, tuple(most.values())))
+        split = tuple(int(index) for index in np.unravel_index(row % splits, tuple(most.values())))
         layouts.setdefault(row // splits, {})[split] = within(configuration, bare.budget)
     ladders = [[configuration] for splits_of in layouts.values() for configuration in _fullest(splits_of)]
     return Designs(whole, ladders, note)
@@ -184,14 +184,14 @@ def _filled_pools(bare: Scenario, free: Sequence[str], simulator: str, note: str
 
 def _fullest(splits: dict[tuple[int, ...], Configuration]) -> list[Configuration]:
     """Of one layout those that the budget takes and that have no room for another replica; else the smallest."""
-    taken = {split: one for split, one in splits.items() if not one.status.startswith("over budget")}
+    taken = {split: design for split, design in splits.items() if not design.status.startswith("over budget")}
     full = [
-        one
-        for split, one in taken.items()
-        if not any((*split[:at], split[at] + 1, *split[at + 1 :]) in taken for at in range(len(split)))
+        design
+        for split, design in taken.items()
+        if not any((*split[:pool], split[pool] + 1, *split[pool + 1 :]) in taken for pool in range(len(split)))
     ]
     smallest = next(iter(splits.values()))
-    return full if any(one.status == OK for one in full) else [smallest]
+    return full if any(design.status == OK for design in full) else [smallest]
 
 
 def _most_of_pools(scenario: Scenario, free: Sequence[str], simulator: str) -> dict[str, int]:
@@ -220,8 +220,8 @@ def _most_of_pools(scenario: Scenario, free: Sequence[str], simulator: str) -> d
 
 def _paths(axis: Axis) -> tuple[str, ...]:
     """What the axis itself sets, without the defaults that follow from it."""
-    own = dict.fromkeys(path for change in axis.changes for path in change)
-    return tuple(path for path in own if path in axis.keys or path == axis.name or path.startswith(f"{axis.name}."))
+    swept = dict.fromkeys(path for change in axis.changes for path in change)
+    return tuple(path for path in swept if path in axis.keys or path == axis.name or path.startswith(f"{axis.name}."))
 
 
 def _searches_replicas(scenario: Scenario) -> bool:
@@ -263,8 +263,8 @@ def first_replicas(ladders: Sequence[list[Configuration]], starts: Starts, rate_
     """The place on each ladder that the closed form takes for the rate, (design,)."""
     places = []
     for ladder in ladders:
-        one = starts.rate(ladder[0]) / ladder[0].stations[0].deployment.replicas
-        wanted = rate_rps / one
+        rate_of_replica = starts.rate(ladder[0]) / ladder[0].stations[0].deployment.replicas
+        wanted = rate_rps / rate_of_replica
         counts = np.array([configuration.stations[0].deployment.replicas for configuration in ladder])
         places.append(min(int(np.searchsorted(counts, wanted)), len(ladder) - 1))
     return np.array(places, dtype=np.int64)

@@ -135,11 +135,11 @@ class _Search:
         designs = np.flatnonzero([not configuration.open_loop for configuration in self.configurations])
         if not designs.size:
             return
-        found, met = run(self.whole, [self.configurations[int(design)] for design in designs], None, self.levels)
-        self.kept.keep(designs, found, np.arange(designs.size))
-        ratios, _ = self.objectives.ratios(found, designs)
-        for design, one in zip(designs, ratios, strict=True):
-            self.trials[design].append(Trial(0, one))
+        values, met = run(self.whole, [self.configurations[int(design)] for design in designs], None, self.levels)
+        self.kept.keep(designs, values, np.arange(designs.size))
+        ratios, _ = self.objectives.ratios(values, designs)
+        for design, ratios_of_design in zip(designs, ratios, strict=True):
+            self.trials[design].append(Trial(0, ratios_of_design))
         self.bisection.held[designs[met]] = self.bisection.start[designs[met]]
         self.bisection.close(designs)
         self.unbounded[designs[met]] = True
@@ -148,21 +148,21 @@ class _Search:
         """One trial of each of these designs."""
         points = self.bisection.next(designs)
         rates = self.rates(points)
-        found, met = run(self.whole, [self.configurations[design] for design in designs], rates, self.levels)
-        ratios, errors = self.objectives.ratios(found, designs)
+        values, met = run(self.whole, [self.configurations[design] for design in designs], rates, self.levels)
+        ratios, errors = self.objectives.ratios(values, designs)
         lower = np.array(
             [
-                all(point < one.point for one in self.trials[design])
+                all(point < trial.point for trial in self.trials[design])
                 for design, point in zip(designs, points, strict=True)
             ]
         )
         better = np.flatnonzero(met | (~self.bisection.found[designs] & lower))
-        self.kept.keep(designs[better], found, better)
+        self.kept.keep(designs[better], values, better)
         self.error[designs[better]] = errors[better]
-        for design, point, one in zip(designs, points, ratios, strict=True):
-            self.trials[design].append(Trial(int(point), one))
+        for design, point, ratios_of_design in zip(designs, points, ratios, strict=True):
+            self.trials[design].append(Trial(int(point), ratios_of_design))
         self.bisection.tell(designs, points, met)
-        endless = designs[met & (rates > UNBOUNDED * found["throughput_rps"])]
+        endless = designs[met & (rates > UNBOUNDED * values["throughput_rps"])]
         self.unbounded[endless] = True
         self.bisection.close(endless)
 
@@ -200,15 +200,15 @@ class _Search:
         (1 + e) r, in another unit of time. With the slope s = d ln L / d ln r it stays at its bound at a rate that is
         lower by e (1 + 1 / s). At saturation the rate is one over the time of service.
         """
-        at = {trial.point: trial.ratios for trial in self.trials[design]}
-        held, failed = at[int(self.bisection.held[design])], at[int(self.bisection.failed[design])]
+        ratios_at = {trial.point: trial.ratios for trial in self.trials[design]}
+        held, failed = ratios_at[int(self.bisection.held[design])], ratios_at[int(self.bisection.failed[design])]
         if not np.nanmax(failed, initial=0.0) > 1.0:
             return SATURATION, np.nan, self._model_error("e2e", design)
         worst = int(np.nanargmax(failed))
         bound = self.objectives.bounds[worst]
-        points = np.array(list(at))
+        points = np.array(list(ratios_at))
         with np.errstate(divide="ignore", invalid="ignore"):  # a wait of nothing has no logarithm
-            logs = np.log([ratios[worst] for ratios in at.values()])
+            logs = np.log([ratios[worst] for ratios in ratios_at.values()])
             slope = _slope(points, logs, int(self.bisection.held[design]), self.step)
         if not slope > 0.0:
             return f"{bound.metric} {bound.statistic}", np.nan, np.nan

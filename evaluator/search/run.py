@@ -111,33 +111,33 @@ def _by_goodput(
     designs: Designs, levels: np.ndarray, bracket: float, progress: ProgressReport | None
 ) -> tuple[list[Configuration], Values]:
     configurations = [ladder[0] for ladder in designs.ladders]
-    able = np.array([place for place, configuration in enumerate(configurations) if configuration.status == OK])
-    found = goodput(designs.plan, [configurations[place] for place in able], levels, bracket, progress)
+    able = np.array([position for position, configuration in enumerate(configurations) if configuration.status == OK])
+    limits = goodput(designs.plan, [configurations[position] for position in able], levels, bracket, progress)
 
     def undecided() -> np.ndarray:
-        return _configs([configurations[place]] for place in able[found.undecided])
+        return _configs([configurations[position]] for position in able[limits.undecided])
 
     for longer in longer_plans(designs.plan, undecided):
-        wanted = found.undecided
-        ladders = _able(longer, [[configurations[place]] for place in able[wanted]])
+        wanted = limits.undecided
+        ladders = _able(longer, [[configurations[position]] for position in able[wanted]])
         ready = np.array([bool(ladder) for ladder in ladders], dtype=bool)  # more requests, longer ones
         if not ready.any():
             break
         rows, again = wanted[ready], [configuration for ladder in ladders for configuration in ladder]
-        more = goodput(longer, again, levels, bracket, progress, found.rate_rps[rows], found.trials)
-        found = found.replaced(rows, more)
-        for place, configuration in zip(able[rows], again, strict=True):
-            configurations[place] = configuration
-    values = _spread(found.kept.values, able, configurations)
+        more = goodput(longer, again, levels, bracket, progress, limits.rate_rps[rows], limits.trials)
+        limits = limits.replaced(rows, more)
+        for position, configuration in zip(able[rows], again, strict=True):
+            configurations[position] = configuration
+    values = _spread(limits.kept.values, able, configurations)
     columns = {
-        "goodput_rps": found.rate_rps,
-        "goodput_high_rps": found.high_rps,
-        "goodput_rps_stderr": found.stderr_rps,
-        "goodput_rps_model_error": found.model_error,
+        "goodput_rps": limits.rate_rps,
+        "goodput_high_rps": limits.high_rps,
+        "goodput_rps_stderr": limits.stderr_rps,
+        "goodput_rps_model_error": limits.model_error,
     }
     values |= {name: _numbers(column, able, len(configurations)) for name, column in columns.items()}
-    values["search_status"] = _texts(found.status, able, len(configurations))
-    values["goodput_limit"] = _texts(found.limit, able, len(configurations))
+    values["search_status"] = _texts(limits.status, able, len(configurations))
+    values["goodput_limit"] = _texts(limits.limit, able, len(configurations))
     return configurations, values
 
 
@@ -145,26 +145,26 @@ def _by_replicas(
     designs: Designs, levels: np.ndarray, rate_rps: float, progress: ProgressReport | None
 ) -> tuple[list[Configuration], Values]:
     ladders = [[configuration for configuration in ladder if configuration.status == OK] for ladder in designs.ladders]
-    able = np.array([place for place, ladder in enumerate(ladders) if ladder])
-    found = fewest_replicas(designs.plan, [ladders[place] for place in able], rate_rps, levels, progress)
+    able = np.array([position for position, ladder in enumerate(ladders) if ladder])
+    fewest = fewest_replicas(designs.plan, [ladders[position] for position in able], rate_rps, levels, progress)
 
     def undecided() -> np.ndarray:
-        return _configs(ladders[place] for place in able[found.undecided])
+        return _configs(ladders[position] for position in able[fewest.undecided])
 
     for longer in longer_plans(designs.plan, undecided):
-        wanted = found.undecided
-        again = _able(longer, [ladders[place] for place in able[wanted]])
+        wanted = fewest.undecided
+        again = _able(longer, [ladders[position] for position in able[wanted]])
         ready = np.array([bool(ladder) for ladder in again], dtype=bool)  # more requests, longer ones
         if not ready.any():
             break
         again = [ladder for ladder in again if ladder]
-        more = fewest_replicas(longer, again, rate_rps, levels, progress, found.trials)
-        found = found.replaced(wanted[ready], more)
+        more = fewest_replicas(longer, again, rate_rps, levels, progress, fewest.trials)
+        fewest = fewest.replaced(wanted[ready], more)
     configurations = [ladder[0] for ladder in designs.ladders]
-    for place, configuration in zip(able, found.configurations, strict=True):
-        configurations[place] = configuration
-    values = _spread(found.kept.values, able, configurations)
-    values["search_status"] = _texts(found.status, able, len(configurations))
+    for position, configuration in zip(able, fewest.configurations, strict=True):
+        configurations[position] = configuration
+    values = _spread(fewest.kept.values, able, configurations)
+    values["search_status"] = _texts(fewest.status, able, len(configurations))
     return configurations, values
 
 
@@ -183,17 +183,17 @@ def _able(longer: Plan, ladders: Sequence[list[Configuration]]) -> list[list[Con
     ]
 
 
-def _spread(found: Values, able: np.ndarray, configurations: Sequence[Configuration]) -> Values:
+def _spread(of_able: Values, able: np.ndarray, configurations: Sequence[Configuration]) -> Values:
     """Values of some designs in their rows; the others have what is known of a design that does not run."""
     values: Values = {}
-    for name, value in found.items():
+    for name, value in of_able.items():
         empty = "" if value.dtype == object else False if value.dtype == bool else np.nan
         values[name] = np.full((len(configurations), *value.shape[1:]), empty, dtype=value.dtype)
         values[name][able] = value
-    for place, configuration in enumerate(configurations):
+    for position, configuration in enumerate(configurations):
         if configuration.status != OK:
             for name, text in told_of(configuration).items():
-                values[name][place] = text
+                values[name][position] = text
     values |= {name: value.astype(str) for name, value in values.items() if value.dtype == object}
     return values
 
@@ -221,10 +221,12 @@ def _dataset(
     whole = designs.plan
     values |= known_of(configurations)
     values["config"] = whole.grid.numbers(values["config"])
-    price = np.array([np.nan if one.usd_per_hour is None else one.usd_per_hour for one in configurations])
+    price = np.array([np.nan if design.usd_per_hour is None else design.usd_per_hour for design in configurations])
     values["usd_per_hour"] = price
     if "goodput_rps" in values:
-        values["goodput_rps_per_gpu"] = values["goodput_rps"] / np.array([one.accelerators for one in configurations])
+        values["goodput_rps_per_gpu"] = values["goodput_rps"] / np.array(
+            [design.accelerators for design in configurations]
+        )
         with np.errstate(divide="ignore", invalid="ignore"):
             values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)
     values["pool_layout"] = np.array([layout_of(configuration) for configuration in configurations])
@@ -258,7 +260,7 @@ def layout_of(configuration: Configuration) -> str:
     """Replicas and parallelism of every pool, ``prefill 3 x tp2, decode 1 x tp2``, and hardware where pools differ."""
     several = len(configuration.answering) > 1
     mixed = len({station.design.hardware.name for station in configuration.answering}) > 1
-    told = []
+    pools = []
     for station in configuration.answering:
         deployment = station.deployment
         parts = [f"{deployment.replicas} x tp{deployment.tensor_parallel}"]
@@ -268,5 +270,5 @@ def layout_of(configuration: Configuration) -> str:
         parts += [f"r{deployment.redundant_experts}"] if deployment.redundant_experts else []
         parts += [deployment.expert_exchange] if deployment.expert_exchange != GATHER else []
         parts += [station.design.hardware.name] if mixed else []
-        told.append(f"{station.name} {' '.join(parts)}" if several else " ".join(parts))
-    return ", ".join(told)
+        pools.append(f"{station.name} {' '.join(parts)}" if several else " ".join(parts))
+    return ", ".join(pools)

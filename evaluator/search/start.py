@@ -57,7 +57,7 @@ def _context(demand: Demand) -> float:
 
 def _pace(objectives: tuple[Objective, ...]) -> float:
     """Seconds between tokens that the objectives allow."""
-    return min((one.bound_s for one in objectives if one.metric in PACE), default=float("inf"))
+    return min((objective.bound_s for objective in objectives if objective.metric in PACE), default=float("inf"))
 
 
 def _capacity(station: StationPlan, prompt: float, output: float, context: float, pace: float) -> float:

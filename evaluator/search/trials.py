@@ -33,12 +33,12 @@ class Objectives:
 
         ``values`` have a row for each of ``designs``; NaN where a design has no such objective.
         """
-        found = [self._ratio(values, bound, designs) for bound in self.bounds]
-        return np.stack([one for one, _ in found], axis=-1), np.stack([error for _, error in found], axis=-1)
+        ratios = [self._ratio(values, bound, designs) for bound in self.bounds]
+        return np.stack([ratio for ratio, _ in ratios], axis=-1), np.stack([error for _, error in ratios], axis=-1)
 
     def _ratio(self, values: Values, bound: Bounds, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        (found, error), limit = statistic_of(values, bound, self.levels), bound.bound_s[designs]
-        return found / limit, error / limit
+        (value, error), limit = statistic_of(values, bound, self.levels), bound.bound_s[designs]
+        return value / limit, error / limit
 
     def told(self, design: int, ratios: np.ndarray) -> str:
         """The objective that a design misses by most, ``ratios`` (objective,), in words."""
@@ -61,11 +61,11 @@ class ReportedRuns:
     designs: int
     values: Values = field(default_factory=dict)
 
-    def keep(self, designs: np.ndarray, found: Values, rows: np.ndarray) -> None:
-        """Take the ``rows`` of ``found`` for these designs."""
+    def keep(self, designs: np.ndarray, values: Values, rows: np.ndarray) -> None:
+        """Take the ``rows`` of ``values`` for these designs."""
         if not self.values:
-            self.values = {name: _empty(self.designs, value) for name, value in found.items()}
-        for name, value in found.items():
+            self.values = {name: _empty(self.designs, value) for name, value in values.items()}
+        for name, value in values.items():
             self.values[name][designs] = value[rows]
 
 
@@ -86,12 +86,12 @@ def run(
     A configuration does so where it runs, meets its objectives, and is not saturated: a queue that grows all along
     would miss any objective in a longer run.
     """
-    found = (
+    values = (
         statistics_of(whole, configurations, levels)
         if rates_rps is None
         else _at_rates(whole, configurations, rates_rps, levels)
     )
-    return found, found["slo_met"] & ~found["saturated"] & (found["status"] == OK)
+    return values, values["slo_met"] & ~values["saturated"] & (values["status"] == OK)
 
 
 def _at_rates(
@@ -109,17 +109,15 @@ def _at_rates(
     moved, parts = ~session_turns, []
     for rate_rps in np.unique(rates_rps[session_turns]):
         rows = np.flatnonzero(session_turns & (rates_rps == rate_rps))
-        there = _planned_at(whole, [configurations[int(row)].config for row in rows], float(rate_rps))
-        able = np.array([configuration.status == OK for configuration in there.configurations], dtype=bool)
-        parts.append(
-            (there, [configuration for configuration in there.configurations if configuration.status == OK], rows[able])
-        )
+        planned = _planned_at(whole, [configurations[int(row)].config for row in rows], float(rate_rps))
+        able = np.array([configuration.status == OK for configuration in planned.configurations], dtype=bool)
+        parts.append((planned, [design for design in planned.configurations if design.status == OK], rows[able]))
         moved[rows[~able]] = True
     rows = np.flatnonzero(moved)
     parts.append((whole, whole.at_rates([configurations[int(row)] for row in rows], rates_rps[rows]), rows))
-    ran = [(statistics_of(at, variants, levels), rows) for at, variants, rows in parts if rows.size]
+    ran = [(statistics_of(planned, variants, levels), rows) for planned, variants, rows in parts if rows.size]
     back = np.argsort(np.concatenate([rows for _, rows in ran]))
-    return {name: np.concatenate([found[name] for found, _ in ran])[back] for name in ran[0][0]}
+    return {name: np.concatenate([values[name] for values, _ in ran])[back] for name in ran[0][0]}
 
 
 def _planned_at(whole: Plan, configs: Sequence[int], rate_rps: float) -> Plan:

@@ -66,12 +66,12 @@ def stations_of(plan: Plan, configurations: list[Configuration], observe: Observ
     from evaluator.stations.contract import Station
     from evaluator.stations.link import link
 
-    def sends(at: tuple[int, int], jobs: Jobs) -> np.ndarray | None:
-        return chosen_replicas(configurations[at[0]], plan.seeds[at[1]], 1, jobs)
+    def sends(run: tuple[int, int], jobs: Jobs) -> np.ndarray | None:
+        return chosen_replicas(configurations[run[0]], plan.seeds[run[1]], 1, jobs)
 
     group = plan.group_of(configurations[0])
     all_routes: list[list[RequestRoutes]] = []
-    found: list[Station] = []
+    stations: list[Station] = []
     if configurations[0].staged:
         from evaluator.simulation.stages import stage_stations
 
@@ -82,19 +82,19 @@ def stations_of(plan: Plan, configurations: list[Configuration], observe: Observ
             all_routes,
             pool=partial(_pool, plan, group, configurations, observe=observe),
         )
-        found += around(before=True)
+        stations += around(before=True)
     for phase in configurations[0].phases:
         pools = [_pool(plan, group, configurations, number, observe=observe) for number in phase.stations]
-        told = any(configuration.phases[phase.number].replicas is not None for configuration in configurations)
-        serve = partial(serve_side, configurations, plan.seeds, phase.number, pools) if told else pools[0]
+        routed = any(configuration.phases[phase.number].replicas is not None for configuration in configurations)
+        serve = partial(serve_side, configurations, plan.seeds, phase.number, pools) if routed else pools[0]
         prefill = phase.role.first_token_only and len(configurations[0].phases) > 1
         name = configurations[0].stations[phase.stations.start].name if len(pools) == 1 else phase.role.name
-        found.append(Station(name, serve, phase.role, sends=sends if prefill else None))
+        stations.append(Station(name, serve, phase.role, sends=sends if prefill else None))
         links = [configuration.link for configuration in configurations]
-        there = next((one for one in links if one is not None), None)
-        if phase.number == 0 and there is not None:
-            found.append(link(there.name, links))
-    return [*found, *around(before=False)] if all_routes else found
+        first_link = next((candidate for candidate in links if candidate is not None), None)
+        if phase.number == 0 and first_link is not None:
+            stations.append(link(first_link.name, links))
+    return [*stations, *around(before=False)] if all_routes else stations
 
 
 def _pool(

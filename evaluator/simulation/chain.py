@@ -29,7 +29,7 @@ from evaluator.stations.contract import (
     StationVisit,
     Use,
     WeightedGaps,
-    each,
+    by_run,
     whole_table,
 )
 from evaluator.traffic.jobs import Jobs, Origin
@@ -82,26 +82,26 @@ def run_chain(stations: Sequence[Station], jobs: ChunkJobs) -> ChainResult:
 def _onwards(visit: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin: bool) -> ChunkJobs:
     """The jobs of the next station; ``aside`` is filled where the requests split, and emptied where they join."""
     following: list[list[Jobs]] = [[] for _ in visit.jobs]
-    for at, one in each(visit.jobs):
-        left_s = visit.times.last_token_s[at][one.id]
+    for run, arrived in by_run(visit.jobs):
+        left_s = visit.times.last_token_s[run][arrived.id]
         if visit.station.role is not None:
-            one = with_fields(one, origin=_origin(visit.times, at, one.id))
+            arrived = with_fields(arrived, origin=_origin(visit.times, run, arrived.id))
         if splits:
-            on, done = one.after_prefill(left_s)
+            on, done = arrived.after_prefill(left_s)
             if done is not None:  # the decode side has nothing to give to them, stages behind it have
-                aside[at] = done
+                aside[run] = done
             if visit.station.sends is not None:  # what the link takes depends on the replica to which it sends
-                on = replace(on, chosen=visit.station.sends(at, on))
+                on = replace(on, chosen=visit.station.sends(run, on))
         else:
-            on = one.at(left_s)
-            if rejoin and at in aside:
-                on = on.joined(aside.pop(at))
-        following[at[0]].append(on)
+            on = arrived.at(left_s)
+            if rejoin and run in aside:
+                on = on.joined(aside.pop(run))
+        following[run[0]].append(on)
     return following
 
 
-def _origin(times: RequestTimes, at: tuple[int, int], ids: np.ndarray) -> Origin:
-    return Origin(times.replica[at][ids], times.first_token_s[at][ids] - times.scheduled_s[at][ids])
+def _origin(times: RequestTimes, run: tuple[int, int], ids: np.ndarray) -> Origin:
+    return Origin(times.replica[run][ids], times.first_token_s[run][ids] - times.scheduled_s[run][ids])
 
 
 def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
@@ -109,7 +109,7 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
     start = station_visits[0]
     giving = [visit for visit in station_visits if visit.station.role is not None]
     first = giving[0] if giving else station_visits[-1]
-    found = ChainResult(
+    result = ChainResult(
         # All requests come to the first station and to the first that gives tokens: their tables have one shape.
         times=replace(first.times, arrival_s=start.times.arrival_s, hit_tokens=None, visited=None),
         tokens=_tokens_of(start, first),
@@ -121,37 +121,37 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
     )
     for visit in giving[1:]:
         again = visit.number > 0 and visit.station.role is not None and not visit.station.role.prompt_resident
-        found = _another_answer(found, visit) if again else _later_tokens(found, visit, visit.itl)
+        result = _another_answer(result, visit) if again else _later_tokens(result, visit, visit.itl)
     behind = station_visits[station_visits.index(giving[-1]) + 1 :] if giving else []
     if behind:
-        found = replace(found, given_s=(found.times.first_token_s, found.times.last_token_s))
+        result = replace(result, given_s=(result.times.first_token_s, result.times.last_token_s))
     for visit in behind:
-        found = _behind(found, visit)
+        result = _behind(result, visit)
     if any(visit.station.stage is not None for visit in station_visits):
-        makespan_s = found.times.last_token_s.max(axis=-1) - found.times.arrival_s.min(axis=-1)
-        found = replace(found, stages=stage_times(station_visits, makespan_s), station_visits=tuple(station_visits))
-    return found
+        makespan_s = result.times.last_token_s.max(axis=-1) - result.times.arrival_s.min(axis=-1)
+        result = replace(result, stages=stage_times(station_visits, makespan_s), station_visits=tuple(station_visits))
+    return result
 
 
 def _waits(station_visits: Sequence[StationVisit], shape: tuple[int, int, int]) -> np.ndarray | None:
     """How long requests wait at these stations before their service starts, (config, seed, request)."""
     if not station_visits:
         return None
-    found = np.zeros(shape)
+    waits_s = np.zeros(shape)
     for visit in station_visits:
-        for at, one in each(visit.jobs):
-            began_s = visit.times.scheduled_s[at][one.id]
+        for run, jobs in by_run(visit.jobs):
+            began_s = visit.times.scheduled_s[run][jobs.id]
             # Layers of KV are sent before their prompt ends: service that starts before its job is ready is no wait.
-            found[at][one.id] += np.maximum(began_s - one.ready_s, 0.0)
-    return found
+            waits_s[run][jobs.id] += np.maximum(began_s - jobs.ready_s, 0.0)
+    return waits_s
 
 
 def _tokens_of(start: StationVisit, first: StationVisit) -> TokenCounts:
     """The tokens of the requests, with the output that the first station that gives any gives."""
     cached, hits = _by_request(start, "cached_tokens"), first.times.hit_tokens
     if hits is not None:
-        for at, one in each(first.jobs):
-            cached[at][one.id] += hits[at][one.id]
+        for run, jobs in by_run(first.jobs):
+            cached[run][jobs.id] += hits[run][jobs.id]
     prompt, output = _by_request(start, "prompt_tokens"), _by_request(first, "output_tokens")
     if _branching(start):
         return TokenCounts(prompt, _by_request(first, "made_tokens"), cached, path_tokens=output)
@@ -160,69 +160,73 @@ def _tokens_of(start: StationVisit, first: StationVisit) -> TokenCounts:
 
 def _by_request(visit: StationVisit, name: str) -> np.ndarray:
     """A column of the demand of the jobs, (config, seed, request)."""
-    found = np.zeros(visit.times.arrival_s.shape, dtype=np.int64)
-    for at, one in each(visit.jobs):
-        found[at][one.id] = getattr(one.demand, name)
-    return found
+    column = np.zeros(visit.times.arrival_s.shape, dtype=np.int64)
+    for run, jobs in by_run(visit.jobs):
+        column[run][jobs.id] = getattr(jobs.demand, name)
+    return column
 
 
 def _branching(visit: StationVisit) -> bool:
-    demands = {id(one.demand): one.demand for _, one in each(visit.jobs)}.values()
-    return any(one.branch_tokens is not None or one.later_branch_tokens is not None for one in demands)
+    demands = {id(jobs.demand): jobs.demand for _, jobs in by_run(visit.jobs)}.values()
+    return any(demand.branch_tokens is not None or demand.later_branch_tokens is not None for demand in demands)
 
 
 def _several_models(visit: StationVisit) -> bool:
-    return any(demand.model.any() for demand in {id(one.demand): one.demand for _, one in each(visit.jobs)}.values())
+    return any(
+        demand.model.any() for demand in {id(jobs.demand): jobs.demand for _, jobs in by_run(visit.jobs)}.values()
+    )
 
 
 def _measured(visit: StationVisit) -> np.ndarray:
     # By value: threads that need a mask at the same time may each have built it, and statistics of one mask for all sum
     # in another order than those of a mask for each.
-    distinct = list({id(one.measured): one for _, one in each(visit.jobs)}.values())
-    if distinct and all(whole_table(one) and np.array_equal(one.measured, distinct[0].measured) for one in distinct):
+    distinct = list({id(jobs.measured): jobs for _, jobs in by_run(visit.jobs)}.values())
+    if distinct and all(whole_table(jobs) and np.array_equal(jobs.measured, distinct[0].measured) for jobs in distinct):
         return distinct[0].measured
-    found = np.zeros(visit.times.arrival_s.shape, dtype=bool)
-    for at, one in each(visit.jobs):
-        found[at][one.id] = one.measured
-    return found
+    measured = np.zeros(visit.times.arrival_s.shape, dtype=bool)
+    for run, jobs in by_run(visit.jobs):
+        measured[run][jobs.id] = jobs.measured
+    return measured
 
 
-def _later_tokens(found: ChainResult, visit: StationVisit, itl: Gaps | None) -> ChainResult:
+def _later_tokens(result: ChainResult, visit: StationVisit, itl: Gaps | None) -> ChainResult:
     """With the tokens that a later engine gives, and the gap before the first of them."""
-    last_token_s, tokens = found.times.last_token_s.copy(), _copied(found.tokens)
-    gaps = None if found.itl is None else [list(seeds) for seeds in found.itl]
+    last_token_s, tokens = result.times.last_token_s.copy(), _copied(result.tokens)
+    gaps = None if result.itl is None else [list(seeds) for seeds in result.itl]
     handed = HandedOn(np.zeros_like(last_token_s), np.zeros_like(last_token_s))
-    for at, one in each(visit.jobs):
-        ids = one.id[one.measured]
+    for run, jobs in by_run(visit.jobs):
+        ids = jobs.id[jobs.measured]
         if gaps is not None and itl is not None:
-            across = visit.times.first_token_s[at][ids] - last_token_s[at][ids]
-            weights = np.broadcast_to(np.asarray(one.demand.branches, dtype=np.float64), len(one))[one.measured]
-            gaps[at[0]][at[1]] = pooled([gaps[at[0]][at[1]], (across, weights), itl[at[0]][at[1]]])
-            handed.gap_s[at][ids], handed.sequences[at][ids] = across, weights
-        last_token_s[at][one.id] = visit.times.last_token_s[at][one.id]
-        tokens.longest[at][one.id] += one.demand.output_tokens
+            across = visit.times.first_token_s[run][ids] - last_token_s[run][ids]
+            weights = np.broadcast_to(np.asarray(jobs.demand.branches, dtype=np.float64), len(jobs))[jobs.measured]
+            gaps[run[0]][run[1]] = pooled([gaps[run[0]][run[1]], (across, weights), itl[run[0]][run[1]]])
+            handed.gap_s[run][ids], handed.sequences[run][ids] = across, weights
+        last_token_s[run][jobs.id] = visit.times.last_token_s[run][jobs.id]
+        tokens.longest[run][jobs.id] += jobs.demand.output_tokens
         if tokens.path_tokens is not None:  # then ``longest`` is another array than the output of all branches
-            tokens.output_tokens[at][one.id] += one.demand.made_tokens
-    return replace(found, times=replace(found.times, last_token_s=last_token_s), tokens=tokens, itl=gaps, handed=handed)
+            tokens.output_tokens[run][jobs.id] += jobs.demand.made_tokens
+    return replace(
+        result, times=replace(result.times, last_token_s=last_token_s), tokens=tokens, itl=gaps, handed=handed
+    )
 
 
-def _another_answer(found: ChainResult, visit: StationVisit) -> ChainResult:
+def _another_answer(result: ChainResult, visit: StationVisit) -> ChainResult:
     """With the answer of a later visit, for those who come again: the client sees the last one, the others are calls.
 
     How the gaps between tokens are spread over the answers is not known.
     """
-    names, tokens = ("first_token_s", "last_token_s"), _copied(found.tokens)
-    times = replace(found.times, **{name: getattr(found.times, name).copy() for name in names})
+    names, tokens = ("first_token_s", "last_token_s"), _copied(result.tokens)
+    times = replace(result.times, **{name: getattr(result.times, name).copy() for name in names})
     assert tokens.cached_tokens is not None
-    for at, one in each(visit.jobs):
+    for run, jobs in by_run(visit.jobs):
         for name in names:
-            getattr(times, name)[at][one.id] = getattr(visit.times, name)[at][one.id]
-        tokens.prompt_tokens[at][one.id] = one.demand.prompt_tokens
-        tokens.cached_tokens[at][one.id] = one.demand.cached_tokens
-        tokens.longest[at][one.id] = one.demand.output_tokens
+            getattr(times, name)[run][jobs.id] = getattr(visit.times, name)[run][jobs.id]
+        tokens.prompt_tokens[run][jobs.id] = jobs.demand.prompt_tokens
+        tokens.cached_tokens[run][jobs.id] = jobs.demand.cached_tokens
+        tokens.longest[run][jobs.id] = jobs.demand.output_tokens
         if tokens.path_tokens is not None:
-            tokens.output_tokens[at][one.id] = one.demand.made_tokens
-    return replace(found, times=times, tokens=tokens, itl=None)
+            tokens.output_tokens[run][jobs.id] = jobs.demand.made_tokens
+    return replace(result, times=times, tokens=tokens, itl=None)
 
 
 def _copied(tokens: TokenCounts) -> TokenCounts:
@@ -230,21 +234,21 @@ def _copied(tokens: TokenCounts) -> TokenCounts:
     return TokenCounts(**{name: values.copy() for name, values in vars(tokens).items() if values is not None})
 
 
-def _behind(found: ChainResult, visit: StationVisit) -> ChainResult:
+def _behind(result: ChainResult, visit: StationVisit) -> ChainResult:
     """With what a station behind the last engine does to the answers: it passes on each token, or holds them all."""
-    first_token_s, last_token_s = found.times.first_token_s.copy(), found.times.last_token_s.copy()
-    for at, one in each(visit.jobs):
-        left_s = visit.times.last_token_s[at][one.id]
-        seen_s = first_token_s[at][one.id] + (left_s - one.ready_s) if visit.station.streams else left_s
+    first_token_s, last_token_s = result.times.first_token_s.copy(), result.times.last_token_s.copy()
+    for run, jobs in by_run(visit.jobs):
+        left_s = visit.times.last_token_s[run][jobs.id]
+        seen_s = first_token_s[run][jobs.id] + (left_s - jobs.ready_s) if visit.station.streams else left_s
         if visit.times.visited is not None:
-            seen_s = np.where(visit.times.visited[at][one.id], seen_s, first_token_s[at][one.id])
-        first_token_s[at][one.id], last_token_s[at][one.id] = seen_s, left_s
-    gaps, handed = found.itl, found.handed
+            seen_s = np.where(visit.times.visited[run][jobs.id], seen_s, first_token_s[run][jobs.id])
+        first_token_s[run][jobs.id], last_token_s[run][jobs.id] = seen_s, left_s
+    gaps, handed = result.itl, result.handed
     if gaps is not None and not visit.station.streams:
         some = visit.times.visited is not None  # of pooled gaps nobody knows whose they are
-        gaps, handed = None if some else [[_at_once(one) for one in seeds] for seeds in gaps], None
-    times = replace(found.times, first_token_s=first_token_s, last_token_s=last_token_s)
-    return replace(found, times=times, itl=gaps, handed=handed)
+        gaps, handed = None if some else [[_at_once(gaps_of_seed) for gaps_of_seed in seeds] for seeds in gaps], None
+    times = replace(result.times, first_token_s=first_token_s, last_token_s=last_token_s)
+    return replace(result, times=times, itl=gaps, handed=handed)
 
 
 def _at_once(gaps: WeightedGaps) -> WeightedGaps:

@@ -16,7 +16,7 @@ from evaluator.plan import Configuration, Plan, StationGroup, StationPlan
 from evaluator.simulation.chain import ChainResult, chain_result_of
 from evaluator.simulation.lanes import costs_of, lanes_per_call, limits_of, program_of, results_of, rules_of
 from evaluator.simulation.routing_tables import choices_of
-from evaluator.stations.contract import At, ChunkJobs, each
+from evaluator.stations.contract import ChunkJobs, RunKey, by_run
 from evaluator.stations.engine import LaneResult, Requests, preemptive
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.rings import NONE
@@ -30,7 +30,7 @@ class JointLane:
     """One configuration under one seed. ``phases`` are the jobs of each side, in the order of the requests."""
 
     configuration: Configuration
-    at: At
+    at: RunKey
     seed: int
     phases: tuple[Jobs, ...]
     goes_on: np.ndarray  # of the requests: which of them have a job on the second side
@@ -53,25 +53,25 @@ def run_in_one_loop(
     """What became of the jobs of a chunk, over all seeds."""
     lanes = lanes_of(plan, configurations, jobs)
     size = lanes_per_call(group.lane_requests)
-    found = results_of(program_of(group), lambda at: engine_input(group, lanes[at]), len(lanes), size)
-    runs = {lane.at: _told(lane, result) for lane, result in zip(lanes, found, strict=True)}
+    results = results_of(program_of(group), lambda some: engine_input(group, lanes[some]), len(lanes), size)
+    runs = {lane.at: _told(lane, result) for lane, result in zip(lanes, results, strict=True)}
     return chain_result_of(visits_of_joint_run(configurations, jobs, runs))
 
 
 def lanes_of(plan: Plan, configurations: Sequence[Configuration], jobs: ChunkJobs) -> list[JointLane]:
     """The lanes of the configurations that can run."""
     return [
-        _lane(configurations[at[0]], at, plan.seeds[at[1]], one)
-        for at, one in each(jobs)
-        if configurations[at[0]].status == OK
+        _lane(configurations[run[0]], run, plan.seeds[run[1]], run_jobs)
+        for run, run_jobs in by_run(jobs)
+        if configurations[run[0]].status == OK
     ]
 
 
-def _lane(configuration: Configuration, at: At, seed: int, jobs: Jobs) -> JointLane:
+def _lane(configuration: Configuration, run: RunKey, seed: int, jobs: Jobs) -> JointLane:
     if len(configuration.phases) == 1:
-        return JointLane(configuration, at, seed, (jobs,), np.zeros(0, dtype=np.int64))
+        return JointLane(configuration, run, seed, (jobs,), np.zeros(0, dtype=np.int64))
     later, _ = jobs.after_prefill(jobs.ready_s)
-    return JointLane(configuration, at, seed, (jobs, later), jobs.demand.after_prefill[0])
+    return JointLane(configuration, run, seed, (jobs, later), jobs.demand.after_prefill[0])
 
 
 # --- what the engine is given
@@ -91,11 +91,11 @@ def _requests(group: StationGroup, lanes: Sequence[JointLane]) -> Requests:
         arrival[row, : len(lane.phases[0])] = lane.phases[0].ready_s
         first = 0
         for phase, jobs in zip(lane.configuration.phases, lane.phases, strict=True):
-            at, demand = slice(first, first + len(jobs)), jobs.demand
+            served, demand = slice(first, first + len(jobs)), jobs.demand
             for column, values in enumerate((demand.compute_tokens, demand.prompt_tokens, demand.output_tokens)):
-                tokens[column, row, at] = values
+                tokens[column, row, served] = values
             for number in phase.stations:
-                units[row, number, at] = lane.configuration.stations[number].held_units(demand)
+                units[row, number, served] = lane.configuration.stations[number].held_units(demand)
             first += len(jobs)
     compute, prompt, output = tokens
     return Requests(arrival, compute, prompt, output, units.reshape(len(lanes), -1))
@@ -142,9 +142,9 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
     choices = choices_of(configuration, lane.seed, lane.phases, width, group.key.tables)
 
     def by_replica(values: Any, rest: int) -> np.ndarray:
-        found = np.full(group.key.replicas, rest, dtype=np.int32)
-        found[: len(pool)] = values
-        return found
+        padded = np.full(group.key.replicas, rest, dtype=np.int32)
+        padded[: len(pool)] = values
+        return padded
 
     network = preemptive.Network(
         jobs=np.int32(lane.jobs),
@@ -193,42 +193,42 @@ def _links(group: StationGroup, lane: JointLane) -> preemptive.Links:
 # --- what it gives back
 
 
-def _told(lane: JointLane, found: LaneResult) -> JointResult:
-    assert found.replica is not None and found.sent_s is not None and found.link_s is not None
+def _told(lane: JointLane, result: LaneResult) -> JointResult:
+    assert result.replica is not None and result.sent_s is not None and result.link_s is not None
     pool, phases, pools, first = lane.pool_of_replica, [], [], 0
     for phase, jobs in zip(lane.configuration.phases, lane.phases, strict=True):
-        at = slice(first, first + len(jobs))
+        served = slice(first, first + len(jobs))
         start = int(np.searchsorted(pool, phase.stations.start))
         phases.append(
             {
-                "arrival_s": found.sent_s[at],
-                "scheduled_s": found.scheduled_s[at],
-                "first_token_s": found.first_token_s[at],
-                "last_token_s": found.last_token_s[at],
-                "replica": found.replica[at].astype(np.int64) - start,
+                "arrival_s": result.sent_s[served],
+                "scheduled_s": result.scheduled_s[served],
+                "first_token_s": result.first_token_s[served],
+                "last_token_s": result.last_token_s[served],
+                "replica": result.replica[served].astype(np.int64) - start,
             }
         )
-        pools.append(tuple(_told_of_pool(found, pool, number, start) for number in phase.stations))
+        pools.append(tuple(_told_of_pool(result, pool, number, start) for number in phase.stations))
         first += len(jobs)
     link = None
     if len(phases) > 1:
-        began_s, left_s = found.link_s[len(lane.phases[0]) : lane.jobs], phases[0]["last_token_s"][lane.goes_on]
+        began_s, left_s = result.link_s[len(lane.phases[0]) : lane.jobs], phases[0]["last_token_s"][lane.goes_on]
         link = {"arrival_s": left_s, "scheduled_s": began_s, "last_token_s": phases[1]["arrival_s"]}
     return JointResult(tuple(phases), tuple(pools), link)
 
 
-def _told_of_pool(found: LaneResult, pool: np.ndarray, number: int, start: int) -> PoolServed:
+def _told_of_pool(result: LaneResult, pool: np.ndarray, number: int, start: int) -> PoolServed:
     replicas = np.flatnonzero(pool == number)
     done = PoolTotals(
-        busy_s=found.busy_s[replicas].sum(),
-        iterations=found.iterations[replicas].sum(),
-        preemptions=found.preemptions[replicas].sum(),
-        experts_touched=found.experts_touched[replicas].sum(),
-        kv_unit_s=found.kv_unit_s[replicas].sum(),
-        kv_units_max=found.kv_units_max[replicas].max(),
+        busy_s=result.busy_s[replicas].sum(),
+        iterations=result.iterations[replicas].sum(),
+        preemptions=result.preemptions[replicas].sum(),
+        experts_touched=result.experts_touched[replicas].sum(),
+        kv_unit_s=result.kv_unit_s[replicas].sum(),
+        kv_units_max=result.kv_units_max[replicas].max(),
         decoded=np.zeros(()),  # drafts are left to the reference here
         decoded_tokens=np.zeros(()),
-        peaks=found.peaks[replicas].max(axis=0),
+        peaks=result.peaks[replicas].max(axis=0),
     )
-    bins = found.itl_histogram[number * histogram.BINS : (number + 1) * histogram.BINS]
+    bins = result.itl_histogram[number * histogram.BINS : (number + 1) * histogram.BINS]
     return PoolServed(done, histogram.weighted(bins), int(replicas[0]) - start)

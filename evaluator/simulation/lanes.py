@@ -49,11 +49,11 @@ def run_slots(
         size = max(1, min(size, CACHE_CELLS_PER_CALL // cells))
     costs, rows = costs_of(group, [pools[slot.position] for slot in slots])
 
-    def given(at: slice) -> tuple[Any, Requests]:
-        part = slots[at]
+    def given(some: slice) -> tuple[Any, Requests]:
+        part = slots[some]
         serving = [pools[slot.position] for slot in part]
-        own = jax.tree.map(lambda values: values[rows[at]], costs)
-        return _lanes(group, serving, part, own), _requests(group, serving, part)
+        costs_of_lanes = jax.tree.map(lambda values: values[rows[some]], costs)
+        return _lanes(group, serving, part, costs_of_lanes), _requests(group, serving, part)
 
     return results_of(run, given, len(slots), size)
 
@@ -72,11 +72,11 @@ def results_of(
     the last is filled up with lanes without requests.
     """
     for start in range(0, lanes, size):
-        at = slice(start, min(start + size, lanes))
-        inputs = jax.tree.map(lambda values: _filled(values, size), given(at))
-        found, fields = jax.tree.flatten(run(*inputs))
-        arrays = [np.asarray(values) for values in found]
-        for lane in range(at.stop - at.start):
+        some = slice(start, min(start + size, lanes))
+        inputs = jax.tree.map(lambda values: _filled(values, size), given(some))
+        leaves, fields = jax.tree.flatten(run(*inputs))
+        arrays = [np.asarray(values) for values in leaves]
+        for lane in range(some.stop - some.start):
             yield jax.tree.unflatten(fields, [values[lane] for values in arrays])
 
 
@@ -157,8 +157,8 @@ def _branches(group: StationGroup, serving: list[StationPlan], slots: list[LaneJ
         demand = slot.jobs.demand
         assert demand.branch_tokens is not None
         for row, values in enumerate((demand.branch_tokens, branch_units(demand, pool.design.ready.kv))):
-            own = values[slot.served][:, -most:]  # cells in front are empty
-            tokens[row, lane, : slot.count, most - own.shape[1] :] = own
+            branches = values[slot.served][:, -most:]  # cells in front are empty
+            tokens[row, lane, : slot.count, most - branches.shape[1] :] = branches
     sequences, going = ((tokens[0] > least).sum(axis=-1, dtype=np.int32) for least in (0, 1))
     lengths, units = tokens.reshape(2, len(slots), -1)
     return fcfs_reserved.Branches(lengths, units, sequences, going)
@@ -169,12 +169,12 @@ def _speculation(group: StationGroup, serving: list[StationPlan], slots: list[La
     most = group.key.drafts
     if not most:
         return None
-    chances, own = np.zeros((len(slots), most)), np.zeros((len(slots), group.lane_requests + 1), dtype=np.uint32)
+    chances, draw_keys = np.zeros((len(slots), most)), np.zeros((len(slots), group.lane_requests + 1), dtype=np.uint32)
     for lane, (slot, pool) in enumerate(zip(slots, serving, strict=True)):
         assert pool.speculative is not None
         chances[lane, : pool.drafts] = pool.speculative.chances
-        own[lane, : slot.count] = keys(slot.draws, slot.jobs.id[slot.served])
-    return Speculation(chances, np.array([pool.drafts for pool in serving], dtype=float), own)
+        draw_keys[lane, : slot.count] = keys(slot.draws, slot.jobs.id[slot.served])
+    return Speculation(chances, np.array([pool.drafts for pool in serving], dtype=float), draw_keys)
 
 
 def _cluster(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> preemptive.Cluster:
@@ -247,5 +247,5 @@ def costs_of(group: StationGroup, serving: list[StationPlan]) -> tuple[tuple[Ite
     places = dict(zip(replicas, range(len(replicas)), strict=True))
     rows = np.array([places[id(pool.design.ready)] for pool in serving], dtype=np.int64)
 
-    found = replica_costs(list(replicas.values()), group.rows) if replicas else ()
-    return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), found), rows
+    batched = replica_costs(list(replicas.values()), group.rows) if replicas else ()
+    return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), batched), rows

@@ -52,7 +52,7 @@ def outcomes_of(
         provenance=np.array([provenance for _, provenance in judged]),
         calibration_set=np.array([_sets(configuration) for configuration in configurations]),
         model_error=np.array([bands for bands, _ in errors]),
-        model_error_basis=np.array([told for _, told in errors]),
+        model_error_basis=np.array([basis for _, basis in errors]),
         finds_warmup=np.array([configuration.workload.find_warmup for configuration in configurations]),
         asked_rps=np.array([_asked_rps(configuration) for configuration in configurations]),
         objectives=bounds_of([configuration.objectives for configuration in configurations]),
@@ -73,23 +73,23 @@ def by_pool(configurations: Sequence[Configuration], uses: Sequence[Use]) -> tup
     if pipeline is None:
         return tuple(uses)
     steps = {step.label: step for stage in pipeline.stages for step in stage.steps if step.pool is not None}
-    found: dict[str, Use] = {}
-    told: set[int | None] = set()  # engines that compute for several steps, each of which tells of all
+    uses_of_pools: dict[str, Use] = {}
+    counted: set[int | None] = set()  # engines that compute for several steps, each of which tells of all
     for use in uses:
         step = steps.get(use.name)
         name = use.name if step is None else f"pool {step.pool}"
         engine = None if step is None else step.station
-        if engine is not None and engine in told:
+        if engine is not None and engine in counted:
             continue
-        told.add(engine)
-        found[name] = _together(found[name], use) if name in found else use
-    return tuple(found.values())
+        counted.add(engine)
+        uses_of_pools[name] = _together(uses_of_pools[name], use) if name in uses_of_pools else use
+    return tuple(uses_of_pools.values())
 
 
-def _together(one: Use, other: Use) -> Use:
-    other_busy_s = other.totals.busy_s * (one.replicas / other.replicas)[:, None]
-    totals = one.totals.joined(other.totals._replace(busy_s=other_busy_s))
-    return replace(one, totals=totals, flops=one.flops + other.flops, bytes=one.bytes + other.bytes)
+def _together(use: Use, other: Use) -> Use:
+    other_busy_s = other.totals.busy_s * (use.replicas / other.replicas)[:, None]
+    totals = use.totals.joined(other.totals._replace(busy_s=other_busy_s))
+    return replace(use, totals=totals, flops=use.flops + other.flops, bytes=use.bytes + other.bytes)
 
 
 def _judged(configuration: Configuration, chain_result: ChainResult, position: int) -> tuple[str, str]:
@@ -126,9 +126,12 @@ def _least_sure(names: set[str]) -> str:
 def told_of(configuration: Configuration) -> dict[str, str]:
     """The texts of the row of a configuration that was not run."""
     provenance = _least_sure({station.design.provenance for station in configuration.stations})
-    known = {"status": configuration.status, "engine": configuration.simulator}
-    told = {"calibration_set": _sets(configuration), "model_error_basis": expected(configuration, load_errors())[1]}
-    return {**known, "provenance": provenance, **told}
+    plain = {"status": configuration.status, "engine": configuration.simulator}
+    by_source = {
+        "calibration_set": _sets(configuration),
+        "model_error_basis": expected(configuration, load_errors())[1],
+    }
+    return {**plain, "provenance": provenance, **by_source}
 
 
 def _around_the_engine(
@@ -153,11 +156,11 @@ def _around_the_engine(
         until = 0
         for pool in pools:
             since, until = until, until + pool.deployment.ranks
-            at = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
+            of_pool = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
             frontend = pool.frontend
-            last[at] = delay_s(frontend, given_first[at], given_last[at], output[at[1]])
-            waits = held[at] | (not pool.role.first_token_only)
-            first[at] = np.where(waits, last[at], frontend.frontend_s)
+            last[of_pool] = delay_s(frontend, given_first[of_pool], given_last[of_pool], output[of_pool[1]])
+            waits = held[of_pool] | (not pool.role.first_token_only)
+            first[of_pool] = np.where(waits, last[of_pool], frontend.frontend_s)
     return first, last
 
 
@@ -170,16 +173,16 @@ def _gaps(chain_result: ChainResult, longer_s: np.ndarray) -> Gaps | None:
     handed = chain_result.handed
     if chain_result.itl is None or handed is None:
         return chain_result.itl
-    found = [list(seeds) for seeds in chain_result.itl]
-    for config, seeds in enumerate(found):
+    gaps_of_clients = [list(seeds) for seeds in chain_result.itl]
+    for config, seeds in enumerate(gaps_of_clients):
         for seed, gaps in enumerate(seeds):
-            at = config, seed
-            there = (handed.sequences[at] > 0) & (longer_s[at] > 0)
-            gap_s, sequences = handed.gap_s[at][there], handed.sequences[at][there]
-            if there.any():
-                values, weights = pooled([gaps, (gap_s, -sequences), (gap_s + longer_s[at][there], sequences)])
+            run = config, seed
+            goes_on = (handed.sequences[run] > 0) & (longer_s[run] > 0)
+            gap_s, sequences = handed.gap_s[run][goes_on], handed.sequences[run][goes_on]
+            if goes_on.any():
+                values, weights = pooled([gaps, (gap_s, -sequences), (gap_s + longer_s[run][goes_on], sequences)])
                 seeds[seed] = values[weights > 0], weights[weights > 0]
-    return found
+    return gaps_of_clients
 
 
 # --- the expected errors of configurations, by what their pools rest on
@@ -192,21 +195,21 @@ def expected(configuration: Configuration, errors: Errors) -> tuple[tuple[float,
 
 def basis_of(configuration: Configuration) -> Basis:
     """What the prediction of a configuration rests on, over all its pools."""
-    found = _of_design(configuration.stations[0].design)
+    basis = _of_design(configuration.stations[0].design)
     for station in configuration.stations[1:]:
-        found = found.joined(_of_design(station.design))
+        basis = basis.joined(_of_design(station.design))
     unmeasured = _unmeasured(configuration)
-    return found.joined(Basis((), unmeasured)) if unmeasured else found
+    return basis.joined(Basis((), unmeasured)) if unmeasured else basis
 
 
 def _unmeasured(configuration: Configuration) -> tuple[str, ...]:
     """What no measured server did, beside what its replicas are."""
-    found = ["stages beside the model"] if configuration.pipeline is not None else []
+    reasons = ["stages beside the model"] if configuration.pipeline is not None else []
     if any(station.role.first_token_only for station in configuration.answering):
-        found.append("prefill and decode apart")
+        reasons.append("prefill and decode apart")
     if configuration.simulator == REQUEST:
-        found.append("an approximate engine (request)")
-    return tuple(found)
+        reasons.append("an approximate engine (request)")
+    return tuple(reasons)
 
 
 @lru_cache(maxsize=1024)

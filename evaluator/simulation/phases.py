@@ -11,7 +11,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.plan import Configuration
 from evaluator.plan.phases import group_of_replicas
 from evaluator.routing.phases import Asking
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, each, table_shape
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, by_run, table_shape
 from evaluator.stations.stage_steps import Serve
 from evaluator.traffic.jobs import Jobs
 
@@ -24,21 +24,23 @@ def serve_side(
 
     Jobs that are not told where to go are told on arrival, in their order. Every pool gets all jobs and serves its own.
     """
-    told = [[_told(configurations[config], seeds[seed], phase, one) for seed, one in enumerate(of_seeds)]
+    routed = [[_told(configurations[config], seeds[seed], phase, run_jobs) for seed, run_jobs in enumerate(of_seeds)]
             for config, of_seeds in enumerate(jobs)]  # fmt: skip
-    found, uses = RequestTimes.empty(table_shape(jobs)), []
+    times_of_phase, uses = RequestTimes.empty(table_shape(jobs)), []
     first = np.zeros(len(configurations), dtype=np.int64)  # the number on the side of each pool's first replica
     for number, serve in enumerate(pools):
-        own = [[_from(one, int(first[config])) for one in of_seeds] for config, of_seeds in enumerate(told)]
-        times, *use = serve(own)
+        of_pool = [
+            [_from(run_jobs, int(first[config])) for run_jobs in of_seeds] for config, of_seeds in enumerate(routed)
+        ]
+        times, *use = serve(of_pool)
         uses += use
         counts = np.array([m.stations[m.phases[phase].stations[number]].deployment.ranks for m in configurations])
-        for at, one in each(own):
-            mine = one.id[_mine(one, int(counts[at[0]]))]
-            columns = {name: column[at][mine] for name, column in times.columns().items() if name in _SERVED}
-            found.put(at, mine, **columns, replica=times.replica[at][mine] + first[at[0]])
+        for run, run_jobs in by_run(of_pool):
+            mine = run_jobs.id[_mine(run_jobs, int(counts[run[0]]))]
+            columns = {name: column[run][mine] for name, column in times.columns().items() if name in _SERVED}
+            times_of_phase.put(run, mine, **columns, replica=times.replica[run][mine] + first[run[0]])
         first += counts
-    return found, *uses
+    return times_of_phase, *uses
 
 
 _SERVED = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
@@ -79,6 +81,6 @@ def chosen_replicas(configuration: Configuration, seed: int, phase: int, jobs: J
         ]
         groups = max(where.replicas.group) + 1
         group = group_of_replicas(counts, groups)[jobs.origin.replica][order]
-    found = np.empty(len(jobs), dtype=np.int64)
-    found[order] = where.assigned(Asking(jobs.id[order], jobs.demand.model[order], group), seed)
-    return found
+    replicas = np.empty(len(jobs), dtype=np.int64)
+    replicas[order] = where.assigned(Asking(jobs.id[order], jobs.demand.model[order], group), seed)
+    return replicas

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.metrics.use import Use
-from evaluator.stations.contract import At, ChunkJobs, RequestTimes, Station, each
+from evaluator.stations.contract import ChunkJobs, RequestTimes, RunKey, Station, by_run
 
-Times = dict[At, NDArray[np.float64]]
+Times = dict[RunKey, NDArray[np.float64]]
 """Seconds by configuration and seed, (request,)."""
 
 
@@ -30,7 +30,7 @@ def telling(station: Station, sent_s: Times) -> Station:
     return replace(station, serve=serve)
 
 
-def begun_ahead(stations: Sequence[Station], sent_s: Times, ahead: Callable[[At], bool]) -> list[Station]:
+def begun_ahead(stations: Sequence[Station], sent_s: Times, ahead: Callable[[RunKey], bool]) -> list[Station]:
     """The steps of a stage that begins when its jobs were sent, where ``ahead`` says so of a configuration and seed.
 
     The last of them serves until the request goes on.
@@ -39,34 +39,37 @@ def begun_ahead(stations: Sequence[Station], sent_s: Times, ahead: Callable[[At]
 
     def first(jobs: ChunkJobs) -> tuple[RequestTimes, *tuple[Use, ...]]:
         came_s.update(_by_request(jobs))
-        return stations[0].serve(_at(jobs, {at: sent_s[at] for at in came_s if ahead(at)}))
+        return stations[0].serve(_at(jobs, {run: sent_s[run] for run in came_s if ahead(run)}))
 
-    found = [replace(stations[0], serve=first), *stations[1:]]
-    serve_last = found[-1].serve
+    steps = [replace(stations[0], serve=first), *stations[1:]]
+    serve_last = steps[-1].serve
 
     def last(jobs: ChunkJobs) -> tuple[RequestTimes, *tuple[Use, ...]]:
         times, *uses = serve_last(jobs)
         left_s = times.last_token_s.copy()
-        for at, one in each(jobs):
-            left_s[at][one.id] = np.maximum(left_s[at][one.id], came_s[at][one.id])
+        for run, run_jobs in by_run(jobs):
+            left_s[run][run_jobs.id] = np.maximum(left_s[run][run_jobs.id], came_s[run][run_jobs.id])
         return replace(times, first_token_s=left_s, last_token_s=left_s), *uses
 
-    found[-1] = replace(found[-1], serve=last)
-    return found
+    steps[-1] = replace(steps[-1], serve=last)
+    return steps
 
 
 def _by_request(jobs: ChunkJobs) -> Times:
     """When the jobs come, by their ids."""
-    found: Times = {}
-    for at, one in each(jobs):
-        found[at] = np.zeros(int(one.id.max(initial=-1)) + 1)
-        found[at][one.id] = one.ready_s
-    return found
+    came_s: Times = {}
+    for run, run_jobs in by_run(jobs):
+        came_s[run] = np.zeros(int(run_jobs.id.max(initial=-1)) + 1)
+        came_s[run][run_jobs.id] = run_jobs.ready_s
+    return came_s
 
 
 def _at(jobs: ChunkJobs, times: Times) -> ChunkJobs:
     """The jobs with other times of coming, where there are some."""
     return [
-        [one.at(times[config, seed][one.id]) if (config, seed) in times else one for seed, one in enumerate(seeds)]
+        [
+            run_jobs.at(times[config, seed][run_jobs.id]) if (config, seed) in times else run_jobs
+            for seed, run_jobs in enumerate(seeds)
+        ]
         for config, seeds in enumerate(jobs)
     ]

@@ -30,16 +30,18 @@ def cache_shape(pools: Sequence[StationPlan], slots: Sequence[LaneJobs]) -> Cach
 
 def contents_of(pools: Sequence[StationPlan], slots: Sequence[LaneJobs], width: int) -> BlockContent:
     """What is in the blocks of the requests of lanes, each of ``width`` slots; ``pools`` are those of the lanes."""
-    known = [block_names(slot.jobs, pool.design.ready.kv.block_tokens) for slot, pool in zip(slots, pools, strict=True)]
-    sources = np.zeros((len(slots), _rounded(max(len(names.sources) for names in known))), dtype=np.int32)
+    by_lane = [
+        block_names(slot.jobs, pool.design.ready.kv.block_tokens) for slot, pool in zip(slots, pools, strict=True)
+    ]
+    sources = np.zeros((len(slots), _rounded(max(len(names.sources) for names in by_lane))), dtype=np.int32)
     columns = np.zeros((4, len(slots), width), dtype=np.int32)
-    for lane, (slot, pool, names) in enumerate(zip(slots, pools, known, strict=True)):
-        own, units = names[slot.served], _units(slot, pool)
+    for lane, (slot, pool, names) in enumerate(zip(slots, pools, by_lane, strict=True)):
+        of_lane, units = names[slot.served], _units(slot, pool)
         sources[lane, : len(names.sources)] = names.sources
-        for row, values in enumerate((own.sources_from, own.told, own.own_from, np.cumsum(units) - units)):
+        for row, values in enumerate((of_lane.sources_from, of_lane.told, of_lane.own_from, np.cumsum(units) - units)):
             columns[row, lane, : slot.count] = values
-    each = np.array([names.each for names in known], dtype=np.int32)
-    return BlockContent(sources, columns[0], columns[1], each, columns[2], columns[3])
+    per_source = np.array([names.each for names in by_lane], dtype=np.int32)
+    return BlockContent(sources, columns[0], columns[1], per_source, columns[2], columns[3])
 
 
 def session_turns_of(slots: Sequence[LaneJobs], width: int) -> SessionTurns:
@@ -59,13 +61,13 @@ def session_turns_of(slots: Sequence[LaneJobs], width: int) -> SessionTurns:
 
 def by_prefix(deployments: Sequence[Deployment]) -> ByPrefix:
     """The keys of the router that goes by what is in the caches, of each deployment that has it."""
-    found = np.zeros((4, len(deployments)))
+    figures = np.zeros((4, len(deployments)))
     for lane, choice in enumerate(map(routed_by, deployments)):
         if router_of(choice).by_prefix:
             keys = PrefixAware() if isinstance(choice, str) else choice
             assert isinstance(keys, PrefixAware)
-            found[:, lane] = 1.0, keys.threshold, keys.imbalance, keys.imbalance_ratio
-    return ByPrefix(found[0] > 0.0, *found[1:])
+            figures[:, lane] = 1.0, keys.threshold, keys.imbalance, keys.imbalance_ratio
+    return ByPrefix(figures[0] > 0.0, *figures[1:])
 
 
 def _units(slot: LaneJobs, pool: StationPlan) -> np.ndarray:

@@ -33,15 +33,15 @@ class RoutingTables(NamedTuple):
 
 
 def choices_of(
-    configuration: Configuration, seed: int, phases: Sequence[Jobs], width: int, tables: tuple[int, int, int]
+    configuration: Configuration, seed: int, phases: Sequence[Jobs], width: int, sizes: tuple[int, int, int]
 ) -> RoutingTables:
-    """The choices for the jobs of both sides, in ``width`` slots; ``tables``: kinds and groups, see ``Program``."""
-    kinds, groups, _ = tables
+    """The choices for the jobs of both sides, in ``width`` slots; ``sizes``: kinds and groups, see ``CompileKey``."""
+    kinds, groups, _ = sizes
     counts = [
         [configuration.stations[number].deployment.ranks for number in phase.stations] for phase in configuration.phases
     ]
     replicas = sum(map(sum, counts))
-    found = RoutingTables(
+    tables = RoutingTables(
         model=np.zeros(replicas, np.int32),
         group=np.zeros(replicas, np.int32),
         asks=np.zeros(width, np.int32),
@@ -52,19 +52,19 @@ def choices_of(
     )
     first, start = 0, 0
     for phase, jobs, of_side in zip(configuration.phases, phases, counts, strict=True):
-        own, at = slice(start, start + sum(of_side)), slice(first, first + len(jobs))
-        found.group[own] = group_of_replicas(of_side, groups)
+        of_phase, served = slice(start, start + sum(of_side)), slice(first, first + len(jobs))
+        tables.group[of_phase] = group_of_replicas(of_side, groups)
         if phase.replicas is not None:
-            found.model[own], found.asks[at] = phase.replicas.model, jobs.demand.model
+            tables.model[of_phase], tables.asks[served] = phase.replicas.model, jobs.demand.model
         counts_what = router_of(phase.router).counts
         if counts_what is not None:
-            found.counter[phase.number] = COUNTERS.index(counts_what)
+            tables.counter[phase.number] = COUNTERS.index(counts_what)
         elif phase.number == 0:
-            found.assigned[:, at] = start + _in_order(configuration, seed, phase, jobs)
+            tables.assigned[:, served] = start + _in_order(configuration, seed, phase, jobs)
         else:
-            _fill(found, configuration, seed, phase, jobs, first, start)
-        first, start = at.stop, own.stop
-    return found
+            _fill(tables, configuration, seed, phase, jobs, first, start)
+        first, start = served.stop, of_phase.stop
+    return tables
 
 
 def _in_order(configuration: Configuration, seed: int, phase: PhasePools, jobs: Jobs) -> np.ndarray:
@@ -77,41 +77,42 @@ def _in_order(configuration: Configuration, seed: int, phase: PhasePools, jobs: 
 
 
 def _fill(
-    found: RoutingTables, configuration: Configuration, seed: int, phase: PhasePools, jobs: Jobs, first: int, start: int
+    empty: RoutingTables, configuration: Configuration, seed: int, phase: PhasePools, jobs: Jobs, first: int, start: int
 ) -> None:
     """The tables for a second side, to which jobs come in an order that is known only in the run."""
-    count, groups = len(jobs), found.turns.shape[1]
-    at = slice(first, first + count)
+    count, groups = len(jobs), empty.turns.shape[1]
+    served = slice(first, first + count)
     if phase.replicas is not None and name_of(phase.router) == "random":
         for group in range(groups):
-            kept = np.full(count, group) if phase.grouped else None
-            found.assigned[group, at] = start + phase.assigned(Asking(jobs.id, jobs.demand.model, kept), seed)
+            of_group = np.full(count, group) if phase.grouped else None
+            asking = Asking(jobs.id, jobs.demand.model, of_group)
+            empty.assigned[group, served] = start + phase.assigned(asking, seed)
         return
     if phase.replicas is not None:
-        found.kind[at] = jobs.demand.model
+        empty.kind[served] = jobs.demand.model
         for model in np.unique(jobs.demand.model).tolist():
             for group in range(groups):
                 able = phase.replicas.able(model, group if phase.grouped else None)
-                found.turns[model, group, :count] = start + able[turns(phase.replicas.weights(able), count)]
+                empty.turns[model, group, :count] = start + able[turns(phase.replicas.weights(able), count)]
         return
-    _fill_alone(found, configuration, seed, phase, jobs, first, start)
+    _fill_alone(empty, configuration, seed, phase, jobs, first, start)
 
 
 def _fill_alone(
-    found: RoutingTables, configuration: Configuration, seed: int, phase: PhasePools, jobs: Jobs, first: int, start: int
+    empty: RoutingTables, configuration: Configuration, seed: int, phase: PhasePools, jobs: Jobs, first: int, start: int
 ) -> None:
     """The same for a single pool with a router of its own."""
     count, station = len(jobs), phase.stations.start
-    replicas, at = configuration.stations[station].deployment.ranks, slice(first, first + count)
+    replicas, served = configuration.stations[station].deployment.ranks, slice(first, first + count)
     sent = Sent(jobs.demand.prompt_tokens, replicas, stream(seed, station), jobs.session)
     independent = router_of(phase.router).independent
     assert independent is not None
     if independent.by_session:
-        found.assigned[:, at] = start + assign(phase.router, sent)
+        empty.assigned[:, served] = start + assign(phase.router, sent)
         return
-    found.kind[at], choices = _in_turn(phase.router, sent, lambda: stream(seed, station))
+    empty.kind[served], choices = _in_turn(phase.router, sent, lambda: stream(seed, station))
     for kind, chosen in enumerate(choices):
-        found.turns[kind, :, :count] = start + chosen
+        empty.turns[kind, :, :count] = start + chosen
 
 
 def _in_turn(

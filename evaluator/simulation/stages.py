@@ -21,13 +21,13 @@ from evaluator.simulation.prefetch import Times, begun_ahead, telling
 from evaluator.stages import Batched, Delay, Pass, Served, Shipped
 from evaluator.stations.batch import BatchServers, serve_in_batches
 from evaluator.stations.contract import (
-    At,
     ChunkJobs,
     JobColumns,
     RequestTimes,
+    RunKey,
     Station,
     by_id,
-    each,
+    by_run,
     passed_on,
     ready_times,
     shape_of,
@@ -38,7 +38,7 @@ from evaluator.stations.queue import serve_in_turn
 from evaluator.stations.stage_steps import Serve, StepStation, on_pool
 from evaluator.traffic.jobs import Demand, Jobs
 
-Row = tuple[At, NDArray[np.int64]]
+Row = tuple[RunKey, NDArray[np.int64]]
 """A configuration and seed, and the positions of some of its jobs."""
 
 
@@ -50,7 +50,7 @@ def stage_stations(
 ) -> list[Station]:
     """The stations before the LLM, or those behind it. ``pool`` gives the engine's pool of a number."""
     pipeline = configurations[0].pipeline
-    found: list[Station] = []
+    stations: list[Station] = []
     sent_s: Times = {}
     for place, stage in enumerate(pipeline.stages if pipeline is not None else ()):
         if stage.before == before:
@@ -63,15 +63,15 @@ def stage_stations(
                 )
                 for number, step in enumerate(stage.steps)
             ]
-            if found and before and any(routes.ahead(place) for seeds in all_routes for routes in seeds):
-                found[0] = telling(found[0], sent_s)
+            if stations and before and any(routes.ahead(place) for seeds in all_routes for routes in seeds):
+                stations[0] = telling(stations[0], sent_s)
                 steps = begun_ahead(steps, sent_s, partial(_is_ahead, all_routes, place))
-            found += steps
-    return found
+            stations += steps
+    return stations
 
 
-def _is_ahead(all_routes: Sequence[Sequence[RequestRoutes]], place: int, at: At) -> bool:
-    return all_routes[at[0]][at[1]].ahead(place)
+def _is_ahead(all_routes: Sequence[Sequence[RequestRoutes]], stage: int, key: RunKey) -> bool:
+    return all_routes[key[0]][key[1]].ahead(stage)
 
 
 def _station(stage: StagePlan, step_station: StepStation) -> Station:
@@ -87,52 +87,54 @@ def _station(stage: StagePlan, step_station: StepStation) -> Station:
 
 def _serve(step_station: StepStation, run: Run, jobs: ChunkJobs) -> tuple[RequestTimes, Use]:
     """Those who come here are served, queue by queue."""
-    rows = [_rows(step_station, at, one) for at, one in each(jobs)]
+    rows = [_rows(step_station, key, run_jobs) for key, run_jobs in by_run(jobs)]
     queues = max(map(len, rows), default=1)
     partial = any(len(row) != 1 or row[0] is not None for row in rows)
     if not partial:
         served, use = run(step_station, jobs, 1)
         return by_id(jobs, served), on_pool(step_station, use)
     seeds = len(jobs[0])
-    own: list[list[Jobs]] = [[_none(one) for one in jobs[row // queues]] for row in range(len(jobs) * queues)]
-    for (at, one), row in zip(each(jobs), rows, strict=True):
+    by_queue: list[list[Jobs]] = [
+        [_none(run_jobs) for run_jobs in jobs[row // queues]] for row in range(len(jobs) * queues)
+    ]
+    for (key, run_jobs), row in zip(by_run(jobs), rows, strict=True):
         for queue, positions in enumerate(row):
-            own[at[0] * queues + queue][at[1]] = one if positions is None else one.some(positions)
+            by_queue[key[0] * queues + queue][key[1]] = run_jobs if positions is None else run_jobs.some(positions)
     # Each queue is a row of its own in the order of its jobs: tables by id would be as wide as all requests for each.
-    served, use = run(step_station, own, queues)
-    found = RequestTimes.empty(table_shape(jobs))
-    visited = np.zeros(found.arrival_s.shape, dtype=bool)
-    for (at, one), row in zip(each(jobs), rows, strict=True):
-        here_s = one.ready_s  # who passes by leaves at once
-        found.put(at, one.id, arrival_s=here_s, scheduled_s=here_s, first_token_s=here_s, last_token_s=here_s)
+    served, use = run(step_station, by_queue, queues)
+    times = RequestTimes.empty(table_shape(jobs))
+    visited = np.zeros(times.arrival_s.shape, dtype=bool)
+    for (key, run_jobs), row in zip(by_run(jobs), rows, strict=True):
+        here_s = run_jobs.ready_s  # who passes by leaves at once
+        times.put(key, run_jobs.id, arrival_s=here_s, scheduled_s=here_s, first_token_s=here_s, last_token_s=here_s)
         for queue, _ in enumerate(row):
-            source = at[0] * queues + queue, at[1]
-            ids = own[source[0]][source[1]].id
+            source = key[0] * queues + queue, key[1]
+            ids = by_queue[source[0]][source[1]].id
             columns = {name: served[name][source][: len(ids)] for name in served if name != "arrival_s"}
-            found.put(at, ids, **columns)
-            visited[at][ids] = True
+            times.put(key, ids, **columns)
+            visited[key][ids] = True
     busy_s = use.totals.busy_s.reshape(len(jobs), queues, seeds).sum(axis=1)
     totals = use.totals.rows(slice(None, None, queues))._replace(busy_s=busy_s)
     whole: dict[str, Any] = {
         name: value[::queues] for name, value in vars(use).items() if isinstance(value, np.ndarray)
     }
     own_queues = np.zeros(len(jobs))
-    for (at, _), row in zip(each(jobs), rows, strict=True):
-        own_queues[at[0]] = max(own_queues[at[0]], len(row))
+    for (key, _), row in zip(by_run(jobs), rows, strict=True):
+        own_queues[key[0]] = max(own_queues[key[0]], len(row))
     use = replace(use, **{**whole, "totals": totals, "replicas": whole["replicas"] * own_queues})
-    return replace(found, visited=visited), on_pool(step_station, use)
+    return replace(times, visited=visited), on_pool(step_station, use)
 
 
-def _rows(step_station: StepStation, at: At, jobs: Jobs) -> list[NDArray[np.int64] | None]:
+def _rows(step_station: StepStation, key: RunKey, jobs: Jobs) -> list[NDArray[np.int64] | None]:
     """The positions of the jobs in each queue; None: all of them."""
-    visited, queue = step_station.visited(at), getattr(step_station.step(at), "queue", None)
+    visited, queue = step_station.visited(key), getattr(step_station.step(key), "queue", None)
     if visited is None and queue is None:
         return [None]
-    there = np.ones(len(jobs), dtype=bool) if visited is None else visited[jobs.id]
+    visits = np.ones(len(jobs), dtype=bool) if visited is None else visited[jobs.id]
     if queue is None:
-        return [np.flatnonzero(there)]
+        return [np.flatnonzero(visits)]
     numbers = np.asarray(queue)[jobs.id]
-    return [np.flatnonzero(there & (numbers == number)) for number in range(int(np.max(queue, initial=0)) + 1)]
+    return [np.flatnonzero(visits & (numbers == number)) for number in range(int(np.max(queue, initial=0)) + 1)]
 
 
 def _none(jobs: Jobs) -> Jobs:
@@ -147,11 +149,11 @@ Run = Callable[[StepStation, ChunkJobs, int], tuple[JobColumns, Use]]
 
 def _by_job(step_station: StepStation, jobs: ChunkJobs, queues: int, values: Callable[[Any], ArrayLike]) -> np.ndarray:
     """A figure of the step, (config, seed, job)."""
-    found = np.zeros(shape_of(jobs))
-    for (row, seed), one in each(jobs):
+    values_of_jobs = np.zeros(shape_of(jobs))
+    for (row, seed), queue_jobs in by_run(jobs):
         value = np.asarray(values(step_station.step((row // queues, seed))), dtype=np.float64)
-        found[row, seed, : len(one)] = value if value.ndim == 0 else value[one.id]
-    return found
+        values_of_jobs[row, seed, : len(queue_jobs)] = value if value.ndim == 0 else value[queue_jobs.id]
+    return values_of_jobs
 
 
 def _delayed(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
@@ -183,25 +185,26 @@ def _shipped(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[J
     ]
     shared = np.repeat([step_station.step((config, 0)).shared for config in configs], queues)
     took_s /= faster[:, None, None]
-    found, use = serve_in_turn(step_station.label, jobs, took_s, np.ones(len(jobs), dtype=np.int64))
+    columns, use = serve_in_turn(step_station.label, jobs, took_s, np.ones(len(jobs), dtype=np.int64))
     if not shared.all():
         alone, _ = serve_delayed(step_station.label, jobs, took_s)
-        found = _chosen(shared, found, alone)
-    left_s = found["last_token_s"] + np.repeat(slower, queues)[:, None, None]
-    return found | {"first_token_s": left_s, "last_token_s": left_s}, use
+        columns = _chosen(shared, columns, alone)
+    left_s = columns["last_token_s"] + np.repeat(slower, queues)[:, None, None]
+    return columns | {"first_token_s": left_s, "last_token_s": left_s}, use
 
 
-def _chosen(first: np.ndarray, one: JobColumns, other: JobColumns) -> JobColumns:
-    """What ``one`` says of the configurations where ``first`` (config,), else what ``other`` does."""
+def _chosen(first: np.ndarray, columns: JobColumns, other: JobColumns) -> JobColumns:
+    """What ``columns`` say of the configurations where ``first`` (config,), else what ``other`` do."""
     names = ("scheduled_s", "first_token_s", "last_token_s")
-    return one | {name: np.where(first[:, None, None], one[name], other[name]) for name in names}
+    return columns | {name: np.where(first[:, None, None], columns[name], other[name]) for name in names}
 
 
 def _passed(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
     """Through the engine's pool, in which a request is as many jobs as it has sequences."""
     assert step_station.serve is not None
     asked = [
-        [_passes(step_station, (config, seed), one) for seed, one in enumerate(own)] for config, own in enumerate(jobs)
+        [_passes(step_station, (config, seed), run_jobs) for seed, run_jobs in enumerate(of_seeds)]
+        for config, of_seeds in enumerate(jobs)
     ]
     served, *uses = step_station.serve(asked)
     scheduled_s, left_s, replica = (
@@ -209,32 +212,32 @@ def _passed(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[Jo
         np.zeros(shape_of(jobs)),
         np.zeros(shape_of(jobs), np.int32),
     )
-    for at, one in each(jobs):
-        passes = asked[at[0]][at[1]].id.reshape(len(one), step_station.step(at).sequences)
-        sequence_left_s = served.last_token_s[at][passes]
-        last = sequence_left_s.argmax(axis=1)[:, None] if len(one) else np.zeros((0, 1), dtype=np.int64)
-        scheduled_s[at][: len(one)] = served.scheduled_s[at][passes].min(axis=1, initial=np.inf)
-        left_s[at][: len(one)] = np.take_along_axis(sequence_left_s, last, axis=1)[:, 0]
-        replica[at][: len(one)] = np.take_along_axis(served.replica[at][passes], last, axis=1)[:, 0]
+    for key, run_jobs in by_run(jobs):
+        passes = asked[key[0]][key[1]].id.reshape(len(run_jobs), step_station.step(key).sequences)
+        sequence_left_s = served.last_token_s[key][passes]
+        last = sequence_left_s.argmax(axis=1)[:, None] if len(run_jobs) else np.zeros((0, 1), dtype=np.int64)
+        scheduled_s[key][: len(run_jobs)] = served.scheduled_s[key][passes].min(axis=1, initial=np.inf)
+        left_s[key][: len(run_jobs)] = np.take_along_axis(sequence_left_s, last, axis=1)[:, 0]
+        replica[key][: len(run_jobs)] = np.take_along_axis(served.replica[key][passes], last, axis=1)[:, 0]
     return passed_on(ready_times(jobs), scheduled_s, left_s, replica), replace(uses[0], itl=None)
 
 
-def _passes(step_station: StepStation, at: At, jobs: Jobs) -> Jobs:
-    step: Pass = step_station.step(at)
+def _passes(step_station: StepStation, key: RunKey, jobs: Jobs) -> Jobs:
+    step: Pass = step_station.step(key)
     each_of = np.arange(step.sequences)
     return Jobs(
         (jobs.id[:, None] * step.sequences + each_of).ravel(),
         np.repeat(jobs.ready_s, step.sequences),
-        _asked(step_station, at, jobs.id),
+        _asked(step_station, key, jobs.id),
         np.repeat(jobs.measured, step.sequences),
     )
 
 
-def _asked(step_station: StepStation, at: At, ids: NDArray[np.int64]) -> Demand:
+def _asked(step_station: StepStation, key: RunKey, ids: NDArray[np.int64]) -> Demand:
     """What jobs ask of the pool, in their order."""
-    routes = step_station.all_routes[at[0]][at[1]]
+    routes = step_station.all_routes[key[0]][key[1]]
     visit = routes.first[step_station.place]
-    demand, sequences = routes.asked(visit, step_station.number), step_station.step(at).sequences
+    demand, sequences = routes.asked(visit, step_station.number), step_station.step(key).sequences
     if np.array_equal(ids, visit.ids):
         return demand
     order = np.searchsorted(visit.ids, ids)[:, None] * sequences + np.arange(sequences)

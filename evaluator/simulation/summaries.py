@@ -37,10 +37,10 @@ def with_bumps(plan: Plan, configurations: list[Configuration]) -> tuple[list[Co
     """
     rows, bumps = list(configurations), np.empty((len(configurations), len(plan.inputs), 2), dtype=np.int64)
     for config, configuration in enumerate(configurations):
-        for place, name in enumerate(plan.inputs):
+        for input_number, name in enumerate(plan.inputs):
             for bump, factor in enumerate((1.0 / (1.0 + STEP), 1.0 + STEP)):
                 changed = plan.changed(configuration, Change(name, factor))
-                bumps[config, place, bump] = config if changed is configuration else len(rows)
+                bumps[config, input_number, bump] = config if changed is configuration else len(rows)
                 if changed is not configuration:
                     rows.append(changed)
     return rows, bumps

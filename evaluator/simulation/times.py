@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.metrics.stages import StageTimes
 from evaluator.plan.pipeline import LLM_TIMES
-from evaluator.stations.contract import StationVisit, each, table_shape, whole_table
+from evaluator.stations.contract import StationVisit, by_run, table_shape, whole_table
 
 PREFILL, TRANSFER, DECODE = LLM_TIMES
 
@@ -34,8 +34,8 @@ def spans_of(visit: StationVisit, shape: tuple[int, int, int]) -> list[Span]:
         return [Span(visit.station.name, came_s, began_s, left_s)]
     if role is None or role.prompt_resident:
         return [Span(TRANSFER if role is None else DECODE, came_s, began_s, left_s)]
-    found = [Span(PREFILL, came_s, began_s, first_s)]
-    return found if role.first_token_only else [*found, Span(DECODE, first_s, first_s, left_s)]
+    prefill = [Span(PREFILL, came_s, began_s, first_s)]
+    return prefill if role.first_token_only else [*prefill, Span(DECODE, first_s, first_s, left_s)]
 
 
 def _by_request(visit: StationVisit, shape: tuple[int, int, int]) -> list[np.ndarray]:
@@ -44,17 +44,17 @@ def _by_request(visit: StationVisit, shape: tuple[int, int, int]) -> list[np.nda
     if (
         visit.times.visited is None
         and values[0].shape == shape
-        and all(whole_table(one) for _, one in each(visit.jobs))
+        and all(whole_table(run_jobs) for _, run_jobs in by_run(visit.jobs))
     ):
         return values
     came = np.zeros(shape, dtype=bool)
-    for at, one in each(visit.jobs):
-        came[at][one.id] = True if visit.times.visited is None else visit.times.visited[at][one.id]
-    found = [np.full(shape, np.nan) for _ in values]
-    for table, value in zip(found, values, strict=True):
+    for run, run_jobs in by_run(visit.jobs):
+        came[run][run_jobs.id] = True if visit.times.visited is None else visit.times.visited[run][run_jobs.id]
+    tables = [np.full(shape, np.nan) for _ in values]
+    for table, value in zip(tables, values, strict=True):
         width = value.shape[-1]  # narrower where the last requests do not come
         table[..., :width][came[..., :width]] = value[came[..., :width]]
-    return found
+    return tables
 
 
 def stage_times(station_visits: Sequence[StationVisit], makespan_s: np.ndarray) -> tuple[StageTimes, ...]:
@@ -64,23 +64,25 @@ def stage_times(station_visits: Sequence[StationVisit], makespan_s: np.ndarray) 
     for visit in station_visits:
         utilisation = _utilisation(visit, makespan_s)
         for span in spans_of(visit, shape):
-            one = StageTimes(span.name, span.began_s - span.came_s, span.left_s - span.began_s, utilisation)
-            of_stage = steps.setdefault(visit.station.stage or one.name, {})
-            of_stage[one.name] = _once_more(of_stage[one.name], one) if one.name in of_stage else one
-    found = []
+            of_span = StageTimes(span.name, span.began_s - span.came_s, span.left_s - span.began_s, utilisation)
+            of_stage = steps.setdefault(visit.station.stage or of_span.name, {})
+            of_stage[of_span.name] = (
+                _once_more(of_stage[of_span.name], of_span) if of_span.name in of_stage else of_span
+            )
+    times = []
     for stage, of_stage in steps.items():
         several = [*of_stage.values()]
-        found += several if len(several) == 1 else [_whole(stage, several), *several]
-    return tuple(found)
+        times += several if len(several) == 1 else [_whole(stage, several), *several]
+    return tuple(times)
 
 
-def _once_more(one: StageTimes, again: StageTimes) -> StageTimes:
+def _once_more(first: StageTimes, again: StageTimes) -> StageTimes:
     """With what a later visit takes, of those who come again."""
-    return replace(one, wait_s=_plus(one.wait_s, again.wait_s), service_s=_plus(one.service_s, again.service_s))
+    return replace(first, wait_s=_plus(first.wait_s, again.wait_s), service_s=_plus(first.service_s, again.service_s))
 
 
-def _plus(one: np.ndarray, again: np.ndarray) -> np.ndarray:
-    return np.where(np.isnan(again), one, np.nan_to_num(one) + again)
+def _plus(first: np.ndarray, again: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(again), first, np.nan_to_num(first) + again)
 
 
 def _utilisation(visit: StationVisit, makespan_s: np.ndarray) -> np.ndarray:

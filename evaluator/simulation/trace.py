@@ -88,11 +88,11 @@ class PerfettoTrace:
             self._count(pid, end, "waiting", {"requests": 0})
             self._count(pid, end, "kv", {"units": 0})
 
-    def _count(self, pid: int, at: float, name: str, values: dict[str, int]) -> None:
+    def _count(self, pid: int, time_us: float, name: str, values: dict[str, int]) -> None:
         """A counter keeps its value until the next event, so one that has not changed need not be written."""
         if self._counters.get((pid, name)) != values:
             self._counters[pid, name] = values
-            self._events.append({"name": name, "ph": "C", "pid": pid, "ts": at, "args": values})
+            self._events.append({"name": name, "ph": "C", "pid": pid, "ts": time_us, "args": values})
 
     def events(
         self,
@@ -111,8 +111,8 @@ class PerfettoTrace:
         of_pools = [(name, replica) for name, replicas in pools for replica in range(replicas)]
         for number, (pool, replica) in enumerate(of_pools):
             pid = _process(number)
-            told = f"{pool} replica {replica}" if len(pools) > 1 else f"replica {replica}"
-            yield _name("process_name", pid, pid, told)
+            track = f"{pool} replica {replica}" if len(pools) > 1 else f"replica {replica}"
+            yield _name("process_name", pid, pid, track)
             yield _name("thread_name", pid, pid, "iterations")
             for lane in range(1, len(self._lanes.get(pid, ()))):
                 yield _name("thread_name", pid, pid + lane, f"batch in flight {lane + 1}")
@@ -172,11 +172,11 @@ def _visits(
     station_visits: Sequence[StationVisit], shape: tuple[int, int, int], seed: int
 ) -> list[list[tuple[str, float, float]]]:
     """(name, start, end) of every wait and every service of each request, in their order."""
-    found: list[list[tuple[str, float, float]]] = [[] for _ in range(shape[-1])]
+    spans: list[list[tuple[str, float, float]]] = [[] for _ in range(shape[-1])]
     for visit in station_visits:
         for span in spans_of(visit, shape):
             times = np.array([span.came_s[0, seed], span.began_s[0, seed], span.left_s[0, seed]])
             for request in np.flatnonzero(~np.isnan(times[0])).tolist():
                 came, began, left = times[:, request].tolist()
-                found[request] += [(f"waiting {span.name}", came, began), (span.name, began, left)]
-    return found
+                spans[request] += [(f"waiting {span.name}", came, began), (span.name, began, left)]
+    return spans

@@ -33,7 +33,7 @@ def serve_iterations(
         bins[slot.at] += result.itl_histogram
     check_served(configurations, times)
     add_kept(pools, jobs, times, totals)
-    itl = [[histogram.weighted(one) for one in of_seeds] for of_seeds in bins]
+    itl = [[histogram.weighted(histogram_of_seed) for histogram_of_seed in of_seeds] for of_seeds in bins]
     return times, use_of(pools, jobs, totals, itl, times.hit_tokens)
 
 

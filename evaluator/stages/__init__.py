@@ -76,7 +76,7 @@ __all__ = [
     "text",
 ]
 
-KINDS: dict[str, StageKind] = {each.name: each for each in (PREPROCESS, RETRIEVE, KV_FETCH, TOOL, POSTPROCESS)}
+KINDS: dict[str, StageKind] = {kind.name: kind for kind in (PREPROCESS, RETRIEVE, KV_FETCH, TOOL, POSTPROCESS)}
 
 OF_EVERY_STAGE = ("stage", "pool", "only", "back_to", "times")
 """Keys that the pipeline itself reads, so that no kind can have them."""

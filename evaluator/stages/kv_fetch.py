@@ -72,13 +72,13 @@ class Tier:
     def figures(self) -> Storage:
         """What it is made of."""
         base = Storage("", math.nan, 0.0, math.inf, {}) if self.storage is None else load_storage(self.storage)
-        own: dict[str, Any] = {
+        given: dict[str, Any] = {
             "bandwidth": self.bandwidth,
             "latency_s": self.latency,
             "capacity_bytes": self.capacity,
             "shared_by": self.shared_by,
         }
-        return replace(base, **{name: value for name, value in own.items() if value is not None})
+        return replace(base, **{name: value for name, value in given.items() if value is not None})
 
     def sharing(self, replicas: int) -> int:
         """Replicas that have one such tier together, of so many in all."""
@@ -135,28 +135,30 @@ class KvFetch:
 def _check(fetch: KvFetch, place: Place) -> None:
     if fetch.tokens is not None and fetch.share is not None:
         raise place.key("share").error("excludes tokens: a context is a part of its prompt, or in front of it")
-    at = place.key("tiers")
+    tiers_place = place.key("tiers")
     for index, tier in enumerate(fetch.tiers):
         if fetch.popularity is None and tier.hit is None:
-            raise at.item(index).error("needs a hit rate, or say the popularity of the contexts beside the tiers")
+            raise tiers_place.item(index).error(
+                "needs a hit rate, or say the popularity of the contexts beside the tiers"
+            )
         if fetch.popularity is not None and tier.hit is not None:
-            raise at.item(index).key("hit").error("follows from the popularity; leave one of them out")
+            raise tiers_place.item(index).key("hit").error("follows from the popularity; leave one of them out")
     for index, (tier, following) in enumerate(pairwise(fetch.tiers)):
         if following.sharing(10**9) < tier.sharing(10**9):
-            place, own = at.item(index + 1).key("shared_by"), following.figures.shared_by
+            place, shared_by = tiers_place.item(index + 1).key("shared_by"), following.figures.shared_by
             raise place.error(
-                f"{own} is less than the {tier.figures.shared_by} of the tier before; those who share a tier share the "
-                "ones behind it"
+                f"{shared_by} is less than the {tier.figures.shared_by} of the tier before; "
+                "those who share a tier share the ones behind it"
             )
 
 
 def _note(fetch: KvFetch) -> str | None:
     """Which tiers are slower than those that are asked after them."""
     names = list(_named(fetch.tiers))
-    for place, (tier, following) in enumerate(pairwise(tier.figures for tier in fetch.tiers)):
+    for index, (tier, following) in enumerate(pairwise(tier.figures for tier in fetch.tiers)):
         if tier.bandwidth < following.bandwidth and tier.latency_s >= following.latency_s:
             return (
-                f"{names[place]} is slower than {names[place + 1]}, which is asked after it; a context that both have "
+                f"{names[index]} is slower than {names[index + 1]}, which is asked after it; a context that both have "
                 "comes from the slower one"
             )
     return None
@@ -169,14 +171,14 @@ def work(fetch: KvFetch, visit: StageRequests) -> Work:
     draws = visit.rng().random((len(visit), 2))
     mean = float(size[asks].mean()) if asks.any() else 0.0
     rates = _rates(fetch, visit.replicas, mean)
-    at = np.searchsorted(np.cumsum(found(np.array(rates)))[:-1], draws[:, 0], side="right")
-    is_found = asks & (at < len(fetch.tiers))
+    tier_found = np.searchsorted(np.cumsum(found(np.array(rates)))[:-1], draws[:, 0], side="right")
+    is_found = asks & (tier_found < len(fetch.tiers))
     replica = (draws[:, 1] * visit.replicas).astype(np.int64)
-    asked = np.where(asks, np.minimum(at + 1, len(fetch.tiers)), 0)  # tiers in which the context was looked up
+    asked = np.where(asks, np.minimum(tier_found + 1, len(fetch.tiers)), 0)  # tiers in which the context was looked up
     lookups_s = np.cumsum([0.0, *(tier.figures.latency_s for tier in fetch.tiers)])
     steps: list[Step] = [Delay(lookups_s[asked], "lookup", np.where(asks, 0, -1))]
-    for place, (name, tier) in enumerate(_named(fetch.tiers).items()):
-        sent = np.where(is_found & (at == place), size * (2.0 if fetch.to_decode else 1.0), 0.0)
+    for index, (name, tier) in enumerate(_named(fetch.tiers).items()):
+        sent = np.where(is_found & (tier_found == index), size * (2.0 if fetch.to_decode else 1.0), 0.0)
         steps.append(_transfer(name, tier, sent, replica, visit.replicas))
     added = np.zeros_like(tokens) if fetch.tokens is None else tokens
     cached = np.where(is_found, tokens + (0 if fetch.tokens is None else visit.cached_tokens), 0)
@@ -219,8 +221,8 @@ def _named(tiers: tuple[Tier, ...]) -> dict[str, Tier]:
     named = [tier.storage or "tier" for tier in tiers]
     alone = [name != "tier" and named.count(name) == 1 for name in named]
     return {
-        name if once else f"{name}_{place}": tier
-        for place, (name, once, tier) in enumerate(zip(named, alone, tiers, strict=True), start=1)
+        name if once else f"{name}_{number}": tier
+        for number, (name, once, tier) in enumerate(zip(named, alone, tiers, strict=True), start=1)
     }
 
 

@@ -28,13 +28,13 @@ class Postprocess:
     model: Any = key(model_name, None, "The guard or reward model, which runs on the stage's pool.")
 
 
-def _check(found: Postprocess, place: Place) -> None:
-    if found.kind == DETOKENISE:
-        if found.model is not None:
+def _check(stage: Postprocess, place: Place) -> None:
+    if stage.kind == DETOKENISE:
+        if stage.model is not None:
             raise place.key("model").error("detokenise runs no model; use kind guard, outcome_reward or process_reward")
-    elif found.model is None:
-        raise place.key("model").error(f"is required with kind {found.kind}: the model that reads the answer")
-    elif found.seconds or found.seconds_per_token or found.servers is not None:
+    elif stage.model is None:
+        raise place.key("model").error(f"is required with kind {stage.kind}: the model that reads the answer")
+    elif stage.seconds or stage.seconds_per_token or stage.servers is not None:
         raise place.error(
             "seconds, seconds_per_token and servers are of kind detokenise; of a model its pool says the rest"
         )

@@ -23,8 +23,8 @@ class Preprocess:
     tokens: int = key(count(least=0), 0, "Tokens that are added to the prompt: a template, what was rewritten.")
 
 
-def _check(found: Preprocess, place: Place) -> None:
-    if found.model is None and not found.seconds and not found.seconds_per_token:
+def _check(stage: Preprocess, place: Place) -> None:
+    if stage.model is None and not stage.seconds and not stage.seconds_per_token:
         raise place.error("takes no time; say seconds, seconds_per_token or model, or leave the stage out")
 
 

@@ -138,11 +138,11 @@ def _pass(of: str | WhatIf, tokens: NDArray[np.int64], name: str, pool: str | No
 
 
 def _vectors(asked: Retrieve) -> VectorIndex:
-    known = asked.index.dimensions
-    if known is None:
+    dimensions = asked.index.dimensions
+    if dimensions is None:
         assert asked.embedding is not None  # ``_check``
-        known = _model(asked.embedding).hidden
-    return asked.index.vectors(known)
+        dimensions = _model(asked.embedding).hidden
+    return asked.index.vectors(dimensions)
 
 
 def _problem(index: VectorIndex, pool: StagePool | None) -> str | None:
@@ -168,16 +168,16 @@ def _search_s(asked: Retrieve, index: VectorIndex, pool: StagePool) -> NDArray[n
     """Seconds of a search for 1, 2, ... queries together. The devices of a replica hold a share of the index each, and
     search it at the same time (RAGO's servers, over which its load is even)."""
     hardware, share = pool.hardware, 1.0 / pool.devices
-    own = replace(
+    shard = replace(
         index, centroids=index.centroids * share, probes=index.probes * share, rescored=index.rescored * share
     )
     queries = np.arange(1.0, asked.max_batch + 1.0)
-    return search_time(own, queries, float(hardware.cores or 1), hardware.memory_bandwidth, asked.index.spread)  # type: ignore[arg-type]
+    return search_time(shard, queries, float(hardware.cores or 1), hardware.memory_bandwidth, asked.index.spread)  # type: ignore[arg-type]
 
 
 def work(asked: Retrieve, visit: StageRequests) -> Work:
     """The steps of one retrieval for each request."""
-    prompt, found = visit.prompt_tokens, asked.documents * asked.tokens_per_document
+    prompt, retrieved_tokens = visit.prompt_tokens, asked.documents * asked.tokens_per_document
     index, pool = _vectors(asked), visit.pool
     problem = _problem(index, pool)
     steps: list[Step] = []
@@ -190,8 +190,8 @@ def work(asked: Retrieve, visit: StageRequests) -> Work:
         steps.append(_pass(asked.reranker, read, "rerank", asked.reranker_pool, candidates))
     if asked.link is not None:
         link = load_link(asked.link)
-        steps.append(Shipped(found * asked.bytes_per_token, link.bandwidth, link.latency_s, name="transfer"))
-    return Work(tuple(steps), adds_tokens=found, problem=problem)
+        steps.append(Shipped(retrieved_tokens * asked.bytes_per_token, link.bandwidth, link.latency_s, name="transfer"))
+    return Work(tuple(steps), adds_tokens=retrieved_tokens, problem=problem)
 
 
 RETRIEVE = StageKind(

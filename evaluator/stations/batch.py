@@ -62,38 +62,38 @@ class _Lanes:
     max_wait_s: np.ndarray
 
 
-def serve_in_batches(name: str, jobs: ChunkJobs, known: Sequence[BatchServers]) -> tuple[JobColumns, Use]:
-    """Serve the jobs of a chunk; ``known`` are the servers of each configuration."""
+def serve_in_batches(name: str, jobs: ChunkJobs, servers: Sequence[BatchServers]) -> tuple[JobColumns, Use]:
+    """Serve the jobs of a chunk; ``servers`` are those of each configuration."""
     shape = configs, seeds, count = shape_of(jobs)
     ready_s = ready_times(jobs, rest=np.inf)
     order = order_of(jobs)
     waiting = np.take_along_axis(ready_s, order, axis=-1).reshape(configs * seeds, count)
-    found = _batches(_lanes(known, waiting, seeds))
-    there = np.isfinite(ready_s)
-    scheduled_s, left_s, server = (np.empty(shape, values.dtype) for values in found[:3])
-    for array, values in zip((scheduled_s, left_s, server), found, strict=False):
+    batches = _batches(_lanes(servers, waiting, seeds))
+    came = np.isfinite(ready_s)
+    scheduled_s, left_s, server = (np.empty(shape, values.dtype) for values in batches[:3])
+    for array, values in zip((scheduled_s, left_s, server), batches, strict=False):
         np.put_along_axis(array, order, values.reshape(shape), axis=-1)
-    ready_s, scheduled_s, left_s = (np.where(there, values, 0.0) for values in (ready_s, scheduled_s, left_s))
+    ready_s, scheduled_s, left_s = (np.where(came, values, 0.0) for values in (ready_s, scheduled_s, left_s))
     use = use_without_devices(
-        name, jobs, np.array([float(one.servers) for one in known]), found[3].reshape(configs, seeds)
+        name, jobs, np.array([float(of_config.servers) for of_config in servers]), batches[3].reshape(configs, seeds)
     )
-    replica = np.where(there, server, 0).astype(np.int32)
+    replica = np.where(came, server, 0).astype(np.int32)
     return passed_on(ready_s, scheduled_s, left_s, replica), use
 
 
-def _lanes(known: Sequence[BatchServers], ready_s: np.ndarray, seeds: int) -> _Lanes:
-    most = np.array([len(one.service_s) for one in known], dtype=np.int64)
+def _lanes(servers: Sequence[BatchServers], ready_s: np.ndarray, seeds: int) -> _Lanes:
+    most = np.array([len(of_config.service_s) for of_config in servers], dtype=np.int64)
     largest = most.max(initial=1)
-    service_s = np.zeros((len(known), largest + 1))
-    for row, one in zip(service_s, known, strict=True):
-        row[1 : 1 + len(one.service_s)] = one.service_s
+    service_s = np.zeros((len(servers), largest + 1))
+    for row, of_config in zip(service_s, servers, strict=True):
+        row[1 : 1 + len(of_config.service_s)] = of_config.service_s
     behind = np.full((len(ready_s), largest), np.inf)
     return _Lanes(
         np.concatenate([ready_s, behind], axis=1),
         np.repeat(service_s, seeds, axis=0),
         np.repeat(most, seeds),
-        np.repeat([one.servers for one in known], seeds).astype(np.int64),
-        np.repeat([one.max_wait_s for one in known], seeds).astype(float),
+        np.repeat([of_config.servers for of_config in servers], seeds).astype(np.int64),
+        np.repeat([of_config.max_wait_s for of_config in servers], seeds).astype(float),
     )
 
 
@@ -109,33 +109,34 @@ def _batches(lanes: _Lanes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
     server, first = np.zeros((rows, width), dtype=np.int32), np.zeros((rows, width), dtype=np.int64)
     free_s = np.where(np.arange(lanes.servers.max(initial=1)) < lanes.servers[:, None], 0.0, np.inf)
     position, busy_s = np.zeros(rows, dtype=np.int64), np.zeros(rows)
-    at = np.flatnonzero(np.isfinite(lanes.ready_s[:, 0]))
-    while len(at):
-        here = position[at]
-        chosen = np.argmin(free_s[at], axis=1)
-        oldest_s = lanes.ready_s[at, here]
-        full_s = lanes.ready_s[at, here + lanes.most[at] - 1]
-        began_s = np.maximum(free_s[at, chosen], np.minimum(oldest_s + lanes.max_wait_s[at], full_s))
-        size = _waiting(lanes, at, here, began_s)
-        took_s = lanes.service_s[at, size]
-        free_s[at, chosen] = began_s + took_s
-        start_s[at, here], end_s[at, here], server[at, here], first[at, here] = began_s, began_s + took_s, chosen, here
-        busy_s[at] += took_s
-        position[at] = here + size
-        at = at[np.isfinite(lanes.ready_s[at, here + size])]
+    lane = np.flatnonzero(np.isfinite(lanes.ready_s[:, 0]))
+    while len(lane):
+        here = position[lane]
+        chosen = np.argmin(free_s[lane], axis=1)
+        oldest_s = lanes.ready_s[lane, here]
+        full_s = lanes.ready_s[lane, here + lanes.most[lane] - 1]
+        began_s = np.maximum(free_s[lane, chosen], np.minimum(oldest_s + lanes.max_wait_s[lane], full_s))
+        size = _waiting(lanes, lane, here, began_s)
+        took_s = lanes.service_s[lane, size]
+        free_s[lane, chosen] = began_s + took_s
+        start_s[lane, here], end_s[lane, here] = began_s, began_s + took_s
+        server[lane, here], first[lane, here] = chosen, here
+        busy_s[lane] += took_s
+        position[lane] = here + size
+        lane = lane[np.isfinite(lanes.ready_s[lane, here + size])]
     np.maximum.accumulate(first, axis=1, out=first)
     spread = (np.take_along_axis(values, first, axis=1) for values in (start_s, end_s, server))
     return *spread, busy_s  # type: ignore[return-value]
 
 
-def _waiting(lanes: _Lanes, at: np.ndarray, here: np.ndarray, now_s: np.ndarray) -> np.ndarray:
+def _waiting(lanes: _Lanes, lane: np.ndarray, here: np.ndarray, now_s: np.ndarray) -> np.ndarray:
     """How many jobs from ``here`` on have come by ``now_s``, at most a full batch; by bisection, (lane,)."""
-    found = np.zeros_like(here)
+    fewest = np.zeros_like(here)
     step = 1 << (int(lanes.most.max()).bit_length() - 1)
     while step:
-        more = found + step
-        fits = more <= lanes.most[at]
-        fits &= lanes.ready_s[at, here + np.minimum(more, lanes.most[at]) - 1] <= now_s
-        found = np.where(fits, more, found)
+        more = fewest + step
+        fits = more <= lanes.most[lane]
+        fits &= lanes.ready_s[lane, here + np.minimum(more, lanes.most[lane]) - 1] <= now_s
+        fewest = np.where(fits, more, fewest)
         step >>= 1
-    return found
+    return fewest

@@ -20,24 +20,24 @@ from evaluator.traffic.roles import Role
 ChunkJobs = Sequence[Sequence[Jobs]]
 """[config][seed]; also of configurations that cannot run, whose jobs an engine passes over."""
 
-At = tuple[int, int]
+RunKey = tuple[int, int]
 """A configuration of a chunk and a seed, by their positions."""
 
 Gaps = Sequence[Sequence[WeightedGaps]]
 """[config][seed]"""
 
 __all__ = [
-    "At",
     "ChunkJobs",
     "Gaps",
     "JobColumns",
     "RequestTimes",
+    "RunKey",
     "Station",
     "StationVisit",
     "Use",
     "WeightedGaps",
     "by_id",
-    "each",
+    "by_run",
     "order_of",
     "passed_on",
     "ready_times",
@@ -83,10 +83,10 @@ class StationVisit:
     @property
     def itl(self) -> Gaps | None:
         """Gaps between the tokens that it gave, of all its pools."""
-        found = [use.itl for use in self.uses if use.itl is not None]
-        if len(found) < 2:
-            return found[0] if found else None
-        return [[pooled(parts) for parts in zip(*seeds, strict=True)] for seeds in zip(*found, strict=True)]
+        gaps = [use.itl for use in self.uses if use.itl is not None]
+        if len(gaps) < 2:
+            return gaps[0] if gaps else None
+        return [[pooled(parts) for parts in zip(*seeds, strict=True)] for seeds in zip(*gaps, strict=True)]
 
 
 def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s: np.ndarray) -> Use:
@@ -100,18 +100,18 @@ def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s:
 def shape_of(jobs: ChunkJobs) -> tuple[int, int, int]:
     """(configs, seeds, jobs): the most of any configuration."""
     seeds = max((len(config) for config in jobs), default=0)
-    return len(jobs), seeds, max((len(one) for config in jobs for one in config), default=0)
+    return len(jobs), seeds, max((len(run_jobs) for config in jobs for run_jobs in config), default=0)
 
 
-def each(jobs: ChunkJobs) -> list[tuple[tuple[int, int], Jobs]]:
+def by_run(jobs: ChunkJobs) -> list[tuple[tuple[int, int], Jobs]]:
     """Every configuration and seed that runs: its place in arrays (config, seed), its jobs."""
-    return [((config, seed), one) for config, seeds in enumerate(jobs) for seed, one in enumerate(seeds)]
+    return [((config, seed), run_jobs) for config, seeds in enumerate(jobs) for seed, run_jobs in enumerate(seeds)]
 
 
 def table_shape(jobs: ChunkJobs) -> tuple[int, int, int]:
     """(configs, seeds, requests) of tables by id: rows up to the largest id of any configuration."""
     configs, seeds, _ = shape_of(jobs)
-    distinct = {id(one.id): one.id for _, one in each(jobs)}
+    distinct = {id(run_jobs.id): run_jobs.id for _, run_jobs in by_run(jobs)}
     return configs, seeds, max((int(ids.max(initial=-1)) + 1 for ids in distinct.values()), default=0)
 
 
@@ -126,15 +126,15 @@ JobColumns = dict[str, np.ndarray]
 
 def by_id(jobs: ChunkJobs, served: JobColumns) -> RequestTimes:
     """The times of jobs by their ids: columns are not copied where that is the same, as it most often is."""
-    distinct = {id(one.id): one for _, one in each(jobs)}
+    distinct = {id(run_jobs.id): run_jobs for _, run_jobs in by_run(jobs)}
     if all(map(whole_table, distinct.values())):
         return RequestTimes(**served)
     shape = table_shape(jobs)
-    found = {name: np.zeros(shape, dtype=values.dtype) for name, values in served.items()}
-    for at, one in each(jobs):
+    tables = {name: np.zeros(shape, dtype=values.dtype) for name, values in served.items()}
+    for run, run_jobs in by_run(jobs):
         for name, values in served.items():
-            found[name][at][one.id] = values[at][: len(one)]
-    return RequestTimes(**found)
+            tables[name][run][run_jobs.id] = values[run][: len(run_jobs)]
+    return RequestTimes(**tables)
 
 
 def passed_on(ready_s: np.ndarray, scheduled_s: np.ndarray, left_s: np.ndarray, replica: np.ndarray) -> JobColumns:
@@ -150,10 +150,10 @@ def passed_on(ready_s: np.ndarray, scheduled_s: np.ndarray, left_s: np.ndarray, 
 
 def ready_times(jobs: ChunkJobs, rest: float = 0.0) -> np.ndarray:
     """``ready_s`` of all jobs, (config, seed, job); ``rest`` where a configuration and seed has fewer."""
-    found = np.full(shape_of(jobs), rest)
-    for at, one in each(jobs):
-        found[at][: len(one)] = one.ready_s
-    return found
+    ready_s = np.full(shape_of(jobs), rest)
+    for run, run_jobs in by_run(jobs):
+        ready_s[run][: len(run_jobs)] = run_jobs.ready_s
+    return ready_s
 
 
 def order_of(jobs: ChunkJobs) -> np.ndarray:
@@ -162,8 +162,8 @@ def order_of(jobs: ChunkJobs) -> np.ndarray:
     Where a configuration and seed has fewer jobs the rest stands behind them.
     """
     shape = shape_of(jobs)
-    found = np.empty(shape, dtype=np.int64)
-    found[...] = np.arange(shape[-1])
-    for at, one in each(jobs):
-        found[at][: len(one)] = found[at][one.order]
-    return found
+    order = np.empty(shape, dtype=np.int64)
+    order[...] = np.arange(shape[-1])
+    for run, run_jobs in by_run(jobs):
+        order[run][: len(run_jobs)] = order[run][run_jobs.order]
+    return order

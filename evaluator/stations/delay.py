@@ -13,7 +13,7 @@ from evaluator.stations.contract import (
     Station,
     Use,
     by_id,
-    each,
+    by_run,
     passed_on,
     ready_times,
     shape_of,
@@ -37,10 +37,10 @@ def delay(name: str, times: Times) -> Station:
 
 def times_of(jobs: ChunkJobs, times: Times) -> np.ndarray:
     """The times of all jobs, (config, seed, job); 0 where a configuration and seed has fewer jobs."""
-    found = np.zeros(shape_of(jobs))
-    for at, one in each(jobs):
-        found[at][: len(one)] = times(at[0], one)
-    return found
+    times_s = np.zeros(shape_of(jobs))
+    for run, run_jobs in by_run(jobs):
+        times_s[run][: len(run_jobs)] = times(run[0], run_jobs)
+    return times_s
 
 
 def serve_delayed(name: str, jobs: ChunkJobs, took_s: np.ndarray) -> tuple[JobColumns, Use]:

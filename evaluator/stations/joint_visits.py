@@ -14,13 +14,13 @@ from evaluator.metrics.use import PoolTotals, Use, WeightedGaps, pooled
 from evaluator.plan import Configuration
 from evaluator.plan.phases import PhasePools
 from evaluator.stations.contract import (
-    At,
     ChunkJobs,
     JobColumns,
     RequestTimes,
+    RunKey,
     Station,
     StationVisit,
-    each,
+    by_run,
     shape_of,
     table_shape,
     use_without_devices,
@@ -52,14 +52,14 @@ class JointResult:
 
 
 def visits_of_joint_run(
-    configurations: Sequence[Configuration], jobs: ChunkJobs, runs: Mapping[At, JointResult]
+    configurations: Sequence[Configuration], jobs: ChunkJobs, runs: Mapping[RunKey, JointResult]
 ) -> list[StationVisit]:
     """The visits of the jobs of a chunk to its stations; ``runs`` are those of the configurations that can run."""
     station_visits: list[StationVisit] = []
     for phase in configurations[0].phases:
         if phase.number > 0:
             station_visits.append(
-                _link_visit(station_visits[-1], configurations, {at: run.link for at, run in runs.items()})
+                _link_visit(station_visits[-1], configurations, {key: run.link for key, run in runs.items()})
             )
         came = jobs if phase.number == 0 else _sent(station_visits[-1])
         station_visits.append(_phase_visit(configurations, phase, came, runs))
@@ -67,15 +67,15 @@ def visits_of_joint_run(
 
 
 def _phase_visit(
-    configurations: Sequence[Configuration], phase: PhasePools, jobs: ChunkJobs, runs: Mapping[At, JointResult]
+    configurations: Sequence[Configuration], phase: PhasePools, jobs: ChunkJobs, runs: Mapping[RunKey, JointResult]
 ) -> StationVisit:
-    found = RequestTimes.empty(table_shape(jobs))
-    for at, run in runs.items():
-        found.put(at, jobs[at[0]][at[1]].id, **run.phases[phase.number])
-    check_served(configurations, found)
-    uses = [_use(configurations, phase, place, jobs, found, runs) for place in range(len(phase.stations))]
+    times = RequestTimes.empty(table_shape(jobs))
+    for key, run in runs.items():
+        times.put(key, jobs[key[0]][key[1]].id, **run.phases[phase.number])
+    check_served(configurations, times)
+    uses = [_use(configurations, phase, position, jobs, times, runs) for position in range(len(phase.stations))]
     name = configurations[0].stations[phase.stations.start].name if len(uses) == 1 else phase.role.name
-    return StationVisit(Station(name, never, phase.role), jobs, found, tuple(uses))
+    return StationVisit(Station(name, never, phase.role), jobs, times, tuple(uses))
 
 
 def never(jobs: ChunkJobs) -> tuple[RequestTimes, *tuple[Use, ...]]:
@@ -86,58 +86,59 @@ def never(jobs: ChunkJobs) -> tuple[RequestTimes, *tuple[Use, ...]]:
 def _use(
     configurations: Sequence[Configuration],
     phase: PhasePools,
-    place: int,
+    position: int,
     jobs: ChunkJobs,
     served: RequestTimes,
-    runs: Mapping[At, JointResult],
+    runs: Mapping[RunKey, JointResult],
 ) -> Use:
     """Of the pool at a place in its phase."""
     pools = [
-        configuration.stations[configuration.phases[phase.number].stations[place]] for configuration in configurations
+        configuration.stations[configuration.phases[phase.number].stations[position]]
+        for configuration in configurations
     ]
     configs, seeds, _ = shape_of(jobs)
     totals = PoolTotals.empty(configs, seeds)
     itl: list[list[WeightedGaps]] = [[pooled([])] * seeds for _ in configurations]
-    own = [list(of_seeds) for of_seeds in jobs]
-    for at, run in runs.items():
-        pool, one = run.pools[phase.number][place], jobs[at[0]][at[1]]
-        totals.add(at, pool.done)
-        chosen = served.replica[at][one.id].astype(np.int64) - pool.first
-        own[at[0]][at[1]] = replace(one, chosen=chosen)
-        itl[at[0]][at[1]] = pool.gaps
-    return use_of(pools, own, totals, itl)
+    pool_jobs = [list(of_seeds) for of_seeds in jobs]
+    for key, run in runs.items():
+        pool, run_jobs = run.pools[phase.number][position], jobs[key[0]][key[1]]
+        totals.add(key, pool.done)
+        chosen = served.replica[key][run_jobs.id].astype(np.int64) - pool.first
+        pool_jobs[key[0]][key[1]] = replace(run_jobs, chosen=chosen)
+        itl[key[0]][key[1]] = pool.gaps
+    return use_of(pools, pool_jobs, totals, itl)
 
 
 def _link_visit(
-    before: StationVisit, configurations: Sequence[Configuration], links: Mapping[At, JobColumns | None]
+    before: StationVisit, configurations: Sequence[Configuration], links: Mapping[RunKey, JobColumns | None]
 ) -> StationVisit:
     """The link behind a prefill side, which requests of one token do not pass."""
     jobs: list[list[Jobs]] = [[] for _ in before.jobs]
-    for at, one in each(before.jobs):
-        times, ids = before.times, one.id
-        served_s = times.first_token_s[at][ids] - times.scheduled_s[at][ids]
-        came = replace(one, origin=Origin(times.replica[at][ids], served_s))
-        jobs[at[0]].append(came.after_prefill(times.last_token_s[at][ids])[0])
-    found, busy_s = RequestTimes.empty(table_shape(jobs)), np.zeros(shape_of(jobs)[:2])
-    for at, one in each(jobs):
-        run = links.get(at)
+    for key, run_jobs in by_run(before.jobs):
+        times, ids = before.times, run_jobs.id
+        served_s = times.first_token_s[key][ids] - times.scheduled_s[key][ids]
+        came = replace(run_jobs, origin=Origin(times.replica[key][ids], served_s))
+        jobs[key[0]].append(came.after_prefill(times.last_token_s[key][ids])[0])
+    times_of_link, busy_s = RequestTimes.empty(table_shape(jobs)), np.zeros(shape_of(jobs)[:2])
+    for key, run_jobs in by_run(jobs):
+        run = links.get(key)
         if run is None:
             continue
-        assert one.origin is not None
-        found.put(at, one.id, **run, replica=one.origin.replica)
-        latency_s = configurations[at[0]].link.latency_s  # type: ignore[union-attr]
-        busy_s[at] = (run["last_token_s"] - run["scheduled_s"] - latency_s).sum()
-    found.first_token_s[...] = found.last_token_s
+        assert run_jobs.origin is not None
+        times_of_link.put(key, run_jobs.id, **run, replica=run_jobs.origin.replica)
+        latency_s = configurations[key[0]].link.latency_s  # type: ignore[union-attr]
+        busy_s[key] = (run["last_token_s"] - run["scheduled_s"] - latency_s).sum()
+    times_of_link.first_token_s[...] = times_of_link.last_token_s
     replicas = np.array(
         [0 if configuration.link is None else configuration.link.replicas for configuration in configurations],
         dtype=float,
     )
     name = next((configuration.link.name for configuration in configurations if configuration.link is not None), "link")
-    return StationVisit(Station(name, never), jobs, found, (use_without_devices(name, jobs, replicas, busy_s),))
+    return StationVisit(Station(name, never), jobs, times_of_link, (use_without_devices(name, jobs, replicas, busy_s),))
 
 
 def _sent(link: StationVisit) -> ChunkJobs:
     return [
-        [one.at(link.times.last_token_s[config, seed][one.id]) for seed, one in enumerate(of_seeds)]
+        [run_jobs.at(link.times.last_token_s[config, seed][run_jobs.id]) for seed, run_jobs in enumerate(of_seeds)]
         for config, of_seeds in enumerate(link.jobs)
     ]

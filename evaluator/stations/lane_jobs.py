@@ -14,7 +14,7 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import Configuration
-from evaluator.plan.simulators import has_frontend, is_coupled, routed_by
+from evaluator.plan.simulators import has_frontend, is_joint, routed_by
 from evaluator.routing import Sent, assign, router_of, stream
 from evaluator.scenario import Deployment
 from evaluator.stations.contract import ChunkJobs, whole_table
@@ -60,11 +60,11 @@ class LaneJobs:
         return int(measured.argmax()) if measured.any() else self.count
 
 
-def _all_together(configuration: Configuration, at: tuple[int, int], jobs: Jobs, seed: int, station: int) -> LaneJobs:
+def _all_together(configuration: Configuration, run: tuple[int, int], jobs: Jobs, seed: int, station: int) -> LaneJobs:
     """All replicas of a pool under one seed."""
     assigned = _assigned(configuration.stations[station].deployment, jobs, seed, station)
     return LaneJobs(
-        *at, -1, jobs, jobs.order, len(jobs), configuration.users or OPEN_LOOP, station, seed, assigned=assigned
+        *run, -1, jobs, jobs.order, len(jobs), configuration.users or OPEN_LOOP, station, seed, assigned=assigned
     )
 
 
@@ -91,31 +91,41 @@ def slots(
 
     Of jobs that are already told where to go (``Jobs.chosen``) a lane has those of its replica, and others none.
     """
-    found = []
+    lanes = []
     for position, configuration in enumerate(configurations):
         if configuration.status != OK or only not in (None, position):
             continue
         pool, users = configuration.stations[station], configuration.users
         deployment = pool.deployment
         frontend = has_frontend(configuration.workload, pool.design.calibration)
-        joint = is_coupled(configuration.workload, deployment, frontend, pool.lockstep)
+        joint = is_joint(configuration.workload, deployment, frontend, pool.lockstep)
         replicas = deployment.ranks
-        for number, one in enumerate(jobs[position]):
-            if one.chosen is None and joint:
-                found.append(_all_together(configuration, (position, number), one, seeds[number], station))
+        for number, run_jobs in enumerate(jobs[position]):
+            if run_jobs.chosen is None and joint:
+                lanes.append(_all_together(configuration, (position, number), run_jobs, seeds[number], station))
                 continue
-            if replicas == 1 and one.chosen is None:
-                found.append(
-                    LaneJobs(position, number, 0, one, one.order, len(one), users or OPEN_LOOP, station, seeds[number])
+            if replicas == 1 and run_jobs.chosen is None:
+                lanes.append(
+                    LaneJobs(
+                        position,
+                        number,
+                        0,
+                        run_jobs,
+                        run_jobs.order,
+                        len(run_jobs),
+                        users or OPEN_LOOP,
+                        station,
+                        seeds[number],
+                    )
                 )
                 continue
-            order = np.arange(len(one))[one.order]
-            chosen = _assigned(deployment, one, seeds[number], station)
+            order = np.arange(len(run_jobs))[run_jobs.order]
+            chosen = _assigned(deployment, run_jobs, seeds[number], station)
             for replica in range(replicas):
                 served = order[chosen == replica]
-                own = (one, served, len(served), OPEN_LOOP, station, seeds[number])
-                found.append(LaneJobs(position, number, replica, *own))
-    return found
+                fields = (run_jobs, served, len(served), OPEN_LOOP, station, seeds[number])
+                lanes.append(LaneJobs(position, number, replica, *fields))
+    return lanes
 
 
 # --- users who send their next request some time after the answer to the one before

@@ -17,7 +17,7 @@ from evaluator.stations.contract import (
     ChunkJobs,
     RequestTimes,
     Station,
-    each,
+    by_run,
     shape_of,
     table_shape,
     use_without_devices,
@@ -35,24 +35,24 @@ def link(name: str, links: Sequence[LinkPlan | None]) -> Station:
 
 
 def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tuple[RequestTimes, Use]:
-    found, busy_s = RequestTimes.empty(table_shape(jobs)), np.zeros(shape_of(jobs)[:2])
-    for at, one in each(jobs):
-        plan = links[at[0]]
-        for column in (found.arrival_s, found.scheduled_s, found.last_token_s):
-            column[at][one.id] = one.ready_s
-        if plan is None or one.origin is None or len(one) == 0:
+    times, busy_s = RequestTimes.empty(table_shape(jobs)), np.zeros(shape_of(jobs)[:2])
+    for run, run_jobs in by_run(jobs):
+        plan = links[run[0]]
+        for column in (times.arrival_s, times.scheduled_s, times.last_token_s):
+            column[run][run_jobs.id] = run_jobs.ready_s
+        if plan is None or run_jobs.origin is None or len(run_jobs) == 0:
             continue
-        way = plan.ways(one.origin.replica, one.chosen) if plan.others else None
-        service_s = plan.service_s(plan.tokens(one.demand), way)
-        may_s = one.ready_s - plan.head_start_s(service_s, one.origin.served_s, plan.layers(way))
-        start_s = _starts(one, may_s, service_s) if plan.shared else may_s
-        found.scheduled_s[at][one.id] = start_s
-        found.replica[at][one.id] = one.origin.replica
-        found.last_token_s[at][one.id] = start_s + service_s + plan.latency_s
-        busy_s[at] = service_s.sum()
-    found.first_token_s[...] = found.last_token_s
+        way = plan.ways(run_jobs.origin.replica, run_jobs.chosen) if plan.others else None
+        service_s = plan.service_s(plan.tokens(run_jobs.demand), way)
+        may_s = run_jobs.ready_s - plan.head_start_s(service_s, run_jobs.origin.served_s, plan.layers(way))
+        start_s = _starts(run_jobs, may_s, service_s) if plan.shared else may_s
+        times.scheduled_s[run][run_jobs.id] = start_s
+        times.replica[run][run_jobs.id] = run_jobs.origin.replica
+        times.last_token_s[run][run_jobs.id] = start_s + service_s + plan.latency_s
+        busy_s[run] = service_s.sum()
+    times.first_token_s[...] = times.last_token_s
     replicas = np.array([0 if plan is None else plan.replicas for plan in links], dtype=float)
-    return found, use_without_devices(name, jobs, replicas, busy_s)
+    return times, use_without_devices(name, jobs, replicas, busy_s)
 
 
 def _starts(jobs: Jobs, may_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:

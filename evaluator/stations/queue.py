@@ -47,8 +47,8 @@ def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.n
     scheduled_s, replica = np.empty_like(start), np.empty_like(server)
     np.put_along_axis(scheduled_s, order, start, axis=-1)
     np.put_along_axis(replica, order, server, axis=-1)
-    there = np.isfinite(ready_s)
-    ready_s, scheduled_s = np.where(there, ready_s, 0.0), np.where(there, scheduled_s, 0.0)
+    came = np.isfinite(ready_s)
+    ready_s, scheduled_s = np.where(came, ready_s, 0.0), np.where(came, scheduled_s, 0.0)
     left_s = scheduled_s + service_s
     use = use_without_devices(name, jobs, count.astype(float), service_s.sum(axis=-1))
     return passed_on(ready_s, scheduled_s, left_s, replica), use

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from evaluator.plan import Configuration
 from evaluator.plan.route import RequestRoutes, StagePlan, StepPlan
 from evaluator.stages import Batched, Served
-from evaluator.stations.contract import At, ChunkJobs, RequestTimes, Use
+from evaluator.stations.contract import ChunkJobs, RequestTimes, RunKey, Use
 
 Serve = Callable[[ChunkJobs], tuple[RequestTimes, *tuple[Use, ...]]]
 
@@ -41,22 +41,22 @@ class StepStation:
         assert pipeline is not None
         return pipeline.stages[self.place].steps[self.number]
 
-    def step(self, at: At) -> Any:
+    def step(self, run: RunKey) -> Any:
         """What it does in a configuration and seed."""
-        work = self.all_routes[at[0]][at[1]].first[self.place].work
+        work = self.all_routes[run[0]][run[1]].first[self.place].work
         assert work is not None
         return work.steps[self.number]
 
-    def visited(self, at: At) -> NDArray[np.bool_] | None:
+    def visited(self, run: RunKey) -> NDArray[np.bool_] | None:
         """Which requests come here, (request,); None: all."""
-        return self.all_routes[at[0]][at[1]].first[self.place].there
+        return self.all_routes[run[0]][run[1]].first[self.place].there
 
     def servers(self, config: int) -> int:
         """As many as the step says, else as its pool has replicas."""
         pipeline, pool = self.configurations[config].pipeline, self.planned(config).pool
         assert pipeline is not None
-        own = self.step((config, 0)).servers
-        return int(own or (1 if pool is None else pipeline.pools[pool].replicas))
+        servers = self.step((config, 0)).servers
+        return int(servers or (1 if pool is None else pipeline.pools[pool].replicas))
 
     def stage(self, config: int) -> StagePlan:
         """The stage of which it is a step."""

@@ -15,7 +15,7 @@ from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, StationPlan
 from evaluator.records import kept_with_record
 from evaluator.replica.batched_costs import ideals_of
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, each
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, by_run
 from evaluator.traffic.jobs import Demand, Jobs
 
 
@@ -31,12 +31,12 @@ def check_served(configurations: Sequence[Configuration], times: RequestTimes) -
 
 def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, times: RequestTimes, totals: PoolTotals) -> None:
     """Count the KV units of shared prefixes, in use on every replica from the first arrival to the last departure."""
-    for at, one in each(jobs):
-        pool = pools[at[0]]
+    for run, run_jobs in by_run(jobs):
+        pool = pools[run[0]]
         if pool.kept_units:
-            ready_s, left_s = times.arrival_s[at][one.id], times.last_token_s[at][one.id]
-            totals.kv_units_max[at] += pool.kept_units
-            totals.kv_unit_s[at] += pool.kept_units * pool.deployment.ranks * (left_s.max() - ready_s.min())
+            ready_s, left_s = times.arrival_s[run][run_jobs.id], times.last_token_s[run][run_jobs.id]
+            totals.kv_units_max[run] += pool.kept_units
+            totals.kv_unit_s[run] += pool.kept_units * pool.deployment.ranks * (left_s.max() - ready_s.min())
 
 
 def use_of(
@@ -81,31 +81,31 @@ def _useful(
     flops, moved = np.zeros_like(totals.busy_s), np.zeros_like(totals.busy_s)
     able = {id(pool.design): pool.design.replica for pool in pools if pool.design.replica is not None}
     ideals = dict(zip(able, ideals_of(list(able.values())), strict=True))
-    for at, one in each(jobs):
-        design = pools[at[0]].design
+    for run, run_jobs in by_run(jobs):
+        design = pools[run[0]].design
         if design.replica is None:
             continue
         compute, memory = ideals[id(design)]
         devices = design.rank_devices / design.spec.parallel.pipeline
         window = design.replica.kv.window
         if hit_tokens is not None:
-            work = work_of(one.demand.with_hits(hit_tokens[at][one.id]), window)
-        elif one.chosen is not None:
-            work = work_of(_served(pools[at[0]], one), window)
+            work = work_of(run_jobs.demand.with_hits(hit_tokens[run][run_jobs.id]), window)
+        elif run_jobs.chosen is not None:
+            work = work_of(_served(pools[run[0]], run_jobs), window)
         else:
-            work = useful_work(one.demand, window)
-        counts = totals.iterations[at], totals.experts_touched[at]
-        flops[at] = ideal_time(compute, work) * _peak(design.hardware) * devices
+            work = useful_work(run_jobs.demand, window)
+        counts = totals.iterations[run], totals.experts_touched[run]
+        flops[run] = ideal_time(compute, work) * _peak(design.hardware) * devices
         bandwidth = design.hardware.memory_bandwidth
-        moved[at] = ideal_time(memory, _reading(work, totals, at), *counts) * bandwidth * devices
+        moved[run] = ideal_time(memory, _reading(work, totals, run), *counts) * bandwidth * devices
     return flops, moved
 
 
-def _reading(work: BatchStatistics, totals: PoolTotals, at: tuple[int, int]) -> BatchStatistics:
+def _reading(work: BatchStatistics, totals: PoolTotals, run: tuple[int, int]) -> BatchStatistics:
     """The work as memory sees it: with drafts a context is read once for all tokens that an iteration gives."""
-    if not totals.decoded[at]:
+    if not totals.decoded[run]:
         return work
-    share = totals.decoded[at] / totals.decoded_tokens[at]
+    share = totals.decoded[run] / totals.decoded_tokens[run]
     return work._replace(
         decode_context=share * work.decode_context, decode_window_context=share * work.decode_window_context
     )

@@ -32,9 +32,11 @@ class BlockNames:
     own_from: NDArray[np.int64]
     count: int
 
-    def __getitem__(self, at: NDArray | slice) -> BlockNames:
+    def __getitem__(self, rows: NDArray | slice) -> BlockNames:
         """Those of some requests."""
-        return BlockNames(self.sources, self.sources_from[at], self.told[at], self.each, self.own_from[at], self.count)
+        return BlockNames(
+            self.sources, self.sources_from[rows], self.told[rows], self.each, self.own_from[rows], self.count
+        )
 
 
 def block_names(jobs: Jobs, block_tokens: int) -> BlockNames:
@@ -77,20 +79,22 @@ def _hashed(
 ) -> BlockNames:
     """Of a trace with hashes: they tell of prompts, and outputs are like nothing else."""
     assert sharing.hashes is not None
-    each = sharing.hash_block_tokens // block_tokens
-    sources = -(-prompt // each)
+    per_source = sharing.hash_block_tokens // block_tokens
+    sources = -(-prompt // per_source)
     sources_from = np.cumsum(sources) - sources
     starts = sharing.hashes.offsets[ids]
-    known, number = np.unique(sharing.hashes.values, return_inverse=True)
-    found = np.zeros(max(int(sources.sum()), 1), dtype=np.int64)
+    hashes, number = np.unique(sharing.hashes.values, return_inverse=True)
+    names = np.zeros(max(int(sources.sum()), 1), dtype=np.int64)
     node, nodes = np.zeros_like(ids), 0  # of what was found so far: node 0 for nothing, those of a level are new
     for level in range(int(sources.max(initial=0))):
-        there = np.flatnonzero(sources > level)
-        key = node[there] * len(known) + number[starts[there] + level]
-        distinct, place = np.unique(key, return_inverse=True)
-        found[sources_from[there] + level] = nodes + place
-        node[there] = nodes + place
+        deep = np.flatnonzero(sources > level)
+        key = node[deep] * len(hashes) + number[starts[deep] + level]
+        distinct, child = np.unique(key, return_inverse=True)
+        names[sources_from[deep] + level] = nodes + child
+        node[deep] = nodes + child
         nodes += len(distinct)
-    own = np.maximum(kv - prompt, 0)
-    first = nodes * each + np.cumsum(own) - own
-    return BlockNames(found * each, sources_from, prompt, each, first - prompt, nodes * each + int(own.sum()))
+    unshared = np.maximum(kv - prompt, 0)
+    first = nodes * per_source + np.cumsum(unshared) - unshared
+    return BlockNames(
+        names * per_source, sources_from, prompt, per_source, first - prompt, nodes * per_source + int(unshared.sum())
+    )

@@ -83,8 +83,10 @@ class Demand:
         cached = np.maximum(cached, shared)
         # The last token of a sequence is sampled and never computed.
         if role.first_token_only:
-            one, later = np.ones_like(output), None if branches is None else branches - 1
-            return Demand(prompt, one, cached, prompt - cached, prompt, output - 1, shared, tokens.model, None, later)
+            first_token, later = np.ones_like(output), None if branches is None else branches - 1
+            return Demand(
+                prompt, first_token, cached, prompt - cached, prompt, output - 1, shared, tokens.model, None, later
+            )
         kv = prompt + (output - 1 if branches is None else (branches - 1).sum(axis=1))
         return Demand(prompt, output, cached, prompt - cached, kv, 0 * output, shared, tokens.model, branches)
 
@@ -131,16 +133,16 @@ class Demand:
         """The same where so many tokens of each prompt, (job,), were found in a prefix cache."""
         return replace(self, cached_tokens=self.cached_tokens + tokens, compute_tokens=self.compute_tokens - tokens)
 
-    def __getitem__(self, at: NDArray) -> Demand:
+    def __getitem__(self, positions: NDArray) -> Demand:
         """The demand of some jobs."""
         columns = (getattr(self, name) for name in self.__dataclass_fields__)
-        chosen: list[Any] = [None if column is None else column[at] for column in columns]
+        chosen: list[Any] = [None if column is None else column[positions] for column in columns]
         return Demand(*chosen)
 
     def joined(self, other: Demand) -> Demand:
         """The demand of these jobs, then of the others."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
-        both: list[Any] = [None if one is None or two is None else np.concatenate([one, two]) for one, two in pairs]
+        both: list[Any] = [None if any(column is None for column in pair) else np.concatenate(pair) for pair in pairs]
         return Demand(*both)
 
 
@@ -179,8 +181,8 @@ class Jobs:
     @property
     def session(self) -> NDArray[np.int64] | None:
         """The session of each job, (job,)."""
-        known = self.sharing is not None and self.sharing.session is not None
-        return self.sharing.session[self.id] if known else None  # type: ignore[union-attr, index]
+        has_sessions = self.sharing is not None and self.sharing.session is not None
+        return self.sharing.session[self.id] if has_sessions else None  # type: ignore[union-attr, index]
 
     def __len__(self) -> int:
         return len(self.id)
@@ -194,8 +196,8 @@ class Jobs:
 
     def some(self, positions: NDArray[np.int64]) -> Jobs:
         """Those at these positions."""
-        own = self.id[positions], self.ready_s[positions], self.demand[positions], self.measured[positions]
-        return Jobs(*own, sharing=self.sharing)
+        columns = self.id[positions], self.ready_s[positions], self.demand[positions], self.measured[positions]
+        return Jobs(*columns, sharing=self.sharing)
 
     def at(self, ready_s: NDArray[np.float64]) -> Jobs:
         """The same jobs at the next station, where they come at ``ready_s`` (job,)."""
@@ -247,12 +249,12 @@ def branch_units(demand: Demand, kv: KvLayout) -> np.ndarray:
     column, goes what all of them share: the whole blocks of the prompt.
     """
     assert demand.branch_tokens is not None
-    prompt, there = demand.prompt_tokens[:, None], demand.branch_tokens > 0
+    prompt, is_branch = demand.prompt_tokens[:, None], demand.branch_tokens > 0
     resident = demand.compute_tokens[:, None] == 0
     tokens = prompt + demand.branch_tokens - np.where(resident, 0, 1)  # the last token is sampled and never computed
-    found = np.where(there, suffix_units(kv, prompt, tokens), 0)
-    found[:, -1] += np.maximum(prefix_units(kv, demand.prompt_tokens) - shared_units(demand, kv), 0)
-    return found
+    units = np.where(is_branch, suffix_units(kv, prompt, tokens), 0)
+    units[:, -1] += np.maximum(prefix_units(kv, demand.prompt_tokens) - shared_units(demand, kv), 0)
+    return units
 
 
 @kept_with_record(16)

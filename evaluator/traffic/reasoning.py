@@ -25,5 +25,7 @@ def branch_tokens(reasoning: Reasoning, output: Callable[[int], NDArray[np.int64
     if not reasoning.several:
         return None
     numbers = range(reasoning.branches) if reasoning.branch_lengths == "drawn" else (0,) * reasoning.branches
-    found = np.sort(np.stack([scaled(output(number), reasoning.scale) for number in numbers], axis=1), axis=1)
-    return found if reasoning.first is None else np.minimum(found, found[:, reasoning.first - 1 : reasoning.first])
+    lengths = np.sort(np.stack([scaled(output(number), reasoning.scale) for number in numbers], axis=1), axis=1)
+    return (
+        lengths if reasoning.first is None else np.minimum(lengths, lengths[:, reasoning.first - 1 : reasoning.first])
+    )

@@ -99,10 +99,10 @@ class RequestSampler:
 
     @kept_with_record(4096)
     def _at_rate(self, workload: int, rate_rps: float) -> Workload:
-        found = cast(Workload, self._alive[workload])
-        arrivals = at_rate(found.arrivals, rate_rps, found.requests)
-        self._first_rate[self._key(arrivals)] = self._first_rate.get(id(found.arrivals), found.arrivals)
-        return replace(found, arrivals=arrivals)
+        alive = cast(Workload, self._alive[workload])
+        arrivals = at_rate(alive.arrivals, rate_rps, alive.requests)
+        self._first_rate[self._key(arrivals)] = self._first_rate.get(id(alive.arrivals), alive.arrivals)
+        return replace(alive, arrivals=arrivals)
 
     @kept_with_record(4096)
     def _arrivals(self, arrivals: int, seed: int, count: int) -> np.ndarray:

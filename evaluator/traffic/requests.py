@@ -55,8 +55,10 @@ def _lengths_of(
     for which, shares in ((model, workload.models), (pipeline, workload.pipelines)):
         for number, share in enumerate(shares.values()):
             if share.lengths is not None:
-                own = request_lengths(share.lengths, seed, count, branch)
-                prompt, output = (np.where(which == number, *pair) for pair in zip(own, (prompt, output), strict=True))
+                lengths = request_lengths(share.lengths, seed, count, branch)
+                prompt, output = (
+                    np.where(which == number, *pair) for pair in zip(lengths, (prompt, output), strict=True)
+                )
     return prompt, output
 
 

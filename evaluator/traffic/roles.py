@@ -38,4 +38,4 @@ def hands_on(roles: Sequence[Role | None], position: int) -> bool:
     """
     role = roles[position]
     later = roles[position + 1 :]
-    return role is not None and role.first_token_only and any(each and each.prompt_resident for each in later)
+    return role is not None and role.first_token_only and any(other and other.prompt_resident for other in later)

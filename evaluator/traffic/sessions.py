@@ -43,12 +43,12 @@ class Turns:
         if arrivals == self.arrivals:
             return self.sent_s
         number = int(self.session.max()) + 1
-        own, other = (session_starts(one, sessions, seed, number) for one in (self.arrivals, arrivals))
+        starts, other = (session_starts(process, sessions, seed, number) for process in (self.arrivals, arrivals))
         begins = _begins_s(sessions, self.arrivals)
-        new = int(np.searchsorted(own, begins))
+        new = int(np.searchsorted(starts, begins))
         if new == number:
             return self.sent_s
-        moved = (other - other[new]) - (own - own[new])
+        moved = (other - other[new]) - (starts - starts[new])
         return self.sent_s + np.where(self.session < new, 0.0, moved[self.session])
 
 
@@ -78,16 +78,16 @@ def turns_of(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> T
         passed = np.cumsum(think_s)
         sent_s = starts[session] + (passed - passed[first]) - begins
         at_once = arrivals.rate_rps is None
-        known = len(session) if at_once else int(((sent_s >= 0.0) & (sent_s < starts[number] - begins)).sum())
-        if known >= count:
+        complete = len(session) if at_once else int(((sent_s >= 0.0) & (sent_s < starts[number] - begins)).sum())
+        if complete >= count:
             break
         number *= 2
-    place = np.arange(count) if at_once else np.flatnonzero(sent_s >= 0.0)
-    place = place[np.lexsort((place, sent_s[place]))][:count]
+    chosen = np.arange(count) if at_once else np.flatnonzero(sent_s >= 0.0)
+    chosen = chosen[np.lexsort((chosen, sent_s[chosen]))][:count]
     row = np.full(len(session), -1)
-    row[place] = np.arange(count)
-    previous = np.where(place > first[place], row[place - 1], -1)
-    return Turns(session[place], place, first[place], previous, think_s[place], sent_s[place], arrivals)
+    row[chosen] = np.arange(count)
+    previous = np.where(chosen > first[chosen], row[chosen - 1], -1)
+    return Turns(session[chosen], chosen, first[chosen], previous, think_s[chosen], sent_s[chosen], arrivals)
 
 
 def _begins_s(sessions: Sessions, arrivals: Arrivals) -> float:

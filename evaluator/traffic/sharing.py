@@ -31,10 +31,10 @@ class PrefixContent(Sequence[int]):
     def __len__(self) -> int:
         return self.blocks
 
-    def __getitem__(self, place: Any) -> Any:
-        if not 0 <= place < self.blocks:
-            raise IndexError(place)
-        source = place // self.each
+    def __getitem__(self, block: Any) -> Any:
+        if not 0 <= block < self.blocks:
+            raise IndexError(block)
+        source = block // self.each
         return int(self.sources[source]) if source < len(self.sources) else self.rest
 
 
@@ -62,15 +62,17 @@ class Sharing:
         ``kv_tokens``: of the prompt and the output. ``hash_block_tokens`` must be a multiple of ``block_tokens``.
         """
         if self.hashes is not None:
-            each = self.hash_block_tokens // block_tokens
+            per_source = self.hash_block_tokens // block_tokens
             for row, prompt in zip(ids.tolist(), prompt_tokens.tolist(), strict=True):
-                yield PrefixContent(self.hashes[row], each, prompt // block_tokens)
+                yield PrefixContent(self.hashes[row], per_source, prompt // block_tokens)
             return
         assert self.session is not None
         system = np.zeros_like(ids) if self.system is None else self.system[ids]
         shared = self.system_tokens // block_tokens
-        for one, prompt, tokens in zip(self.session[ids].tolist(), system.tolist(), kv_tokens.tolist(), strict=True):
-            yield PrefixContent((-1 - prompt,) if shared else (), max(shared, 1), tokens // block_tokens, one)
+        for session, prompt, tokens in zip(
+            self.session[ids].tolist(), system.tolist(), kv_tokens.tolist(), strict=True
+        ):
+            yield PrefixContent((-1 - prompt,) if shared else (), max(shared, 1), tokens // block_tokens, session)
 
 
 def sharing_of(workload: Workload, seed: int, turns: Turns | None) -> Sharing | None:

@@ -16,8 +16,8 @@ _RATIOS = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128
 
 def _ratio(config: Config, kind: str, short: str) -> int:
     """Tokens per entry: below ``compress_rates``, in a key of its own, or the family's."""
-    own = config.integer(short, _RATIOS[kind])
-    return config.level("compress_rates").integer(kind, own) if config.has("compress_rates") else own
+    rate = config.integer(short, _RATIOS[kind])
+    return config.level("compress_rates").integer(kind, rate) if config.has("compress_rates") else rate
 
 
 def _attention(kind: str | None) -> MixerReader:

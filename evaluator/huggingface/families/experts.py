@@ -76,8 +76,8 @@ def _of_two_modes(config: Config) -> MoeFeedForward:
 
 def _experts_of_images(config: Config) -> int:
     words = block_words(config, config.layers(), always("moe"))
-    each = config.integer("hidden_size") * (3 * _two_widths(config)[1] + 1)
-    return words.count("moe") * config.integer("num_experts") * each
+    per_expert = config.integer("hidden_size") * (3 * _two_widths(config)[1] + 1)
+    return words.count("moe") * config.integer("num_experts") * per_expert
 
 
 def _arctic(config: Config) -> FeedForward:

@@ -32,4 +32,4 @@ def all_reduce(columns: Mapping[str, Any], platform: str) -> tuple[Call, ...]:
     def zeros() -> jax.Array:
         return jnp.zeros((count * length,), DTYPES[dtype], device=NamedSharding(mesh, spread))
 
-    return (Call("psum", lambda carried, operands: call(carried), zeros, lambda at: (), linked=True),)
+    return (Call("psum", lambda carried, operands: call(carried), zeros, lambda turn: (), linked=True),)

@@ -27,7 +27,7 @@ def _cudnn(columns: Mapping[str, Any]) -> Call:
 
     return Call(
         "cudnn", call, lambda: noise((batch, queries, heads, size), dtype, 0),
-        lambda at: _pair((batch, seen, kv_heads, size), dtype, at), linked=False,
+        lambda turn: _pair((batch, seen, kv_heads, size), dtype, turn), linked=False,
     )  # fmt: skip
 
 
@@ -41,19 +41,19 @@ def _products(columns: Mapping[str, Any]) -> Call:
 
     def call(carried: Any, operands: Any) -> Any:
         keys, values = operands
-        each = ((0, 1), (0, 1))
+        batch_axes = ((0, 1), (0, 1))
         scores = lax.dot_general(
-            carried, keys, (((3,), (3,)), each), precision=precision, preferred_element_type=jnp.float32
+            carried, keys, (((3,), (3,)), batch_axes), precision=precision, preferred_element_type=jnp.float32
         )
         if _causal(columns):
             mask = jnp.tile(jnp.tril(jnp.ones((queries, seen), bool)), (group, 1))
             scores = jnp.where(mask[None, None], scores, -jnp.inf)
         weights = jax.nn.softmax(scores * size**-0.5, axis=-1).astype(carried.dtype)
-        return lax.dot_general(weights, values, (((3,), (2,)), each), precision=precision)
+        return lax.dot_general(weights, values, (((3,), (2,)), batch_axes), precision=precision)
 
     return Call(
         "products", call, lambda: noise((batch, kv_heads, group * queries, size), dtype, 0),
-        lambda at: _pair((batch, kv_heads, seen, size), dtype, at), linked=False,
+        lambda turn: _pair((batch, kv_heads, seen, size), dtype, turn), linked=False,
     )  # fmt: skip
 
 
@@ -67,6 +67,6 @@ def _causal(columns: Mapping[str, Any]) -> bool:
     return "new_tokens" in columns
 
 
-def _pair(shape: tuple[int, ...], dtype: str, at: int) -> tuple[jax.Array, jax.Array]:
+def _pair(shape: tuple[int, ...], dtype: str, turn: int) -> tuple[jax.Array, jax.Array]:
     """Keys and values."""
-    return noise(shape, dtype, 1 + 2 * at), noise(shape, dtype, 2 + 2 * at)
+    return noise(shape, dtype, 1 + 2 * turn), noise(shape, dtype, 2 + 2 * turn)

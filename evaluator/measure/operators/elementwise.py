@@ -18,7 +18,5 @@ def elementwise(columns: Mapping[str, Any], platform: str) -> tuple[Call, ...]:
         return operands[0] - carried  # alternates, where a sum would grow out of its range
 
     return (
-        Call(
-            "add", add, lambda: noise((length,), dtype, 0), lambda at: (noise((length,), dtype, 1 + at),), linked=False
-        ),
+        Call("add", add, lambda: noise((length,), dtype, 0), lambda i: (noise((length,), dtype, 1 + i),), linked=False),
     )

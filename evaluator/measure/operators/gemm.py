@@ -18,5 +18,7 @@ def gemm(columns: Mapping[str, Any], platform: str) -> tuple[Call, ...]:
         return link(carried, lax.dot(carried, *operands, precision=precision_of(dtype)))
 
     return (
-        Call("dot", product, lambda: noise((m, k), dtype, 0), lambda at: (noise((k, n), dtype, 1 + at),), linked=True),
+        Call(
+            "dot", product, lambda: noise((m, k), dtype, 0), lambda turn: (noise((k, n), dtype, 1 + turn),), linked=True
+        ),
     )

@@ -31,9 +31,9 @@ def grouped_gemm(columns: Mapping[str, Any], platform: str) -> tuple[Call, ...]:
         result = jnp.einsum("eri,eih->erh", jax.nn.silu(gate) * linear, down, precision=precision_of(dtype))
         return link(carried, result.reshape(tokens, top, hidden).sum(axis=1))
 
-    def weights(at: int) -> tuple[Any, ...]:
-        return noise((touched, hidden, 2 * inner), dtype, 1 + 2 * at), noise(
-            (touched, inner, hidden), dtype, 2 + 2 * at
+    def weights(turn: int) -> tuple[Any, ...]:
+        return noise((touched, hidden, 2 * inner), dtype, 1 + 2 * turn), noise(
+            (touched, inner, hidden), dtype, 2 + 2 * turn
         )
 
     return (Call("batched_dot", layer, lambda: noise((tokens, hidden), dtype, 0), weights, linked=True),)

@@ -33,7 +33,7 @@ from evaluator.stations.contract import (
     RequestTimes,
     Station,
     StationVisit,
-    each,
+    by_run,
     shape_of,
     table_shape,
     use_without_devices,
@@ -66,15 +66,15 @@ def run_network(
     """What became of the jobs of a chunk, over all seeds: visits to the stations that the chain has."""
     all_routes = [plan.routes(configuration) if configuration.staged else [] for configuration in configurations]
     runs = {
-        at: _run(plan, configurations, all_routes, at, one, observe)
-        for at, one in each(jobs)
-        if configurations[at[0]].status == OK
+        key: _run(plan, configurations, all_routes, key, run_jobs, observe)
+        for key, run_jobs in by_run(jobs)
+        if configurations[key[0]].status == OK
     }
     asked = [
-        [runs[config, seed].asked if (config, seed) in runs else one for seed, one in enumerate(of_seeds)]
+        [runs[config, seed].asked if (config, seed) in runs else run_jobs for seed, run_jobs in enumerate(of_seeds)]
         for config, of_seeds in enumerate(jobs)
     ]
-    station_visits = visits_of_joint_run(configurations, asked, {at: _served(one) for at, one in runs.items()})
+    station_visits = visits_of_joint_run(configurations, asked, {key: _served(ran) for key, ran in runs.items()})
     if not configurations[0].staged:
         return station_visits
     return visits_by_route(configurations, all_routes, jobs, station_visits, runs)
@@ -87,18 +87,18 @@ def _run(
     plan: Plan,
     configurations: Sequence[Configuration],
     all_routes: Sequence[Sequence[RequestRoutes]],
-    at: tuple[int, int],
+    key: tuple[int, int],
     jobs: Jobs,
     observe: Observe | None,
 ) -> NetworkRun:
-    configuration, seed = configurations[at[0]], plan.seeds[at[1]]
-    routes = all_routes[at[0]][at[1]] if configuration.pipeline is not None else None
+    configuration, seed = configurations[key[0]], plan.seeds[key[1]]
+    routes = all_routes[key[0]][key[1]] if configuration.pipeline is not None else None
     whole = asked = jobs if routes is None else all_visits(configuration, routes, jobs)
     runs: list[PhaseRun] = []
     for phase in configuration.phases:
         if runs:
             asked, _ = whole.after_prefill(whole.ready_s)
-        runs.append(side_run(configuration, at, seed, phase, asked, observe))
+        runs.append(side_run(configuration, key, seed, phase, asked, observe))
     links = None
     stages: list[Stage] = [runs[0].phase]
     if len(runs) > 1:
@@ -113,13 +113,13 @@ def _run(
     passes: dict[int, PhaseRun] = {}
 
     def open_pool(number: int) -> PhaseRun:
-        passes[number] = pool_run(configuration, at, seed, number, routes, observe)
+        passes[number] = pool_run(configuration, key, seed, number, routes, observe)
         return passes[number]
 
-    def step_station(place: int, step: int) -> StepStation:
-        return StepStation(configurations, all_routes, place, step)
+    def step_station(stage: int, step: int) -> StepStation:
+        return StepStation(configurations, all_routes, stage, step)
 
-    step_routes = routes_of(routes, step_station, at[0], stages, open_pool)
+    step_routes = routes_of(routes, step_station, key[0], stages, open_pool)
     requests = [Request(index, ready_s, 1, 1, 1, 0) for index, ready_s in enumerate(jobs.ready_s.tolist())]
     last = _last_visits(routes, len(jobs))
     clients = Clients(
@@ -131,7 +131,7 @@ def _run(
         clients=clients,
         onward=RouteFollower(step_routes, clients, requests),
     )
-    return NetworkRun(runs, links, whole, np.array([one.arrival_s for one in requests]), step_routes, passes)
+    return NetworkRun(runs, links, whole, np.array([request.arrival_s for request in requests]), step_routes, passes)
 
 
 def all_visits(configuration: Configuration, routes: RequestRoutes, jobs: Jobs) -> Jobs:
@@ -140,26 +140,26 @@ def all_visits(configuration: Configuration, routes: RequestRoutes, jobs: Jobs) 
         configuration.phases[0].role,
         shared_tokens(configuration.workload, configuration.stations[0].deployment),
     )
-    found = jobs
+    visits = jobs
     for number, visit in enumerate(routes.llm[1:], 1):
         ids = visit.ids
-        own = Demand.of(visit.tokens, role, shared)[ids]
-        more = Jobs(ids + number * len(jobs), jobs.ready_s[ids], own, jobs.measured[ids])
-        found = found.joined(more)
-    return found
+        demand = Demand.of(visit.tokens, role, shared)[ids]
+        more = Jobs(ids + number * len(jobs), jobs.ready_s[ids], demand, jobs.measured[ids])
+        visits = visits.joined(more)
+    return visits
 
 
 def _last_visits(routes: RequestRoutes, count: int) -> list[int]:
     """The index of the last visit of each request to the LLM."""
-    found = np.arange(count)
+    last = np.arange(count)
     for number, visit in enumerate(routes.llm[1:], 1):
-        found[visit.ids] = visit.ids + number * count
-    return found.tolist()
+        last[visit.ids] = visit.ids + number * count
+    return last.tolist()
 
 
 def _delivered_after(configuration: Configuration, runs: Sequence[PhaseRun], request: Request) -> float:
     """Seconds from the last token of a request to its user, by the frontend of the pool that it went to first."""
-    parts = [each.phase.parts[request.index] for each in runs if request.index in each.phase.parts]
+    parts = [phase_run.phase.parts[request.index] for phase_run in runs if request.index in phase_run.phase.parts]
     replicas = np.cumsum(
         [configuration.stations[number].deployment.ranks for number in configuration.phases[0].stations]
     )
@@ -175,18 +175,18 @@ def _transfers(
 ) -> Transfers:
     tokens = link.tokens(jobs.demand)
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
-    kept: dict[int, tuple[list[float], float]] = {}
+    of_ways: dict[int, tuple[list[float], float]] = {}
 
     def sending(index: int, sender: int, receiver: int | None) -> Sending:
         way = int(link.ways(np.array([sender]), None if receiver is None else np.array([receiver]))[0])
-        if way not in kept:
+        if way not in of_ways:
             ways = np.full(len(tokens), way)
             layers = float(np.broadcast_to(link.layers(ways), len(tokens))[0])
-            kept[way] = link.service_s(tokens, ways).tolist(), (1.0 - 1.0 / layers) if link.by_layer else 0.0
-        service_s, ahead = kept[way]
+            of_ways[way] = link.service_s(tokens, ways).tolist(), (1.0 - 1.0 / layers) if link.by_layer else 0.0
+        service_s, ahead = of_ways[way]
         return Sending(service_s[places[index]], ahead)
 
-    told = configuration.phases[1].replicas is not None or link.backpressure
+    routed = configuration.phases[1].replicas is not None or link.backpressure
     return Transfers(
         prefill,
         decode,
@@ -195,7 +195,7 @@ def _transfers(
         one_by_one=link.shared,
         by_layer=link.by_layer,
         backpressure=link.backpressure,
-        choose=decode.choose if told else None,
+        choose=decode.choose if routed else None,
         groups=group_of_replicas(link.senders, link.groups).tolist() if configuration.phases[1].grouped else None,
     )
 
@@ -225,45 +225,47 @@ def visits_by_route(
     """All visits in their order: those to the stages, and between them those to the LLM, ``llm``."""
     if not runs:  # no configuration of the chunk can run
         return list(llm)
-    numbers = max(len(one.step_routes.step_visits) for one in runs.values() if one.step_routes is not None)
-    now_s = {at: one.arrival_s.copy() for at, one in runs.items()}
-    found: list[StationVisit] = []
-    told: set[tuple[int, int]] = set()
-    longest = max(runs.values(), key=lambda one: len(one.step_routes.step_visits) if one.step_routes is not None else 0)
+    numbers = max(len(ran.step_routes.step_visits) for ran in runs.values() if ran.step_routes is not None)
+    now_s = {key: ran.arrival_s.copy() for key, ran in runs.items()}
+    visits: list[StationVisit] = []
+    reported: set[tuple[int, int]] = set()
+    longest = max(runs.values(), key=lambda ran: len(ran.step_routes.step_visits) if ran.step_routes is not None else 0)
     for number in range(numbers):
         kind = longest.step_routes.step_visits[number]  # type: ignore[union-attr]
         if isinstance(kind, int):
-            found += [_llm_visit(llm_visit, kind, jobs, now_s) for llm_visit in llm]
+            visits += [_llm_visit(llm_visit, kind, jobs, now_s) for llm_visit in llm]
             continue
         step_station = StepStation(configurations, all_routes, kind.place, kind.step)
         step_visits: dict[tuple[int, int], StepVisits] = {
-            at: one.step_routes.step_visits[number]  # type: ignore[union-attr, misc]
-            for at, one in runs.items()
-            if number < len(one.step_routes.step_visits)  # type: ignore[union-attr]
+            key: ran.step_routes.step_visits[number]  # type: ignore[union-attr, misc]
+            for key, ran in runs.items()
+            if number < len(ran.step_routes.step_visits)  # type: ignore[union-attr]
         }
-        first = (kind.place, kind.step) not in told
-        told.add((kind.place, kind.step))
-        found.append(_step_visit(step_station, jobs, step_visits, runs, now_s, first))
-    return found
+        first = (kind.place, kind.step) not in reported
+        reported.add((kind.place, kind.step))
+        visits.append(_step_visit(step_station, jobs, step_visits, runs, now_s, first))
+    return visits
 
 
 def _llm_visit(
     llm_visit: StationVisit, number: int, jobs: ChunkJobs, now_s: dict[tuple[int, int], np.ndarray]
 ) -> StationVisit:
     """One visit to a station of the LLM, of all visits to it; the first tells of the use."""
-    own: list[list[Jobs]] = [[] for _ in jobs]
-    for at, one in each(llm_visit.jobs):
-        count = len(jobs[at[0]][at[1]])
-        some = one.some(np.flatnonzero(one.id // count == number))
-        own[at[0]].append(replace(some, id=some.id - number * count))
-    times = RequestTimes.empty(table_shape(own))
-    for at, one in each(own):
-        shifted = one.id + number * len(jobs[at[0]][at[1]])  # the ids by which the LLM knew this visit
-        times.put(at, one.id, **{name: column[at][shifted] for name, column in llm_visit.times.columns().items()})
-        own[at[0]][at[1]] = one.at(times.arrival_s[at][one.id])
-        if at in now_s:
-            now_s[at][one.id] = times.last_token_s[at][one.id]
-    return replace(llm_visit, jobs=own, times=times, uses=llm_visit.uses if number == 0 else (), number=number)
+    visit_jobs: list[list[Jobs]] = [[] for _ in jobs]
+    for key, run_jobs in by_run(llm_visit.jobs):
+        count = len(jobs[key[0]][key[1]])
+        some = run_jobs.some(np.flatnonzero(run_jobs.id // count == number))
+        visit_jobs[key[0]].append(replace(some, id=some.id - number * count))
+    times = RequestTimes.empty(table_shape(visit_jobs))
+    for key, run_jobs in by_run(visit_jobs):
+        shifted = run_jobs.id + number * len(jobs[key[0]][key[1]])  # the ids by which the LLM knew this visit
+        times.put(
+            key, run_jobs.id, **{name: column[key][shifted] for name, column in llm_visit.times.columns().items()}
+        )
+        visit_jobs[key[0]][key[1]] = run_jobs.at(times.arrival_s[key][run_jobs.id])
+        if key in now_s:
+            now_s[key][run_jobs.id] = times.last_token_s[key][run_jobs.id]
+    return replace(llm_visit, jobs=visit_jobs, times=times, uses=llm_visit.uses if number == 0 else (), number=number)
 
 
 def _step_visit(
@@ -275,24 +277,24 @@ def _step_visit(
     first: bool,
 ) -> StationVisit:
     """Of one step of one visit; its first visit tells of the use."""
-    found = RequestTimes.empty(table_shape(jobs))
-    visited = np.zeros(found.arrival_s.shape, dtype=bool)
-    own = [list(of_seeds) for of_seeds in jobs]
-    for at, one in each(jobs):
-        if at not in runs:
+    times = RequestTimes.empty(table_shape(jobs))
+    visited = np.zeros(times.arrival_s.shape, dtype=bool)
+    visit_jobs = [list(of_seeds) for of_seeds in jobs]
+    for key, run_jobs in by_run(jobs):
+        if key not in runs:
             continue
-        here_s = now_s[at][one.id]  # who passes the step by comes and leaves at once
-        found.put(at, one.id, arrival_s=here_s, scheduled_s=here_s, first_token_s=here_s, last_token_s=here_s)
-        own[at[0]][at[1]] = one.at(here_s)
-        if at not in step_visits:
+        here_s = now_s[key][run_jobs.id]  # who passes the step by comes and leaves at once
+        times.put(key, run_jobs.id, arrival_s=here_s, scheduled_s=here_s, first_token_s=here_s, last_token_s=here_s)
+        visit_jobs[key[0]][key[1]] = run_jobs.at(here_s)
+        if key not in step_visits:
             continue
-        step_visit = step_visits[at]
+        step_visit = step_visits[key]
         for request in step_visit.ids.tolist():
             came_s, began_s, left_s, replica = step_visit.times(request)
-            found.put(at, request, arrival_s=came_s, scheduled_s=began_s, first_token_s=left_s, last_token_s=left_s)
-            found.put(at, request, replica=replica)
-            visited[at][request] = True
-        now_s[at][one.id] = found.last_token_s[at][one.id]
+            times.put(key, request, arrival_s=came_s, scheduled_s=began_s, first_token_s=left_s, last_token_s=left_s)
+            times.put(key, request, replica=replica)
+            visited[key][request] = True
+        now_s[key][run_jobs.id] = times.last_token_s[key][run_jobs.id]
     stage = step_station.stage(0)
     station = Station(
         step_station.label,
@@ -302,7 +304,7 @@ def _step_visit(
         waits=step_station.planned(0).kind is not Delay,
     )
     uses = (_step_use(step_station, jobs, runs),) if first else ()
-    return StationVisit(station, own, replace(found, visited=visited), uses)
+    return StationVisit(station, visit_jobs, replace(times, visited=visited), uses)
 
 
 def _step_use(step_station: StepStation, jobs: ChunkJobs, runs: dict[tuple[int, int], NetworkRun]) -> Use:
@@ -311,17 +313,17 @@ def _step_use(step_station: StepStation, jobs: ChunkJobs, runs: dict[tuple[int, 
     if number is not None:
         pools = [configuration.stations[number] for configuration in step_station.configurations]
         totals = PoolTotals.empty(*shape_of(jobs)[:2])
-        own = [list(of_seeds) for of_seeds in jobs]
-        for at, one in runs.items():
-            totals.add(at, PoolTotals.of(PoolOutcome([], list(one.passes[number].pools[0]))))
-            own[at[0]][at[1]] = _computed(pools[at[0]], one.passes[number])
-        return replace(use_of(pools, own, totals, None), name=step_station.label)
+        pool_jobs = [list(of_seeds) for of_seeds in jobs]
+        for key, ran in runs.items():
+            totals.add(key, PoolTotals.of(PoolOutcome([], list(ran.passes[number].pools[0]))))
+            pool_jobs[key[0]][key[1]] = _computed(pools[key[0]], ran.passes[number])
+        return replace(use_of(pools, pool_jobs, totals, None), name=step_station.label)
     busy_s = np.zeros(shape_of(jobs)[:2])
-    for at, one in runs.items():
-        assert one.step_routes is not None
-        busy_s[at] = sum(
+    for key, ran in runs.items():
+        assert ran.step_routes is not None
+        busy_s[key] = sum(
             step_visit.busy_s
-            for step_visit in one.step_routes.step_visits
+            for step_visit in ran.step_routes.step_visits
             if isinstance(step_visit, StepVisits) and step_visit.of(step_station)
         )
     servers = np.array([float(step_station.all_servers(config)) for config in range(len(step_station.configurations))])

@@ -24,7 +24,7 @@ from evaluator.reference.stations.phase import Choose, PhaseStation
 from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import stream
 from evaluator.speculation import keys
-from evaluator.stations.contract import JobColumns
+from evaluator.stations.contract import JobColumns, RunKey
 from evaluator.stations.joint_visits import PoolServed
 from evaluator.stations.lane_jobs import OPEN_LOOP, LaneJobs
 from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
@@ -42,11 +42,11 @@ class PhaseRun:
 
 
 def side_run(
-    configuration: Configuration, at: tuple[int, int], seed: int, phase: PhasePools, jobs: Jobs, observe: Observe | None
+    configuration: Configuration, run: RunKey, seed: int, phase: PhasePools, jobs: Jobs, observe: Observe | None
 ) -> PhaseRun:
-    """A side under its jobs, ready to run; ``at`` is (configuration, seed), by which ``observe`` knows it."""
+    """A side under its jobs, ready to run; ``run`` is (configuration, seed), by which ``observe`` knows it."""
     slot = LaneJobs(
-        *at,
+        *run,
         -1,
         jobs,
         slice(0, len(jobs)),
@@ -61,17 +61,17 @@ def side_run(
     for number in phase.stations:
         station = configuration.stations[number]
         built, limits = station.design.ready, replace(limits_of(station, jobs.demand), rooms=rooms)
-        own = [TokenGaps(_until(jobs)) for _ in range(station.deployment.ranks)]
+        pool_gaps = [TokenGaps(_until(jobs)) for _ in range(station.deployment.ranks)]
         pools.append(
             [
                 Replica(
                     index, built.pipeline_ranks, station.deployment.batching.policy, limits,
                     window=built.kv.window, observe=partial(_watch, of_replica, observe, slot),
                 )
-                for index, of_replica in enumerate(own, len(gaps))
+                for index, of_replica in enumerate(pool_gaps, len(gaps))
             ]
         )  # fmt: skip
-        gaps += own
+        gaps += pool_gaps
         in_lockstep(pools[-1], station.lockstep)
     replicas = [replica for pool in pools for replica in pool]
     choose = _choose(configuration, seed, phase, jobs, replicas)
@@ -94,16 +94,16 @@ def _parts(jobs: Jobs) -> dict[int, Request]:
     demand = jobs.demand
     columns = (jobs.ready_s, demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, np.zeros_like(jobs.id))
     rows = zip(jobs.id.tolist(), *(column.tolist() for column in columns), strict=True)
-    found = {index: Request(index, *row) for index, *row in rows}
-    known = None if jobs.sharing is None else jobs.sharing.session
-    if known is not None:  # the ids of later visits follow those of all requests (``network.all_visits``)
-        for request in found.values():
-            request.session = int(known[request.index % len(known)])
+    requests = {index: Request(index, *row) for index, *row in rows}
+    session_of = None if jobs.sharing is None else jobs.sharing.session
+    if session_of is not None:  # the ids of later visits follow those of all requests (``network.all_visits``)
+        for request in requests.values():
+            request.session = int(session_of[request.index % len(session_of)])
     if demand.branch_tokens is not None:
         branches = branches_of(demand.branch_tokens, demand.branch_tokens)
-        for request, (lengths, _) in zip(found.values(), branches, strict=True):
+        for request, (lengths, _) in zip(requests.values(), branches, strict=True):
             request.branches = lengths
-    return found
+    return requests
 
 
 def _choose(
@@ -130,11 +130,11 @@ def _choose(
 
     def choose(request: Request, now: float, group: int | None = None) -> Replica:
         replica = router(request, now, *(() if group is None else (group,)))
-        pool, place = pool_of[replica.index], places[request.index]
-        request.kv_units, request.shared_units = int(units[pool][place]), int(shared[pool][place])
-        request.curve = curve_of(pools[pool], drawn[place], request.output_tokens)
+        pool, position = pool_of[replica.index], places[request.index]
+        request.kv_units, request.shared_units = int(units[pool][position]), int(shared[pool][position])
+        request.curve = curve_of(pools[pool], drawn[position], request.output_tokens)
         if branches:
-            request.branches, request.branch_units = branches[pool][place]
+            request.branches, request.branch_units = branches[pool][position]
         return replica
 
     return choose
@@ -142,7 +142,7 @@ def _choose(
 
 def pool_run(
     configuration: Configuration,
-    at: tuple[int, int],
+    run: RunKey,
     seed: int,
     number: int,
     routes: RequestRoutes,
@@ -152,7 +152,7 @@ def pool_run(
     station, none = configuration.stations[number], np.zeros(0, dtype=np.int64)
     nobody = Demand.of(Tokens(none, none, none, none, none), station.role)
     jobs = Jobs(none, none.astype(float), nobody, none.astype(bool))
-    slot = LaneJobs(*at, -1, jobs, slice(0, 0), 0, OPEN_LOOP, number, by_id=True)
+    slot = LaneJobs(*run, -1, jobs, slice(0, 0), 0, OPEN_LOOP, number, by_id=True)
     built, limits = station.design.ready, limits_of(station, nobody)
     replicas = [
         Replica(

@@ -49,9 +49,9 @@ def serve_tokens(
     gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in configurations]
     pools = [configuration.stations[station] for configuration in configurations]
     for slot in slots(configurations, jobs, seeds, station):
-        outcome, found = _serve(configurations[slot.position], pools[slot.position], slot, seeds[slot.seed], observe)
+        outcome, its_gaps = _serve(configurations[slot.position], pools[slot.position], slot, seeds[slot.seed], observe)
         _add(times, totals, slot, outcome)
-        gaps[slot.position][slot.seed].append(found)
+        gaps[slot.position][slot.seed].append(its_gaps)
     check_served(configurations, times)
     add_kept(pools, jobs, times, totals)
     itl = [[pooled(parts) for parts in row] for row in gaps]
@@ -68,8 +68,8 @@ def _serve(
         _say_content(requests, slot, replica.kv)
     gaps = TokenGaps(len(requests))
 
-    def late_s(one: Request) -> float:
-        return float(delay_s(frontend, one.first_token_s, one.last_token_s, one.output_tokens))
+    def late_s(request: Request) -> float:
+        return float(delay_s(frontend, request.first_token_s, request.last_token_s, request.output_tokens))
 
     def watch(iteration: Iteration) -> None:
         gaps.add(iteration)
@@ -153,34 +153,34 @@ def _requests(slot: LaneJobs, pool: StationPlan) -> list[Request]:
     lengths = demand.prompt_tokens, demand.output_tokens
     columns = (slot.jobs.ready_s, demand.compute_tokens, *lengths, pool.held_units(demand))
     rows = zip(*(column[slot.served].tolist() for column in columns), strict=True)
-    found = [Request(index, *row) for index, row in enumerate(rows)]
-    for request, units in zip(found, shared_units(demand, kv)[slot.served].tolist(), strict=True):
+    requests = [Request(index, *row) for index, row in enumerate(rows)]
+    for request, units in zip(requests, shared_units(demand, kv)[slot.served].tolist(), strict=True):
         request.shared_units = units
     if demand.branch_tokens is not None:
         branches = branches_of(demand.branch_tokens[slot.served], branch_units(demand, kv)[slot.served])
-        for request, own in zip(found, branches, strict=True):
-            request.branches, request.branch_units = own
-    for request, key in zip(found, keys(slot.draws, slot.jobs.id[slot.served]), strict=True) if pool.drafts else ():
+        for request, of_request in zip(requests, branches, strict=True):
+            request.branches, request.branch_units = of_request
+    for request, key in zip(requests, keys(slot.draws, slot.jobs.id[slot.served]), strict=True) if pool.drafts else ():
         request.curve = curve_of(pool, key, request.output_tokens)
     if slot.jobs.session is not None:
-        for request, session in zip(found, slot.jobs.session[slot.served].tolist(), strict=True):
+        for request, session in zip(requests, slot.jobs.session[slot.served].tolist(), strict=True):
             request.session = session
-    return found
+    return requests
 
 
 def branches_of(tokens: np.ndarray, units: np.ndarray) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Of each job the lengths of its branches and their KV units, from arrays (job, branch) with empty cells."""
     return [
-        (tuple(own[-count:]), tuple(held[-count:]))
-        for own, held, count in zip(tokens.tolist(), units.tolist(), (tokens > 0).sum(axis=1).tolist(), strict=True)
+        (tuple(lengths[-count:]), tuple(held[-count:]))
+        for lengths, held, count in zip(tokens.tolist(), units.tolist(), (tokens > 0).sum(axis=1).tolist(), strict=True)
     ]
 
 
 def _say_content(requests: Sequence[Request], slot: LaneJobs, kv: KvLayout) -> None:
     """Tell each request what is in its blocks, as far as it is known."""
-    jobs, at = slot.jobs, slot.served
+    jobs, served = slot.jobs, slot.served
     assert jobs.sharing is not None
-    ids, prompt, tokens = jobs.id[at], jobs.demand.prompt_tokens[at], jobs.demand.kv_tokens[at]
+    ids, prompt, tokens = jobs.id[served], jobs.demand.prompt_tokens[served], jobs.demand.kv_tokens[served]
     for request, content in zip(requests, jobs.sharing.contents(ids, prompt, tokens, kv.block_tokens), strict=True):
         request.content = content
 
@@ -205,7 +205,9 @@ def _add(times: RequestTimes, totals: PoolTotals, slot: LaneJobs, outcome: PoolO
     if times.hit_tokens is not None:
         names.append("hit_tokens")
     columns = {name: [getattr(request, name) for request in requests] for name in names}
-    times.put(slot.at, slot.rows, replica=[one.replica for one in requests] if replica < 0 else replica, **columns)
+    times.put(
+        slot.at, slot.rows, replica=[request.replica for request in requests] if replica < 0 else replica, **columns
+    )
     totals.add(slot.at, PoolTotals.of(outcome))
 
 
@@ -265,4 +267,4 @@ class TokenGaps:
             inside = (first + slope * step)[ends > since_s]
             values.append(inside)
             weights.append(np.full(len(inside), float(configurations)))
-        return pooled([(one, weight) for one, weight in zip(values, weights, strict=True)])
+        return pooled([(gap_s, weight) for gap_s, weight in zip(values, weights, strict=True)])

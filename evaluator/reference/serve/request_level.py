@@ -59,7 +59,7 @@ def _add(times: RequestTimes, slot: LaneJobs, role: Role, requests: Sequence[Who
         names = ("scheduled_s", "first_token_s", "first_token_s", "instance")
     else:
         names = ("scheduled_s", "first_token_s", "last_token_s", "instance")
-    scheduled_s, first_s, last_s, instance = ([getattr(one, name) for one in requests] for name in names)
+    scheduled_s, first_s, last_s, instance = ([getattr(request, name) for request in requests] for name in names)
     times.put(
         slot.at,
         slot.rows,

@@ -89,28 +89,28 @@ def routes_of(
     chunk.
     """
     count = len(routes.tokens.prompt_tokens)
-    found = Routes(steps=[[] for _ in range(count)])
-    site = _Site(found, routes, config, open_pool)
+    step_routes = Routes(steps=[[] for _ in range(count)])
+    site = _Site(step_routes, routes, config, open_pool)
     answers, number = 0, len(routes.llm)
     for visit in routes.visits:
         if visit.stage is None:
             for request in visit.ids.tolist():
-                found.steps[request] += [(station, answers * count + request) for station in llm]
-            found.step_visits.append(answers)
+                step_routes.steps[request] += [(station, answers * count + request) for station in llm]
+            step_routes.step_visits.append(answers)
             answers += 1
             continue
         assert visit.work is not None
         for step, work in enumerate(visit.work.steps):
             step_station = step_stations(visit.stage, step)
             step_visit = site.step_visit(step_station, visit, work, number * count)
-            found.step_visits.append(step_visit)
+            step_routes.step_visits.append(step_visit)
             number += 1
             for request in step_visit.ids.tolist():
                 index = step_visit.base + request
-                found.steps[request].append((step_visit.starts[request], index))
+                step_routes.steps[request].append((step_visit.starts[request], index))
                 if step_visit.left[request] is not step_visit.starts[request]:
-                    found.steps[request].append((step_visit.left[request], index))
-    return found
+                    step_routes.steps[request].append((step_visit.left[request], index))
+    return step_routes
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,8 +126,8 @@ class _Site:
         """The stations of a step for those who come on a visit."""
         assert visit.stage is not None
         planned, ids = step_station.planned(self.config), visit.ids
-        own: Hashable = (visit.stage, step_station.number)
-        shared = own if planned.pool is None else (planned.pool, planned.kind)
+        own_key: Hashable = (visit.stage, step_station.number)
+        shared = own_key if planned.pool is None else (planned.pool, planned.kind)
         if getattr(work, "queue", None) is not None:
             ids = ids[np.asarray(work.queue)[ids] >= 0]  # the others pass it by
         step_visit = StepVisits(visit.stage, step_station.number, base, ids, {}, {})
@@ -138,7 +138,7 @@ class _Site:
         elif isinstance(work, Batched):
             self._batched(step_visit, step_station, work, shared)
         else:
-            self._served(step_visit, step_station, work, own, shared)
+            self._served(step_visit, step_station, work, own_key, shared)
         return step_visit
 
     def _batched(self, step_visit: StepVisits, step_station: StepStation, work: Batched, shared: Hashable) -> None:
@@ -152,7 +152,7 @@ class _Site:
         step_visit.starts = step_visit.left = dict.fromkeys(step_visit.ids.tolist(), stations[shared])
 
     def _served(
-        self, step_visit: StepVisits, step_station: StepStation, work: Any, own: Hashable, shared: Hashable
+        self, step_visit: StepVisits, step_station: StepStation, work: Any, own_key: Hashable, shared: Hashable
     ) -> None:
         """Servers one by one, links and delays: a station for each queue, and one for the latency of a link."""
         stations, config = self.step_routes.stations, self.config
@@ -169,7 +169,7 @@ class _Site:
             stations[key].seconds[step_visit.base + request] = float(seconds[request])  # type: ignore[attr-defined]
         step_visit.left, step_visit.service_s = dict(step_visit.starts), float(seconds[step_visit.ids].sum())
         if isinstance(work, Shipped) and work.latency_s > 0:
-            later = stations.setdefault((own, "latency"), DelayStation({}))
+            later = stations.setdefault((own_key, "latency"), DelayStation({}))
             latency_s = work.latency_s * step_station.factor(config, "link_latency")
             times = ((step_visit.base + request, latency_s) for request in step_visit.ids.tolist())
             later.seconds.update(times)  # type: ignore[attr-defined]
@@ -190,9 +190,9 @@ def _engine(step_routes: Routes, shared: Hashable, number: int | None, open_pool
     if shared not in step_routes.stations:
         step_routes.passes[shared] = run = open_pool(number)  # type: ignore[arg-type]
         step_routes.stations[shared] = ParallelSequences(run.phase, {})
-    found = step_routes.stations[shared]
-    assert isinstance(found, ParallelSequences)
-    return found
+    station = step_routes.stations[shared]
+    assert isinstance(station, ParallelSequences)
+    return station
 
 
 def _add_parts(
@@ -207,8 +207,8 @@ def _add_parts(
     )
     for number, row in enumerate(rows, first):
         parts[number] = Request(number, 0.0, *row, 0)  # type: ignore[index]
-    for place, request in enumerate(visit.ids.tolist()):
-        start = first + place * work.sequences
+    for position, request in enumerate(visit.ids.tolist()):
+        start = first + position * work.sequences
         sequences[base + request] = range(start, start + work.sequences)  # type: ignore[index]
 
 

@@ -61,8 +61,8 @@ class PoolStation:
 
     def _touch(self, replica: Replica, cut_short: RunningBatch | None) -> None:
         if cut_short is not None:
-            for each in replica.abreast:
-                self._enter(each.flights[0], each)
+            for rank in replica.abreast:
+                self._enter(rank.flights[0], rank)
         self._touched[replica] = None
 
     def launch(self, now: float) -> None:

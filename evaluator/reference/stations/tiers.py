@@ -106,7 +106,7 @@ class Tiers:
 
     def _leave(self, request: Request, left_s: float, tier: int) -> Request:
         self.found[request.index] = tier
-        took_s = sum(each.lookup_s for each in self._tiers[: tier + 1])
+        took_s = sum(asked.lookup_s for asked in self._tiers[: tier + 1])
         if tier < len(self._tiers):
             took_s += self._size[request.index] / self._tiers[tier].bandwidth
         self.visits[request.index] = VisitTimes(self._arrived_s.pop(request.index), left_s - took_s, left_s)

@@ -56,7 +56,7 @@ def anatomy(
          decode_batch(batch, prompt + output / 2, window)),
     ]  # fmt: skip
     phases = [_described(configuration, *step, tokens) for step in steps]
-    return {"design": design(ds, axes, row), "phases": phases} if all(each["operators"] for each in phases) else None
+    return {"design": design(ds, axes, row), "phases": phases} if all(phase["operators"] for phase in phases) else None
 
 
 def configuration_of(ds: xr.Dataset, row: int) -> Configuration | None:
@@ -80,15 +80,15 @@ def _described(
 ) -> dict[str, Any]:
     """An iteration of a station, as the page shows it; ``tokens`` are those that it gives a decoding sequence."""
     built = configuration.answering[station].design
-    found: PhaseEstimate = phase(passage(built), built.hardware, batch, tokens)
-    rows = [(one.name, one.time_s, one.share, one.bound) for one in found.operators if one.share >= LEAST_SHARE]
-    rest = [one for one in found.operators if one.share < LEAST_SHARE]
-    if sum(one.time_s for one in rest) > 0.0:
-        rows.append(("all others", sum(one.time_s for one in rest), sum(one.share for one in rest), ""))
-    rows.sort(key=lambda each: -each[1])
+    estimated: PhaseEstimate = phase(passage(built), built.hardware, batch, tokens)
+    rows = [(op.name, op.time_s, op.share, op.bound) for op in estimated.operators if op.share >= LEAST_SHARE]
+    rest = [op for op in estimated.operators if op.share < LEAST_SHARE]
+    if sum(op.time_s for op in rest) > 0.0:
+        rows.append(("all others", sum(op.time_s for op in rest), sum(op.share for op in rest), ""))
+    rows.sort(key=lambda row: -row[1])
     return {
-        "title": f"{title}: {number(1e3 * found.time_s)} ms",
-        "about": f"{about}. MFU {100 * found.mfu:.0f} %, MBU {100 * found.mbu:.0f} %.",
+        "title": f"{title}: {number(1e3 * estimated.time_s)} ms",
+        "about": f"{about}. MFU {100 * estimated.mfu:.0f} %, MBU {100 * estimated.mbu:.0f} %.",
         "operators": [
             {"name": name, "milliseconds": float(f"{1e3 * time:.4g}"), "share": round(100 * share, 2), "bound": bound}
             for name, time, share, bound in rows

@@ -58,17 +58,17 @@ def axes_shown(ds: xr.Dataset) -> list[PageAxis]:
     """The axes of the sweep without what is the same in every design; of a search, how pools are laid out is one."""
     varying = [name for name in quantities(ds) if not is_constant(ds, name)]
     layout = _layout(ds, varying)
-    told = layout.names if layout else ()
-    found: list[PageAxis] = []
+    layout_names = layout.names if layout else ()
+    shown: list[PageAxis] = []
     for coordinates in axes_of(ds):
-        names = tuple(name for name in coordinates if name in varying and name not in told)
-        if layout and layout not in found and set(coordinates) & set(told):
-            found.append(layout)
+        names = tuple(name for name in coordinates if name in varying and name not in layout_names)
+        if layout and layout not in shown and set(coordinates) & set(layout_names):
+            shown.append(layout)
         if len(names) > 1 and _steps(ds, names)[0].size <= MOST_STEPS:
-            found.append(_axis(ds, coordinates[0], names))
+            shown.append(_axis(ds, coordinates[0], names))
         else:
-            found += [_axis(ds, name, (name,)) for name in names]
-    return found if layout is None or layout in found else [*found, layout]
+            shown += [_axis(ds, name, (name,)) for name in names]
+    return shown if layout is None or layout in shown else [*shown, layout]
 
 
 def _layout(ds: xr.Dataset, varying: list[str]) -> PageAxis | None:
@@ -76,35 +76,35 @@ def _layout(ds: xr.Dataset, varying: list[str]) -> PageAxis | None:
     if _LAYOUT not in ds or is_constant(ds, _LAYOUT):
         return None
     names = tuple(name for name in varying if in_layout(ds, name))
-    first, at = _in_order(*_steps(ds, (_LAYOUT,)))
+    first, level_of = _in_order(*_steps(ds, (_LAYOUT,)))
     label = str(ds[_LAYOUT].attrs.get("long_name", "layout"))
-    return PageAxis(_LAYOUT, names, first, at, False, label, label, "", told_by=_LAYOUT)
+    return PageAxis(_LAYOUT, names, first, level_of, False, label, label, "", told_by=_LAYOUT)
 
 
 def _axis(ds: xr.Dataset, key: str, names: tuple[str, ...]) -> PageAxis:
-    first, at = _steps(ds, names)
+    first, level_of = _steps(ds, names)
     numeric = len(names) == 1 and ds[key].dtype.kind in "iuf"
     if not numeric:
-        first, at = _in_order(first, at)
+        first, level_of = _in_order(first, level_of)
     if len(names) > 1:
-        return PageAxis(key, names, first, at, False, title(key), title(key), "")
+        return PageAxis(key, names, first, level_of, False, title(key), title(key), "")
     label, unit = name_and_unit(ds, key)
-    return PageAxis(key, names, first, at, numeric, label, axis_title(ds, key), unit)
+    return PageAxis(key, names, first, level_of, numeric, label, axis_title(ds, key), unit)
 
 
 def _steps(ds: xr.Dataset, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The first position of every distinct step, and which step each design has."""
     codes = np.stack([np.unique(ds[name].values, return_inverse=True)[1] for name in names], axis=-1)
-    _, first, at = np.unique(codes, axis=0, return_index=True, return_inverse=True)
-    return first, at.reshape(-1)
+    _, first, level_of = np.unique(codes, axis=0, return_index=True, return_inverse=True)
+    return first, level_of.reshape(-1)
 
 
-def _in_order(first: np.ndarray, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _in_order(first: np.ndarray, level_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The same levels in the order in which they were first swept."""
     order = np.argsort(first, kind="stable")
     places = np.empty_like(order)
     places[order] = np.arange(order.size)
-    return first[order], places[at]
+    return first[order], places[level_of]
 
 
 def _is_set(ds: xr.Dataset, name: str, row: int) -> bool:
@@ -129,14 +129,16 @@ def _path(ds: xr.Dataset, name: str) -> str:
 
 def settings(ds: xr.Dataset, names: tuple[str, ...], row: int) -> list[str]:
     """``key.path=value`` of the coordinates ``names`` that a design has set, as ``--set`` takes it."""
-    found = []
+    settings_of_row = []
     for name in names:
         path = _path(ds, name)
         if path and _is_set(ds, name, row):
             value = ds.variables[name].values[row].item()
             whole = isinstance(value, float) and value.is_integer()  # a count, in a column where others have none
-            found.append(f"{path}={value if isinstance(value, str) else json.dumps(int(value) if whole else value)}")
-    return found
+            settings_of_row.append(
+                f"{path}={value if isinstance(value, str) else json.dumps(int(value) if whole else value)}"
+            )
+    return settings_of_row
 
 
 def axis_json(ds: xr.Dataset, axis: PageAxis, rows: np.ndarray) -> dict[str, Any]:
@@ -145,7 +147,7 @@ def axis_json(ds: xr.Dataset, axis: PageAxis, rows: np.ndarray) -> dict[str, Any
     A sample of 100,000 designs has a tenth of the levels of a quantity that differs in each. A number is set by the
     ``path`` of its key, anything else by the settings of each level in ``sets``.
     """
-    present, at = np.unique(axis.at[rows], return_inverse=True)
+    present, level_of = np.unique(axis.at[rows], return_inverse=True)
     first = axis.first[present].tolist()
     numbers = ds.variables[axis.key].values[first].tolist() if axis.numeric else []
     return {
@@ -155,7 +157,7 @@ def axis_json(ds: xr.Dataset, axis: PageAxis, rows: np.ndarray) -> dict[str, Any
         "unit": axis.unit,
         "numeric": axis.numeric,
         "levels": [None if n != n else n for n in numbers] or [axis.words(ds, row) for row in first],
-        "at": at.tolist(),
+        "at": level_of.tolist(),
         "path": _path(ds, axis.key) if axis.numeric else "",
         "sets": None if axis.numeric else [settings(ds, axis.names, row) for row in first],
     }

@@ -104,7 +104,7 @@ def scale_of(key: str, unit: str) -> tuple[str, float]:
 
 def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
     """Every numeric variable that is known for any of ``rows``, positions along ``config``; quantiles are its parts."""
-    found = []
+    measures = []
     for key in map(str, ds.data_vars):
         variable = ds[key]
         skip = key.endswith(("_stderr", "_step_error", "_elasticity", "_model_error")) or key in _UPPER.values()
@@ -113,8 +113,8 @@ def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
         if key.endswith("_mean") and key.removesuffix("_mean") in ds:
             continue
         if parts := tuple(_parts(ds, key, rows)):
-            found.append(_measure(ds, key, parts))
-    return found
+            measures.append(_measure(ds, key, parts))
+    return measures
 
 
 def _measure(ds: xr.Dataset, key: str, parts: tuple[ColumnPart, ...]) -> Measure:
@@ -134,24 +134,24 @@ def _parts(ds: xr.Dataset, key: str, rows: np.ndarray) -> Iterator[ColumnPart]:
     if ds[key].ndim == 1:
         yield from _part(ds, key, "", rows, ())
     elif "stage" in ds[key].dims and f"{key}_mean" in ds:  # a latency at each stage: its mean
-        for place, stage in enumerate(ds["stage"].values.tolist()):
-            yield from _part(ds, f"{key}_mean", stage, rows, (place,))
+        for position, stage in enumerate(ds["stage"].values.tolist()):
+            yield from _part(ds, f"{key}_mean", stage, rows, (position,))
     elif ds[key].ndim == 2:
         along = ds[key].dims[1]
         levels = ds[along].values.tolist() if along in ds.coords else range(ds.sizes[along])
-        for place, level in enumerate(levels):
-            yield from _part(ds, key, f"p{100 * level:g}" if along == "quantile" else str(level), rows, (place,))
+        for position, level in enumerate(levels):
+            yield from _part(ds, key, f"p{100 * level:g}" if along == "quantile" else str(level), rows, (position,))
     if f"{key}_mean" in ds:
         yield from _part(ds, f"{key}_mean", "mean", rows, ())
 
 
-def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, at: tuple[int, ...]) -> Iterator[ColumnPart]:
+def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, position: tuple[int, ...]) -> Iterator[ColumnPart]:
     _, factor = scale_of(key, str(ds[key].attrs.get("units", "1")))
 
     def column(other: str) -> np.ndarray | None:
-        if other not in ds or ds[other].ndim != 1 + len(at):
+        if other not in ds or ds[other].ndim != 1 + len(position):
             return None
-        values = ds[other].values[(rows, *at)].astype(float) * factor
+        values = ds[other].values[(rows, *position)].astype(float) * factor
         return values if np.isfinite(values).any() else None
 
     values = column(key)
@@ -161,7 +161,7 @@ def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, at: tuple[int, 
 
 def part_of(measures: Sequence[Measure], key: str, name: str) -> ColumnPart | None:
     """The statistic ``name`` of the measure ``key``; the nearest percentile where it was not kept; None without any."""
-    measure = next((one for one in measures if one.key == key), None)
+    measure = next((candidate for candidate in measures if candidate.key == key), None)
     if measure is None:
         return None
     exact = next((part for part in measure.parts if part.name == name), None)

@@ -67,7 +67,8 @@ def page_json(
         "total": ds.sizes["config"],
         "ranks": ranks.tolist(),
         "objectives": [
-            {"key": one.measure.key, "part": one.part.name, "bound": one.most} for one in bounds_of(ds, measures)
+            {"key": bound.measure.key, "part": bound.part.name, "bound": bound.most}
+            for bound in bounds_of(ds, measures)
         ],
         "palette": {"light": COLOURS, "dark": COLOURS_ON_DARK},
         "elasticities": _elasticities(ds, rows),
@@ -100,25 +101,25 @@ class Bound:
 
 def bounds_of(ds: xr.Dataset, measures: Sequence[Measure]) -> list[Bound]:
     """The objectives of the scenario, of the measures that are there."""
-    by_key, found = {one.key: one for one in measures}, []
+    by_key, bounds = {measure.key: measure for measure in measures}, []
     for bound in objectives_of(ds):
         key = f"{bound['metric']}_s"
         part = part_of(measures, key, str(bound["statistic"]))
         if part is not None:
-            found.append(Bound(by_key[key], part, float(f"{bound['bound_s'] * scale_of(key, 's')[1]:.6g}")))
-    return found
+            bounds.append(Bound(by_key[key], part, float(f"{bound['bound_s'] * scale_of(key, 's')[1]:.6g}")))
+    return bounds
 
 
 def _elasticities(ds: xr.Dataset, rows: np.ndarray) -> dict[str, Any] | None:
     """Elasticities of the best rows of the page that have any, with their errors; None where the sweep has none."""
-    if "input" not in ds.coords or not (known := rows_with_elasticities(ds)).size:
+    if "input" not in ds.coords or not (with_elasticities := rows_with_elasticities(ds)).size:
         return None
-    places = np.flatnonzero(np.isin(rows, known))[:ELASTIC_ROWS]
+    places = np.flatnonzero(np.isin(rows, with_elasticities))[:ELASTIC_ROWS]
     inputs = ds["input"].values.tolist()
 
     def table(name: str) -> dict[str, Any]:
-        pairs = [elasticity(ds, name, rows[places], at) for at in range(len(inputs))]
-        slopes, errors = (np.stack(each, axis=-1) for each in zip(*pairs, strict=True))
+        pairs = [elasticity(ds, name, rows[places], position) for position in range(len(inputs))]
+        slopes, errors = (np.stack(figures, axis=-1) for figures in zip(*pairs, strict=True))
         return {"key": name, "label": ELASTIC[name], "slopes": _rounded(slopes), "errors": _rounded(errors)}
 
     meaning = str(ds["input"].attrs.get("description", ""))

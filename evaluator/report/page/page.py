@@ -57,7 +57,7 @@ def check_plotly(path: str | Path) -> None:
 
 def check_result(ds: xr.Dataset, name: str | Path) -> None:
     """InputError where a dataset, called ``name`` in the message, is none of a sweep or a search."""
-    lacking = [each for each in _NEEDED if each not in ds.variables]
+    lacking = [name for name in _NEEDED if name not in ds.variables]
     if lacking or not ds.sizes.get("config"):
         what = f"there is no {lacking[0]} in it" if lacking else "it has no designs"
         if not lacking and "config" not in ds.dims:

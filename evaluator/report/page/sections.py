@@ -103,9 +103,9 @@ def answer(
         error, *doubts = expected_errors(ds, np.array([row])) or [""]
         pairs += [tuple(error.split(": ", 1))] if error else []  # type: ignore[list-item]
         best += definitions(pairs) if pairs else ""
-        doubts = [each.replace("all wait", "it waits") for each in doubts]  # of the one design
-        best += "".join(paragraph(f"{each[:1].upper()}{each[1:]}.", "caution") for each in doubts)
-        best += "".join(paragraph(each, "caution") for each in words.cautions(ds, axes, row, measures))
+        doubts = [doubt.replace("all wait", "it waits") for doubt in doubts]  # of the one design
+        best += "".join(paragraph(f"{doubt[:1].upper()}{doubt[1:]}.", "caution") for doubt in doubts)
+        best += "".join(paragraph(caution, "caution") for caution in words.cautions(ds, axes, row, measures))
         best += paragraph(
             "± is one Monte-Carlo standard error, where one is known. It does not cover errors of the model.", "note"
         )
@@ -114,8 +114,8 @@ def answer(
 
 def _tallies(ds: xr.Dataset) -> str:
     """How many designs became what, as a bar in proportion with its legend."""
-    found = states(ds)
-    counts = [(word, int((found == word).sum())) for word in (MEETS, RUNS, MISSES, SATURATED, CANNOT_RUN)]
+    state_of = states(ds)
+    counts = [(word, int((state_of == word).sum())) for word in (MEETS, RUNS, MISSES, SATURATED, CANNOT_RUN)]
     some = [(word, count) for word, count in counts if count]
     bar = "".join(f"<i class='{_kind(word)}' style='flex:{count}'></i>" for word, count in some)
     legend = "".join(
@@ -135,13 +135,13 @@ def breaks(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
     """Designs that cannot run, that are saturated and that miss objectives: how many, why, and what to do."""
     total = ds.sizes["config"]
     rows: list[tuple[object, ...]] = [_reason_row(reason, total) for reason in reasons_of(ds["status"].values)]
-    found = states(ds)
+    state_of = states(ds)
     if "search_status" in ds:  # which tells of saturated designs and of runs that are too short, too
-        rows += _searched(ds, found)
+        rows += _searched(ds, state_of)
     else:
-        if count := int((found == SATURATED).sum()):
+        if count := int((state_of == SATURATED).sum()):
             rows.append((count, _share(count, total), "saturated: the queue grows without bound", _OVERLOADED))
-        rows += _misses(ds, measures, found == MISSES)
+        rows += _misses(ds, measures, state_of == MISSES)
         if count := int(too_short(ds).sum()):
             rows.append(
                 (count, _share(count, total), "not steady: the run is too short for its statistics", words.LONGER)
@@ -157,9 +157,9 @@ def _reason_row(reason: Reason, total: int) -> tuple[object, ...]:
     return count, _share(count, total), f"cannot run: {said}", remedy or reason.remedy or "as it says"
 
 
-def _searched(ds: xr.Dataset, found: np.ndarray) -> list[tuple[object, ...]]:
+def _searched(ds: xr.Dataset, state_of: np.ndarray) -> list[tuple[object, ...]]:
     """What a search came to where it is not plainly a rate: no rate meets the objectives, or its bracket has a flaw."""
-    texts = np.where(found == CANNOT_RUN, OK, ds["search_status"].values.astype(str))
+    texts = np.where(state_of == CANNOT_RUN, OK, ds["search_status"].values.astype(str))
     plain = np.where(np.isin(texts, ("bracketed", "met")), OK, texts)
     rows: list[tuple[object, ...]] = []
     for reason in reasons_of(plain):
@@ -177,14 +177,14 @@ def _misses(ds: xr.Dataset, measures: Sequence[Measure], missing: np.ndarray) ->
     over = [bound.part.values > bound.most for bound in bounds]
     names = [f"{words.named(bound.measure, bound.part)} above {bound.words}" for bound in bounds]
     kinds, counts = np.unique(np.stack(over, axis=-1)[missing], axis=0, return_counts=True)
-    found: list[tuple[object, ...]] = []
+    rows: list[tuple[object, ...]] = []
     for kind, count in sorted(zip(kinds.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1]):
         missed = [name for name, bad in zip(names, kind, strict=True) if bad]
         metrics = [bound.measure.key.removesuffix("_s") for bound, bad in zip(bounds, kind, strict=True) if bad]
         remedy = "; ".join(_MISSED.get(metric, "") for metric in metrics)
         why = f"misses objectives: {' and '.join(missed) if missed else 'only in some of the seeds'}"
-        found.append((count, _share(count, ds.sizes["config"]), why, remedy))
-    return found
+        rows.append((count, _share(count, ds.sizes["config"]), why, remedy))
+    return rows
 
 
 def _share(count: int, total: int) -> str:
@@ -215,7 +215,9 @@ def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
         ("charts", "plotly.js, MIT licence, inside this file; nothing is loaded from a network"),
     ]  # fmt: skip
     meanings = table(
-        ("measure", "unit", "meaning"), [(one.label, one.unit or "1", one.about) for one in measures], "wide"
+        ("measure", "unit", "meaning"),
+        [(measure.label, measure.unit or "1", measure.about) for measure in measures],
+        "wide",
     )
     return f"{definitions(pairs)}<details><summary>What every measure means</summary>{meanings}</details>"
 

@@ -70,12 +70,12 @@ def named(measure: Measure, part: ColumnPart) -> str:
 
 def objectives(ds: xr.Dataset) -> str:
     """``TTFT p90 ≤ 1.5 s, TPOT mean ≤ 50 ms``: what the scenario asks for, whether any design ran or not."""
-    told = []
+    bounds = []
     for bound in objectives_of(ds):
         key = f"{bound['metric']}_s"
         unit, factor = scale_of(key, "s")
-        told.append(f"{short_of(key)} {bound['statistic']} ≤ {bound['bound_s'] * factor:g} {unit}")
-    return ", ".join(told)
+        bounds.append(f"{short_of(key)} {bound['statistic']} ≤ {bound['bound_s'] * factor:g} {unit}")
+    return ", ".join(bounds)
 
 
 def own_words(scenario_text: str) -> str:
@@ -97,7 +97,7 @@ def design(ds: xr.Dataset, axes: Sequence[PageAxis], row: int) -> str:
 
 def swept(ds: xr.Dataset, axes: Sequence[PageAxis]) -> list[tuple[str, str]]:
     """Every axis on which designs differ, and its values."""
-    found = []
+    axes_and_values = []
     for axis in axes:
         count, rows = axis.first.size, axis.first.tolist()
         values = [axis.words(ds, row) for row in rows[:MOST_LEVELS]]
@@ -106,8 +106,8 @@ def swept(ds: xr.Dataset, axes: Sequence[PageAxis]) -> list[tuple[str, str]]:
         if count > MOST_LEVELS:
             last = axis.words(ds, rows[-1])
             listed = f"{count} values, {f'{values[0]} to {last}' if axis.numeric else apart.join([*values, '...'])}"
-        found.append((axis.title, listed))
-    return found
+        axes_and_values.append((axis.title, listed))
+    return axes_and_values
 
 
 def held(ds: xr.Dataset) -> str:
@@ -123,13 +123,13 @@ def asked(ds: xr.Dataset) -> list[tuple[str, str]]:
     question = question_of(ds)
     rate, devices, price = question["rate_rps"], question.get("devices"), question.get("usd_per_hour")
     if rate is None:
-        found = [
+        searched = [
             ("searched", f"the highest arrival rate at which all objectives hold, to {100 * question['bracket']:g} %")
         ]
     else:
-        found = [("searched", f"the fewest replicas that serve {rate:g} requests/s")]
+        searched = [("searched", f"the fewest replicas that serve {rate:g} requests/s")]
     limits = [f"{most:g} {unit}" for most, unit in ((devices, "devices"), (price, "USD/h")) if most is not None]
-    return [*found, ("budget", ", ".join(limits))] if limits else found
+    return [*searched, ("budget", ", ".join(limits))] if limits else searched
 
 
 def sections_of(scenario_text: str, swept_paths: set[str]) -> list[tuple[str, str]]:
@@ -140,12 +140,12 @@ def sections_of(scenario_text: str, swept_paths: set[str]) -> list[tuple[str, st
         return []
     if not isinstance(tree, Mapping):
         return []
-    found = []
+    texts = []
     for section in ("workload", "deployment"):
         words = ", ".join(_flat(tree.get(section), section, swept_paths))
         if words:
-            found.append((section, words))
-    return found
+            texts.append((section, words))
+    return texts
 
 
 def _flat(value: Any, path: str, swept_paths: set[str]) -> Iterator[str]:
@@ -161,9 +161,9 @@ def _flat(value: Any, path: str, swept_paths: set[str]) -> Iterator[str]:
         yield re.sub(r"^(arrivals process|lengths source|arrivals|lengths|batching|kv) ", _lead, f"{name} {shown}")
 
 
-def _lead(found: re.Match[str]) -> str:
+def _lead(match: re.Match[str]) -> str:
     """``arrivals process poisson`` is read as ``arrivals poisson``, ``batching max num seqs`` as ``max num seqs``."""
-    section, _, key = found[1].partition(" ")
+    section, _, key = match[1].partition(" ")
     return f"{section} " if key else ""
 
 
@@ -195,18 +195,18 @@ def launch(ds: xr.Dataset, row: int, configuration: Configuration) -> str:
         deployment, design = station.deployment, station.design
         split = design.spec.parallel
         counts = {"tensor": split.tensor, "pipeline": split.pipeline, "expert": split.expert, "data": split.data}
-        told = [f"{name} parallel {count}" for name, count in counts.items() if count > 1]
+        facts = [f"{name} parallel {count}" for name, count in counts.items() if count > 1]
         sequences, tokens = deployment.batching.max_num_seqs, station.max_num_batched_tokens
-        told.append(f"{deployment.batching.policy} batching")
-        told.append(f"at most {sequences:,} sequences and {tokens:,} tokens an iteration")
+        facts.append(f"{deployment.batching.policy} batching")
+        facts.append(f"at most {sequences:,} sequences and {tokens:,} tokens an iteration")
         written = {"weights": deployment.precision.weights, "KV": deployment.precision.kv}
-        told += [f"{name} in {dtype}" for name, dtype in written.items() if dtype not in ("checkpoint", "bf16")]
-        told += ["prefix caching"] if deployment.kv.prefix_caching else []
-        told += [f"drafts by {deployment.speculative.method}"] if deployment.speculative else []
+        facts += [f"{name} in {dtype}" for name, dtype in written.items() if dtype not in ("checkpoint", "bf16")]
+        facts += ["prefix caching"] if deployment.kv.prefix_caching else []
+        facts += [f"drafts by {deployment.speculative.method}"] if deployment.speculative else []
         replicas = "each replica" if layout else counted(deployment.replicas, "replica")
         name = f"{station.name}: " if len(configuration.answering) > 1 else ""
         devices = f"{design.devices} {design.hardware.name}{' each' if deployment.replicas > 1 and not layout else ''}"
-        pools.append(f"{name}{replicas} of {design.model.name} on {devices}, {', '.join(told)}")
+        pools.append(f"{name}{replicas} of {design.model.name} on {devices}, {', '.join(facts)}")
     engine = ENGINES[configuration.answering[0].deployment.engine].label
     return f"{engine}{f', {layout}' if layout else ''}; {'; '.join(pools)}"
 
@@ -216,13 +216,13 @@ def answer(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequenc
     gains = []
     served = question_of(ds)["rate_rps"] if "search" in ds.attrs else None
     for key in _WORDS if served is None else (*_TAKES, *_WORDS):
-        measure = next((one for one in measures if one.key == key), None)
+        measure = next((candidate for candidate in measures if candidate.key == key), None)
         if measure is not None and np.isfinite(measure.parts[0].values[0]):
             gains.append(f"{measured(measure, measure.parts[0], 0)} {_TAKES.get(key) or _WORDS.get(key, '')}".strip())
     limits = [
-        f"{named(one.measure, one.part)} is {measured(one.measure, one.part, 0)} "
-        f"(objective: {one.words}{', missed' if one.part.values[0] > one.most else ''})"
-        for one in bounds_of(ds, measures)
+        f"{named(bound.measure, bound.part)} is {measured(bound.measure, bound.part, 0)} "
+        f"(objective: {bound.words}{', missed' if bound.part.values[0] > bound.most else ''})"
+        for bound in bounds_of(ds, measures)
     ]
     good = states(ds)[row] in (MEETS, RUNS)
     sentences = [f"{'The best' if good else 'The nearest'} is {design(ds, axes, row)}."]
@@ -249,29 +249,29 @@ _WORDS = {
 
 def cautions(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequence[Measure]) -> list[str]:
     """What to doubt of the answer: objectives within chance of their bounds, axes whose end is the best, saturation."""
-    found = []
+    doubts = []
     for bound in bounds_of(ds, measures) if "search" not in ds.attrs else []:  # a search ends at an objective
         part = bound.part
         if part.stderr is None or not np.isfinite(part.stderr[0]):
             continue
         if abs(bound.most - part.values[0]) < 2 * part.stderr[0]:
-            found.append(
+            doubts.append(
                 f"{named(bound.measure, part)} is within two standard errors of its objective, so chance may decide; "
                 "more seeds would tell."
             )
     mixed = mixtures(ds, np.flatnonzero(ds["status"].values == OK))
-    found += [f"{line[:1].upper()}{line[1:]}." for line in mixed]
+    doubts += [f"{line[:1].upper()}{line[1:]}." for line in mixed]
     if "search_status" in ds and ds["search_status"].values[row] not in ("bracketed", "met"):
-        found.append(f"The search came to: {ds['search_status'].values[row]}.")
+        doubts.append(f"The search came to: {ds['search_status'].values[row]}.")
     if "search_status" not in ds and too_short(ds)[row]:  # a search says so itself
-        found.append(f"Its run is too short for its statistics (not steady): {LONGER}.")
+        doubts.append(f"Its run is too short for its statistics (not steady): {LONGER}.")
     if ds["saturated"].values[row]:
-        found.append("The design is saturated: its queue grows without bound, so its waits tell how long the run was.")
+        doubts.append("The design is saturated: its queue grows without bound, so its waits tell how long the run was.")
     for axis in axes:
         if axis.numeric and axis.first.size > 2 and axis.at[row] == _last(ds, axis):
             words = axis.quantity(ds, row)
-            found.append(f"{words} is the highest value that was swept: a higher one may be better still.")
-    return found
+            doubts.append(f"{words} is the highest value that was swept: a higher one may be better still.")
+    return doubts
 
 
 def _last(ds: xr.Dataset, axis: PageAxis) -> int:

@@ -49,8 +49,8 @@ def curves(ds: xr.Dataset, layout: Layout) -> Any:
     for column, facet in enumerate(facets):
         drawn = _curves_of(ds, layout, facet, shades)
         for panel, axes in zip(panels, grid[:, column], strict=True):
-            for one in drawn:
-                _draw(axes, ds, str(layout.x), panel, one, len(drawn) <= MOST_BANDS)
+            for of_shade in drawn:
+                _draw(axes, ds, str(layout.x), panel, of_shade, len(drawn) <= MOST_BANDS)
             _finish(axes, panel, layout.rows, ds)
         if layout.facet is not None:
             grid[0, column].set_title(f"{title(layout.facet)} {text(facet)}", fontsize=HEADING, loc="left")
@@ -85,11 +85,11 @@ def _curves_of(ds: xr.Dataset, layout: Layout, facet: Any, shades: list[Any]) ->
     """The curves of one facet: one for each colour and line style."""
     colours, styles = (ordered(ds, name, layout.rows) for name in (layout.colour, layout.style))
     some = pick(ds, layout.facet, facet, layout.rows)
-    found = []
+    drawn = []
     for (shade, colour), (place, style) in product(zip(shades, colours, strict=True), enumerate(styles)):
         rows = pick(ds, layout.style, style, pick(ds, layout.colour, colour, some))
-        found.append(Curve(rows[np.argsort(ds[layout.x].values[rows], kind="stable")], shade, place))
-    return found
+        drawn.append(Curve(rows[np.argsort(ds[layout.x].values[rows], kind="stable")], shade, place))
+    return drawn
 
 
 def _draw(axes: Any, ds: xr.Dataset, x: str, panel: Panel, drawn: Curve, band: bool) -> None:

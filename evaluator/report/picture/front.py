@@ -32,8 +32,8 @@ def pareto(ds: xr.Dataset, layout: Layout) -> Any:
     levels = [ordered(ds, name, rows) for name in names]
     shades = shades_of(ds, layout.colour, levels[0])
     sizes = sizes_of(levels[2], rows.size)
-    for (shade, *place), some in marked(ds, names, levels, rows, shades):
-        marks = {"s": sizes[place[1]], "marker": MARKERS[place[0]], "rasterized": rows.size > 2000, "zorder": 3}
+    for (shade, *styles), some in marked(ds, names, levels, rows, shades):
+        marks = {"s": sizes[styles[1]], "marker": MARKERS[styles[0]], "rasterized": rows.size > 2000, "zorder": 3}
         _points(axes, ds, some, shade, marks)
     _front_line(axes, ds, rows)
     axes.set(xlabel="output tokens/s per user (1 / mean TPOT)", ylabel="output tokens/s per GPU")
@@ -49,7 +49,7 @@ def handles_of(shades: Sequence[Any], levels: Sequence[list[Any]], sizes: np.nda
     """Of a legend for colours, markers and sizes."""
     return [
         [spot(color=shade) for shade in shades],
-        [spot(marker=MARKERS[place]) for place in range(len(levels[1]))],
+        [spot(marker=MARKERS[index]) for index in range(len(levels[1]))],
         [spot(ms=float(np.sqrt(size))) for size in sizes],
     ]
 
@@ -66,11 +66,11 @@ def marked(
 
     ``names`` are the axes that colour, marker and size stand for, ``levels`` the values of each.
     """
-    places = product(*(range(len(each)) for each in levels))
-    for first, second, third in sorted(places, key=lambda place: -place[2]):
+    places = product(*(range(len(values)) for values in levels))
+    for first, second, third in sorted(places, key=lambda indices: -indices[2]):
         some = rows
-        for name, each, place in zip(names, levels, (first, second, third), strict=True):
-            some = pick(ds, name, each[place], some)
+        for name, values, index in zip(names, levels, (first, second, third), strict=True):
+            some = pick(ds, name, values[index], some)
         yield (shades[first], second, third), some
 
 

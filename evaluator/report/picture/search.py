@@ -49,7 +49,7 @@ def figure_of(ds: xr.Dataset) -> Any:
     if not good.size:
         return nothing(ds)
     layout = _layout(ds, good)
-    panels = [one for one in _panels(ds) if np.isfinite(one.x[layout.rows]).any()]
+    panels = [panel for panel in _panels(ds) if np.isfinite(panel.x[layout.rows]).any()]
     names = (layout.colour, layout.style, layout.facet)
     levels = [ordered(ds, name, layout.rows) for name in names]
     shades, sizes = shades_of(ds, layout.colour, levels[0]), sizes_of(levels[2], layout.rows.size // 4)
@@ -58,9 +58,9 @@ def figure_of(ds: xr.Dataset) -> Any:
     width = figure.get_size_inches()[0]
     figure.subplots_adjust(0.75 / width, 0.20, 1 - 2.05 / width, 0.83, wspace=0.24)
     for axes, panel in zip(grid, panels, strict=True):
-        for (shade, *place), some in marked(ds, names, levels, layout.rows, shades):
+        for (shade, *styles), some in marked(ds, names, levels, layout.rows, shades):
             axes.scatter(
-                panel.x[some], panel.y[some], s=sizes[place[1]], marker=MARKERS[place[0]], color=shade, lw=0,
+                panel.x[some], panel.y[some], s=sizes[styles[1]], marker=MARKERS[styles[0]], color=shade, lw=0,
                 alpha=0.8, rasterized=layout.rows.size > 2000, zorder=3,
             )  # fmt: skip
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
@@ -118,11 +118,11 @@ def _front(axes: Any, ds: xr.Dataset, panel: SearchPanel, rows: np.ndarray) -> N
     gap, labelled, named = panel.y[rows].max() / MOST_LABELS, np.inf, list[Any]()
     for row in best[np.argsort(-panel.y[best])]:
         name = _named(ds, row)
-        if abs(panel.y[row] - labelled) < gap or name in [one.get_text() for one in named]:
+        if abs(panel.y[row] - labelled) < gap or name in [text.get_text() for text in named]:
             continue
         labelled = panel.y[row]
-        place = panel.x[row], panel.y[row]
-        label = axes.annotate(name, place, fontsize=SMALL, linespacing=1.05, zorder=4, path_effects=halo,
+        point = panel.x[row], panel.y[row]
+        label = axes.annotate(name, point, fontsize=SMALL, linespacing=1.05, zorder=4, path_effects=halo,
                               textcoords="offset points", xytext=ABOVE, ha="left")  # fmt: skip
         named.append(label)
     _beyond(axes, named, panel.less)

@@ -44,7 +44,7 @@ def sensitivity_figure_of(ds: xr.Dataset) -> Any:
     """A panel for each measure, in it a curve over x for each input that makes a difference; without x a bar."""
     shown = _chosen(ds)
     measures = measures_of(ds, shown.rows)[:MOST_PANELS]
-    inputs = [at for at in range(ds.sizes["input"]) if _moves(shown, measures, at)]
+    inputs = [position for position in range(ds.sizes["input"]) if _moves(shown, measures, position)]
     width = 3.2 + 3.7 * len(measures)
     figure = canvas(width, 4.6)
     grid = figure.subplots(1, len(measures), squeeze=False)
@@ -55,7 +55,7 @@ def sensitivity_figure_of(ds: xr.Dataset) -> Any:
     layout = Layout(shown.x, None, None, None, shown.rows, ())
     if shown.x is not None:
         x_axis(grid, ds, layout)
-    labels = [str(ds["input"].values[at]).replace("_", " ") for at in inputs]
+    labels = [str(ds["input"].values[position]).replace("_", " ") for position in inputs]
     legend(figure, [("input", labels, swatches(COLOURS[: len(inputs)]))], 1 - 2.2 / width)
     which = f"the best design: {in_words(ds, shown.best, shown.others)}" if shown.others else "the design"
     error = f"{'Bars' if shown.x is None else 'Bands'}: chance and step of the difference together"
@@ -76,15 +76,15 @@ def _chosen(ds: xr.Dataset) -> Shown:
     return Shown(ds, best, rows[np.argsort(ds[x].values[rows], kind="stable")], x, others)
 
 
-def _moves(shown: Shown, measures: list[str], at: int) -> bool:
+def _moves(shown: Shown, measures: list[str], position: int) -> bool:
     """Whether an input makes a difference to any of the measures."""
-    return any(np.any(elasticity(shown.ds, name, shown.rows, at)[0]) for name in measures)
+    return any(np.any(elasticity(shown.ds, name, shown.rows, position)[0]) for name in measures)
 
 
 def _panel(axes: Any, shown: Shown, name: str, inputs: list[int]) -> None:
     """What the inputs change in one measure."""
-    for place, at in enumerate(inputs):
-        _input(axes, shown, name, at, place)
+    for place, position in enumerate(inputs):
+        _input(axes, shown, name, position, place)
     axes.axhline(0.0, color="black", lw=0.8, zorder=1)
     axes.set_title(MEASURES[name], fontsize=HEADING, loc="left")
     grid_lines(axes)
@@ -92,9 +92,9 @@ def _panel(axes: Any, shown: Shown, name: str, inputs: list[int]) -> None:
         axes.set_xticks([])
 
 
-def _input(axes: Any, shown: Shown, name: str, at: int, place: int) -> None:
+def _input(axes: Any, shown: Shown, name: str, position: int, place: int) -> None:
     """One input: a curve with its band over x; without x a bar, ``place`` from the left."""
-    slope, error = elasticity(shown.ds, name, shown.rows, at)
+    slope, error = elasticity(shown.ds, name, shown.rows, position)
     colour = COLOURS[place]
     if shown.x is None:
         axes.bar(place, slope[0], 0.7, yerr=error if np.isfinite(error[0]) else None, color=colour, ecolor=GREY)

@@ -31,7 +31,7 @@ def shades_of(ds: xr.Dataset, name: str | None, levels: Sequence[Any]) -> list[A
     if name is not None and ds[name].dtype.kind in "iuf" and len(levels) > 2:
         from matplotlib import colormaps
 
-        return [colormaps["viridis"](0.88 * place / (len(levels) - 1)) for place in range(len(levels))]
+        return [colormaps["viridis"](0.88 * index / (len(levels) - 1)) for index in range(len(levels))]
     return list(COLOURS[: len(levels)])
 
 
@@ -61,7 +61,7 @@ def lines(count: int) -> list[Any]:
     from matplotlib.lines import Line2D
 
     common: Any = {"color": "black", "lw": 1.6, "ms": 3.5, "markevery": [1]}
-    return [Line2D([], [], ls=DASHES[place], marker=MARKERS[place], **common) for place in range(count)]
+    return [Line2D([], [], ls=DASHES[index], marker=MARKERS[index], **common) for index in range(count)]
 
 
 def spot(color: Any = "black", marker: str = "o", ms: float = 6.0) -> Any:

@@ -26,12 +26,12 @@ def latency_columns(
     A latency with several objectives is shown at the first, and at the others with the rank of those.
     """
     bounded = [(str(bound["metric"]), str(bound["statistic"])) for bound in objectives_of(ds)]
-    first = [next((one for one in bounded if one[0] == metric), (metric, "p90")) for metric in ALWAYS]
-    more = [one for one in dict.fromkeys(bounded) if one not in first and one[0] in _HEADS]
+    first = [next((pair for pair in bounded if pair[0] == metric), (metric, "p90")) for metric in ALWAYS]
+    more = [pair for pair in dict.fromkeys(bounded) if pair not in first and pair[0] in _HEADS]
     return [
         Column(f"{_HEADS[metric]} {statistic}", "ms", cells(1e3 * _values(ds, metric, statistic)[rows]), place)
-        for found, place in ((first, rank), (more, other))
-        for metric, statistic in found
+        for pairs, place in ((first, rank), (more, other))
+        for metric, statistic in pairs
     ]
 
 

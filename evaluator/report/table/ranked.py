@@ -50,7 +50,7 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
 
 
 def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
-    columns = [Column("#", "", tuple(str(place + 1) for place in range(rows.size)), KEPT)]
+    columns = [Column("#", "", tuple(str(index + 1) for index in range(rows.size)), KEPT)]
     columns += swept_columns(ds, rows)
     columns += latency_columns(ds, rows, cells, KEPT, 65)
     for name, head, unit, rank in (
@@ -73,15 +73,15 @@ def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
 
 def stage_lines(ds: xr.Dataset, row: int, width: int) -> list[str]:
     """The mean waits and services of the best design, which is at ``row``, by stage; nothing without a pipeline."""
-    there = np.isfinite(ds["stage_service_s_mean"].values[row]) if "stage" in ds.dims else np.zeros(0, dtype=bool)
-    if not there.any():
+    passed = np.isfinite(ds["stage_service_s_mean"].values[row]) if "stage" in ds.dims else np.zeros(0, dtype=bool)
+    if not passed.any():
         return []
-    columns = [Column("stage of #1", "", tuple(map(str, ds["stage"].values[there])), KEPT, text=True)]
+    columns = [Column("stage of #1", "", tuple(map(str, ds["stage"].values[passed])), KEPT, text=True)]
     for head, name in (("wait", "stage_wait_s_mean"), ("service", "stage_service_s_mean")):
-        columns.append(Column(head, "mean, ms", cells(1e3 * ds[name].values[row, there]), KEPT))
+        columns.append(Column(head, "mean, ms", cells(1e3 * ds[name].values[row, passed]), KEPT))
     for head, name in (("requests", "stage_share"), ("busy", "stage_utilisation")):
         if name in ds:
-            columns.append(Column(head, "", percents(ds[name].values[row, there]), KEPT))
+            columns.append(Column(head, "", percents(ds[name].values[row, passed]), KEPT))
     return [*lines_of(columns, width), ""]
 
 
@@ -168,10 +168,10 @@ def _summary(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     return lines + most_frequent(reasons(ds["status"].values))
 
 
-def most_frequent(found: list[tuple[str, int]], most: int = REASONS, variable: str = "status") -> list[str]:
+def most_frequent(reasons: list[tuple[str, int]], most: int = REASONS, variable: str = "status") -> list[str]:
     """The most frequent reasons with their counts, and how many others there are in a variable."""
-    lines = [f"  {count:,} x {reason}" for reason, count in found[:most]]
-    if len(found) > most:
-        others = sum(count for _, count in found[most:])
-        lines.append(f"  {others:,} x {len(found) - most} other reasons ({variable})")
+    lines = [f"  {count:,} x {reason}" for reason, count in reasons[:most]]
+    if len(reasons) > most:
+        others = sum(count for _, count in reasons[most:])
+        lines.append(f"  {others:,} x {len(reasons) - most} other reasons ({variable})")
     return lines

@@ -63,10 +63,10 @@ def _heading(shown: int, count: int, rule: str, question: dict[str, Any]) -> str
 
 
 def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any], by: str) -> list[Column]:
-    told = [name for name in quantities(ds) if in_layout(ds, name)]
-    columns = [Column("#", "", tuple(str(place + 1) for place in range(rows.size)), KEPT)]
-    columns += swept_columns(ds, rows, told)
-    if not all(is_constant(ds, name) for name in told):
+    in_layouts = [name for name in quantities(ds) if in_layout(ds, name)]
+    columns = [Column("#", "", tuple(str(index + 1) for index in range(rows.size)), KEPT)]
+    columns += swept_columns(ds, rows, in_layouts)
+    if not all(is_constant(ds, name) for name in in_layouts):
         columns.append(Column("layout", "", tuple(map(str, ds["pool_layout"].values[rows])), KEPT, text=True))
     if question["rate_rps"] is None:
         endless = np.isinf(ds["goodput_high_rps"].values[rows])  # no rate misses the objectives: it may be more

@@ -26,16 +26,16 @@ def elasticity_table(ds: xr.Dataset, top: int = ROWS, width: int = WIDTH) -> str
     """
     order, _ = ranking(ds, np.flatnonzero(ds["status"].values == OK))
     best, shown = order[:top], measures_of(ds, order[:top])
-    places = tuple(str(place + 1) if name == shown[0] else "" for place in range(best.size) for name in shown)
+    places = tuple(str(index + 1) if name == shown[0] else "" for index in range(best.size) for name in shown)
     if not shown:
         return "What limits the best configurations is not known: iterations measured as a whole do not tell."
     columns = [
         Column("#", "", places, KEPT),
         Column("1 % more of", "changes", tuple(MEASURES[name] for _ in best for name in shown), KEPT, text=True),
     ]
-    for at, label in enumerate(ds["input"].values.tolist()):
-        found = [np.stack(elasticity(ds, name, best, at), axis=-1) for name in shown]
-        cells = tuple(_change(*figures) for figures in np.stack(found, axis=1).reshape(-1, 2).tolist())
+    for position, label in enumerate(ds["input"].values.tolist()):
+        figures_of_measures = [np.stack(elasticity(ds, name, best, position), axis=-1) for name in shown]
+        cells = tuple(_change(*figures) for figures in np.stack(figures_of_measures, axis=1).reshape(-1, 2).tolist())
         head, _, unit = label.partition("_")
         if any(cells):
             columns.append(Column(head, unit, cells, KEPT if label in _RATES else 50))
