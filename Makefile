@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 
-.PHONY: help setup demo test test-fast test-thorough check typed bench oracle pictures errors clean
+.PHONY: help setup demo test test-fast test-thorough check typed bench oracle pictures errors accuracy clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -21,6 +21,7 @@ help:
 	@echo "make oracle     random configurations on vLLM's own scheduler and on ours (CASES=\"--feature drafts --cases 50\")"
 	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
 	@echo "make errors     the tables of expected errors anew, from measurements in DATA ($(DATA)); half an hour"
+	@echo "make accuracy   errors by slice of all measurements in DATA, and what became worse (WRITE=--write: take the new tables); a minute"
 	@echo "make clean      remove what the targets made, .venv and results included"
 
 setup: $(READY)
@@ -104,6 +105,10 @@ errors: $(READY)
 		--form polynomial --out $(ERRORS)/$$device.yaml --errors $(ERRORS)/serving.yaml > $(ERRORS)/$$device.txt || exit 1; done
 	$(BIN)/evaluator calibrate $(KERNELS:%=$(DATA)/%) --transfer --errors $(ERRORS)/kernels.yaml > $(ERRORS)/transfer.txt
 	mv $(ERRORS)/serving.yaml $(ERRORS)/serving.csv $(ERRORS)/kernels.yaml calibration/errors/
+
+# Errors by slice of all measurements at hand: fails where a slice is worse by 2 points or a tenth than its table says.
+accuracy: $(READY)
+	EVALUATOR_DATA=$(DATA) $(BIN)/python -m tests.benchmarks.accuracy $(WRITE) $(CAMPAIGNS)
 
 clean:
 	rm -rf $(VENV) build dist .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache results/*.nc results/*.png results/*.html results/*.chunks

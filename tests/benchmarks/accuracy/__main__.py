@@ -1,0 +1,52 @@
+"""``python -m tests.benchmarks.accuracy [CAMPAIGN...]``: errors by slice, beside those of the table that is there.
+
+Exit code 1 where a slice became worse by 2 points or a tenth, or no longer runs; ``--write`` takes the new table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pandas as pd
+
+from tests.benchmarks.accuracy import closed_batches, iterations, servers
+from tests.benchmarks.accuracy.slices import by_slice, read, worse, write
+
+CAMPAIGNS: dict[str, Callable[[Path], Iterator[pd.DataFrame]]] = {
+    "closed_batches": closed_batches.rows,
+    "iterations": iterations.rows,
+    "servers": servers.rows,
+}
+TABLES = Path(__file__).resolve().parents[3] / "calibration" / "errors" / "slices"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Judge the campaigns that are named, all where none is."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.accuracy", description=__doc__)
+    parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=f"of {', '.join(CAMPAIGNS)}")
+    parser.add_argument("--data", type=Path, default=Path(os.environ.get("EVALUATOR_DATA", "../shared/data")))
+    parser.add_argument("--tables", type=Path, default=TABLES)
+    parser.add_argument("--write", action="store_true", help="put the new tables in the places of the old ones")
+    given = parser.parse_args(arguments)
+    unknown = sorted(set(given.campaigns) - set(CAMPAIGNS))
+    if unknown:
+        parser.error(f"no campaign {', '.join(unknown)}; there are {', '.join(CAMPAIGNS)}")
+    if not given.data.is_dir():
+        parser.error(f"{given.data} is no folder: name that of the measurements, --data or EVALUATOR_DATA")
+    told: list[str] = []
+    for name in given.campaigns or CAMPAIGNS:
+        table, path = by_slice(pd.concat(CAMPAIGNS[name](given.data))), given.tables / f"{name}.csv"
+        print(f"{table.to_string()}\n", flush=True)
+        told += worse(read(path), table) if path.exists() else []
+        if given.write:
+            write(table, path)
+    print("\n".join(("worse than the tables that were there:", *told)) if told else "no slice is worse than it was")
+    return int(bool(told) and not given.write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

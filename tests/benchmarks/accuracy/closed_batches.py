@@ -1,0 +1,99 @@
+"""Batches held full on H100: vLLM 0.11.1, ML.ENERGY's chat (``mlenergy_h100_chat.csv``).
+
+The median time between chunks is that of an iteration without prompts, seats over throughput that of the mean
+iteration. What the file does not say is taken from the benchmark's own code (ml-energy/benchmark @ c1d6557f,
+``mlenergy/benchmark/llm/benchmark.py``): asynchronous scheduling, 8,192 tokens per iteration, and requests with
+temperature 0.8, top-p 0.95 and a repetition penalty of 1.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+import evaluator
+from evaluator.catalog import load_model
+from evaluator.cost.precision import Precision
+from evaluator.errors import InputError
+from evaluator.experiments.names import model_name
+from tests.benchmarks.accuracy.slices import judged
+
+FILE = "mlenergy_h100_chat.csv"
+HARDWARE = "h100-sxm"
+PROMPT_TOKENS = 270.0
+GENERATED = 0.83
+"""Prompts are not published. Where fewer sequences ran than there were seats, the KV cache was full, and the mean
+context follows from what fits: 530 to 660 tokens with answers of 350 to 410 (Llama), 830 to 930 with answers of 640
+(Qwen3). That is a prompt of so many tokens and this part of the mean answer, which is more than half of it because long
+answers stay longer. The context is uncertain by some 10 %, which is 1 to 4 % of an iteration of 256."""
+MODELS = {"qwen3-30b-a3b-instruct-2507": "qwen3-30b-a3b", "qwen3-235b-a22b-instruct-2507": "qwen3-235b-a22b"}
+DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
+BLOCK_SCALES = ("Qwen/",)
+"""Whose fp8 has a scale per block of 128 x 128 weights (``weight_block_size`` of the published configurations)."""
+BATCHES = (0, 8, 16, 32, 64, 128, 256, 1024)
+
+
+@dataclass(frozen=True)
+class Design:
+    """What of a row ``evaluator.iteration_time`` is asked with."""
+
+    model: evaluator.catalog.model.Model
+    tensor_parallel: int
+    expert_parallel: int
+    precision: Precision
+
+    def seconds(self, **batch: float) -> float:
+        """Of one iteration."""
+        split = {"tensor_parallel": self.tensor_parallel, "expert_parallel": self.expert_parallel}
+        return float(evaluator.iteration_time(self.model, HARDWARE, precision=self.precision, **split, **batch))
+
+
+def design(row: pd.Series) -> Design:
+    """The server of a row. InputError for a model that is not in the catalog.
+
+    ``tensor_parallel`` of the file is 1 where experts are spread: attention is still split over all GPUs, since the
+    benchmark starts every server with ``--tensor-parallel-size`` of its GPUs.
+    """
+    short = row["model_id"].rsplit("/", 1)[-1].lower().removesuffix("-fp8")
+    model = load_model(MODELS.get(short) or model_name(short))
+    weights = DTYPES[row["weight_precision"]]
+    if weights == "fp8" and row["model_id"].startswith(BLOCK_SCALES):
+        weights = "fp8_block"
+    # Every request asks for top-p, whatever the model's own configuration says.
+    return Design(replace(model, nucleus_sampling=True), row["num_gpus"], row["expert_parallel"], Precision(weights))
+
+
+def rows(data: Path) -> Iterator[pd.DataFrame]:
+    """The errors of every row whose model the catalog has."""
+    table = pd.read_csv(data / FILE)
+    predicted = pd.DataFrame([_predicted(row) for _, row in table.iterrows()], index=table.index)
+    kind = np.where(table["architecture"].str.startswith("Dense"), "dense", "experts")
+    part = [
+        f"{of}, {batch}" for of, batch in zip(kind, pd.cut(table["max_num_seqs"], BATCHES).map(_shown), strict=True)
+    ]
+    yield judged("closed batches", part, "itl_p50", predicted["itl_ms"], table["median_itl_ms"])
+    mean_ms = 1e3 * table["avg_batch_size"] / table["output_throughput_tokens_per_sec"]
+    yield judged("closed batches", part, "mean_iteration", predicted["mean_ms"], mean_ms)
+
+
+def _shown(batch: pd.Interval) -> str:
+    return f"{batch.left + 1:4.0f} to {batch.right:4.0f} at a time"
+
+
+def _predicted(row: pd.Series) -> dict[str, float]:
+    """An iteration without prompts, and the mean one: prompts come as often as answers end."""
+    try:
+        server = design(row)
+    except InputError:
+        return {"itl_ms": np.nan, "mean_ms": np.nan}
+    seats, output = row["avg_batch_size"], row["avg_output_len"]
+    decodes = {"decodes": seats, "context_tokens": PROMPT_TOKENS + GENERATED * output}
+    alone_s = server.seconds(**decodes)
+    per_iteration = seats / output
+    share = -np.expm1(-per_iteration)  # of the iterations that have a prompt, or more
+    with_s = server.seconds(prompt_tokens=PROMPT_TOKENS, prompts=per_iteration / share, **decodes)
+    return {"itl_ms": 1e3 * alone_s, "mean_ms": 1e3 * (alone_s + share * (with_s - alone_s))}
