@@ -67,6 +67,8 @@ def statistics(batch: Batch, window: int) -> BatchStatistics:
         context += high
         if window:
             window_area += _window_triangle(high, window) - _window_triangle(low, window)
+            # Keys that the chunk reads: its own tokens, and before the first of them as many as a window has beside
+            # the token itself.
             window_context += min(high, high - low + window - 1)
     group = batch.decodes
     return BatchStatistics(

@@ -31,15 +31,15 @@ class Limits:
     swap_unit_s: float = 0.0  # time to copy a unit in or out; the iteration takes so much longer
     long_prefill_token_threshold: int = 0  # chunked: most prompt tokens of one request in an iteration; 0: no bound
     packing: str = "fcfs"  # or least_work_left, priority: which waiting request is looked at first
-    # The engine core plans a batch when one has ended, or when it idles, as many ahead as pipeline ranks or,
-    # asynchronous,
-    # two; it then waits for the oldest and looks at no arrival before. Batches under way are preempted as any (vLLM
-    # ``EngineCore.step_with_batch_queue``). False: a batch is planned as soon as a pipeline rank is free for it.
+    # The engine core plans a batch when one has ended, or when it idles: as many ahead as pipeline ranks, or two if it
+    # is asynchronous. It then waits for the oldest and looks at no arrival before. Requests in batches under way are
+    # preempted like any other (vLLM ``EngineCore.step_with_batch_queue``). False: a batch is planned as soon as a
+    # pipeline rank is free for it.
     batch_queue: bool = False
     asynchronous: bool = False  # the next batch is planned before the tokens of the one under way are known
     full_prompt: bool = False  # on_demand: a request is admitted only where its whole prompt would fit (vLLM PR 37307)
     prefix_caching: bool = False
-    rooms: bool = False  # requests come with KV that was reserved for them: see ``queues.Queues.reserve``
+    kv_reserved: bool = False  # requests come with KV that was reserved for them: see ``queues.Queues.reserve``
     drafts: int = 0  # speculative decoding: tokens that a decode verifies in an iteration beside the one it is sure of
     look_every: int = 0  # of a policy that looks at who waits now and then: 0 stands for the policy's own number
 

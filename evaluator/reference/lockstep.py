@@ -32,7 +32,7 @@ def in_lockstep(replicas: Sequence[Replica], ranks: int) -> Sequence[Replica]:
     for first in range(0, len(replicas), ranks) if ranks > 1 else ():
         group = tuple(replicas[first : first + ranks])
         for rank in group:
-            rank.abreast = group
+            rank.lockstep_ranks = group
     return replicas
 
 
@@ -57,6 +57,8 @@ def _send(ranks: Sequence[Replica], batches: Sequence[Batch], now: float) -> lis
     ]
     steps, overtaken = priced[0]
     alike = (rank.alike(batch) for rank, batch in zip(ranks, batches, strict=True) if batch)
+    # A leap of all ranks lasts as long as that of the first whose batch changes, and no further than the same rank is
+    # the slowest: its time is what the leap adds up.
     iterations = min(*alike, overtaken, steps.alike)
     departed = []
     for rank, batch, (sums, _) in zip(ranks, batches, weighed, strict=True):
@@ -78,6 +80,8 @@ class _Own:
         self.time_s = time_alone(device, sums) + copy_s
         self.growth_s = 0.0 if batch.decodes is None else decode_growth(device, sums, growing)
         self.fastest_s = 0.0 if batch.decodes is None else decode_growth(device, sums, sums.decodes)
+        # vLLM runs a rank without work on a dummy batch of one token, because the others wait for it in the
+        # collectives of the experts.
         self.tokens = max(batch_tokens(device, sums), 1.0)  # one of a dummy batch
         self.sequences = max(sums.decodes + sums.prefill_sequences, 1.0)
         self.graph_tokens = graph_tokens(device)
@@ -86,6 +90,8 @@ class _Own:
 def _steps(ranks: Sequence[_Own], cost: IterationCost, max_num_seqs: int) -> tuple[LockstepSteps, float]:
     """The iterations of these batches, and after how many of them another rank gets ahead."""
     busy = [rank for rank in ranks if rank.there]
+    # The slowest rank decides; of equally slow ones the one whose time grows faster, which is the slowest from then
+    # on.
     ahead = max(busy, key=lambda rank: (rank.time_s, rank.growth_s))
     sums = Ranks(
         tokens=_counts(ranks, [rank.tokens for rank in ranks]),

@@ -170,11 +170,13 @@ def run(
     ring: list[EventStation] = [clients, *stations]
     next_of = dict(zip(map(id, ring), [*stations, clients], strict=True))
     onward = onward or (lambda station, request: (next_of[id(station)], request))
+    # Stable: those that serve each request by itself first, each kind in its order along the route.
     order = sorted(stations, key=lambda station: station.batches)
     while True:
         now = min([station.next_s for station in ring])
         if now == math.inf:
             return
+        # The clients are first in the ring, hence last here.
         for station in reversed(ring):  # so that ends come before arrivals
             if station.next_s <= now:
                 for request in station.finish(now):
@@ -184,5 +186,7 @@ def run(
             if station.batches and min([other.next_s for other in ring if other is not station]) <= now:
                 break  # a request that passes a station at once comes to the next before a batch is put together
             station.launch(now)
+            # What was just started ends at once (a service of no time): its requests come to other stations before
+            # these launch.
             if station.next_s <= now:
                 break

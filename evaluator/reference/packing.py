@@ -53,6 +53,8 @@ class Fcfs:
         self._queue.append(request)
 
     def push_back(self, request: Request) -> None:
+        # Victims are preempted from the last admitted on; each stands before the one preempted before it, so that
+        # they come back in the order in which they were admitted (vLLM: ``waiting.prepend_request``).
         self._queue.appendleft(request)
 
     def head(self) -> Request:
@@ -89,6 +91,7 @@ class LeastWorkLeft:
             self.push(request)
 
     def remove(self, request: Request) -> None:
+        # Linear, and rare: a request that was preempted in flight got its last token all the same.
         self._heap = [entry for entry in self._heap if entry[-1] is not request]
         heapq.heapify(self._heap)
 

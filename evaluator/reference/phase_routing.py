@@ -58,6 +58,7 @@ def _in_turn(able: Sequence[Replica], weights: Weights) -> Choose:
     taken = [0] * len(able)
 
     def choose(request: Request, now: float) -> Replica:
+        # Stride scheduling: see ``routing.phases.turns``, which does the same for all requests at once.
         due = [(count + 0.5) / weight for count, weight in zip(taken, weights, strict=True)]
         which = due.index(min(due))
         taken[which] += 1

@@ -42,6 +42,7 @@ class RankPipeline:
         """The same of a batch that takes each rank as long as is said."""
         start = clock = max(now, self._free_s[0])
         for pipeline_rank, took in enumerate(took_s):
+            # A rank begins when the batch has left the rank before and when it has done with the batch before.
             clock = max(clock, self._free_s[pipeline_rank]) + took
             self._free_s[pipeline_rank] = clock
             self.busy_s += took / len(self.costs)

@@ -49,6 +49,7 @@ class PrefixCache:
 
     def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int, fits: int = 0) -> bool:
         shared = self._shared_blocks(request, hit_tokens // self._block)
+        # Shared blocks that nobody uses count as free. To take them uses up as many free ones without a new block.
         idle = sum(self._users[block] == 0 for block in shared)  # they leave the free list, too
         if max(units, fits) - len(shared) + idle + keep_free > self.free:
             return False
@@ -65,6 +66,7 @@ class PrefixCache:
             return False
         for _ in range(more):
             block, _ = self._free.popitem(last=False)
+            # Only now is the content lost: a free block that was not taken can still be found.
             self._forget(block)
             self._users[block] = 1
             request.blocks.append(block)
@@ -74,6 +76,7 @@ class PrefixCache:
     def register(self, request: Request, tokens: int) -> None:
         whole = tokens // self._block
         named = whole
+        # Names are given in order, so that those without one are at the end: go back to the last that has one.
         while named and self._name[request.blocks[named - 1]] is None:
             named -= 1
         name = self._name[request.blocks[named - 1]] if named else _ROOT
@@ -85,6 +88,8 @@ class PrefixCache:
             self._blocks_named.setdefault(name, []).append(block)
 
     def shrink(self, request: Request, units: int) -> None:
+        # The last block first, so that the beginning of a prompt, which others may share, is forgotten last (vLLM
+        # ``KVCacheManager.free``).
         freed = list(reversed(request.blocks[units:]))
         for block in freed:
             self._users[block] -= 1
@@ -109,12 +114,16 @@ class PrefixCache:
             name = self._name_of(request, position, name)
             if name not in self._blocks_named:
                 break
+            # Of several blocks with the same content the one that was named first (vLLM
+            # ``BlockPool.get_cached_block``).
             blocks.append(self._blocks_named[name][0])
         return blocks
 
     def _name_of(self, request: Request, position: int, before: Hashable) -> Hashable:
         """Stands for the content and all before it. What the request does not say is like nothing else."""
         if position >= len(request.content):
+            # A name with the request's own number: never equal to another request's, and equal to itself after a
+            # preemption.
             return request.index, position
         return self._names.setdefault((before, request.content[position]), len(self._names) + 1)
 

@@ -30,9 +30,9 @@ class Queues:
         self.on_demand = limits.admission == "on_demand"
         self.by_priority = limits.packing == "priority"
         packing = PACKINGS[limits.packing]
-        self.waiting: WaitingQueue = ReservedFirst(packing) if limits.rooms else packing()
+        self.waiting: WaitingQueue = ReservedFirst(packing) if limits.kv_reserved else packing()
         self.expected: deque[Request] = deque()  # chosen to come here, without room yet
-        self.homeless = 0  # of the waiting, those that were preempted
+        self.preempted_waiting = 0  # of the waiting, those that were preempted
         self.running: dict[Request, None] = {}  # in order of admission
         self.seats = 0  # sequences of them
         self.prompts: dict[Request, None] = {}
@@ -72,6 +72,8 @@ class Queues:
         self.preempted = []
         self.newcomers = []
         self.cached = []
+        # ``take_off`` puts aside what was left out of a batch that was sent; this batch was empty, so that nothing
+        # was.
         if self.aside is not None:  # the batch before was empty
             self.aside.absorb(self.decoding)
             self.decoding, self.aside = self.aside, None
@@ -98,7 +100,9 @@ class Queues:
         who hold them run, or are preempted in their turn, and in the end some request has all KV for itself.
         """
         granted: list[Request] = []
-        while self.expected and not self.homeless and not self.short_of_kv:
+        # Only the first is looked at: a later, smaller request that took the room in its stead could do so again and
+        # again.
+        while self.expected and not self.preempted_waiting and not self.short_of_kv:
             request = self.expected[0]
             slots = request.target + self.limits.decode_tokens
             units = self._decode_units(request, slots) if self.on_demand else request.kv_units
@@ -139,6 +143,7 @@ class Queues:
         whole prompt at once. ``wanted`` may stop before each.
         """
         chunks = []
+        # Only where the rest of the batch decodes: no prompt under way goes on, and somebody decodes.
         pads = self.limits.batch_queue and self.limits.drafts and len(self.decoding) and not self.continued
         skipped: list[Request] = []
         while room > 0 and self.waiting and (wanted is None or wanted()):
@@ -147,10 +152,15 @@ class Queues:
                 # Preempted while it is in flight: it cannot go on before the token that is to come is known.
                 skipped.append(self.waiting.pop())
                 continue
+            # KV that was swapped out comes back whole, so that the prefix cache has nothing to add.
             hit = 0 if request.swapped else self.kv.lookup(request)
+            # ``computed`` is above 0 before admission where a prefix comes from elsewhere (a KV store, a prefill
+            # replica) or was swapped out.
             start = max(request.computed, hit)
             tokens = self._share(max(request.target - start, 0), room, whole)
             beside = request.width * self.limits.decode_tokens
+            # Nothing to compute: the prompt's KV came from a prefill replica, or was swapped out. It decodes at once,
+            # and needs room in the token budget for that.
             if tokens == 0 and beside > room:
                 break
             # vLLM ``Scheduler.schedule``: where one token is left to compute and all others decode, it takes as many
@@ -158,6 +168,8 @@ class Queues:
             padding = self.limits.drafts if pads and request.target - start == 1 else 0
             if padding and 1 + padding > room:
                 break
+            # The first that does not fit ends the admissions, even where a smaller one behind it would fit: vLLM
+            # breaks, too, so that a long prompt is not overtaken for ever.
             if tokens is None or not self._place(request, start, tokens, hit, whole_kv, padding):
                 break
             if not tokens:
@@ -173,16 +185,21 @@ class Queues:
     def _share(self, rest: int, room: int, whole: bool) -> int | None:
         """How many of the rest of a prompt this iteration computes; None: it has to wait."""
         if whole:
+            # A policy of whole prompts never cuts one; ``max_num_batched_tokens`` is at least the longest prompt
+            # (``plan.checks``), so that the request gets its turn in an iteration that begins with it.
             return rest if rest <= room else None
         return min(rest, room, self.limits.long_prefill_token_threshold or rest)
 
     def _place(self, request: Request, start: int, tokens: int, hit: int, whole_kv: bool, padding: int = 0) -> bool:
         """Give the first waiting request a place and KV, if there are; ``padding``: slots beside those of its
         tokens."""
+        # A request with branches needs a seat for each of them before its prompt is computed: they start together.
         if self.seats + request.width > self.limits.max_num_seqs:
             return False
         units, keep_free, fits = request.kv_units, 0, 0
         if self.on_demand:
+            # A policy of whole prompts asks for the blocks of the whole prompt, one of chunks for those of this
+            # chunk. A request that only decodes needs the slot of its next token (and of its drafts).
             slots = max(request.target if whole_kv else 0, start + (tokens or self.limits.decode_tokens))
             units = self._units(request, slots + padding) if tokens else self._decode_units(request, slots)
             # vLLM ``allocate_slots``: no watermark where nothing runs, or a request might never be admitted.
@@ -191,19 +208,24 @@ class Queues:
         if not self.kv.admit(request, units, hit, keep_free, fits):
             return False
         self.waiting.pop()
+        # Who was admitted before counted as waiting only since its preemption.
         returns = request.admission >= 0
-        self.homeless -= returns
-        if returns or not self.limits.rooms:  # else it has had its room
+        self.preempted_waiting -= returns
+        if returns or not self.limits.kv_reserved:  # else it has had its room
             self.waiting_units -= request.kv_units
         self.running[request] = None
         self.seats += request.width
         if start < request.target:
             self.prompts[request] = None
         self._swap_in(request)
+        # Only the first admission counts as a hit. After a preemption a request finds its own blocks again, which
+        # says nothing of what requests share.
         if request.admission < 0:
             request.hit_tokens = hit
         self.work_tokens -= start - request.computed
         request.computed = start
+        # A preempted request gets a new place in the order, behind all that run: it is among the first to be
+        # preempted again (vLLM appends it to ``Scheduler.running``).
         request.admission = self._admissions
         self.cached.append((request.index, hit))
         self._admissions += 1
@@ -212,6 +234,7 @@ class Queues:
 
     def _units(self, request: Request, tokens: int) -> int:
         """Units that the first tokens of what it computes take, but for those that it shares with other requests."""
+        # Up to the end of the prompt all branches are one sequence.
         if not request.branches or tokens <= request.prompt_tokens:
             return max(self.kv.units(tokens) - request.shared_units, 0)
         return self._forked_units(request, [(high, 1) for _, high in request.spans(request.prompt_tokens, tokens)])
@@ -229,6 +252,8 @@ class Queues:
         """Units of branches, (tokens of each, how many), and of the prompt's whole blocks, which all of them share."""
         prompt, block = request.prompt_tokens, self.limits.block_tokens
         branch_units, shared = self.limits.units_of_branch, self.limits.units_of_prefix
+        # A unit is a block: each branch holds what lies behind the prompt's whole blocks, the last block of the
+        # prompt included where it is not full (vLLM v0 copies it on write).
         if branch_units is None or shared is None:
             whole = prompt // block
             units = sum(count * (-(-tokens // block) - whole) for tokens, count in ends)
@@ -249,6 +274,7 @@ class Queues:
     def continue_prompts(self, room: int) -> list[PromptChunk]:
         """The next chunk of each prompt under way, in order of admission, as far as the room goes."""
         chunks = []
+        # A copy, since making room may preempt prompts that are still to come.
         for request in list(self.prompts):
             if room <= 0 or request not in self.prompts:
                 continue
@@ -289,6 +315,8 @@ class Queues:
             tokens = drafts if decodes else self._share(request.target - request.computed, room, whole=False)
             assert tokens is not None
             slots = self.decoding.computed(request) + drafts if decodes else request.computed + tokens
+            # vLLM preempts the lowest priority that runs, of equals the last to arrive; it may be one that has been
+            # served in this very iteration, whose tokens are then free for others.
             while not self.kv.extend(request, self._units(request, slots)):
                 self.short_of_kv = True
                 victim = max(self.running, key=lambda other: (other.priority, other.index))
@@ -297,6 +325,8 @@ class Queues:
                     chunk = chunks.pop(victim)
                     victim.computed, victim.flights = chunk.low, victim.flights - 1
                 self._preempt(victim)
+                # Nothing of lower priority is left: it goes itself. vLLM ends its loop over the running ones here, so
+                # that those behind it wait for the next iteration.
                 if victim is request:
                     self._set_aside(pending)
                     return list(chunks.values()), room
@@ -331,6 +361,8 @@ class Queues:
             return
         if self.on_demand:
             due = {**dict.fromkeys(self.decoding.due()), **self.decoding.forked}
+            # In order of admission, so that the blocks go to those who came first, and the last ones are preempted
+            # for them.
             ordered = sorted(due, key=lambda request: request.admission)
             for request in ordered:
                 if request.group is self.decoding:  # not preempted meanwhile
@@ -349,6 +381,7 @@ class Queues:
         """The same for the step after ``ahead`` more, in a leap: it fits."""
         if self.on_demand:
             for request in group.due(ahead):
+                # ``steps_within`` ended the leap before the first step for which there is no block.
                 fits = self.kv.extend(request, self._decode_units(request, group.computed(request) + ahead + 1))
                 assert fits
         self._register_filled(group, ahead)
@@ -395,9 +428,13 @@ class Queues:
         """
         while not self.kv.extend(request, units):
             self.short_of_kv = True
+            # The last of the running that can be taken. In a pipeline without a batch queue one whose chunk or token is
+            # on its way through the ranks cannot: its blocks are being written to.
             victim = next(
                 (other for other in reversed(self.running) if self.limits.batch_queue or self._at_rest(other)), None
             )
+            # Everybody who was admitted later is in flight: it waits an iteration rather than take from one with
+            # precedence.
             if victim is None or victim.admission < request.admission:
                 return False
             self._preempt(victim)
@@ -421,6 +458,7 @@ class Queues:
         group = request.group
         if group is not None:
             group.leave(request)
+            # Its token is still to come and will be counted when the batch ends (``replica._finish_decodes``).
             if group is not self.decoding:  # in flight
                 group.preempted.append(request)
                 request.flights += 1
@@ -430,6 +468,7 @@ class Queues:
         self.work_tokens -= request.work_tokens
         units = self._units(request, request.computed)
         self.kv.release(request)
+        # Where host memory is full it is computed anew.
         if self.limits.preemption == "swap" and self._swapped_units + units <= self.limits.swap_units:
             request.swapped = True
             self._swapped_units += units
@@ -440,8 +479,10 @@ class Queues:
         request.preemptions += 1
         self.preemptions += 1
         self.preempted.append(request)
-        self.homeless += 1
+        self.preempted_waiting += 1
         self.waiting_units += request.kv_units
+        # To the front of the queue, so that victims come back in the order in which they were admitted: the last one
+        # to be preempted is the one that was admitted first.
         self.waiting.push_back(request)
 
     # -- after an iteration
@@ -467,7 +508,7 @@ class Queues:
         if request.finished:
             request.last_token_s = now
             self.waiting.remove(request)
-            self.homeless -= 1
+            self.preempted_waiting -= 1
             self.waiting_units -= request.kv_units
             self.context_tokens -= request.context_tokens
             return True

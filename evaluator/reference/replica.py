@@ -56,16 +56,17 @@ class Replica:
         self._schedule = scheduler(record)
         self._policy = record
         self._tokens = tokens
+        # A leap stands for iterations that differ in the lengths of contexts alone. Over several pipeline ranks the
+        # batches of other ranks lie between two iterations of this one, drafts make contexts grow unevenly, and a
+        # batch planned asynchronously is known before its tokens are: none of these leaps.
         self._leap = leap and not tokens and len(self.pipeline) == 1 and not limits.drafts and not limits.asynchronous
         self._most_flights = 2 if limits.asynchronous else len(self.pipeline)
         self._queued = limits.batch_queue and self._most_flights > 1
-        self._batches: deque[RunningBatch | None] = (
-            deque()
-        )  # with a batch queue: those under way, None for an empty one
+        self._batches: deque[RunningBatch | None] = deque()  # with a batch queue: under way; None for an empty one
         self._waits = False  # with a batch queue: for its oldest batch
         self._observe = observe
         self._preempted: list[Request] = []  # since the last batch was sent
-        self.abreast: tuple[Replica, ...] = (self,)  # whose batches start and end with those of this one
+        self.lockstep_ranks: tuple[Replica, ...] = (self,)  # whose batches start and end with those of this one
 
     def announce(self, request: Request) -> None:
         """A request is to be served here, now or later."""
@@ -81,6 +82,8 @@ class Replica:
         if request.replica < 0:
             self.announce(request)
         queues = self.queues
+        # A leap was sent because nobody could be admitted before its end. That stays true for an arrival that has to
+        # stand behind others who wait; one that may stand first could be admitted in the next iteration.
         joins_early = not queues.waiting or not queues.waiting.stable
         queues.arrive(request)
         return self._cut_short(now) if joins_early else None
@@ -92,6 +95,9 @@ class Replica:
         """
         self.announce(request)
         self.queues.expected.append(request)
+        # Under reservation KV changes hands when requests leave only, so that what is free now can be given at once,
+        # in the middle of an iteration. On demand the iterations of a leap have yet to take their blocks, and who
+        # runs goes before who is to come.
         if self.queues.on_demand:
             return self._cut_short(now)
         self._integrate_kv(now)
@@ -109,8 +115,8 @@ class Replica:
 
     def _cut_short(self, now: float) -> RunningBatch | None:
         """End a leap with the iteration under way, here and where batches end together: the flight here, if it was."""
-        if len(self.abreast) > 1:
-            for rank in self.abreast:
+        if len(self.lockstep_ranks) > 1:
+            for rank in self.lockstep_ranks:
                 if rank is not self:
                     rank.cut_short(now)
         return self.cut_short(now)
@@ -129,6 +135,8 @@ class Replica:
         if self._queued:
             return self._fill_batch_queue(now)
         launched = []
+        # One batch for each pipeline rank (vLLM's virtual engines): the next one is put together when the first rank
+        # is free.
         while len(self.flights) < len(self.pipeline):
             batch = self.form(now)
             if not batch:
@@ -147,6 +155,8 @@ class Replica:
             if self.queues.running or self.queues.waiting:
                 batch = self.form(now)
                 flight = self._send(batch, now) if batch else None
+                # An empty batch with nothing under way and nobody preempted will be empty for ever: stop planning, or
+                # this loop would not end.
                 if flight is None and not self.flights and not self.queues.preempted:
                     self._batches.clear()
                     break  # who waits can never be admitted
@@ -174,6 +184,7 @@ class Replica:
             self.queues.begin()
             batch = self._schedule(self.queues, self._policy)
             self._preempted += self.queues.preempted
+            # With a batch queue the empty batch takes its turn there instead (``_fill_batch_queue``).
             if batch or not self.queues.preempted or self._queued:
                 batch.decodes = batch.decodes or None
                 return batch
@@ -185,6 +196,9 @@ class Replica:
         flight = self.take_off(batch, sums, start, end)
         flight.experts_touched = self.pipeline.experts_touched(sums)
         if batch.decodes is not None and self._leap:
+            # The leap ends where the time is no longer affine in the number of iterations (``alike_steps``: at the
+            # knots of measured iterations; under a roofline it always is) or where the batch itself changes
+            # (``alike``).
             cost = self.pipeline.costs[0]
             iterations = min(self.alike(batch), alike_steps(cost, sums))
             flight.repeat(iterations, decode_growth(cost, sums, batch.decodes.growing))
@@ -219,6 +233,7 @@ class Replica:
                 chunk.request.scheduled_s = start
         if batch.decodes is not None:
             self._send_decodes(batch, flight)
+        # The decodes that were left out of this batch are those of the next one, until this batch has ended.
         if self.queues.aside is not None:
             self.queues.decoding, self.queues.aside = self.queues.aside, None
         self.kv_units_max = max(self.kv_units_max, self._kv_used())
@@ -236,6 +251,8 @@ class Replica:
         for request in flight.newcomers:
             request.scheduled_s = min(request.scheduled_s, flight.start_s)
         queues.decode_iterations += 1
+        # The group is in flight as a whole; who gets its first token meanwhile decodes with the batch of another
+        # rank.
         if len(self.pipeline) > 1:
             queues.decoding = queues.new_group()
 
@@ -244,10 +261,14 @@ class Replica:
         queues, group = self.queues, batch.decodes
         if group is None or not self._leap:
             return 1
+        # After a prompt the next batch has one decode more; after an admission the next request may be admitted;
+        # short of KV, the next iteration may preempt again.
         if batch.chunks or queues.admitted or queues.short_of_kv:
             return 1
         if queues.waiting and self.limits.prefix_caching:
             return 1  # what the head finds in the cache may change
+        # Until the first member has its last token, or fills its window of attention. On demand also no further than
+        # the free blocks last: the iteration that finds none has to preempt, and is put together by itself.
         most = min(group.steps_to_event(), batch.most)
         return group.steps_within(queues.kv.free, most) if queues.on_demand else most
 
@@ -265,6 +286,7 @@ class Replica:
         queues, now = self.queues, flight.end_s
         self.iterations += flight.iterations if flight.busy else 0
         self.experts_touched += flight.iterations * flight.experts_touched
+        # Contexts grow within a leap, so that its last iteration is the largest.
         self.peaks = raised(self.pipeline.costs[0], self.peaks, flight.sums, flight.iterations)
         if flight.iterations > 1:
             self._finish_leap(flight)
@@ -289,6 +311,8 @@ class Replica:
         if request in queues.leaving:
             del queues.leaving[request]
             queues.give_up_seats(request)
+            # The KV of the last token is never written, because nothing attends to it: the block that it would have
+            # filled is not whole.
             queues.kv.register(request, request.known_tokens - 1)
             queues.depart(request)
 
@@ -305,6 +329,9 @@ class Replica:
             elif completes:
                 self._finish_prompt(request, now, finished)
         if self.limits.batch_queue:
+            # The order in which blocks get free is the order in which they are taken again, and with prefix caching
+            # that decides what is forgotten first. vLLM goes through ``Scheduler.running``, which is in order of
+            # admission.
             finished.sort(key=_admission)  # which of them frees its blocks first decides which are taken again first
         return finished
 
@@ -319,6 +346,8 @@ class Replica:
         """What the iterations after the first have added to totals, and the KV that they have taken."""
         queues, group = self.queues, flight.batch.decodes
         self.pipeline.busy_s += flight.end_s - flight.start_s - flight.first_s
+        # In lockstep a rank without work runs the dummy batches of the others' iterations: it is busy, and has no KV
+        # to take.
         if group is None:
             return  # a dummy batch, while others decode
         queues.decode_iterations += flight.iterations - 1
@@ -330,6 +359,8 @@ class Replica:
         """Take the KV of a leap up to the last of so many iterations, each when it begins."""
         group = flight.batch.decodes
         assert group is not None
+        # A router or an arrival may have looked in the middle of the leap (``catch_up``); what is taken already is
+        # not taken again.
         for ahead in range(flight.grown, iterations):
             self._integrate_kv(flight.end_of(ahead))
             self.queues.grow_ahead(group, ahead)
@@ -359,10 +390,14 @@ class Replica:
             queues.give_up_seats(request)
         for request in finished:
             request.last_token_s = now
+        # Preempted while its batch was under way: the token of this batch counts all the same, and its KV is computed
+        # anew with that of the prompt.
         for request in group.preempted:
             request.flights -= 1
             self._deliver(request, now, finished)
         group.preempted.clear()
+        # Groups are merged by moving members one by one. Where nobody decodes beside it, the group itself is the next
+        # one, which saves that for the plain case: a single rank.
         if not queues.decoding:
             queues.decoding = group
         elif group is not queues.decoding:
@@ -410,6 +445,7 @@ class Replica:
         tokens = 0
         for flight in self.flights:
             if flight.iterations > 1 and flight.batch.decodes is not None:
+                # The router sees a replica as of the arrival: an iteration that is under way has given no token yet.
                 under_way = flight.iterations_until(now)
                 done = under_way if flight.end_of(under_way) <= now else under_way - 1
                 tokens += done * len(flight.batch.decodes)

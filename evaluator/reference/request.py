@@ -55,9 +55,7 @@ class Request:
     replica: int = -1
     generated: int = 0  # output tokens that are there, of each branch that goes on
     computed: int = 0  # tokens whose KV is there or is being computed
-    target: int = (
-        0  # tokens whose KV must be there before the next output token comes: prompt, or more after preemption
-    )
+    target: int = 0  # tokens whose KV must be there before the next output token: the prompt, more after a preemption
     scheduled_s: float = math.inf
     first_token_s: float = math.inf
     last_token_s: float = math.inf
@@ -144,6 +142,9 @@ class Request:
 
     def restart(self) -> None:
         """Its KV is lost: prompt and generated tokens are to be computed anew, but for a prefix cached elsewhere."""
+        # After a preemption prompt and outputs are computed anew as if they were one prompt: vLLM keeps the generated
+        # tokens, ``num_computed_tokens`` becomes 0. The outputs of branches that go on are computed one behind the
+        # other.
         self.target = self.prompt_tokens + self.width * (self.known_tokens - self.prompt_tokens)
         self.computed = 0 if self.resident else self.cached_tokens
 
@@ -157,6 +158,8 @@ class Request:
             return [(low, high)]
         prompt, suffix = self.prompt_tokens, self.known_tokens - self.prompt_tokens
         spans = [(low, prompt)] if low < prompt else []
+        # Each branch attends to the prompt and to its own outputs alone, so that its tokens count from the end of the
+        # prompt.
         for start in range(prompt, self.target, suffix):
             first, last = max(low, start), min(high, start + suffix)
             if first < last:
@@ -186,9 +189,7 @@ class DecodeGroup:
         self._ending: dict[int, dict[Request, None]] = {}  # by the step after which they leave, or become narrower
         self._crossing: dict[int, int] = {}  # how many stop growing after which step
         self._due: dict[int, dict[Request, None]] = {}  # by step modulo the block: the next token opens a block
-        self._events: list[
-            int
-        ] = []  # heap of steps at which something changes; some are out of date, which does no harm
+        self._events: list[int] = []  # heap of steps at which something changes; some are out of date
 
     def __len__(self) -> int:
         """Sequences."""
@@ -233,6 +234,8 @@ class DecodeGroup:
         request.group = None
         del self.members[request]
         self.forked.pop(request, None)
+        # The sums are taken back as of now. Its entry in ``_crossing`` gets a counterpart of the opposite sign, so
+        # that nothing has to be searched for.
         self._count(request.known_tokens, -request.width)
         for output in request.branches or (request.output_tokens,):
             self._ending.get(self.step + request.steps_to(output), {}).pop(request, None)
@@ -263,6 +266,8 @@ class DecodeGroup:
 
     def steps_to_event(self) -> int:
         """Up to here all steps are alike but for contexts that grow by one."""
+        # Leaving members are not looked up in the heap; their entries are passed over when they come to its front.
+        # The ends of the members that are left are always there, so that it is never empty.
         while self._events[0] <= self.step:
             heapq.heappop(self._events)
         return self._events[0] - self.step
@@ -275,6 +280,7 @@ class DecodeGroup:
 
     def steps_within(self, units: int, most: int) -> int:
         """How many steps, at least one and up to ``most``, surely need no more KV units, the next one apart."""
+        # Most often there is KV for all: then it need not be counted who opens a block when.
         if self.sequences * -(-most // self._block) <= units:
             return most
         for ahead in range(1, most):
@@ -297,6 +303,8 @@ class DecodeGroup:
             generated = self.generated(request)
             width = request.width_at(generated)
             attends = request.prompt_tokens + request.resident + generated
+            # The sequences that ended are taken off here, also of a request that is done: it leaves with a width of
+            # 0.
             self._count(attends, width - request.width_at(generated - 1))
             (narrower if width else finished).append(request)
         for request in finished:

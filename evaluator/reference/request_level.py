@@ -104,6 +104,7 @@ def take_batch(instances: Instances, waiting: list[WholeRequest], now: float) ->
     tokens = 0.0
     for request in waiting[: instances.max_prompts]:
         tokens += request.prompt_tokens
+        # The first is taken however long it is, or it would never be computed.
         if request.arrival_s > now or (batch and tokens > instances.max_prompt_tokens):
             break
         batch.append(request)
@@ -204,6 +205,7 @@ def _start_prompts(
     able = [not instance.prefilling or instance.resume_s <= now for instance in pool]
     chosen = draw_one(able, waiting[0].prefill_draw)
     instance = pool[chosen]
+    # The batch before ends at this very time and has not been resumed: at one time prompts come first.
     if instance.prefilling:
         _resume(instance, ready)  # its decodes are suspended further
     batch = take_batch(instances, waiting, now)
@@ -212,6 +214,7 @@ def _start_prompts(
         request.scheduled_s, request.first_token_s, request.instance = now, now + took_s, chosen
     instance.batch, instance.resume_s = batch, now + took_s
     for box in instance.boxes:
+        # The decodes of this instance stand still while the prompts are computed.
         if box.idle_s > now:
             box.idle_s += took_s
 

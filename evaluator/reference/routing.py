@@ -32,6 +32,7 @@ def _by_prefix(choice: Any, replicas: Sequence[Replica]) -> Choose:
 
     def choose(request: Request, now: float) -> Replica:
         for replica in replicas:
+            # A router that asks what is cached must see the blocks that iterations of a leap have filled by now.
             replica.catch_up(now)
         shares = [replica.queues.kv.lookup(request) / request.prompt_tokens for replica in replicas]
         cached = [replica.queues.kv.known for replica in replicas]

@@ -46,10 +46,15 @@ class RunningBatch:
 
     def end_of(self, iterations: int) -> float:
         """When so many of the iterations are done."""
+        # first + (first + slope) + ... : the arithmetic series of iterations that each take ``slope_s`` longer than
+        # the one before.
         return self.start_s + iterations * self.first_s + 0.5 * self.slope_s * iterations * (iterations - 1)
 
     def iterations_until(self, time_s: float) -> int:
         """The first of the iterations, counted from 1, that does not end before a time within the flight."""
+        # The root of slope/2 n^2 + b n = wait, in the form that does not cancel where the slope is small, and is
+        # defined where it is 0. Rounding may make it off by an iteration, which the two loops below mend: the
+        # vectorised engine and this must agree on the iteration that an arrival meets.
         b = self.first_s - 0.5 * self.slope_s
         wait = max(time_s - self.start_s, 0.0)
         count = math.ceil(2.0 * wait / (b + math.sqrt(b * b + 2.0 * self.slope_s * wait)))

@@ -32,7 +32,7 @@ def system(
     later = {i: Request(i, 0.0, 0, PROMPT, n - 1, PROMPT + n - 1) for i, n in enumerate(outputs) if n > 1}
     shared: dict[str, Any] = {"max_num_batched_tokens": 64, "block_tokens": 1}
     prefill = phase(first, Limits(1, kv_units=prefill_units, **shared))
-    decode = phase(later, Limits(8, kv_units=decode_units, admission=admission, rooms=backpressure, **shared))
+    decode = phase(later, Limits(8, kv_units=decode_units, admission=admission, kv_reserved=backpressure, **shared))
     links = Transfers(
         prefill, decode, lambda index, sender, receiver: Sending(service_s, ahead), latency_s=0.0, one_by_one=True,
         by_layer=ahead > 0, backpressure=backpressure, choose=decode.choose if backpressure else None, groups=None,

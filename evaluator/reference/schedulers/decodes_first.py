@@ -19,11 +19,15 @@ def decodes_first(queues: Queues, policy: BatchingPolicy) -> Batch:
         if not queues.short_of_kv:
             chunks += queues.admit_all(room, whole=False)
         return Batch(chunks, queues.decoding)
+    # Decodes and prompts get their KV in two passes here, where vLLM goes once through all that run; so the names of
+    # filled blocks are collected, and given in its order.
     queues.collect_fills()
     queues.grow_decodes()
     room = queues.limits.max_num_batched_tokens - len(queues.decoding) * queues.limits.decode_tokens
     chunks = queues.continue_prompts(room)
     queues.name_fills()
+    # vLLM ``Scheduler.schedule``: ``if not preempted_reqs``. Whoever was admitted now would take the blocks that were
+    # freed by preemption, and be preempted next.
     if not queues.short_of_kv:
         room -= sum(chunk.high - chunk.low for chunk in chunks)
         chunks += queues.admit_all(room, whole=policy.whole_prompts, whole_kv=policy.whole_kv)

@@ -15,6 +15,8 @@ def looking(queues: Queues, policy: BatchingPolicy) -> Batch:
     """
     every = queues.limits.look_every
     waited = queues.decode_iterations - queues.looked_at
+    # LightLLM looks at its queue every so many decodes only, so that decodes are not held up by every prompt that
+    # comes.
     if not queues.running or (waited and waited % every == 0):
         chunks = queues.admit_all(
             queues.limits.max_num_batched_tokens, whole=True, wanted=lambda: peak_tokens(queues) <= queues.kv.capacity
@@ -24,6 +26,8 @@ def looking(queues: Queues, policy: BatchingPolicy) -> Batch:
         if chunks:
             return Batch(chunks)
     queues.grow_decodes()
+    # A leap ends with the decode before the next look; where nobody waits nothing is looked at, and an arrival ends
+    # it.
     return Batch(decodes=queues.decoding, most=every - waited % every if queues.waiting else 1 << 30)
 
 
@@ -37,6 +41,8 @@ def peak_tokens(queues: Queues) -> int:
         (_held_and_left(queues, request) for request in (*queues.running, queues.waiting.head())), key=_left
     )
     held = peak = 0
+    # After ``left`` more decodes this one and those before it, which have at least as many to go, are still there:
+    # each holds what it holds now and ``left`` tokens more; those behind it have left.
     for count, (now, left) in enumerate(sequences, 1):
         held += now
         peak = max(peak, held + count * left)

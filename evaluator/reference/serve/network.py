@@ -97,6 +97,8 @@ def _run(
     runs: list[PhaseRun] = []
     for phase in configuration.phases:
         if runs:
+            # The times are those of the prefill side and stand for nothing here: on the network a request comes to
+            # the decode side when its transfer ends.
             asked, _ = whole.after_prefill(whole.ready_s)
         runs.append(side_run(configuration, key, seed, phase, asked, observe))
     links = None
@@ -120,6 +122,7 @@ def _run(
         return StepStation(configurations, all_routes, stage, step)
 
     step_routes = routes_of(routes, step_station, key[0], stages, open_pool)
+    # On routes of their own requests only say who they are; what they ask of a station is in that station's parts.
     requests = [Request(index, ready_s, 1, 1, 1, 0) for index, ready_s in enumerate(jobs.ready_s.tolist())]
     last = _last_visits(routes, len(jobs))
     clients = Clients(
@@ -254,6 +257,7 @@ def _llm_visit(
     visit_jobs: list[list[Jobs]] = [[] for _ in jobs]
     for key, run_jobs in by_run(llm_visit.jobs):
         count = len(jobs[key[0]][key[1]])
+        # Ids of visit v are ``v x requests + i``: take those of this visit, and give them the ids of their requests.
         some = run_jobs.some(np.flatnonzero(run_jobs.id // count == number))
         visit_jobs[key[0]].append(replace(some, id=some.id - number * count))
     times = RequestTimes.empty(table_shape(visit_jobs))

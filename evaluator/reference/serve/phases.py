@@ -57,10 +57,10 @@ def side_run(
     )
     pools: list[list[Replica]] = []
     gaps: list[TokenGaps] = []
-    rooms = phase.role.prompt_resident and configuration.link is not None and configuration.link.backpressure
+    kv_reserved = phase.role.prompt_resident and configuration.link is not None and configuration.link.backpressure
     for number in phase.stations:
         station = configuration.stations[number]
-        built, limits = station.design.ready, replace(limits_of(station, jobs.demand), rooms=rooms)
+        built, limits = station.design.ready, replace(limits_of(station, jobs.demand), kv_reserved=kv_reserved)
         pool_gaps = [TokenGaps(_until(jobs)) for _ in range(station.deployment.ranks)]
         pools.append(
             [

@@ -35,7 +35,7 @@ def serve_tokens(
     jobs: ChunkJobs,
     observe: Observe | None = None,
 ) -> tuple[RequestTimes, Use]:
-    """Serve the jobs of a chunk at the pool number ``station`` of its members, over all seeds.
+    """Serve the jobs of a chunk at the pool number ``station`` of its configurations, over all seeds.
 
     Runs of alike iterations are leapt over: times, gaps between tokens and totals are the same as token by token.
     ``observe`` is called after every iteration, or leap; request numbers are those within the slot.
@@ -83,6 +83,7 @@ def _serve(
         requests,
         replicas=deployment.ranks if slot.replica < 0 else 1,
         lockstep=pool.lockstep,
+        # A lane of one replica has its requests assigned already.
         router=routed_by(deployment) if slot.replica < 0 else "round_robin",
         seed=seed,
         users=slot.users if slot.users < slot.count else None,
@@ -91,6 +92,8 @@ def _serve(
         window=replica.kv.window,
         observe=watch,
     )
+    # Gaps count from the first token of the first request that is measured: those of the warm-up are left out by
+    # time, since a leap's gaps are of all its members.
     first = slot.measured_from
     since = requests[first].first_token_s if first < len(requests) else math.inf
     return outcome, gaps.after(since)
@@ -236,35 +239,28 @@ class TokenGaps:
     def add(self, iteration: Iteration) -> None:
         """After an iteration, or a leap."""
         if iteration.decodes:
-            configurations = np.array(iteration.decodes)
+            members = np.array(iteration.decodes)
             now = iteration.end_s
             if iteration.iterations > 1:
-                leap = (
-                    iteration.start_s,
-                    iteration.first_s,
-                    iteration.slope_s,
-                    iteration.iterations,
-                    len(configurations),
-                )
-                self._leaps.append(leap)
+                curve = iteration.start_s, iteration.first_s, iteration.slope_s
+                self._leaps.append((*curve, iteration.iterations, len(members)))
                 now = iteration.start_s + iteration.first_s
-            self._first.append((now, now - self._last[configurations]))
-            self._last[configurations] = iteration.end_s
+            self._first.append((now, now - self._last[members]))
+            self._last[members] = iteration.end_s
         if iteration.completed:
-            configurations = np.array(iteration.completed)
-            self._first.append(
-                (iteration.end_s, iteration.end_s - self._last[configurations])
-            )  # NaN but after a preemption
-            self._last[configurations] = iteration.end_s
+            members = np.array(iteration.completed)
+            # NaN for a first token, which has no gap; after a preemption a chunk gives a later one
+            self._first.append((iteration.end_s, iteration.end_s - self._last[members]))
+            self._last[members] = iteration.end_s
 
     def after(self, since_s: float) -> WeightedGaps:
         """The gaps before tokens that came after a time."""
         columns = [(gaps[~np.isnan(gaps)], 1.0) for now, gaps in self._first if now > since_s]
         values, weights = [gaps for gaps, _ in columns], [np.full(len(gaps), weight) for gaps, weight in columns]
-        for start, first, slope, iterations, configurations in self._leaps:
+        for start, first, slope, iterations, members in self._leaps:
             step = np.arange(1, iterations)
             ends = start + (step + 1) * first + 0.5 * slope * step * (step + 1)
             inside = (first + slope * step)[ends > since_s]
             values.append(inside)
-            weights.append(np.full(len(inside), float(configurations)))
+            weights.append(np.full(len(inside), float(members)))
         return pooled([(gap_s, weight) for gap_s, weight in zip(values, weights, strict=True)])

@@ -68,9 +68,7 @@ class StepVisits:
 class Routes:
     """All stations of the stages, and the way of every request: (station, index) of each visit, by request."""
 
-    step_visits: list[StepVisits | int] = field(
-        default_factory=list
-    )  # in the order of the visits; a number is a visit to the LLM
+    step_visits: list[StepVisits | int] = field(default_factory=list)  # in their order; a number is a visit to the LLM
     stations: dict[Hashable, EventStation] = field(default_factory=dict)
     steps: list[list[tuple[EventStation, int]]] = field(default_factory=list)
     passes: dict[Hashable, Any] = field(default_factory=dict)  # runs of pools, by the pool that they share

@@ -52,6 +52,7 @@ class BulkServers:
         if not self._free or not self._waiting:
             return math.inf
         most = len(self._service_s)
+        # As soon as a batch is full it need not wait any longer.
         full_s = self._waiting[most - 1][0] if len(self._waiting) >= most else math.inf
         return max(self._free[0][0], min(full_s, self._waiting[0][0] + self._max_wait_s))
 

@@ -45,6 +45,8 @@ class Fifo:
         self._arrived.append((request, now))
 
     def launch(self, now: float) -> None:
+        # Requests that come at one time come from several stations in no order of meaning; by their index two runs
+        # are alike.
         self._waiting.extend(sorted(self._arrived, key=lambda arrival: arrival[0].index))
         self._arrived.clear()
         while self._waiting and len(self._served) < self._servers:

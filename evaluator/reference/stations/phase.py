@@ -58,6 +58,8 @@ class PhaseStation:
             self._arrived.append(part)
 
     def launch(self, now: float) -> None:
+        # Routers look at the state of replicas, so that the order in which requests of one time are sent matters: by
+        # index, as in the vectorised engine.
         arrived, self._arrived = sorted(self._arrived, key=lambda part: part.index), []
         for part in arrived:
             replica = self.choose(part, now) if part.replica < 0 else self.pool.replicas[part.replica]

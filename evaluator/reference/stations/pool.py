@@ -37,6 +37,7 @@ class PoolStation:
             _, _, flight, replica = heapq.heappop(calendar)
             leaving += replica.finish(flight)
             self._touched[replica] = None
+            # Entries of flights that were cut short: the flight ends earlier, and has another entry for that.
             while calendar and calendar[0][0] != calendar[0][2].end_s:
                 heapq.heappop(calendar)
             self.next_s = calendar[0][0] if calendar else math.inf
@@ -61,7 +62,8 @@ class PoolStation:
 
     def _touch(self, replica: Replica, cut_short: RunningBatch | None) -> None:
         if cut_short is not None:
-            for rank in replica.abreast:
+            # Ranks in lockstep end together, so that all of their flights were cut short.
+            for rank in replica.lockstep_ranks:
                 self._enter(rank.flights[0], rank)
         self._touched[replica] = None
 
@@ -71,7 +73,7 @@ class PoolStation:
     def sent(self, now: float) -> list[RunningBatch]:
         """Start what can start: the batches that were sent off."""
         flights: list[RunningBatch] = []
-        for ranks in dict.fromkeys(replica.abreast for replica in self._touched):
+        for ranks in dict.fromkeys(replica.lockstep_ranks for replica in self._touched):
             for flight, replica in self._launched(ranks, now):
                 self._enter(flight, replica)
                 flights.append(flight)

@@ -84,6 +84,7 @@ class Transfers:
         if backpressure:
             decode.on_room = self._room
             for part in prefill.parts.values():
+                # The prefill replica keeps the blocks until the decode side has them (``Replica.release``).
                 part.held = part.index in decode.parts
             if by_layer:
                 prefill.on_begun = self._ask
@@ -115,10 +116,13 @@ class Transfers:
         for part in computed:
             if not self._ahead:
                 self._ask(part, now)
+            # Computed, and no room yet: it begins when there is (``_room``).
             if self._backpressure and part.index not in self._room_s:
                 self._waiting[part.index] = part
             else:
                 ready.append(part)
+        # A link is first come, first served by when a transfer could begin: layer by layer that is before the first
+        # token, in another order than that of the first tokens.
         for part in sorted(ready, key=self._may_begin):
             self._begin(part, self._may_begin(part)[0])
 
@@ -147,6 +151,8 @@ class Transfers:
     def _may_begin(self, part: Request) -> tuple[float, int]:
         """From when on a computed prompt can be sent without a pause, and there is room if it needs some."""
         takes = self._takes(part)
+        # All layers but the last may be sent while the prompt is computed, as far as they fit into the time that it
+        # takes.
         head_s = takes.ahead * min(takes.service_s, part.first_token_s - part.scheduled_s)
         return max(part.first_token_s - head_s, self._room_s.get(part.index, -math.inf)), part.index
 
