@@ -12,7 +12,6 @@ import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from importlib.util import find_spec
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ import numpy as np
 
 from evaluator.catalog.state import catalog_here, code_here
 from evaluator.errors import InputError
-from evaluator.execution.workers import Variant
+from evaluator.execution.workers import Variant, as_asked, rebuilt
 from evaluator.plan import Configuration, Group, Plan, plan
 from evaluator.simulation.summaries import Values, summaries
 from evaluator.version import __version__
@@ -94,9 +93,8 @@ def computed_on(
 
     def submit(index: int) -> Any:
         chunk = chunks[index]
-        asked = [(configuration.config, configuration.changes) for configuration in chunk]
         shell = shells[id(whole.group_of(chunk[0]))]
-        return client.submit(_compute, task.key, index, shell, asked, pure=False, retries=RETRIES)
+        return client.submit(_compute, task.key, index, shell, as_asked(chunk), pure=False, retries=RETRIES)
 
     try:
         ahead = max(LEAST_AHEAD, AHEAD * sum(client.nthreads().values()))
@@ -181,9 +179,7 @@ def _compute(key: str, index: int, group: Group, asked: list[Variant]) -> tuple[
     if isinstance(task, InputError):
         return task
     whole, levels = task
-    chunk = whole.of(np.unique([config for config, _ in asked]))
-    configurations = {configuration.config: configuration for configuration in chunk.configurations}
-    variants = [reduce(chunk.changed, changes, configurations[config]) for config, changes in asked]
+    chunk, variants = rebuilt(whole, asked)
     try:
         # the group of the whole sweep: its shapes are those of the programs that all workers compile
         return index, summaries(replace(chunk, groups=[replace(group, configurations=variants)]), variants, levels)

@@ -69,7 +69,10 @@ def undecided(whole: Plan, values: Mapping[str, np.ndarray], levels: np.ndarray)
         apart = np.abs(value - bound.bound_s)
         asked |= ~np.isnan(bound.bound_s)
         missed |= value > bound.bound_s
+        # Without a standard error (one seed, too few batches) the distance says nothing: then it counts as within the
+        # error.
         clear &= np.isnan(bound.bound_s) | np.isnan(apart) | (apart > DECIDED * np.nan_to_num(error, nan=np.inf))
+    # Not ``<=``: a mean that is not known (NaN) does not ask for a longer run by itself.
     precise = ~(values["e2e_s_mean_stderr"] > PRECISE * values["e2e_s_mean"])
     lost = values["saturated"] & (missed | ~asked)
     decided = (values["status"] != OK) | lost | (values["steady"] & clear & precise)

@@ -12,7 +12,7 @@ import numpy as np
 
 from evaluator.device import configure
 from evaluator.execution.cluster import computed_on
-from evaluator.execution.workers import WorkerPool
+from evaluator.execution.workers import WorkerPool, as_asked
 from evaluator.plan import Configuration, Plan
 from evaluator.plan.simulators import ITERATION, PLAIN
 from evaluator.simulation.summaries import Values, summaries
@@ -57,6 +57,8 @@ def chunks_of(whole: Plan, configurations: Iterable[Configuration] | None = None
     for _, same in groupby(configurations, key=lambda configuration: id(whole.group_of(configuration))):
         of_group = list(same)
         group = whole.group_of(of_group[0])
+        # Chunks do not depend on the number of processors: a sweep that is taken up again on another machine finds
+        # its own.
         most = TOKEN_REQUESTS_PER_CHUNK if group.simulator in PLAIN else REQUESTS_PER_CHUNK
         size = max(1, min(most // (group.requests * whole.runs), CONFIGS_PER_CHUNK))
         for start in range(0, len(of_group), size):
@@ -82,9 +84,7 @@ def computed(
     def compute(index: int) -> tuple[int, Values]:
         chunk = chunks[index]
         if pool_of_workers is not None and whole.group_of(chunk[0]).simulator in PLAIN:
-            return index, pool_of_workers.compute(
-                [(configuration.config, configuration.changes) for configuration in chunk]
-            )
+            return index, pool_of_workers.compute(as_asked(chunk))
         return index, summaries(whole, chunk, levels)
 
     workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -95,6 +95,8 @@ def computed(
             while True:
                 for index in remaining:
                     running.add(pool.submit(compute, index))
+                    # A few more than there are threads, so that none waits; not all, since what is finished is kept
+                    # until it is asked for.
                     if len(running) > 2 * workers:
                         break
                 if not running:
@@ -103,6 +105,7 @@ def computed(
                 for future in finished:
                     yield future.result()
         finally:
+            # First, so that threads which wait for a worker come back with an error.
             if pool_of_workers is not None:
                 pool_of_workers.close()
             pool.shutdown(wait=True, cancel_futures=True)

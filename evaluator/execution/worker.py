@@ -7,12 +7,11 @@ import pickle
 import signal
 import sys
 from contextlib import suppress
-from functools import reduce
 
 import numpy as np
 
-from evaluator.execution.workers import Variant
-from evaluator.plan import Plan, plan
+from evaluator.execution.workers import rebuilt
+from evaluator.plan import plan
 from evaluator.simulation.summaries import summaries
 
 
@@ -33,21 +32,13 @@ def main() -> None:
             asked = pickle.load(sys.stdin.buffer)
             answer: object
             try:
-                answer = _answer(whole, asked, levels)
+                answer = summaries(*rebuilt(whole, asked), levels)
             except Exception as error:
                 answer = error
             pickle.dump(answer, answers)
             answers.flush()
     with suppress(BrokenPipeError):
         answers.close()
-
-
-def _answer(whole: Plan, asked: list[Variant], levels: np.ndarray) -> dict[str, np.ndarray]:
-    """The configurations are of one group, so that they are planned as one; then each gets its changes."""
-    chunk = whole.of(np.unique([config for config, _ in asked]))
-    configurations = {configuration.config: configuration for configuration in chunk.configurations}
-    variants = [reduce(chunk.changed, changes, configurations[config]) for config, changes in asked]
-    return summaries(chunk, variants, levels)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 from contextlib import suppress
+from functools import reduce
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -18,12 +19,24 @@ from typing import Any
 import numpy as np
 
 import evaluator
-from evaluator.plan import Plan, RateChange
+from evaluator.plan import Configuration, Plan, RateChange
 from evaluator.plan.simulators import REQUEST, TOKEN
 from evaluator.replica import Change
 
 Variant = tuple[int, tuple[Change | RateChange, ...]]
 """A configuration by its row of the grid, and the changes by which it differs from that."""
+
+
+def as_asked(chunk: list[Configuration]) -> list[Variant]:
+    """A chunk as it is sent to another process: the objects that configurations share would be sent with each."""
+    return [(configuration.config, configuration.changes) for configuration in chunk]
+
+
+def rebuilt(whole: Plan, asked: list[Variant]) -> tuple[Plan, list[Configuration]]:
+    """In that process: the plan of the configurations of a chunk, which are of one group, and their variants."""
+    chunk = whole.of(np.unique([config for config, _ in asked]))
+    configurations = {configuration.config: configuration for configuration in chunk.configurations}
+    return chunk, [reduce(chunk.changed, changes, configurations[config]) for config, changes in asked]
 
 
 class WorkerPool:
@@ -62,6 +75,7 @@ class WorkerPool:
                 stdout=subprocess.PIPE,
                 env=_environment(),
             )
+            # Under the lock, so that ``close`` misses none that was just started.
             self._all.append(worker)
         assert worker.stdin is not None
         with suppress(BrokenPipeError):  # told by the first question

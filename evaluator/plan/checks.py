@@ -89,6 +89,8 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
     if by_content:
         return _content_problem(workload, kv)
     units, prompts = int(kv_units(kv, shared)), workload.sessions.system_prompts
+    # A system prompt is kept for good, so that it is taken off the cache; the largest request must fit beside all of
+    # them.
     largest = int(kv_units(kv, extremes.kv_tokens)) - units + watermark_units(deployment, kv)
     if prompts * units + largest <= kv.capacity_units:
         return None
@@ -201,6 +203,7 @@ def limit_problem(
             f"positions of {built.model.name}; use shorter prompts or a model with a longer context"
         )
     kv = built.ready.kv
+    # A decode has slots for its drafts beside its own token; a prefill side verifies none.
     drafts = 0 if ROLES[deployment.role].first_token_only else deployment.decode_tokens - 1
     units = int(kv_units(kv, extremes.kv_tokens + drafts)) if largest_units is None else largest_units
     return _budget_problem(deployment, budget, longest) or _kv_problem(deployment, kv, extremes, units)
@@ -211,6 +214,7 @@ def _budget_problem(deployment: Deployment, budget: int, longest: int) -> str | 
     if not record.token_budget:
         return None
     decodes = batching.max_num_seqs * deployment.decode_tokens
+    # vLLM refuses so, too (``SchedulerConfig``): else a full batch of decodes would not fit into an iteration.
     if not record.prefill_alone and decodes > budget:
         drafts = f" with {deployment.decode_tokens - 1} drafts each" if decodes > batching.max_num_seqs else ""
         return (

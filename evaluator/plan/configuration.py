@@ -144,8 +144,12 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
         id(workload.lengths), id(workload.models), id(workload.pipelines), workload.requests,
         workload.cached_tokens, workload.sessions, workload.reasoning,
     )  # fmt: skip
+    # Without sessions that go on, neither memory nor the lengths of requests depend on when they come: all rates
+    # share one check.
     turns = id(arrivals) if workload.sessions.continued else None  # which of them are sent follows from the rate
     asked = (arrivals.process, arrivals.users, turns, *lengths)
+    # By identity, since to hash or compare a deployment takes longer than most checks; the grid keeps the objects
+    # alive.
     feasibility = setting.known.get((id(deployment), *asked))
     if feasibility is None:
         feasibility = setting.known[id(deployment), *asked] = _found(workload, deployment, setting, asked)
@@ -200,6 +204,7 @@ def _found(
     if like is None:
         return first
     setting.known[like, *asked] = first
+    # Only speed, power and price differ, on which nothing that was checked depends.
     return with_fields(first, stations=with_devices(first.stations, deployment), checked=first.stations)
 
 
@@ -224,15 +229,14 @@ def variant(configuration: Configuration, change: Change | RateChange, sampler: 
     pipeline = None if configuration.pipeline is None else configuration.pipeline.changed(change)
     same = link is configuration.link and pipeline is configuration.pipeline
     same = same and all(station is other for station, other in zip(stations, configuration.stations, strict=True))
-    return (
-        configuration
-        if same
-        else replace(configuration, stations=stations, link=link, pipeline=pipeline, changes=changes)
-    )
+    if same:
+        return configuration
+    return replace(configuration, stations=stations, link=link, pipeline=pipeline, changes=changes)
 
 
 def _varied(station: StationPlan, change: Change) -> StationPlan:
     deployment = station.deployment
+    # A replica on one device sends nothing over links, but for KV that is swapped to the host.
     linked = station.design.devices > 1 or deployment.kv.preemption == "swap"
     if change.input.startswith("link_") and not linked:
         return station

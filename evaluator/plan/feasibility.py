@@ -17,7 +17,7 @@ from evaluator.plan.checks import (
 )
 from evaluator.plan.joint_pools import lacking_jointly, why_joint
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
-from evaluator.plan.phases import PhasePools, Pools, model_of, most_jobs, sides_of, sides_problem
+from evaluator.plan.phases import PhasePools, Pools, model_of, most_jobs, phases_of, phases_problem
 from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps
 from evaluator.plan.request_level import queue_problem, request_problem
 from evaluator.plan.route import PipelinePlan, RequestRoutes, StageVisitPlan
@@ -80,7 +80,7 @@ def _pools_status(workload: Workload, planned: PlannedPools, simulator: str) -> 
     phases, stations, transfer = planned.phases, planned.stations, planned.transfer
     sending = planned.link is not None
     return _first(
-        lambda: sides_problem(workload, planned.pools, phases, transfer.groups),
+        lambda: phases_problem(workload, planned.pools, phases, transfer.groups),
         lambda: _stations_problem(workload, stations, simulator),
         lambda: link_problem(stations, transfer) if sending else None,
         lambda: backpressure_problem(stations, transfer) if sending else None,
@@ -194,11 +194,9 @@ def planned_pools(
     workload: Workload, deployment: Deployment, sampler: RequestSampler, seeds: Sequence[int], staged: bool
 ) -> PlannedPools:
     """The pools of a deployment, as planned; with ``staged`` the stages of its pipeline, too."""
-    pools, transfer = (
-        tuple((name, with_engine_defaults(pool)) for name, pool in pools_of(deployment)),
-        deployment.transfer,
-    )
-    phases = sides_of(pools, workload.model_names, transfer.groups)
+    pools = tuple((name, with_engine_defaults(pool)) for name, pool in pools_of(deployment))
+    transfer = deployment.transfer
+    phases = phases_of(pools, workload.model_names, transfer.groups)
     roles, shared = [phase.role for phase in phases], shared_tokens(workload, pools[0][1])
     pipeline = pipeline_of(workload, deployment) if staged else None
     all_routes: tuple[RequestRoutes, ...] = ()
@@ -207,7 +205,7 @@ def planned_pools(
         pipeline = with_steps(pipeline, all_routes[0], len(pools))
     firsts = tuple(sampler.demand(workload, seed, roles[0], shared, pipeline) for seed in seeds)
     later = [_asked_again(visit, roles[0], shared) for routes in all_routes for visit in routes.llm[1:]]
-    demands = [_by_side(first, roles) for first in (*firsts, *later)]
+    demands = [_by_phase(first, roles) for first in (*firsts, *later)]
     stations = _stations(workload, pools, phases, demands)
     link, problem = link_of(stations, phases, transfer), None
     if pipeline is not None:
@@ -220,7 +218,7 @@ def _asked_again(visit: StageVisitPlan, role: Role, shared: int) -> Demand:
     return Demand.of(visit.tokens, role, shared)[visit.ids]
 
 
-def _by_side(demand: Demand, roles: Sequence[Role]) -> list[Demand]:
+def _by_phase(demand: Demand, roles: Sequence[Role]) -> list[Demand]:
     """What requests ask of each side, from what they ask of the first."""
     demands = [demand]
     for position in range(len(roles) - 1):

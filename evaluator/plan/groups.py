@@ -58,11 +58,11 @@ def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -
     stations, so that one compiled program serves all of them. Configurations of a group also measure the same
     requests, so that the statistics of a chunk are of one window.
     """
-    alike: dict[
-        tuple, list[Configuration]
-    ] = {}  # rates share the object of their stations, figures of devices what is checked
+    # Rates share the object of their stations, figures of devices what was checked: one key is made for all of them.
+    alike: dict[tuple, list[Configuration]] = {}
     for configuration in configurations:
         workload = configuration.workload
+        # The statistics of a chunk are of one window of requests, hence ``ends`` (warm-up and cool-down) in the key.
         same = (id(configuration.checked), configuration.simulator, workload.requests, workload.ends)
         alike.setdefault(same, []).append(configuration)
     together: dict[tuple, list[Configuration]] = {}
@@ -138,6 +138,7 @@ def _shaped(key: CompileKey, having: list[tuple[Configuration, StationPlan]], se
         (pool.deployment.ranks, pool.deployment.router, pool.number): pool for pool in able if pool.most_jobs is None
     }
     most_jobs = [station.most_jobs or 1 for station in able]
+    # In one loop the lane holds the jobs of all phases.
     if key.pools > 1:
         return station_group(key, able, key.requests * key.phases)
     together = key.replicas > 1
@@ -151,18 +152,22 @@ def station_group(key: CompileKey, stations: Sequence[StationPlan], most_jobs: i
     ``most_jobs``: the most that any lane of theirs serves, a replica or all that run together.
     """
     ring = SMALLEST_RING
+    # A sequence leaves at the step of its last token, at most ``output`` steps ahead; the ring needs a cell for each,
+    # and a power of two lets cells be found by a mask.
     while ring < max((station.extremes.output for station in stations), default=0) + 2:
         ring *= 2
     designs = {id(station.design): station.design.ready for station in stations}  # configurations share their designs
     costings = {id(ready.costing): ready.costing for ready in designs.values()}
     rows = common_counts([cost for costing in costings.values() for cost in costing.typical])
     windowed = any(ready.kv.window is not None for ready in designs.values())
+    # A power of two, so that few widths are compiled; a half-empty lane costs memory and next to no time.
     return StationGroup(replace(key, windowed=windowed), ring, rows, 1 << max(most_jobs - 1, 1).bit_length())
 
 
 def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) -> int:
     deployment = station.deployment
     router = router_of(routed_by(deployment)).independent
+    # Who counts, or goes by prompts or sessions, may send everything to one replica.
     if deployment.ranks == 1 or router is None or router.by_prompt or router.by_session:
         return requests
     prompts = np.zeros(requests, dtype=np.int64)

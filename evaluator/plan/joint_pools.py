@@ -26,6 +26,8 @@ def why_joint(
     pipeline: PipelinePlan | None,
 ) -> tuple[str, ...]:
     """What couples pools with one another; nothing: they can be computed one after the other."""
+    # Ranks in lockstep with others beside them: the router of several pools counts them one by one, while they start
+    # their batches together.
     together = any(
         stations[number].lockstep > 1 for phase in phases if phase.replicas is not None for number in phase.stations
     )

@@ -163,6 +163,7 @@ def link_of(stations: Sequence[StationPlan], phases: Sequence[PhasePools], trans
 def _size(prefill: StationPlan, decode: StationPlan, transfer: Transfer) -> SequenceBytes:
     """What the link carries of a sequence from one pool to the other; KV of what drafts, if both sides draft."""
     sender, other = prefill.deployment, decode.deployment
+    # The receiver could do nothing with more digits than it keeps; the sender has no more than it keeps.
     sent_as = _narrower(sender, other) if transfer.dtype == "auto" else transfer.dtype
     drafts = sender.speculative is not None and other.speculative is not None
     model, activations = kept_model(prefill.design) if drafts else prefill.design.model, sender.precision.activations

@@ -12,7 +12,7 @@ from evaluator.catalog.what_if import WhatIf
 from evaluator.plan.simulators import routed_by
 from evaluator.plan.station import StationPlan
 from evaluator.routing import Choice, Sent, assign, name_of, router_of, stream
-from evaluator.routing.phases import SHARED, Asking, PhaseReplicas, assign_on_side
+from evaluator.routing.phases import SHARED, Asking, PhaseReplicas, assign_in_phase
 from evaluator.scenario import Deployment, Workload
 from evaluator.traffic.jobs import Demand
 from evaluator.traffic.roles import ROLES, Role
@@ -46,10 +46,10 @@ class PhasePools:
     def assigned(self, asking: Asking, seed: int) -> np.ndarray:
         """The replica that serves each request, (job,), numbered pool after pool."""
         assert self.replicas is not None
-        return assign_on_side(self.replicas, name_of(self.router), stream(seed, self.number), asking)
+        return assign_in_phase(self.replicas, name_of(self.router), stream(seed, self.number), asking)
 
 
-def sides_of(pools: Pools, models: tuple[str, ...], groups: int) -> tuple[PhasePools, ...]:
+def phases_of(pools: Pools, models: tuple[str, ...], groups: int) -> tuple[PhasePools, ...]:
     """The sides of pools in the order in which a request passes them. ``models``: those that requests ask for."""
     phases: list[PhasePools] = []
     start = 0
@@ -58,6 +58,8 @@ def sides_of(pools: Pools, models: tuple[str, ...], groups: int) -> tuple[PhaseP
         stations = range(start, start + len(deployments))
         router = routed_by(deployments[0])  # the same for all of a role
         grouped = groups > 1 and ROLES[role].prompt_resident
+        # One pool without groups chooses by its own router when a request comes, which the vectorised engine can do
+        # beforehand.
         joined = len(deployments) > 1 or grouped
         replicas = _side(deployments, models, groups) if joined else None
         phases.append(PhasePools(len(phases), stations, ROLES[role], router, replicas, grouped))
@@ -78,6 +80,8 @@ def model_of(deployment: Deployment) -> str:
 
 def _side(deployments: Sequence[Deployment], models: tuple[str, ...], groups: int) -> PhaseReplicas:
     counts = [deployment.ranks for deployment in deployments]
+    # A pool's weight is shared by its replicas, so that a request is as likely to come to the pool, however many it
+    # has.
     weights = [1.0 if deployment.weight is None else deployment.weight / deployment.ranks for deployment in deployments]
     served = [model_of(deployment) for deployment in deployments]
     names = [models.index(name) if name in models else 0 for name in served]
@@ -89,7 +93,7 @@ def _side(deployments: Sequence[Deployment], models: tuple[str, ...], groups: in
     )
 
 
-def sides_problem(workload: Workload, pools: Pools, phases: Sequence[PhasePools], groups: int) -> str | None:
+def phases_problem(workload: Workload, pools: Pools, phases: Sequence[PhasePools], groups: int) -> str | None:
     """Why requests could not be spread over the pools; None where they can."""
     for phase in phases:
         several = [pools[number] for number in phase.stations]
@@ -187,6 +191,7 @@ def most_jobs(
         pools = [stations[number].deployment for number in phase.stations]
         counts = [pool.ranks for pool in pools]
         independent = router_of(phase.router).independent
+        # From here on nothing is known: who comes to later phases depends on this choice.
         if independent is None or independent.by_session:  # known only in the run, or to those who know the sessions
             most[phase.stations.start :] = [len(jobs)] * (len(most) - phase.stations.start)
             return most

@@ -66,6 +66,8 @@ class Plan:
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""
+        # The requests of the whole run, not of these configurations: a shard and a worker must come to the simulator
+        # that the whole sweep has.
         setting = PlanContext(self.sampler, self.seeds, self.simulator, self.requests)
         configurations = [configuration_at(int(config), self.grid.points[config], setting) for config in configs]
         return replace(self, configurations=configurations, groups=groups_of(configurations, self.seeds))

@@ -220,6 +220,7 @@ class PipelinePlan:
                 continue
             rounds = self._rounds(entry, comers, len(tokens.prompt_tokens), seed)
             again = self.entries[entry.back_to : self.entries.index(entry)]
+            # Unrolled as often as the request that goes round most often; a mask says who still does.
             for number in range(1, int(rounds.max(initial=0)) + 1):
                 yield entry, rounds >= number
                 for step_again in again:
@@ -232,6 +233,7 @@ class PipelinePlan:
         times: Any = entry.times
         if isinstance(times, Geometric):
             drawn = stage_rng(f"{self.stages[entry.stage].name} times", seed).random(count)
+            # Geometric by inverse transform, so that the same draw means more rounds where the mean is larger.
             more = np.log1p(-drawn) / np.log1p(-1.0 / times.mean) if times.mean > 1.0 else np.zeros(count)
             times = np.minimum(1 + np.floor(more), times.max or np.inf)
         rounds = np.broadcast_to(np.asarray(times, dtype=np.int64), count)
@@ -295,6 +297,7 @@ def _asking(tokens: Tokens, entry: RouteStep, answered: Tokens | None, keeps_kv:
     output = tokens.output_tokens
     if answered is not None:
         said = answered.prompt_tokens + answered.output_tokens
+        # The last token that was given has no KV yet: it is computed with the prompt that follows.
         cached = np.maximum(tokens.cached_tokens, said - 1) if keeps_kv else tokens.cached_tokens
         prompt = tokens.prompt_tokens + answered.output_tokens
         tokens = replace(tokens, prompt_tokens=prompt, cached_tokens=cached)

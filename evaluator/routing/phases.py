@@ -56,7 +56,7 @@ SHARED = ("round_robin", "random")
 """The routers that share requests out by weight, whatever the state of the replicas."""
 
 
-def assign_on_side(phase: PhaseReplicas, router: str, draws: np.random.Generator, asking: Asking) -> NDArray[np.int64]:
+def assign_in_phase(phase: PhaseReplicas, router: str, draws: np.random.Generator, asking: Asking) -> NDArray[np.int64]:
     """The replica of the side that serves each request, int64 (job,).
 
     ``round_robin``: the able replicas in turn, see ``turns``. ``random``: by a number that is drawn for each request by

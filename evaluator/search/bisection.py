@@ -37,6 +37,8 @@ class Bisection:
         """The number that each of these searches has to try, strictly between what holds and what does not."""
         held, failed, stride = self.held[searches], self.failed[searches], self._stride[searches]
         some_hold, some_fail = held >= self.floor[searches], failed <= self.ceiling[searches]
+        # Only one kind is known so far: go on in its direction, in strides that double, so that a start that is far
+        # off costs the logarithm of the distance.
         onwards = np.where(some_hold, held + stride, np.where(some_fail, failed - stride, self.start[searches]))
         self._stride[searches] = np.where(some_hold ^ some_fail, 2 * stride, stride)
         return np.clip(np.where(some_hold & some_fail, (held + failed) // 2, onwards), held + 1, failed - 1)
@@ -54,5 +56,6 @@ class Bisection:
         """About how many trials are still to come, for a report of progress."""
         rows = self.open
         both = (self.held >= self.floor)[rows] & (self.failed <= self.ceiling)[rows]
+        # Without a bracket the strides are still growing: four of them is a guess.
         gap = np.where(both, (self.failed - self.held)[rows], 4 * self._stride[rows])
         return int(np.ceil(np.log2(np.maximum(gap, 2))).sum() + (~both).sum())

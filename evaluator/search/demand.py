@@ -64,6 +64,7 @@ def fewest_replicas(
     objectives = Objectives.of([ladder[0] for ladder in ladders], levels)
     last = np.array([len(ladder) - 1 for ladder in ladders], dtype=np.int64)
     first = first_replicas(ladders, Starts(whole), rate_rps)
+    # The search is for the largest number that holds; here it is the smallest that does, hence the sign.
     bisection = Bisection(-first, -last, np.zeros_like(last), 1)  # of places on the ladders, the fewest the largest
     runs, missed = ReportedRuns(len(ladders)), np.full(len(ladders), "", dtype=object)
     most, done = np.full(len(ladders), -1), before
@@ -71,6 +72,7 @@ def fewest_replicas(
         places = -bisection.next(open_)
         configurations = [ladders[design][rung] for design, rung in zip(open_, places, strict=True)]
         values, met = run(whole, configurations, np.full(open_.size, rate_rps), levels)
+        # Until some number of replicas will do, the run with the most of them is the one to report.
         more = ~bisection.found[open_] & (places > most[open_])
         runs.keep(open_[met | more], values, np.flatnonzero(met | more))
         ratios, _ = objectives.ratios(values, open_)

@@ -119,6 +119,8 @@ class _Search:
         count, starts = len(configurations), Starts(whole)
         self.objectives = Objectives.of(configurations, levels)
         first = np.array([starts.rate(configuration) for configuration in configurations]) if rates is None else rates
+        # The nearest point of the lattice. It does not depend on the design, so that designs meet at the same rates
+        # and share the draws of their requests.
         start = np.rint(np.log(first) / step).astype(np.int64)
         floor, ceiling = start + round(np.log(LOWEST) / step), start + round(np.log(HIGHEST) / step)
         self.bisection = Bisection(start, floor, ceiling, max(1, round(FIRST_STRIDE / step)))
@@ -150,6 +152,8 @@ class _Search:
         rates = self.rates(points)
         values, met = run(self.whole, [self.configurations[design] for design in designs], rates, self.levels)
         ratios, errors = self.objectives.ratios(values, designs)
+        # Of a design that meets its objectives at no rate the run at the lowest rate is reported: there it comes
+        # closest.
         lower = np.array(
             [
                 all(point < trial.point for trial in self.trials[design])
@@ -162,6 +166,8 @@ class _Search:
         for design, point, ratios_of_design in zip(designs, points, ratios, strict=True):
             self.trials[design].append(Trial(int(point), ratios_of_design))
         self.bisection.tell(designs, points, met)
+        # All requests come at once by now: a higher rate would change nothing, and the strides would go on to
+        # ``HIGHEST``.
         endless = designs[met & (rates > UNBOUNDED * values["throughput_rps"])]
         self.unbounded[endless] = True
         self.bisection.close(endless)
@@ -202,6 +208,7 @@ class _Search:
         """
         ratios_at = {trial.point: trial.ratios for trial in self.trials[design]}
         held, failed = ratios_at[int(self.bisection.held[design])], ratios_at[int(self.bisection.failed[design])]
+        # It missed no bound and failed all the same: the queue grows without bound.
         if not np.nanmax(failed, initial=0.0) > 1.0:
             return SATURATION, np.nan, self._model_error("e2e", design)
         worst = int(np.nanargmax(failed))
@@ -210,8 +217,10 @@ class _Search:
         with np.errstate(divide="ignore", invalid="ignore"):  # a wait of nothing has no logarithm
             logs = np.log([ratios[worst] for ratios in ratios_at.values()])
             slope = _slope(points, logs, int(self.bisection.held[design]), self.step)
+        # Chance: the latency fell with the rate. Neither error can be told from that.
         if not slope > 0.0:
             return f"{bound.metric} {bound.statistic}", np.nan, np.nan
+        # d ln r = d ln L / s: the error of the latency at the bound, over the slope.
         relative = self.error[design, worst] / held[worst] / slope
         model_error = self._model_error(bound.metric, design) * (1.0 + 1.0 / slope)
         return f"{bound.metric} {bound.statistic}", float(relative), float(model_error)

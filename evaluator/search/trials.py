@@ -116,6 +116,7 @@ def _at_rates(
     rows = np.flatnonzero(moved)
     parts.append((whole, whole.at_rates([configurations[int(row)] for row in rows], rates_rps[rows]), rows))
     ran = [(statistics_of(planned, variants, levels), rows) for planned, variants, rows in parts if rows.size]
+    # The parts are in the order of their rates: back to the order in which designs were asked for.
     back = np.argsort(np.concatenate([rows for _, rows in ran]))
     return {name: np.concatenate([values[name] for values, _ in ran])[back] for name in ran[0][0]}
 

@@ -62,7 +62,7 @@ def chain_result(plan: Plan, configurations: list[Configuration], observe: Obser
 def stations_of(plan: Plan, configurations: list[Configuration], observe: Observe | None = None) -> list[Station]:
     """What a request passes in configurations of one group, in this order: stages before the LLM, its sides with their
     links, stages behind it."""
-    from evaluator.simulation.phases import chosen_replicas, serve_side
+    from evaluator.simulation.phases import chosen_replicas, serve_phase
     from evaluator.stations.contract import Station
     from evaluator.stations.link import link
 
@@ -85,8 +85,9 @@ def stations_of(plan: Plan, configurations: list[Configuration], observe: Observ
         stations += around(before=True)
     for phase in configurations[0].phases:
         pools = [_pool(plan, group, configurations, number, observe=observe) for number in phase.stations]
+        # A choice over all replicas of the phase is made before the jobs are dealt out to its pools.
         routed = any(configuration.phases[phase.number].replicas is not None for configuration in configurations)
-        serve = partial(serve_side, configurations, plan.seeds, phase.number, pools) if routed else pools[0]
+        serve = partial(serve_phase, configurations, plan.seeds, phase.number, pools) if routed else pools[0]
         prefill = phase.role.first_token_only and len(configurations[0].phases) > 1
         name = configurations[0].stations[phase.stations.start].name if len(pools) == 1 else phase.role.name
         stations.append(Station(name, serve, phase.role, sends=sends if prefill else None))

@@ -133,9 +133,10 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
     """The replicas of all pools, without an axis (lane,)."""
     configuration, width = lane.configuration, group.lane_requests + 1
     pool, requests = lane.pool_of_replica, len(lane.phases[0])
-    side_of = np.concatenate([np.full(len(phase.stations), phase.number) for phase in configuration.phases])
+    phase_of = np.concatenate([np.full(len(phase.stations), phase.number) for phase in configuration.phases])
     later = np.arange(requests, lane.jobs)
     before, after = np.full((2, width), NONE, dtype=np.int32)
+    # A request of two phases is two jobs of the lane; each knows the slot of the other.
     before[later], after[lane.goes_on] = lane.goes_on, later
     measured = np.zeros(width, dtype=bool)
     measured[: lane.jobs] = np.concatenate([jobs.measured for jobs in lane.phases])
@@ -149,7 +150,7 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
     network = preemptive.Network(
         jobs=np.int32(lane.jobs),
         pool=by_replica(pool, 0),
-        phase=by_replica(side_of[pool], NONE),
+        phase=by_replica(phase_of[pool], NONE),
         model=by_replica(choices.model, NONE),
         group=by_replica(choices.group, NONE),
         asks=choices.asks,
@@ -179,6 +180,8 @@ def _links(group: StationGroup, lane: JointLane) -> preemptive.Links:
         if link.by_layer and len(prompts):
             ahead[number] = 1.0 - 1.0 / float(np.broadcast_to(link.layers(way), len(prompts))[0])
         if pair is not None:
+            # Row 0 is the link between the first pools of both sides; only pairs that differ from it have rows of
+            # their own.
             row[pair[0], targets.start + pair[1]] = number
     return preemptive.Links(
         row.reshape(-1),
@@ -198,6 +201,7 @@ def _told(lane: JointLane, result: LaneResult) -> JointResult:
     pool, phases, pools, first = lane.pool_of_replica, [], [], 0
     for phase, jobs in zip(lane.configuration.phases, lane.phases, strict=True):
         served = slice(first, first + len(jobs))
+        # The lane numbers replicas over all pools, stations number them from the first of their phase.
         start = int(np.searchsorted(pool, phase.stations.start))
         phases.append(
             {

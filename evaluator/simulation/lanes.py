@@ -82,6 +82,8 @@ def results_of(
 
 def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable[[Any, Requests], Any]:
     """The compiled program of a group: lanes and requests to results."""
+    # On a CPU lanes go one after the other through ``lax.map``, so that each does its own number of iterations; under
+    # ``vmap`` all of them would do as many as the longest (``engine.common.lane.over_lanes``).
     vectorise = jax.default_backend() != "cpu"
     which = group.key
     if not which.preemptive:
@@ -105,6 +107,7 @@ def _filled(values: np.ndarray, size: int) -> np.ndarray:
 
 
 def _requests(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> Requests:
+    # One cell more than requests: masked writes go to the last one.
     width = group.lane_requests + 1
     arrival = np.full((len(slots), width), np.inf)
     tokens = np.zeros((4, len(slots), width), dtype=np.int32)
@@ -193,6 +196,7 @@ def limits_of(serving: list[StationPlan]) -> LaneLimits:
     """The limits of a replica of each pool, (pool,); what is said of requests is left at 0."""
     deployments = [pool.deployment for pool in serving]
     kvs = [pool.design.ready.kv for pool in serving]
+    # System prompts that stay in the cache are nobody's, and never free.
     free = [kv.capacity_units - pool.kept_units for kv, pool in zip(kvs, serving, strict=True)]
     policies = [policy(deployment.batching.policy) for deployment in deployments]
     budgets = [

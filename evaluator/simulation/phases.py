@@ -16,7 +16,7 @@ from evaluator.stations.stage_steps import Serve
 from evaluator.traffic.jobs import Jobs
 
 
-def serve_side(
+def serve_phase(
     configurations: Sequence[Configuration], seeds: Sequence[int], phase: int, pools: Sequence[Serve], jobs: ChunkJobs
 ) -> tuple[RequestTimes, *tuple[Use, ...]]:
     """Serve the jobs of a chunk at the side number ``phase`` of its configurations, whose pools are served by

@@ -51,9 +51,9 @@ def choices_of(
         assigned=np.zeros((groups, width), np.int32),
     )
     first, start = 0, 0
-    for phase, jobs, of_side in zip(configuration.phases, phases, counts, strict=True):
-        of_phase, served = slice(start, start + sum(of_side)), slice(first, first + len(jobs))
-        tables.group[of_phase] = group_of_replicas(of_side, groups)
+    for phase, jobs, by_pool in zip(configuration.phases, phases, counts, strict=True):
+        of_phase, served = slice(start, start + sum(by_pool)), slice(first, first + len(jobs))
+        tables.group[of_phase] = group_of_replicas(by_pool, groups)
         if phase.replicas is not None:
             tables.model[of_phase], tables.asks[served] = phase.replicas.model, jobs.demand.model
         counts_what = router_of(phase.router).counts

@@ -67,6 +67,7 @@ def arrival_times(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
 def _unit_times(process: str, cv: float | None, seed: int, n: int) -> NDArray[np.float64]:
     """Arrivals at one request per second: every rate of a search divides the same ones."""
     times = np.cumsum(unit_gaps(Arrivals(process, cv=cv), seed, n))
+    # The array is shared by all who ask for it.
     times.flags.writeable = False
     return times
 

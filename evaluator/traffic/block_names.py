@@ -86,6 +86,8 @@ def _hashed(
     hashes, number = np.unique(sharing.hashes.values, return_inverse=True)
     names = np.zeros(max(int(sources.sum()), 1), dtype=np.int64)
     node, nodes = np.zeros_like(ids), 0  # of what was found so far: node 0 for nothing, those of a level are new
+    # Breadth first through the tree of prompts: at each level a node is what came so far (the node above) with the
+    # next source, so that equal prompts are at the same node as far as they are equal.
     for level in range(int(sources.max(initial=0))):
         deep = np.flatnonzero(sources > level)
         key = node[deep] * len(hashes) + number[starts[deep] + level]

@@ -45,6 +45,7 @@ class Turns:
         number = int(self.session.max()) + 1
         starts, other = (session_starts(process, sessions, seed, number) for process in (self.arrivals, arrivals))
         begins = _begins_s(sessions, self.arrivals)
+        # Sessions that are under way when the run begins are the same at every rate, or their requests would not be.
         new = int(np.searchsorted(starts, begins))
         if new == number:
             return self.sent_s
@@ -63,6 +64,8 @@ def turns_of(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> T
     Errors: InputError where so many sessions begin before the run that memory would not do.
     """
     begins = _begins_s(sessions, arrivals)
+    # Sessions that start before the run has had ``count`` requests, and some for chance; doubled below where it was
+    # bad luck.
     number = math.ceil((count + begins * (arrivals.rate_rps or 0.0)) / mean_turns(sessions)) + _SPARE
     if number > MOST_SESSIONS:
         raise InputError(
@@ -78,11 +81,13 @@ def turns_of(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> T
         passed = np.cumsum(think_s)
         sent_s = starts[session] + (passed - passed[first]) - begins
         at_once = arrivals.rate_rps is None
+        # Requests of sessions that start later than all that were drawn are missing, so that only those before count.
         complete = len(session) if at_once else int(((sent_s >= 0.0) & (sent_s < starts[number] - begins)).sum())
         if complete >= count:
             break
         number *= 2
     chosen = np.arange(count) if at_once else np.flatnonzero(sent_s >= 0.0)
+    # By time, of one time by session.
     chosen = chosen[np.lexsort((chosen, sent_s[chosen]))][:count]
     row = np.full(len(session), -1)
     row[chosen] = np.arange(count)

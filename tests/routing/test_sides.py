@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from evaluator.reference import Request
 from evaluator.reference.phase_routing import PhaseRouter
 from evaluator.routing import stream
-from evaluator.routing.phases import Asking, PhaseReplicas, assign_on_side, drawn_by, turns
+from evaluator.routing.phases import Asking, PhaseReplicas, assign_in_phase, drawn_by, turns
 
 WEIGHTS = st.lists(st.sampled_from([0.25, 0.5, 1.0, 1 / 3, 3.0, 50.0]), min_size=1, max_size=9).map(tuple)
 
@@ -55,7 +55,7 @@ def test_one_after_the_other_or_all_at_once(router, grouped):
     phase, count = random_side(rng), 400
     model, group, order = rng.integers(0, 2, count), rng.integers(0, 2, count), rng.permutation(count)
     asking = Asking(order, model[order], group[order] if grouped else None)
-    found = assign_on_side(phase, router, stream(3, 1), asking)
+    found = assign_in_phase(phase, router, stream(3, 1), asking)
     assert (np.array(phase.model)[found] == model[order]).all()
     assert not grouped or (phase.groups[found] == group[order]).all()
     in_turn = PhaseRouter(phase, router, list(range(len(phase))), model.tolist(), stream(3, 1))
@@ -69,6 +69,6 @@ def test_random_choices_do_not_depend_on_who_comes_first():
     ids = np.arange(50)
     model = ids % 2
     forwards, backwards = (
-        assign_on_side(phase, "random", stream(0), Asking(order, model[order], None)) for order in (ids, ids[::-1])
+        assign_in_phase(phase, "random", stream(0), Asking(order, model[order], None)) for order in (ids, ids[::-1])
     )
     np.testing.assert_array_equal(forwards, backwards[::-1])

@@ -22,7 +22,7 @@ from evaluator.plan.route import RequestRoutes
 from evaluator.reference import PoolOutcome, Request
 from evaluator.reference.network import Clients, run
 from evaluator.reference.network import EventStation as Stage
-from evaluator.reference.serve.phases import PhaseRun, pool_run, side_run, side_served
+from evaluator.reference.serve.phases import PhaseRun, phase_run, phase_served, pool_run
 from evaluator.reference.serve.pool import Observe
 from evaluator.reference.serve.routes import RouteFollower, Routes, StepVisits, routes_of
 from evaluator.reference.stations.phase import PhaseStation
@@ -100,7 +100,7 @@ def _run(
             # The times are those of the prefill side and stand for nothing here: on the network a request comes to
             # the decode side when its transfer ends.
             asked, _ = whole.after_prefill(whole.ready_s)
-        runs.append(side_run(configuration, key, seed, phase, asked, observe))
+        runs.append(phase_run(configuration, key, seed, phase, asked, observe))
     links = None
     stages: list[Stage] = [runs[0].phase]
     if len(runs) > 1:
@@ -139,10 +139,8 @@ def _run(
 
 def all_visits(configuration: Configuration, routes: RequestRoutes, jobs: Jobs) -> Jobs:
     """The jobs of all visits to the LLM; that of request i at its visit v has the id ``v x requests + i``."""
-    role, shared = (
-        configuration.phases[0].role,
-        shared_tokens(configuration.workload, configuration.stations[0].deployment),
-    )
+    role = configuration.phases[0].role
+    shared = shared_tokens(configuration.workload, configuration.stations[0].deployment)
     visits = jobs
     for number, visit in enumerate(routes.llm[1:], 1):
         ids = visit.ids
@@ -162,7 +160,7 @@ def _last_visits(routes: RequestRoutes, count: int) -> list[int]:
 
 def _delivered_after(configuration: Configuration, runs: Sequence[PhaseRun], request: Request) -> float:
     """Seconds from the last token of a request to its user, by the frontend of the pool that it went to first."""
-    parts = [phase_run.phase.parts[request.index] for phase_run in runs if request.index in phase_run.phase.parts]
+    parts = [served.phase.parts[request.index] for served in runs if request.index in served.phase.parts]
     replicas = np.cumsum(
         [configuration.stations[number].deployment.ranks for number in configuration.phases[0].stations]
     )
@@ -207,7 +205,7 @@ def _transfers(
 
 
 def _served(run: NetworkRun) -> JointResult:
-    phases, pools = zip(*map(side_served, run.phases), strict=True)
+    phases, pools = zip(*map(phase_served, run.phases), strict=True)
     if run.links is None:
         return JointResult(phases, pools)
     visits = [run.links.done[index] for index in run.phases[1].jobs.id.tolist()]

@@ -41,7 +41,7 @@ class PhaseRun:
     gaps: tuple[TokenGaps, ...]
 
 
-def side_run(
+def phase_run(
     configuration: Configuration, run: RunKey, seed: int, phase: PhasePools, jobs: Jobs, observe: Observe | None
 ) -> PhaseRun:
     """A side under its jobs, ready to run; ``run`` is (configuration, seed), by which ``observe`` knows it."""
@@ -171,7 +171,7 @@ def pool_run(
     return PhaseRun(jobs, PhaseStation(PoolStation(replicas, choose), {}, choose), (replicas,), ())
 
 
-def side_served(run: PhaseRun) -> tuple[JobColumns, tuple[PoolServed, ...]]:
+def phase_served(run: PhaseRun) -> tuple[JobColumns, tuple[PoolServed, ...]]:
     """What became of the jobs of a side, and of the replicas of its pools."""
     parts = [run.phase.parts[index] for index in run.jobs.id.tolist()]
     names = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
