@@ -23,11 +23,13 @@ TABLE_SUFFIXES = (".csv",)
 def compare(
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="SPECS.json ACTUALS.csv | REQUESTS.csv", help="Experiments and what was measured of "
-                       "them; or, with --scenario, the requests of one run."),
+        typer.Argument(metavar="SPECS.json ACTUALS.csv | RESULT... | REQUESTS.csv", help="Experiments and what was "
+                       "measured of them; results of load generators (vllm bench serve, SGLang, AIPerf, GenAI-Perf, "
+                       "GuideLLM, inference-perf, MLPerf) and CSVs of points, known by their content; or, with "
+                       "--scenario, the requests of one run."),
     ],
     scenario: Annotated[
-        str | None, typer.Option(metavar="SCENARIO", help="The deployment that served REQUESTS.csv.")
+        str | None, typer.Option(metavar="SCENARIO", help="The deployment that served REQUESTS.csv, or RESULT.")
     ] = None,
     calibration: Annotated[
         str,
@@ -63,13 +65,20 @@ def compare(
     """Compare predictions with measured serving results: error by metric, model, GPU and load."""
     check_output(out, "--out", TABLE_SUFFIXES)
     check_output(errors, "--errors", (".yaml",))
-    if scenario is not None:
+    if _are_results(files, scenario, changes):
+        if fit is not None or held_out is not None or errors is not None:
+            raise InputError("results of load generators are compared: without --fit, --held-out and --errors")
+        table, means = _results(files, scenario, calibration, changes)
+    elif scenario is not None:
         if len(files) != 1 or fit is not None or held_out is not None:
             raise InputError("with --scenario, compare takes one file of requests and neither --fit nor --held-out")
         table, means = _requests(files[0], scenario, calibration, changes, errors)
     else:
         if len(files) != 2 or changes:
-            raise InputError("compare takes SPECS.json ACTUALS.csv, or REQUESTS.csv --scenario SCENARIO [--set ...]")
+            raise InputError(
+                "compare takes SPECS.json ACTUALS.csv, or results of load generators with --scenario SCENARIO or --set "
+                "deployment.hardware=NAME, or REQUESTS.csv --scenario SCENARIO [--set ...]"
+            )
         measured = _Errors(errors, held_out, calibration, files)
         table, means = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet, measured)
     if out is not None:
@@ -78,9 +87,39 @@ def compare(
         write_requests(table, out)
         if not quiet:
             typer.echo(f"wrote {len(table):,} rows to {out}", err=True)
-    if scenario is None and table["status"].str.startswith("cannot run").all():
+    if "status" in table and table["status"].str.startswith("cannot run").all():
         raise InputError(f"{files[0]}: no experiment could run")
     _gate(means, fail_above)
+
+
+def _are_results(files: list[Path], scenario: str | None, changes: list[str] | None) -> bool:
+    """Whether these are results of load generators, and not SPECS.json ACTUALS.csv or a table of requests."""
+    from evaluator.experiments.generators import is_result
+
+    specs_and_actuals = scenario is None and not changes and len(files) == 2 and not is_result(files[1])
+    return not specs_and_actuals and any(is_result(file) for file in files)
+
+
+def _results(
+    files: list[Path], scenario: str | None, calibration: str, changes: list[str] | None
+) -> tuple[pd.DataFrame, dict[str, float]]:
+    from evaluator.compare.results import SHOWN, compare_results, told
+    from evaluator.experiments.generators import read_runs
+
+    names = [file.name for file in files]  # AIPerf and LoadGen call every run's file the same, in folders of their own
+    labels = [str(Path(file.parent.name) / file.name) if names.count(file.name) > 1 else file.name for file in files]
+    runs = [run for file, label in zip(files, labels, strict=True) for run in read_runs(file, label)]
+    overrides = list(changes or ())
+    loaded = None if scenario is None else read_scenario(scenario, overrides)
+    if calibration != "auto":
+        if "GPU" in calibration and loaded is not None:
+            calibration = calibration.replace("GPU", str(loaded.deployment.hardware))
+        overrides.append(f"deployment.calibration={calibration}")
+        loaded = None if scenario is None else read_scenario(scenario, overrides)
+    table = compare_results(runs, loaded, overrides)
+    typer.echo(told(table))
+    judged = table[table["metric"].isin([name for name in SHOWN if name.endswith("_mean")])]
+    return table, judged["error_pct"].abs().groupby(judged["metric"], sort=False).mean().to_dict()
 
 
 def _experiments(

@@ -36,7 +36,7 @@ def read_actuals(path: str | Path) -> dict[str, tuple[MeasuredMetrics, ...]]:
         rows = list(reader)
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}: not readable as CSV ({error})") from None
-    columns = {name: metric for name in names if (metric := _metric(name))}
+    columns = {name: metric for name in names if (metric := column_metric(name))}
     if "exp_id" not in names or not columns:
         raise InputError(f"{path}: expected columns exp_id, stage_index and measurements such as ttft_mean_ms")
     unread = [name for name in names if name not in columns and _LIKE_A_METRIC.search(name)]
@@ -48,7 +48,7 @@ def read_actuals(path: str | Path) -> dict[str, tuple[MeasuredMetrics, ...]]:
     return {key: tuple(rows) for key, rows in metrics.items()}
 
 
-def _metric(name: str) -> tuple[str, float] | None:
+def column_metric(name: str) -> tuple[str, float] | None:
     """A column's metric and its unit in seconds or 1/s; None for another column."""
     if name == THROUGHPUT:
         return "throughput_rps", 1.0

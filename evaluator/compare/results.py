@@ -1,0 +1,266 @@
+"""Results of load generators -> the same load on a scenario's deployment, and the errors in the generators' terms."""
+
+from __future__ import annotations
+
+import csv
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.compare.report import summarise
+from evaluator.compare.run import COLUMNS, OK
+from evaluator.errors import InputError
+from evaluator.experiments.generators import MeasuredRun
+from evaluator.experiments.generators.measured_run import latencies_of_requests
+from evaluator.experiments.names import hardware_name, model_name
+from evaluator.scenario import Arrivals, Lengths, Reasoning, Scenario, Sessions, load_scenario
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evaluator.run.single import Simulation
+
+EXPECTED = "expected_error_pct"
+"""Column behind those of a comparison: how far off the prediction is expected to be (68 of 100 are closer)."""
+_PERCENTILE = re.compile(r"[a-z0-9]+_p(\d+(?:\.\d+)?)")
+LEAST_PERCENT = 50.0
+"""Percentiles below the median, which AIPerf writes, are not compared: nobody asks for them."""
+_JUDGED_BY = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "itl_s", "e2e": "e2e_s"}
+
+
+def compare_results(
+    runs: Sequence[MeasuredRun], scenario: Scenario | None, overrides: Sequence[str] = ()
+) -> pd.DataFrame:
+    """Predictions of every run beside what was measured, with the columns of ``compare_experiments`` and EXPECTED.
+
+    What a run does not say of its server (device, layout, precision, limits) is the scenario's, or that of
+    ``overrides``; without a scenario there must be at least ``deployment.hardware`` among them. A run that cannot be
+    predicted is a row with its reason as ``status``. Errors: InputError where a run and the scenario contradict each
+    other, or where nobody says what is needed.
+    """
+    import pandas as pd
+
+    rows: list[dict] = []
+    for run in runs:
+        own = described(run, scenario, overrides)
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                rows += _rows(run, own, _simulated(run, own, Path(folder)))
+        except InputError as error:
+            rows.append(_common(run, own) | {"status": f"cannot run: {error}"})
+    return pd.DataFrame(rows, columns=[*COLUMNS, EXPECTED])
+
+
+def described(run: MeasuredRun, scenario: Scenario | None, overrides: Sequence[str] = ()) -> Scenario:
+    """The scenario whose deployment served a run; InputError names what is missing or contradicts."""
+    if scenario is None:
+        return _from_options(run, overrides)
+    if scenario.sweep:
+        raise InputError(f"{scenario.path or scenario.name}: a comparison takes one deployment, without a sweep")
+    deployment = scenario.deployment
+    said: dict[str, Any] = dict(run.deployment)
+    for key, name in (("model", _known(model_name, run.model)), ("hardware", _known(hardware_name, run.gpu))):
+        if name is not None:
+            said[key] = name
+    for key, value in said.items():
+        own = getattr(deployment, key)
+        default = own in (None, 1, "auto") and key not in ("model", "hardware")
+        if str(own) != str(value) and not default:
+            raise InputError(
+                f"{run.label}: was measured with {key} {value}, and the scenario has {own}; remedy: "
+                f"--set deployment.{key}={value}, or the scenario of this server"
+            )
+    changed = [
+        f"deployment.{key}={value}" for key, value in said.items() if str(getattr(deployment, key)) != str(value)
+    ]
+    return load_scenario(scenario.path or _tree(scenario), [*overrides, *changed]) if changed else scenario
+
+
+def _tree(scenario: Scenario) -> Mapping[str, Any]:
+    from evaluator.yaml import loads_yaml
+
+    return loads_yaml(scenario.text or "", scenario.name)
+
+
+def _known(catalog_name: Callable[[str], str], published: str | None) -> str | None:
+    """The catalog's name; None where a file says nothing that the catalog knows, as a server's alias."""
+    try:
+        return None if published is None else catalog_name(published)
+    except InputError:
+        return None
+
+
+def _from_options(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
+    keys = {override.partition("=")[0].strip() for override in overrides}
+    deployment: dict[str, Any] = dict(run.deployment)
+    for key, published, catalog_name in (("model", run.model, model_name), ("hardware", run.gpu, hardware_name)):
+        if f"deployment.{key}" in keys:
+            deployment[key] = "?"  # set by the option before anybody reads it
+        elif published is None:
+            raise InputError(
+                f"{run.label}: says nothing of the {key}; say it: --set deployment.{key}=NAME, or --scenario with the "
+                "deployment that was measured"
+            )
+        else:
+            deployment[key] = catalog_name(published)
+    if run.prompt_tokens is None and "workload.lengths" not in {key[:16] for key in keys}:
+        raise InputError(f"{run.label}: says nothing of the lengths of prompts; give --scenario with workload.lengths")
+    lengths = {"source": "fixed", "prompt_tokens": 1, "output_tokens": 1}
+    tree = {"name": "measured", "workload": {"arrivals": {"process": "all_at_once"}, "lengths": lengths},
+            "deployment": deployment}  # fmt: skip
+    return load_scenario(tree, overrides)
+
+
+def _simulated(run: MeasuredRun, scenario: Scenario, folder: Path) -> Simulation:
+    """The run's load through the deployment: all of its requests count, as generators count all that they send."""
+    from evaluator.run import simulate
+
+    lengths, arrivals = scenario.workload.lengths, Arrivals(**_arrivals(run))
+    trace = folder / "requests.csv"
+    if isinstance(run.prompt_tokens, np.ndarray) and isinstance(run.output_tokens, np.ndarray):
+        _write_trace(trace, run)
+        lengths = Lengths("trace", file=str(trace))
+        if run.arrival_s is not None:
+            arrivals = Arrivals("trace", file=str(trace))
+    elif run.prompt_tokens is not None and run.output_tokens is not None:
+        lengths = Lengths(
+            "fixed", {"prompt_tokens": _whole(run.prompt_tokens), "output_tokens": _whole(run.output_tokens)}
+        )
+    workload = replace(
+        scenario.workload, arrivals=arrivals, lengths=lengths, requests=run.requests, warmup_requests=0,
+        cooldown_requests=0, find_warmup=False, seeds=(0,), models={},
+        reasoning=Reasoning() if run.prompt_tokens is not None else scenario.workload.reasoning,
+        sessions=replace(scenario.workload.sessions, turns=Sessions().turns, think_s=Sessions().think_s),
+    )  # fmt: skip
+    try:
+        return simulate(replace(scenario, workload=workload))
+    except InputError as error:
+        raise InputError(str(error).replace(str(trace), run.label)) from None
+
+
+def _arrivals(run: MeasuredRun) -> dict[str, Any]:
+    """A closed loop of more users than requests is all at once."""
+    users = run.arrivals.get("users")
+    return {"process": "all_at_once"} if users is not None and users >= run.requests else dict(run.arrivals)
+
+
+def _whole(tokens: np.ndarray | float) -> int:
+    return max(1, round(float(np.mean(tokens))))
+
+
+def _write_trace(path: Path, run: MeasuredRun) -> None:
+    assert isinstance(run.prompt_tokens, np.ndarray) and isinstance(run.output_tokens, np.ndarray)
+    begun = np.zeros(run.requests) if run.arrival_s is None else run.arrival_s
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["arrival_s", "prompt_tokens", "output_tokens"])
+        tokens = zip(run.prompt_tokens.astype(int).tolist(), run.output_tokens.astype(int).tolist(), strict=True)
+        writer.writerows((at, *both) for at, both in zip(begun.tolist(), tokens, strict=True))
+
+
+def predicted(simulation: Simulation, percents: Sequence[float] = (50, 90, 95, 99)) -> dict[str, float]:
+    """Every metric as a generator computes it of what its client saw: over all requests, to the last answer."""
+    table = simulation.requests
+    ttft, e2e, output = (table[name].to_numpy(dtype=float) for name in ("ttft_s", "e2e_s", "output_tokens"))
+    found = latencies_of_requests(ttft, e2e, output, percents)
+    steps = output - 1
+    if steps.sum() > 0:
+        # The mean over all gaps between tokens: those of long answers weigh more than in the mean of requests' TPOTs.
+        found["itl_mean"] = float((e2e - ttft)[steps > 0].sum() / steps.sum())
+    begun = table["arrival_s"].to_numpy(dtype=float)
+    span = float((begun + e2e).max() - begun.min())
+    found["throughput_rps"] = len(table) / span
+    found["output_tok_per_s"] = float(output.sum()) / span
+    found["total_tok_per_s"] = float(output.sum() + table["prompt_tokens"].sum()) / span
+    return found
+
+
+def _rows(run: MeasuredRun, scenario: Scenario, simulation: Simulation) -> list[dict]:
+    asked = [_PERCENTILE.fullmatch(name) for name in run.metrics]
+    percents = sorted({float(found[1]) for found in asked if found is not None and float(found[1]) >= LEAST_PERCENT})
+    values = predicted(simulation, percents)
+    summary = simulation.summary.isel(config=0)
+    concurrency = values["throughput_rps"] * values["e2e_mean"]
+    common = _common(run, scenario) | {
+        "concurrency": concurrency,
+        "calibration": str(summary["calibration_set"].item()),
+        "provenance": str(summary["provenance"].item()),
+    }
+    rows = []
+    for metric, measured in run.metrics.items():
+        if metric not in values or not measured:
+            continue
+        scale, unit = (1e3, "ms") if metric.split("_")[0] in _JUDGED_BY else (1.0, "1/s")
+        expected = summary.get(f"{_JUDGED_BY.get(metric.split('_')[0], metric)}_model_error")
+        rows.append(
+            common
+            | {
+                "metric": metric,
+                "unit": unit,
+                "predicted": scale * values[metric],
+                "measured": scale * measured,
+                "error_pct": 100 * (values[metric] / measured - 1),
+                "status": OK,
+                EXPECTED: np.nan if expected is None else 100 * float(np.mean(expected)),
+            }
+        )
+    return rows
+
+
+def _common(run: MeasuredRun, scenario: Scenario) -> dict[str, Any]:
+    deployment, process = scenario.deployment, run.arrivals["process"]
+    users = run.arrivals.get("users")
+    notes = list(run.notes)
+    if not isinstance(run.prompt_tokens, np.ndarray):
+        known = run.prompt_tokens is not None and run.output_tokens is not None
+        notes.append("lengths: means of the file for all requests" if known else "lengths: those of the scenario")
+    return {
+        "exp_id": run.label,
+        "experiment_name": run.generator,
+        "model": str(deployment.model),
+        "gpu": str(deployment.hardware),
+        "hardware": str(deployment.hardware),
+        "tensor_parallel": deployment.tensor_parallel,
+        "data_parallel": deployment.data_parallel,
+        "workload": f"{users} users" if users else process,
+        "stage_index": 0,
+        "rate_rps": run.arrivals.get("rate_rps", np.nan),
+        "notes": "; ".join(notes),
+    }
+
+
+SHOWN = ("ttft_mean", "tpot_mean", "itl_mean", "e2e_mean", "throughput_rps", "output_tok_per_s")
+"""What the report tells of every run; percentiles are in the table of all rows."""
+MOST_TOLD = 60
+"""Rows of single runs in the report."""
+
+
+def told(table: pd.DataFrame) -> str:
+    """The report: what each run gave and should have given, the errors by metric, and how often the bars held."""
+    ran = table[(table["status"] == OK) & table["metric"].isin(SHOWN)]
+    failed = table[table["status"] != OK]
+    parts = [f"{row.exp_id}: {row.status}" for row in failed.itertuples()]
+    if len(ran):
+        columns = {"exp_id": "run", "workload": "load", "metric": "metric", "unit": "unit", "predicted": "predicted",
+                   "measured": "measured", "error_pct": "error %", EXPECTED: "expected ± %"}  # fmt: skip
+        parts.append(_text(ran[list(columns)].rename(columns=columns).head(MOST_TOLD)))
+        if len(ran) > MOST_TOLD:
+            parts.append(f"({len(ran) - MOST_TOLD} more rows: --out FILE.csv has them all)")
+        if ran["exp_id"].nunique() > 1:
+            parts += ["", "by metric (errors in %)", _text(summarise(ran, ["metric"]))]
+        judged = ran[ran[EXPECTED] > 0]  # the throughput of an open loop is what was sent: nothing is predicted
+        if len(judged):
+            within = int((judged["error_pct"].abs() <= judged[EXPECTED]).sum())
+            parts += ["", f"within the expected error: {within} of {len(judged)} figures; 68 % should be"]
+    notes = dict.fromkeys(note for row in table["notes"] for note in str(row).split("; ") if note)
+    parts += [f"note: {note}" for note in notes]
+    return "\n".join(parts)
+
+
+def _text(table: pd.DataFrame) -> str:
+    return table.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-")

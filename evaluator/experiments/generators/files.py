@@ -1,0 +1,116 @@
+"""A file of a load generator -> the runs in it, by its content and whatever its name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from evaluator.errors import InputError
+from evaluator.experiments.generators import (
+    aiperf,
+    guidellm,
+    inference_perf,
+    mlperf,
+    points,
+    sglang_bench,
+    vllm_bench,
+)
+from evaluator.experiments.generators.measured_run import MeasuredRun
+from evaluator.yaml import read_text
+
+LARGEST_BYTES = 512 * 2**20
+"""GuideLLM keeps the texts of all answers: 10,000 requests are some 100 MB. A larger file is no result."""
+
+_OBJECTS = (sglang_bench, vllm_bench, aiperf, guidellm, inference_perf)
+_TEXTS = (mlperf, points)
+GENERATORS = tuple(reader.NAME for reader in (*_OBJECTS, *_TEXTS))
+
+
+def is_result(path: str | Path) -> bool:
+    """Whether a file looks like a generator's: JSON, LoadGen's summary, or a table of points.
+
+    False of a table of requests, of any other text, and where there is no file.
+    """
+    try:
+        with Path(path).open("rb") as file:
+            begin = file.read(65536).decode("utf-8-sig", errors="replace").lstrip()
+    except (OSError, ValueError):
+        return False
+    if '"exp_id"' in begin:  # the specification of experiments, whose measurements are another file
+        return False
+    return begin.startswith(("{", "[")) or any(reader.recognised(begin) for reader in _TEXTS)
+
+
+def read_runs(path: str | Path, label: str | None = None) -> list[MeasuredRun]:
+    """The runs of a file, in its order, called ``label`` (by default its name).
+
+    InputError, with the place, where it is none that is known or is damaged.
+    """
+    file = Path(path)
+    try:
+        size = file.stat().st_size
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read ({error})") from None
+    if size > LARGEST_BYTES:
+        raise InputError(f"{path}: has {size / 2**20:,.0f} MiB; a result has at most {LARGEST_BYTES // 2**20}")
+    text = read_text(file)
+    try:
+        return _runs(text, label or file.name)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except (TypeError, KeyError, ValueError, AttributeError, IndexError, OverflowError, RecursionError) as error:
+        # A reader met a value of a kind that its generator never writes there.
+        raise InputError(
+            f"{path}: damaged, or of another version ({type(error).__name__}: {str(error)[:100]})"
+        ) from None
+
+
+def _runs(text: str, label: str) -> list[MeasuredRun]:
+    begin = text.lstrip()[:1]
+    if begin not in ("{", "["):
+        reader = next((one for one in _TEXTS if one.recognised(text[:65536])), None)
+        if reader is None:
+            raise InputError(_unknown("no JSON, no summary of LoadGen and no table of points"))
+        return reader.read(text, label)
+    objects = _objects(text)
+    runs: list[MeasuredRun] = []
+    for number, (line, content) in enumerate(objects, 1):
+        reader_of = next((one for one in _OBJECTS if isinstance(content, Mapping) and one.recognised(content)), None)
+        where = f"line {line}: " if len(objects) > 1 else ""
+        if reader_of is None:
+            raise InputError(where + _unknown(_shape(content)))
+        try:
+            runs += reader_of.read(content, label if len(objects) == 1 else f"{label} #{number}")
+        except InputError as error:
+            raise InputError(f"{where}as {reader_of.NAME} writes it: {error}") from None
+    return runs
+
+
+def _objects(text: str) -> list[tuple[int, Any]]:
+    """The objects of a file with the lines that they begin on: one of the whole file, or one a line."""
+    try:
+        return [(1, json.loads(text))]
+    except json.JSONDecodeError as error:
+        whole = error
+    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
+        raise InputError(f"not JSON, or cut off (line {whole.lineno}: {whole.msg})") from None
+    found = []
+    for number, line in lines:
+        try:
+            found.append((number, json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise InputError(f"line {number}: not JSON, or cut off ({error.msg})") from None
+    return found
+
+
+def _shape(content: Any) -> str:
+    if isinstance(content, Mapping):
+        return f"an object with {', '.join(str(key)[:40] for key in list(content)[:8]) or 'no keys'}"
+    return f"a {type(content).__name__}"
+
+
+def _unknown(there: str) -> str:
+    return f"no result of {', '.join(GENERATORS)} is recognised; there is {there[:300]}"

@@ -1,0 +1,90 @@
+"""A CSV of points: one row for each run of a server, from a table, a paper, or a generator that is not read here."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from evaluator.errors import InputError
+from evaluator.experiments.actuals import column_metric
+from evaluator.experiments.entry import as_number
+from evaluator.experiments.generators.measured_run import MeasuredRun, closed_loop, open_loop
+
+NAME = "points"
+LOADS = ("concurrency", "rate_rps")
+LENGTHS = ("prompt_tokens", "output_tokens")
+LAYOUT = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "replicas")
+DEPLOYMENT = (*LAYOUT, "engine", "engine_version", "calibration")
+_RATES = {"throughput_rps": "throughput_rps", "throughput_req_per_s": "throughput_rps",
+          "output_tok_per_s": "output_tok_per_s", "total_tok_per_s": "total_tok_per_s"}  # fmt: skip
+CYCLES, LEAST = 10, 200
+"""Requests of a point that does not say how many: so many for each user, and no fewer than these."""
+
+
+def recognised(text: str) -> bool:
+    """Whether the heading has a load and a measurement with its unit; a table of requests has arrivals instead."""
+    heading = text.split("\n", 1)[0]
+    names = {name.strip().strip('"').lower() for name in heading.replace(";", ",").replace("\t", ",").split(",")}
+    if "exp_id" in names:  # measurements of experiments, whose specification is another file
+        return False
+    return bool(names & set(LOADS)) and any(name in _RATES or column_metric(name) for name in names)
+
+
+def read(text: str, label: str) -> list[MeasuredRun]:
+    """A run for each row. An empty cell is not stated, or not measured."""
+    heading = text.split("\n", 1)[0]
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=heading.count))
+    reader.fieldnames = [(name or "").strip().lower() for name in reader.fieldnames or ()]
+    runs = []
+    for number, row in enumerate(reader, 1):
+        cells = {
+            name: value.strip() for name, value in row.items() if name and isinstance(value, str) and value.strip()
+        }
+        if cells:
+            try:
+                runs.append(_run(cells, f"{label} row {number}"))
+            except InputError as error:
+                raise InputError(f"row {number}: {error}") from None
+    if not runs:
+        raise InputError("there is no row below the heading")
+    return runs
+
+
+def _run(cells: Mapping[str, str], label: str) -> MeasuredRun:
+    metrics: dict[str, float] = {}
+    for name in cells:
+        if name in _RATES:
+            metrics[_RATES[name]] = _number(cells, name, 0.0)
+        elif (metric := column_metric(name)) is not None:
+            metrics[metric[0]] = _number(cells, name, 0.0) * metric[1]
+    stated = [name for name in LOADS if name in cells]
+    if len(stated) != 1:
+        raise InputError(f"needs one of {' and '.join(LOADS)}, has {' and '.join(stated) or 'none'}")
+    load = _number(cells, stated[0], 1e-6)
+    users = load if stated[0] == "concurrency" else 0
+    layout: dict[str, Any] = {name: cells[name] for name in DEPLOYMENT if name in cells}
+    layout |= {name: int(_number(cells, name, 1)) for name in LAYOUT if name in cells}
+    count = int(_number(cells, "requests", 1)) if "requests" in cells else max(LEAST, int(CYCLES * users))
+    prompts, outputs = (_number(cells, name, 1) if name in cells else None for name in LENGTHS)
+    return MeasuredRun(
+        label,
+        NAME,
+        closed_loop(load, "concurrency") if users else open_loop(load, "rate_rps"),
+        count,
+        metrics,
+        prompts,
+        outputs,
+        model=cells.get("model"),
+        gpu=cells.get("hardware", cells.get("gpu")),
+        deployment=layout,
+    )
+
+
+def _number(cells: Mapping[str, str], name: str, least: float) -> float:
+    value = as_number(cells[name])
+    if value is None or not least <= value < math.inf:
+        raise InputError(f"{name} must be a number of at least {least:g}, got {cells[name][:40]!r}")
+    return value

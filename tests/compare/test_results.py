@@ -1,0 +1,129 @@
+"""Results of load generators against the engine, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import evaluator
+from evaluator.cli.app import app
+from evaluator.compare.results import EXPECTED, compare_results, predicted
+from evaluator.errors import InputError
+from evaluator.experiments.generators import read_runs
+from evaluator.scenario import load_scenario
+
+RECORDED = Path(__file__).parents[1] / "experiments/results"
+DEPLOYMENT = {"model": "llama-3.1-8b", "hardware": "h100-sxm"}
+
+
+def scenario(users=None, **deployment):
+    arrivals = {"process": "closed_loop", "users": users} if users else {"process": "poisson", "rate_rps": 4}
+    return load_scenario(
+        {
+            "name": "server",
+            "workload": {
+                "arrivals": arrivals,
+                "lengths": {"source": "fixed", "prompt_tokens": 300, "output_tokens": 40},
+                "requests": 60,
+                "warmup_requests": 0,
+                "cooldown_requests": 0,
+                "find_warmup": False,
+            },
+            "deployment": DEPLOYMENT | deployment,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory):
+    """A closed loop of eight users that the engine itself measured, as vLLM's benchmark would write it."""
+    values = predicted(evaluator.simulate(scenario(users=8)))
+    names = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
+    content = {
+        "model_id": "meta-llama/Llama-3.1-8B-Instruct", "num_prompts": 60, "completed": 60, "max_concurrency": 8,
+        "request_rate": "inf", "burstiness": 1.0, "total_input_tokens": 60 * 300, "total_output_tokens": 60 * 40,
+        "request_throughput": values["throughput_rps"], "output_throughput": values["output_tok_per_s"],
+        "total_token_throughput": values["total_tok_per_s"],
+    }  # fmt: skip
+    for ours, theirs in names.items():
+        content |= {f"{name}_{theirs}_ms": 1e3 * values[f"{ours}_{name}"] for name in ("mean",)}
+    content["p99_ttft_ms"] = 1e3 * values["ttft_p99"]
+    path = tmp_path_factory.mktemp("measured") / "result.json"
+    path.write_text(json.dumps(content))
+    return path
+
+
+def test_a_closed_loop_that_the_engine_measured_is_met(closed):
+    table = compare_results(read_runs(closed), scenario())  # whose own arrivals, at a rate, are put aside
+    assert set(table["metric"]) >= {"ttft_mean", "ttft_p99", "tpot_mean", "itl_mean", "e2e_mean", "output_tok_per_s"}
+    assert table["error_pct"].abs().max() == pytest.approx(0, abs=1e-6)
+    assert (table["workload"] == "8 users").all() and (table[EXPECTED].dropna() > 0).all()
+
+
+def test_what_the_file_says_of_the_server_counts(closed, tmp_path):
+    wide = tmp_path / "points.csv"
+    wide.write_text("tensor_parallel,prompt_tokens,output_tokens,concurrency,requests,e2e_mean_ms\n2,300,40,8,60,300\n")
+    two, one = (compare_results(read_runs(file), scenario()).iloc[-1] for file in (wide, closed))
+    assert (two["tensor_parallel"], one["tensor_parallel"]) == (2, 1)
+
+
+def test_contradictions_are_refused():
+    runs = read_runs(RECORDED / "sglang-0.5.23.jsonl")
+    with pytest.raises(InputError, match=r"measured with tensor_parallel 2, and the scenario has 4; remedy"):
+        compare_results(runs, scenario(tensor_parallel=4, engine="sglang"))
+    with pytest.raises(InputError, match=r"measured with engine sglang, and the scenario has vllm"):
+        compare_results(runs, scenario(tensor_parallel=2))
+    with pytest.raises(InputError, match=r"measured with model llama-3.1-8b, and the scenario has qwen3-14b"):
+        compare_results(read_runs(RECORDED / "aiperf-0.13.0-rate.json"), scenario(model="qwen3-14b"))
+
+
+def test_a_run_that_cannot_be_predicted_is_a_row(tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text("concurrency,requests,prompt_tokens,output_tokens,ttft_mean_ms\n2,8,900000,5,3\n2,8,90,5,30\n")
+    table = compare_results(read_runs(path), scenario())
+    assert table["status"].str.startswith("cannot run").tolist() == [True, False]
+
+
+def compare(*arguments):
+    return CliRunner().invoke(app, ["compare", *map(str, arguments)])
+
+
+def test_the_command_takes_results_of_several_generators(closed, tmp_path):
+    out = tmp_path / "rows.csv"
+    done = compare(
+        closed, RECORDED / "guidellm-0.8.1-poisson.json", "--set", "deployment.hardware=h100-sxm", "--out", out
+    )
+    assert done.exit_code == 0, done.output
+    assert "8 users" in done.output and "within the expected error" in done.output
+    assert out.read_text().startswith("exp_id,")
+    assert compare(closed, "--set", "deployment.hardware=h100-sxm", "--fail-above", 1).exit_code == 0
+    points = tmp_path / "points.csv"
+    points.write_text("concurrency,requests,prompt_tokens,output_tokens,ttft_mean_ms\n2,8,90,5,30000\n")
+    hardware = ("--set", "deployment.hardware=h100-sxm", "--set", "deployment.model=llama-3.1-8b")
+    assert compare(points, *hardware, "--fail-above", 1).exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "message"),
+    [
+        (["aiperf-0.13.0-rate.json"], [], "says nothing of the hardware; say it: --set deployment.hardware=NAME"),
+        (["mlperf-loadgen-server.txt"], ["deployment.hardware=h100-sxm"], "says nothing of the model"),
+        (
+            ["mlperf-loadgen-server.txt"],
+            ["deployment.hardware=h100-sxm", "deployment.model=llama-3.1-8b"],
+            "lengths of prompts; give --scenario",
+        ),
+        (["inference-perf-0.7.0-summary.json"], ["deployment.hardware=h100-sxm"], "give the file of each stage"),
+    ],
+)
+def test_the_command_says_what_is_missing(files, options, message):
+    done = compare(*(RECORDED / name for name in files), *(part for option in options for part in ("--set", option)))
+    assert done.exit_code == 2 and message in " ".join(done.output.split()), done.output
+
+
+def test_results_are_not_fitted_as_experiments(closed, tmp_path):
+    done = compare(closed, "--set", "deployment.hardware=h100-sxm", "--fit", tmp_path)
+    assert done.exit_code == 2 and "--fit" in done.output

@@ -1,0 +1,213 @@
+"""Results of load generators: files that the tools wrote of a server that answers at a fixed pace, and damaged ones."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from evaluator.errors import InputError
+from evaluator.experiments.generators import GENERATORS, files, is_result, read_runs
+from tests.thorough import tried
+
+RECORDED = Path(__file__).parent / "results"
+POINTS = (
+    "model,gpu,tensor_parallel,prompt_tokens,output_tokens,concurrency,rate_rps,requests,"
+    "ttft_mean_ms,tpot_p99_ms,output_tok_per_s\n"
+    "meta-llama/Llama-3.1-8B-Instruct,H100,1,1000,200,16,,,50,9.5,1800\n"
+    ",,2,1000,200,,4.5,300,,8,\n"
+)
+LOADS = {
+    "vllm-0.28.0-concurrency.json": ({"process": "closed_loop", "users": 4}, 24),
+    "vllm-0.28.0-rate-detailed.json": ({"process": "poisson", "rate_rps": 20}, 24),
+    "sglang-0.5.23.jsonl": ({"process": "closed_loop", "users": 4}, 24),
+    "aiperf-0.13.0-concurrency.json": ({"process": "closed_loop", "users": 4}, 24),
+    "aiperf-0.13.0-rate.json": ({"process": "poisson", "rate_rps": 20}, 24),
+    "guidellm-0.8.1-concurrent.json": ({"process": "closed_loop", "users": 4}, 24),
+    "guidellm-0.8.1-poisson.json": ({"process": "poisson", "rate_rps": 20}, 24),
+    "inference-perf-0.7.0-concurrency.json": ({"process": "closed_loop", "users": 4}, 24),
+    "inference-perf-0.7.0-rate.json": ({"process": "poisson", "rate_rps": 20}, 40),
+    "mlperf-loadgen-server.txt": ({"process": "poisson", "rate_rps": 21.61}, 64),
+    "mlperf-loadgen-offline.txt": ({"process": "all_at_once"}, 553),
+}
+
+
+@pytest.mark.parametrize("name", LOADS)
+def test_what_the_tools_write_is_read(name):
+    run = read_runs(RECORDED / name)[0]
+    assert (dict(run.arrivals), run.requests) == LOADS[name]
+    assert 10 < run.metrics["throughput_rps"] < 500
+    if "offline" not in name:
+        # The server answers after 24 to 42 ms and then every 3.2 to 5.2 ms, beside what the clients add.
+        assert 0.02 < run.metrics["ttft_mean"] < 0.07
+        assert 0.003 < run.metrics["tpot_mean"] < 0.01
+        assert 0.06 < run.metrics["e2e_mean"] < 0.25
+        assert run.metrics["ttft_p50"] <= run.metrics["ttft_p99"]
+    assert is_result(RECORDED / name)
+
+
+def test_every_generator_is_recorded():
+    recorded = {run.generator for name in LOADS for run in read_runs(RECORDED / name)}
+    assert {name.split()[0] for name in recorded} == {name.split()[0] for name in GENERATORS} - {"points"}
+
+
+def test_a_line_of_jsonl_is_a_run_and_says_the_servers_layout():
+    closed, open_ = read_runs(RECORDED / "sglang-0.5.23.jsonl")
+    assert closed.label.endswith("#1") and open_.label.endswith("#2")
+    assert closed.deployment["tensor_parallel"] == 2 and closed.deployment["engine"] == "sglang"
+    assert isinstance(open_.prompt_tokens, np.ndarray) and isinstance(closed.prompt_tokens, float)
+
+
+def test_detailed_results_have_requests_in_order_of_sending():
+    run = read_runs(RECORDED / "vllm-0.28.0-rate-detailed.json")[0]
+    assert run.arrival_s is not None and run.arrival_s[0] == 0 and (np.diff(run.arrival_s) >= 0).all()
+    assert len(run.prompt_tokens) == len(run.output_tokens) == run.requests
+
+
+def test_their_time_per_token_is_ours():
+    """Of the single requests of a detailed result: (E2E - TTFT) / (output tokens - 1), and the mean over all gaps."""
+    content = json.loads((RECORDED / "vllm-0.28.0-rate-detailed.json").read_text())
+    metrics = read_runs(RECORDED / "vllm-0.28.0-rate-detailed.json")[0].metrics
+    tpot = [sum(gaps) / (tokens - 1) for gaps, tokens in zip(content["itls"], content["output_lens"], strict=True)]
+    assert metrics["tpot_mean"] == pytest.approx(np.mean(tpot), rel=0.02)
+    assert metrics["itl_mean"] == pytest.approx(np.mean(np.concatenate(content["itls"])), rel=1e-6)
+
+
+def test_rows_of_points(tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text(POINTS)
+    first, second = read_runs(path)
+    assert dict(first.arrivals) == {"process": "closed_loop", "users": 16} and first.requests == 200
+    assert first.metrics == {"ttft_mean": 0.05, "tpot_p99": 0.0095, "output_tok_per_s": 1800}
+    assert (first.gpu, first.deployment) == ("H100", {"tensor_parallel": 1})
+    assert dict(second.arrivals) == {"process": "poisson", "rate_rps": 4.5} and second.requests == 300
+
+
+def _written(tmp_path, change, name="vllm-0.28.0-concurrency.json"):
+    content = json.loads((RECORDED / name).read_text())
+    change(content)
+    path = tmp_path / name
+    path.write_text(json.dumps(content))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("change", "arrivals"),
+    [
+        ({"max_concurrency": None}, {"process": "all_at_once"}),
+        ({"max_concurrency": 24}, {"process": "all_at_once"}),
+        ({"max_concurrency": None, "request_rate": 5}, {"process": "poisson", "rate_rps": 5}),
+        (
+            {"max_concurrency": None, "request_rate": 5.0, "burstiness": 0.25},
+            {"process": "gamma", "cv": 2.0, "rate_rps": 5.0},
+        ),
+    ],
+)
+def test_loads_of_vllm(tmp_path, change, arrivals):
+    path = _written(tmp_path, lambda content: content.update(change))
+    assert dict(read_runs(path)[0].arrivals) == arrivals
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("vllm-0.28.0-concurrency.json", {"request_rate": "fast"}, "request_rate must be a number above 0 or inf"),
+        ("vllm-0.28.0-concurrency.json", {"completed": 0}, "completed must be a number of at least 1"),
+        ("vllm-0.28.0-concurrency.json", {"completed": 10**9}, "a comparison takes 1 to 200,000"),
+        ("vllm-0.28.0-concurrency.json", {"total_input_tokens": 1e300}, "prompts of 4.16667e\\+298 tokens"),
+        ("vllm-0.28.0-concurrency.json", {"ramp_up_strategy": "linear"}, "ramps up has no one load"),
+        ("vllm-0.28.0-concurrency.json", {"input_lens": [1, "x"], "output_lens": [1, 2]}, r"input_lens\[1\]"),
+        ("aiperf-0.13.0-rate.json", {"request_latency": {"unit": "parsecs", "avg": 1}}, "request_latency.unit"),
+        ("aiperf-0.13.0-rate.json", {"input_config": {}}, "neither a concurrency nor a request rate"),
+        ("inference-perf-0.7.0-summary.json", {}, "give the file of each stage"),
+        ("guidellm-0.8.1-poisson.json", {"benchmarks": [{"metrics": {}}]}, "config.strategy is missing"),
+        ("guidellm-0.8.1-poisson.json", {"benchmarks": 3}, "no result of sglang.bench_serving, .* is recognised"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(tmp_path, name, change, message):
+    with pytest.raises(InputError, match=message):
+        read_runs(_written(tmp_path, lambda content: content.update(change), name))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no JSON"),
+        ("{", "not JSON, or cut off"),
+        ("[" * 100_000, "."),
+        ('{"request_throughput": 1' + "0" * 6000 + "}", "."),
+        ("[1, 2]", "a list"),
+        ("concurrency,ttft_mean_ms\n", "there is no row below the heading"),
+        ("concurrency,ttft_mean_ms\nmany,3\n", "row 1: concurrency must be a number"),
+        ("concurrency,ttft_mean_ms\n4,-3\n", "row 1: ttft_mean_ms must be a number of at least 0"),
+        ("concurrency,rate_rps,ttft_mean_ms\n4,3,2\n", "row 1: needs one of concurrency and rate_rps"),
+        ("concurrency,ttft_mean_ms\n4,\n", "row 1: no latency or throughput"),
+        ("MLPerf Results Summary\nScenario : MultiStream\n", "'MultiStream' is not compared"),
+        ("MLPerf Results Summary\nScenario : Server\nMode : AccuracyOnly\n", "only runs of performance"),
+    ],
+)
+def test_files_that_are_none_are_told_in_a_line(tmp_path, text, message):
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message) as caught:
+        read_runs(path)
+    assert str(path) in str(caught.value) and len(str(caught.value)) < 700
+
+
+def test_a_file_too_large_for_a_result_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LARGEST_BYTES", 1000)
+    with pytest.raises(InputError, match="MiB; a result has at most"):
+        read_runs(_written(tmp_path, lambda content: None))
+
+
+ODD = [None, True, "", "x", -1, 0, 1e300, float("nan"), float("inf"), 10**40, [], {}, [None], {"avg": []}, "1e400", "4"]
+
+
+def _damaged(rng: random.Random) -> str:
+    name = rng.choice([*LOADS, "points"])
+    text = POINTS if name == "points" else (RECORDED / name).read_text()
+    kind = rng.choice(["cut", "bytes", "value", "value", "key", "text"])
+    if kind == "cut":
+        return text[: rng.randrange(len(text))]
+    if kind == "bytes":
+        letters = list(text)
+        for _ in range(rng.randint(1, 20)):
+            letters[rng.randrange(len(letters))] = chr(rng.randrange(1, 0x2FF))
+        return "".join(letters)
+    if name.endswith((".txt", "points", "l")) or kind == "text":
+        words = text.split(rng.choice([",", ":", "\n"]))
+        words[rng.randrange(len(words))] = str(rng.choice(ODD))
+        return ",".join(words)
+    content = json.loads(text)
+    place = content
+    while True:
+        keys = list(place) if isinstance(place, dict) else range(len(place))
+        key = rng.choice(list(keys))
+        below = place[key]
+        if not isinstance(below, dict | list) or not below or rng.random() < 0.3:
+            break
+        place = below
+    if kind == "key" and isinstance(place, dict):
+        del place[key]
+    else:
+        place[key] = rng.choice(ODD)
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize("seed", range(tried(40)))
+def test_damaged_files_are_read_or_refused_at_once(tmp_path, seed):
+    rng = random.Random(seed)
+    path = tmp_path / "result"
+    for _ in range(40):
+        path.write_text(_damaged(rng), encoding="utf-8")
+        begun = time.perf_counter()
+        try:
+            for run in read_runs(path):
+                assert run.requests >= 1 and all(0 <= value < np.inf for value in run.metrics.values())
+        except InputError as error:
+            assert "\n" not in str(error) and len(str(error)) < 700, str(error)[:1000]
+        assert time.perf_counter() - begun < 2.0
