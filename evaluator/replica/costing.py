@@ -103,6 +103,7 @@ def costing(
     """
     drafting = None if drafts is None else drafts.drafting
     built_for = reach(hardware), mesh(hardware), has_fp4(hardware)
+    # A model hashes by all of its layers, which would take longer than most of what is found here.
     key = (id(model), id(calibration), precision, parallel, *built_for, drafting)
     alive = _COSTINGS.get(key)
     if alive is None:

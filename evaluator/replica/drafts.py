@@ -125,6 +125,7 @@ def _split(parallel: Parallel, draft: Model) -> Parallel:
 
 def _layer_bytes(single_layer: Model, precision: Precision, parallel: Parallel) -> float:
     """Of a layer of a model that has a single one."""
+    # The weights of two layers less those of one: embedding, head and norms, which both have, cancel.
     two = replace(single_layer, layers=(replace(single_layer.layers[0], count=2),))
     return weight_bytes(two, precision, parallel) - weight_bytes(single_layer, precision, parallel)
 

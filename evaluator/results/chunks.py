@@ -42,6 +42,7 @@ class Checkpoint:
         return {
             index: values
             for index, values in chunks.items()
+            # Chunks of a plan that was cut otherwise are of no use, even under the same fingerprint.
             if index < len(configs) and np.array_equal(values["config"], configs[index])
         }
 
@@ -102,6 +103,7 @@ def combine(chunks: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     places[order] = np.arange(order.size)
     joined = {}
     for name in dict.fromkeys(name for piece in pieces for name in piece):
+        # Variable by variable, so that pieces and the whole are never both in memory.
         columns = [piece.pop(name, None) for piece in pieces]
         present = [values for values in columns if values is not None]
         kinds = [values.dtype for values in present] + [np.dtype(float)] * (len(present) < len(columns))

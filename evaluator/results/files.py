@@ -38,6 +38,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield part
         if part.is_dir() and path.is_dir():
             shutil.rmtree(path)
+        # Atomic on one file system, which ``part`` is on since it lies beside ``path``.
         part.replace(path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error

@@ -140,6 +140,7 @@ class Store:
             if ds is not None:
                 self.begin(header)
                 rows = shard.rows(self.total)
+                # The mark comes last: a shard that was killed while it wrote counts as not written.
                 for name in write_rows(self.path, ds, rows.start, self.total, self.piece):
                     for file in [
                         Path(name, "zarr.json"),

@@ -138,6 +138,8 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
             columns[path] = column(steps).reshape(shape)
         return columns[path]
 
+    # Whole columns at a time: a million points take as long as their comparisons in NumPy, not as a million of
+    # Python's.
     holds = reduce(np.logical_and, [fulfilled(condition, values, place) for condition in scenario.where])
     shape = tuple(len(axis.values) for axis in axes)
     rows = np.flatnonzero(np.broadcast_to(holds, shape))
@@ -272,6 +274,8 @@ def _completed(axes: tuple[Axis, ...], firsts: list[dict[int, int]], points: lis
         paths = dict.fromkeys(path for change in axis.changes for path in change)
         changes = []
         for step, change in enumerate(axis.changes):
+            # A dataset has one coordinate for each key of an axis; a step that leaves a key out has the scenario's
+            # value there, or that of the engine.
             absent = (
                 [path for path in paths if path not in change] if step in first and len(change) < len(paths) else []
             )

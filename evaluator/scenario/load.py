@@ -83,6 +83,7 @@ def _overridden(tree: Mapping[str, Any], path: str, value: Any, place: Place) ->
     if not isinstance(axes, Mapping):
         raise place.error(f"sweep holds a value, not axes: {shown(axes)}")
     if value is None and axis not in axes:
+        # Null deletes an axis; of one that is not there it would do nothing, most likely for a slip of the pen.
         raise place.error(f"there is no such axis{did_you_mean(axis, axes)}; the axes are {listed(axes)}")
     with_axis = {**axes, axis: value}
     return {**tree, "sweep": {name: written for name, written in with_axis.items() if written is not None}}
@@ -162,6 +163,7 @@ def _filled(tree: Mapping[str, Any], axes: Sequence[RawAxis], place: Place) -> M
     A key that every pool says need not be said beside the pools, where it then means nothing: it is the first pool's.
     """
     for axis in axes:
+        # The base must be a whole scenario to be read; what stands here is replaced at every point.
         for path, value in axis.steps[0].items():
             if get(tree, split_path(path)) in (MISSING, None) and _must_be_there(tree, split_path(path)):
                 tree = apply(tree, {path: value}, place)

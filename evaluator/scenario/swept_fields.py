@@ -100,6 +100,7 @@ def field_depth(reader: Reader, base: Any, keys: tuple[str, ...]) -> int:
 
     A section that is absent in ``base`` and a set of named sections without the name are fields themselves.
     """
+    # Down to the last table: what is set below a record that is read as a whole changes all of it.
     for depth, key in enumerate(keys):
         if base is None or not isinstance(reader, Section | Named):
             return depth

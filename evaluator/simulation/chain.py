@@ -84,6 +84,8 @@ def _onwards(visit: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bo
     following: list[list[Jobs]] = [[] for _ in visit.jobs]
     for run, arrived in by_run(visit.jobs):
         left_s = visit.times.last_token_s[run][arrived.id]
+        # The link behind a prefill side asks which replica sends, and how long the prompt took (layers are sent
+        # meanwhile).
         if visit.station.role is not None:
             arrived = with_fields(arrived, origin=_origin(visit.times, run, arrived.id))
         if splits:
@@ -120,10 +122,13 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
         itl=first.itl,
     )
     for visit in giving[1:]:
+        # A later visit of a pipeline that comes back to the LLM starts a new answer; on its decode side that answer
+        # goes on.
         again = visit.number > 0 and visit.station.role is not None and not visit.station.role.prompt_resident
         result = _another_answer(result, visit) if again else _later_tokens(result, visit, visit.itl)
     behind = station_visits[station_visits.index(giving[-1]) + 1 :] if giving else []
     if behind:
+        # What the engines gave, for the frontend, whose delays count from the engine and not from a stage behind it.
         result = replace(result, given_s=(result.times.first_token_s, result.times.last_token_s))
     for visit in behind:
         result = _behind(result, visit)
@@ -197,6 +202,8 @@ def _later_tokens(result: ChainResult, visit: StationVisit, itl: Gaps | None) ->
     for run, jobs in by_run(visit.jobs):
         ids = jobs.id[jobs.measured]
         if gaps is not None and itl is not None:
+            # Between the last token of the side before and the first of this one: over the link and the queue of the
+            # decode side.
             across = visit.times.first_token_s[run][ids] - last_token_s[run][ids]
             weights = np.broadcast_to(np.asarray(jobs.demand.branches, dtype=np.float64), len(jobs))[jobs.measured]
             gaps[run[0]][run[1]] = pooled([gaps[run[0]][run[1]], (across, weights), itl[run[0]][run[1]]])
@@ -239,6 +246,8 @@ def _behind(result: ChainResult, visit: StationVisit) -> ChainResult:
     first_token_s, last_token_s = result.times.first_token_s.copy(), result.times.last_token_s.copy()
     for run, jobs in by_run(visit.jobs):
         left_s = visit.times.last_token_s[run][jobs.id]
+        # A stage that streams passes each token on, later by what the whole takes it; else the answer is there at
+        # once.
         seen_s = first_token_s[run][jobs.id] + (left_s - jobs.ready_s) if visit.station.streams else left_s
         if visit.times.visited is not None:
             seen_s = np.where(visit.times.visited[run][jobs.id], seen_s, first_token_s[run][jobs.id])

@@ -48,6 +48,7 @@ def begun_ahead(stations: Sequence[Station], sent_s: Times, ahead: Callable[[Run
         times, *uses = serve_last(jobs)
         left_s = times.last_token_s.copy()
         for run, run_jobs in by_run(jobs):
+            # The prefetch may be done before the stages in front of it are: then the request still waits for those.
             left_s[run][run_jobs.id] = np.maximum(left_s[run][run_jobs.id], came_s[run][run_jobs.id])
         return replace(times, first_token_s=left_s, last_token_s=left_s), *uses
 
