@@ -33,7 +33,7 @@ SLOW = (
     "report/page/test_browser.py",
     "report/test_sensitivity.py",
     "simulation/test_perfetto.py",
-    "simulation/test_token_level.py",
+    "reference/serve/test_pool.py",
     "stations",
 )
 """Folders, files and functions that compile many or large programs or run long; ``make test-fast`` leaves them out."""

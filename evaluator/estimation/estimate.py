@@ -12,7 +12,7 @@ import numpy as np
 from evaluator.accuracy import load_errors
 from evaluator.accuracy.basis import design_basis
 from evaluator.catalog import Calibration
-from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
+from evaluator.catalog.engines import DEFAULT_ENGINE, SchedulerDefaults, serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.catalog.read_hardware import load_hardware
@@ -29,10 +29,10 @@ from evaluator.cost.speculative import SpeculativeCost
 from evaluator.cost.steady import SteadyState, steady_state
 from evaluator.errors import InputError
 from evaluator.estimation.drafts import Drafts, read_speculative
-from evaluator.estimation.limits import limits
 from evaluator.estimation.phases import EqualSequences, PhaseEstimate, decode_time, phase
 from evaluator.metrics.model_error import end_to_end
-from evaluator.replica import ReplicaBuild, ReplicaSpec, UnpipelinedCost, build, kept_model, passage
+from evaluator.policies import policy
+from evaluator.replica import ReplicaBuild, ReplicaSpec, UnpipelinedCost, build, default_budget, kept_model, passage
 from evaluator.speculation import Speculative, decode_tokens, mean_tokens
 
 
@@ -114,7 +114,7 @@ def estimate(
     usual = serving_engine(engine).defaults(device, tensor_parallel * pipeline_parallel * ranks, ranks)
     said = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens}  # fmt: skip
-    used = limits(usual, said, decode_tokens(drafts), prompt_tokens)
+    used = _limits(usual, said, decode_tokens(drafts), prompt_tokens)
     spec = ReplicaSpec(
         described, device, calibration, precision or Precision(),
         Parallel(tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts,
@@ -302,3 +302,36 @@ def _range(
         )
     largest = np.max([peaks(BatchStatistics(*map(float, statistics))) for statistics in batches], axis=0)
     return verdict(through.calibration, through.fit, largest)
+
+
+# --- what one replica may take: the engine's own limits, and those that are said in their place
+
+
+def _limits(
+    usual: SchedulerDefaults, said: Mapping[str, float | None], decode_tokens: int, prompt_tokens: int
+) -> SchedulerDefaults:
+    """The engine's own limits with those that are said (None: is not), for decodes of so many tokens."""
+    stated: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    for name, value in stated.items():
+        if name != "memory_fraction" and value < 1:
+            raise InputError(f"{name}: must be at least 1, not {value}")
+    used = replace(usual.within(stated.get("max_num_batched_tokens"), decode_tokens), **stated)
+    if not 0 < used.memory_fraction <= 1:
+        raise InputError(f"memory_fraction: must be above 0 and at most 1, not {used.memory_fraction}")
+    decodes = used.max_num_seqs * decode_tokens
+    if "max_num_batched_tokens" not in stated:
+        budget = default_budget(used.policy, used.max_num_batched_tokens, decodes, prompt_tokens)
+        return replace(used, max_num_batched_tokens=budget)
+    record = policy(used.policy)
+    if record.whole_prompts and prompt_tokens > used.max_num_batched_tokens:
+        raise InputError(
+            f"max_num_batched_tokens: {used.max_num_batched_tokens:,} are fewer than the {prompt_tokens:,} of a "
+            f"prompt, which policy {used.policy} computes whole; raise it or shorten the prompt"
+        )
+    if used.max_num_batched_tokens < decodes and not record.prefill_alone:
+        drafts = f", each with {decode_tokens - 1} drafts," if decode_tokens > 1 else ""
+        raise InputError(
+            f"max_num_batched_tokens: {used.max_num_batched_tokens:,} are fewer than {used.max_num_seqs:,} sequences"
+            f"{drafts} decode in an iteration; raise it or lower max_num_seqs"
+        )
+    return used

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeGuard
+from typing import Any
 
 from evaluator.errors import InputError
 from evaluator.huggingface.config import LARGEST, MOST_LAYERS
@@ -68,17 +68,13 @@ def encoder_parameters(
         if (parameters := encoder_parameters(name, level, hidden, f"{where}: {key}")) is not None
     ]
     if isinstance(content.get("width"), Mapping):  # several encoders beside each other (DeepSeek-OCR)
-        several = content["width"].items()
-        below += [_transformer(name, level, hidden, where, {}) or 0 for name, level in several if _is_level(level)]
+        several = {name: level for name, level in content["width"].items() if isinstance(level, Mapping)}
+        below += [_transformer(name, level, hidden, where, {}) or 0 for name, level in several.items()]
         content = {name: value for name, value in content.items() if name != "width"}
     if "tokenizer" in key:  # of images, as in Ovis 2
         below.append(2 * hidden * _small(content.get("vocab_size"), 0, 1_000_000))
     at_this_level = _transformer(key, content, hidden, where, beside or {})
     return at_this_level if not below else sum(below) + (at_this_level or 0)
-
-
-def _is_level(value: object) -> TypeGuard[Mapping]:
-    return isinstance(value, Mapping)
 
 
 def _transformer(key: str, content: Mapping, hidden: int, where: str, beside: Mapping[str, Any]) -> int | None:

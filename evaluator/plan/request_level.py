@@ -23,7 +23,7 @@ ERROR_NOTE = (
     "and up to a half too small with the paper's tau 2.5"
 )
 """What its rows are worth. Measured on BestServe's four mixes of lengths, one replica and two pools, from a quarter of
-the goodput up; tests/simulation/test_request_level.py has a part of it. The 4 % are with operators of the roofline:
+the goodput up; tests/reference/serve has a part of it. The 4 % are with operators of the roofline:
 unfused ones count every step of a decode at the context of the last, as the paper does, so that long outputs are too
 slow with tau 1. At saturation mixed replicas are off by any amount, because a suspended decode keeps its place and
 prompts do not wait for one.

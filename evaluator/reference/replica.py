@@ -332,7 +332,7 @@ class Replica:
             # The order in which blocks get free is the order in which they are taken again, and with prefix caching
             # that decides what is forgotten first. vLLM goes through ``Scheduler.running``, which is in order of
             # admission.
-            finished.sort(key=_admission)  # which of them frees its blocks first decides which are taken again first
+            finished.sort(key=lambda request: request.admission)
         return finished
 
     def _deliver(self, request: Request, now: float, finished: list[Request]) -> None:
@@ -463,10 +463,6 @@ class Replica:
     def busy_s(self) -> float:
         """Time in which the ranks worked, averaged over them."""
         return self.pipeline.busy_s
-
-
-def _admission(request: Request) -> int:
-    return request.admission
 
 
 def _sequences(requests: Iterable[Request]) -> tuple[int, ...]:

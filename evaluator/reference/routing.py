@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from evaluator.reference.load import LOADS
+import numpy as np
+
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
-from evaluator.routing import Choice, PrefixAware, router_of, stream
+from evaluator.routing import Choice, PrefixAware, name_of, router_of, stream
+from evaluator.routing.phases import PhaseReplicas, Weights, drawn_by
 
 Choose = Callable[[Request, float], Replica]
 """By the request and the time of its arrival."""
@@ -37,5 +39,97 @@ def _by_prefix(choice: Any, replicas: Sequence[Replica]) -> Choose:
         shares = [replica.queues.kv.lookup(request) / request.prompt_tokens for replica in replicas]
         cached = [replica.queues.kv.known for replica in replicas]
         return replicas[choice.choose([replica.outstanding for replica in replicas], shares, cached)]
+
+    return choose
+
+
+# --- what a router may count of a replica (``evaluator.routing.record.COUNTERS``)
+
+
+def requests(replica: Replica, now: float) -> float:
+    """Requests that were sent there and have not finished."""
+    return replica.outstanding
+
+
+def work_tokens(replica: Replica, now: float) -> float:
+    """Tokens to compute and to generate."""
+    # The counters move when a flight ends; a leap stands for iterations of which some have ended by now.
+    return replica.queues.work_tokens - replica.tokens_of_leaps(now)
+
+
+def output_tokens(replica: Replica, now: float) -> float:
+    """Tokens to generate."""
+    return replica.queues.output_tokens - replica.tokens_of_leaps(now)
+
+
+def kv_units(replica: Replica, now: float) -> float:
+    """The share of the KV cache in use, and needed by the requests that wait."""
+    queues = replica.queues
+    used = queues.kv.capacity - queues.kv.free + replica.units_of_leaps(now)
+    return (used + queues.waiting_units) / queues.kv.capacity
+
+
+def context_tokens(replica: Replica, now: float) -> float:
+    """Tokens of prompts and outputs so far."""
+    return replica.queues.context_tokens + replica.tokens_of_leaps(now)
+
+
+LOADS: dict[str, Callable[[Replica, float], float]] = {
+    load.__name__: load for load in (requests, work_tokens, output_tokens, kv_units, context_tokens)
+}
+
+
+# --- several pools side by side: ``routing.phases``, one request after the other
+
+
+class PhaseRouter:
+    """Chooses among the replicas that have a request's model and, if that matters, are of its group.
+
+    ``models`` are the numbers of the models that requests ask for, by their index. ``draws`` gives a number for each
+    request, by its index, whichever comes first.
+    """
+
+    def __init__(
+        self,
+        side: PhaseReplicas,
+        choice: Choice,
+        replicas: Sequence[Replica],
+        models: Sequence[int],
+        draws: np.random.Generator,
+    ) -> None:
+        self._side = side
+        self._choice = choice
+        self._replicas = replicas
+        self._models = models
+        self._drawn = draws.random(len(models)) if name_of(choice) == "random" else None
+        self._choosers: dict[tuple[int, int | None], Choose] = {}
+
+    def __call__(self, request: Request, now: float, group: int | None = None) -> Replica:
+        kind = self._models[request.index], group
+        if kind not in self._choosers:
+            self._choosers[kind] = self._chooser(*kind)
+        return self._choosers[kind](request, now)
+
+    def _chooser(self, model: int, group: int | None) -> Choose:
+        numbers = self._side.able(model, group)
+        able, weights = [self._replicas[number] for number in numbers], self._side.weights(numbers)
+        if router_of(self._choice).independent is None:
+            return chooser(self._choice, able)
+        if self._drawn is None:
+            return _in_turn(able, weights)
+        drawn = self._drawn
+        return lambda request, now: able[int(drawn_by(weights, drawn[request.index]))]
+
+
+def _in_turn(able: Sequence[Replica], weights: Weights) -> Choose:
+    """``routing.phases.turns``, turn by turn."""
+    taken = [0] * len(able)
+
+    def choose(request: Request, now: float) -> Replica:
+        # Stride scheduling: see ``routing.phases.turns``, which does the same for all requests at once.
+        due = [(count + 0.5) / weight for count, weight in zip(taken, weights, strict=True)]
+        which = due.index(min(due))
+        taken[which] += 1
+        return able[which]
 
     return choose

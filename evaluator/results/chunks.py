@@ -96,7 +96,7 @@ def combine(chunks: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     The chunks are emptied, variable by variable: the rows of a million designs are not to be held twice.
     """
     pieces = list(chunks)
-    rows = [_rows(piece) for piece in pieces]
+    rows = [len(piece["config"]) for piece in pieces]
     starts = np.cumsum([0, *rows])
     order = np.argsort(np.concatenate([piece["config"] for piece in pieces]), kind="stable")
     places = np.empty_like(order)
@@ -112,7 +112,3 @@ def combine(chunks: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
             values, columns[number] = columns[number], None
             joined[name][places[start : start + rows[number]]] = np.nan if values is None else values
     return joined
-
-
-def _rows(metrics: Mapping[str, np.ndarray]) -> int:
-    return len(next(iter(metrics.values())))

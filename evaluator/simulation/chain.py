@@ -28,7 +28,6 @@ from evaluator.stations.contract import (
     Station,
     StationVisit,
     Use,
-    WeightedGaps,
     by_run,
     whole_table,
 )
@@ -254,11 +253,8 @@ def _behind(result: ChainResult, visit: StationVisit) -> ChainResult:
         first_token_s[run][jobs.id], last_token_s[run][jobs.id] = seen_s, left_s
     gaps, handed = result.itl, result.handed
     if gaps is not None and not visit.station.streams:
-        some = visit.times.visited is not None  # of pooled gaps nobody knows whose they are
-        gaps, handed = None if some else [[_at_once(gaps_of_seed) for gaps_of_seed in seeds] for seeds in gaps], None
+        # All tokens come at once; where only some requests were held, nobody knows which of the pooled gaps are theirs.
+        at_once = [[(np.zeros(1), np.array([weights.sum()])) for _, weights in seeds] for seeds in gaps]
+        gaps, handed = at_once if visit.times.visited is None else None, None
     times = replace(result.times, first_token_s=first_token_s, last_token_s=last_token_s)
     return replace(result, times=times, itl=gaps, handed=handed)
-
-
-def _at_once(gaps: WeightedGaps) -> WeightedGaps:
-    return np.zeros(1), np.array([gaps[1].sum()])

@@ -38,6 +38,8 @@ from evaluator.stations.queue import serve_in_turn
 from evaluator.stations.stage_steps import Serve, StepStation, on_pool
 from evaluator.traffic.jobs import Demand, Jobs
 
+NOBODY = np.zeros(0, dtype=np.int64)
+
 Row = tuple[RunKey, NDArray[np.int64]]
 """A configuration and seed, and the positions of some of its jobs."""
 
@@ -95,7 +97,7 @@ def _serve(step_station: StepStation, run: Run, jobs: ChunkJobs) -> tuple[Reques
         return by_id(jobs, served), on_pool(step_station, use)
     seeds = len(jobs[0])
     by_queue: list[list[Jobs]] = [
-        [_none(run_jobs) for run_jobs in jobs[row // queues]] for row in range(len(jobs) * queues)
+        [run_jobs.some(NOBODY) for run_jobs in jobs[row // queues]] for row in range(len(jobs) * queues)
     ]
     for (key, run_jobs), row in zip(by_run(jobs), rows, strict=True):
         for queue, positions in enumerate(row):
@@ -135,10 +137,6 @@ def _rows(step_station: StepStation, key: RunKey, jobs: Jobs) -> list[NDArray[np
         return [np.flatnonzero(visits)]
     numbers = np.asarray(queue)[jobs.id]
     return [np.flatnonzero(visits & (numbers == number)) for number in range(int(np.max(queue, initial=0)) + 1)]
-
-
-def _none(jobs: Jobs) -> Jobs:
-    return jobs.some(np.zeros(0, dtype=np.int64))
 
 
 # --- how each kind of step is served; ``queues`` rows of the jobs are of one configuration

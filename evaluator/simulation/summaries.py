@@ -6,7 +6,7 @@ import numpy as np
 
 from evaluator.metrics import summarise
 from evaluator.metrics.elasticity import STEP
-from evaluator.plan import Configuration, Plan, ReplicaBuild
+from evaluator.plan import Configuration, Plan
 from evaluator.replica import Change
 from evaluator.simulation import simulate_configurations
 
@@ -19,14 +19,11 @@ def summaries(plan: Plan, configurations: list[Configuration], levels: np.ndarra
         return summarise(simulate_configurations(plan, configurations), levels, by_seed=plan.by_seed)
     rows, bumps = with_bumps(plan, configurations)
     values = summarise(simulate_configurations(plan, rows), levels, bumps, plan.by_seed)
-    fitted = [any(_is_fitted(station.design) for station in configuration.stations) for configuration in configurations]
+    replicas = [[station.design.replica for station in configuration.stations] for configuration in configurations]
+    fitted = [any(replica is not None and replica.fit is not None for replica in of_pools) for of_pools in replicas]
     for name in (name for name in values if "_elasticity" in name):
         values[name][fitted] = np.nan  # measured iterations do not say what bounds them
     return values
-
-
-def _is_fitted(design: ReplicaBuild) -> bool:
-    return design.replica is not None and design.replica.fit is not None
 
 
 def with_bumps(plan: Plan, configurations: list[Configuration]) -> tuple[list[Configuration], np.ndarray]:

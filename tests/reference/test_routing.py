@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 
 from evaluator.reference import Limits, simulate
-from evaluator.reference.load import LOADS
 from evaluator.reference.network import run
 from evaluator.reference.replica import Replica
-from evaluator.reference.routing import chooser
+from evaluator.reference.routing import LOADS, chooser
 from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import COUNTERS, HeavyLight
 from tests.reference.build import CHOICES, SECOND, linear_cost, random_scenario, request

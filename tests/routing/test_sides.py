@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evaluator.reference import Request
-from evaluator.reference.phase_routing import PhaseRouter
+from evaluator.reference.routing import PhaseRouter
 from evaluator.routing import stream
 from evaluator.routing.phases import Asking, PhaseReplicas, assign_in_phase, drawn_by, turns
 

@@ -6,14 +6,14 @@ import pytest
 from evaluator.device import configure
 from evaluator.plan import plan
 from evaluator.reference import Request
-from evaluator.reference.lru import Lru
 from evaluator.reference.network import run
 from evaluator.reference.serve.network import run_network
-from evaluator.reference.stations.tiers import Tiers, TierStation
 from evaluator.simulation import stations_of
 from evaluator.simulation.chain import chain_result_of, run_chain
 from evaluator.tiers import Popularity, TierSize, expected_s, hit_rates
 from tests.scenario.build import scenario
+from tests.tiers.lru import Lru
+from tests.tiers.tier_station import Tiers, TierStation
 
 CONTEXT = 4096 * 131072  # bytes of the KV of 4,096 tokens of Llama-3.1-8B in bf16
 

@@ -9,12 +9,12 @@ from evaluator.catalog import load_model
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.plan import plan
-from evaluator.reference.lru import find_contexts
 from evaluator.run.plan_figures import stage_note
 from evaluator.stages import Delay, Served, StageRequests
 from evaluator.stages.kv_fetch import KV_FETCH, KvFetch, Tier, work
 from evaluator.tiers import Popularity, TierSize, expected_s, hit_rates
 from tests.scenario.build import scenario
+from tests.tiers.lru import find_contexts
 
 MODEL = load_model("llama-3.1-8b")
 TOKEN_BYTES = 2 * 32 * 8 * 128 * 2  # K and V of 32 layers, 8 heads of 128, in bf16

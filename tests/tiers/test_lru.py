@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from evaluator.reference.lru import Lru, find_contexts
 from evaluator.tiers import Popularity, TierSize, hit_rates
 from evaluator.tiers.popularity import shares
+from tests.tiers.lru import Lru, find_contexts
 
 CONTEXTS, REQUESTS, WARM = 10_000, 160_000, 60_000
 POINTS = 0.02

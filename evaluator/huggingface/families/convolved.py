@@ -14,11 +14,6 @@ from evaluator.huggingface.pattern import Rule, Words, always
 NOTE = "short convolutions, relative positions and residual scales (under 1 % of the weights) are not counted"
 
 
-def _zaya_experts(config: Config) -> FeedForward:
-    """One expert per token; the router, a small network of its own, counts as one matrix."""
-    return experts()(config)
-
-
 def _full_every(count: int) -> Rule:
     """Each layer of that number is full, the others windowed, where the config lists none."""
 
@@ -65,7 +60,7 @@ _INKLING_HEADS = softmax(prefix="swa_")
 FAMILIES: Mapping[str, Family] = {
     "zaya": Family(
         _kinds(softmax(), softmax()),
-        {"moe": _zaya_experts},
+        {"moe": experts()},  # one expert per token; the router, a small network of its own, counts as one matrix
         mixer_rule=always("full"),
         block_rule=always("moe"),
         tied=True,

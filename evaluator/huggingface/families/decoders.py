@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from evaluator.catalog.model import FeedForward, Mixer, SoftmaxAttention
+from evaluator.catalog.model import Mixer, SoftmaxAttention
 from evaluator.huggingface.blocks import dense
 from evaluator.huggingface.config import Config
 from evaluator.huggingface.families.hybrids import MAMBA_UNUSED
@@ -50,10 +50,6 @@ def _plamo_mixers(config: Config, layers: int) -> Words:
     return [kind if chosen else "linear" for kind, chosen in zip(kinds, attention, strict=True)]
 
 
-def _square_relu(config: Config) -> FeedForward:
-    return dense(gated=False, times_hidden=4)(config)
-
-
 _PLAMO_KEYS: Mapping[str, tuple[str, ...]] = {"head_dim": ("hidden_size_per_head", "head_dim")}
 _PLAMO_UNUSED = keys(
     """
@@ -91,7 +87,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "rwkv7": Family(
         {"linear": rwkv7},
-        {"dense": _square_relu},
+        {"dense": dense(gated=False, times_hidden=4)},
         mixer_rule=always("linear"),
         ignored=keys("value_dim hidden_ratio norm_first head_dim num_heads attn_mode fuse_norm"),
     ),

@@ -46,13 +46,9 @@ def _nemotron_dense(config: Config) -> FeedForward:
     return dense(gated=False)(config)
 
 
-def _nemotron_experts(config: Config) -> FeedForward:
-    return experts(gated=False)(config)
-
-
 NEMOTRON_H = Family(
     {"full": _nemotron_attention, "linear": mamba2},
-    {"dense": _nemotron_dense, "moe": _nemotron_experts},
+    {"dense": _nemotron_dense, "moe": experts(gated=False)},
     mixer_rule=stated("hybrid_override_pattern"),
     block_rule=one_part,
     ignored=MAMBA_UNUSED

@@ -37,9 +37,8 @@ def peak_tokens(queues: Queues) -> int:
     KV is largest just before a request leaves. With the sequences in order of their remaining tokens, most first, that
     is, for each of them, what it and those before it hold now, plus its remaining tokens for every one of them.
     """
-    sequences = sorted(
-        (_held_and_left(queues, request) for request in (*queues.running, queues.waiting.head())), key=_left
-    )
+    requests = (*queues.running, queues.waiting.head())
+    sequences = sorted((_held_and_left(queues, request) for request in requests), key=lambda sequence: -sequence[1])
     held = peak = 0
     # After ``left`` more decodes this one and those before it, which have at least as many to go, are still there:
     # each holds what it holds now and ``left`` tokens more; those behind it have left.
@@ -55,7 +54,3 @@ def _held_and_left(queues: Queues, request: Request) -> tuple[int, int]:
         return request.group.computed(request), request.output_tokens - request.group.generated(request)
     comes_with_prompt = 0 if request.resident else 1
     return request.target, request.output_tokens - request.generated - comes_with_prompt
-
-
-def _left(sequence: tuple[int, int]) -> int:
-    return -sequence[1]

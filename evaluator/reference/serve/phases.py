@@ -16,9 +16,8 @@ from evaluator.plan.route import RequestRoutes
 from evaluator.plan.simulators import routed_by
 from evaluator.reference import Iteration, PoolOutcome, Request
 from evaluator.reference.lockstep import in_lockstep
-from evaluator.reference.phase_routing import PhaseRouter
 from evaluator.reference.replica import Replica
-from evaluator.reference.routing import chooser
+from evaluator.reference.routing import PhaseRouter, chooser
 from evaluator.reference.serve.pool import Observe, TokenGaps, branches_of, curve_of, limits_of
 from evaluator.reference.stations.phase import Choose, PhaseStation
 from evaluator.reference.stations.pool import PoolStation

@@ -2,6 +2,5 @@
 
 A ``pool`` alone is what ``reference.simulate`` runs. A ``phase`` is a pool as one of several on a request's way, with
 ``transfers`` between a prefill and a decode side. ``delay``, ``fifo`` and ``batch`` are steps of a pipeline's stages,
-as is a pool in which a request is several sequences (``several``). ``tiers`` is run by tests only, as the
-oracle of the stage ``kv_fetch``.
+as is a pool in which a request is several sequences (``parallel_sequences``).
 """

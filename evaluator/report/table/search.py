@@ -110,11 +110,7 @@ def _summary(ds: xr.Dataset, question: dict[str, Any]) -> list[str]:
     lines = [f"{counted(total, 'design')}: {', '.join(parts)}."]
     lines += most_frequent(reasons(status[~over]))
     lines += most_frequent(reasons(status[over]), most=1)
-    lines += most_frequent(_missed(search[able & ~good]), most=1, variable="search_status")
+    if texts := search[able & ~good].tolist():  # why designs do not serve, all in one with the first as the example
+        lines += most_frequent([(f"e.g. {texts[0]}", len(texts))], most=1, variable="search_status")
     odd = search[good & (search != "bracketed") & (search != "met")]
     return lines + most_frequent(reasons(odd), most=2, variable="search_status")
-
-
-def _missed(texts: np.ndarray) -> list[tuple[str, int]]:
-    """Why designs do not serve, all in one with the first as the example."""
-    return [(f"e.g. {texts[0]}", texts.size)] if texts.size else []
