@@ -28,6 +28,8 @@ from evaluator.scenario import Workload
 from evaluator.traffic.requests import cached_by_content
 
 SMALLEST_RING = 256
+FEWEST_BLOCK_TOKENS = 64
+"""That a program for KV on demand has cells for: blocks of most engines have so many or fewer."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class StationGroup:
     ring: int  # steps that rings of the engine hold: a power of two above the longest output
     rows: RowCounts
     lane_requests: int  # slots of a lane: a power of two, at least the most requests that any lane gets
+    block_tokens: int = 0  # in ``fcfs_reserved`` with KV on demand: a power of two, at least those of any block
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,12 @@ def station_group(key: CompileKey, stations: Sequence[StationPlan], most_jobs: i
     rows = common_counts([cost for costing in costings.values() for cost in costing.typical])
     windowed = any(ready.kv.window is not None for ready in designs.values())
     # A power of two, so that few widths are compiled; a half-empty lane costs memory and next to no time.
-    return StationGroup(replace(key, windowed=windowed), ring, rows, 1 << max(most_jobs - 1, 1).bit_length())
+    slots, block = 1 << max(most_jobs - 1, 1).bit_length(), 0
+    if key.on_demand:
+        block = max((FEWEST_BLOCK_TOKENS, *(ready.kv.block_tokens for ready in designs.values())))
+    return StationGroup(
+        replace(key, windowed=windowed), ring, rows, slots, 1 << (block - 1).bit_length() if block else 0
+    )
 
 
 def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) -> int:

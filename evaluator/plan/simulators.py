@@ -6,7 +6,7 @@ The request-level engine (``request_level``) computes nothing for which it is no
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from evaluator.catalog import Calibration
 from evaluator.policies import policy
@@ -46,6 +46,7 @@ class CompileKey:
     replicas: int = 1  # several run together in ``joint``: as many or fewer of them
     frontend: bool = False  # in ``joint``: users of a closed loop get their answers later than the engine has them
     branches: int = 1  # in ``fcfs_reserved`` only: of a request, as many or fewer of them
+    on_demand: bool = False  # in ``fcfs_reserved`` only: KV is taken on demand; a lane that runs short runs again
     drafts: int = 0  # of a decode, as many or fewer; where there is one pool in a loop
     cached: bool = False  # replicas have prefix caches
     session_turns: bool = False  # users think about answers before they send the next request
@@ -101,11 +102,18 @@ def program(
             session_turns=session_turns,
             lockstep=locked,
         )
-    if cached or out_of_order(deployment):
+    if cached or out_of_order(deployment) or (drafts and on_demand(deployment)):
         return CompileKey(True, pipeline_ranks, peaks, drafts=width, cached=cached)
     if drafts:
         return CompileKey(drafts=width)
+    if on_demand(deployment):
+        return CompileKey(on_demand=True)
     return CompileKey(branches=1 << (branches - 1).bit_length()) if branches > 1 else FCFS_RESERVED
+
+
+def in_any_order(which: CompileKey) -> CompileKey:
+    """The general program for lanes that ran short of KV on demand in ``fcfs_reserved``."""
+    return replace(which, preemptive=True, on_demand=False)
 
 
 def out_of_order(deployment: Deployment) -> str | None:
@@ -115,7 +123,6 @@ def out_of_order(deployment: Deployment) -> str | None:
     reasons = {
         "pipeline_parallel": deployment.pipeline_parallel > 1,
         f"policy {record.name}": record.preemptive_program,
-        "kv.admission on_demand": on_demand(deployment),
         f"packing {batching.packing}": batching.packing != "fcfs",
         "long_prefill_token_threshold": batching.long_prefill_token_threshold > 0 and not record.whole_prompts,
     }
@@ -188,6 +195,8 @@ def lacking(
         and cached_by_content(workload, deployment),
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
+    if apart is None and on_demand(deployment):
+        apart = "kv.admission on_demand"
     keys[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
     if alone and is_joint(workload, deployment, frontend, lockstep):
         closed = workload.arrivals.process == "closed_loop"
@@ -213,5 +222,6 @@ def worth_compiling(workload: Workload, deployments: Sequence[Deployment], joint
         return WORTH_COMPILING["lockstep"]
     if any(cached_by_content(workload, deployment) for deployment in deployments):
         return WORTH_COMPILING["prefix caches"]
-    general = joint or any(out_of_order(deployment) is not None for deployment in deployments)
+    # KV on demand may run short, so that the general program is compiled, too.
+    general = joint or any(out_of_order(each) is not None or on_demand(each) for each in deployments)
     return WORTH_COMPILING["general" if general else "fcfs_reserved"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -10,11 +11,11 @@ import jax
 import numpy as np
 
 from evaluator.cost.iteration import IterationCost
-from evaluator.cost.memory import units_of
+from evaluator.cost.memory import kv_units, units_of
 from evaluator.device import bounded
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import watermark_units
-from evaluator.plan.simulators import on_demand
+from evaluator.plan.simulators import in_any_order, on_demand
 from evaluator.policies import policy
 from evaluator.replica.batched_costs import costs_of as replica_costs
 from evaluator.simulation.request_dependencies import by_prefix, cache_shape, contents_of, session_turns_of
@@ -39,8 +40,25 @@ def run_slots(
 ) -> Iterator[LaneResult]:
     """The results of all lanes in NumPy.
 
-    ``pools`` are those of the configurations of the chunk, by position; ``most``: lanes of a call.
+    ``pools`` are those of the configurations of the chunk, by position; ``most``: lanes of a call. Where KV is taken on
+    demand, all lanes first run as if it never ran short; those that did short run again in the general program.
     """
+    if not group.key.on_demand:
+        yield from _run_once(group, pools, slots, most)
+        return
+    results = list(_run_once(group, pools, slots, most))
+    short = [at for at, result in enumerate(results) if result.ran_short]
+    if short:
+        again = _run_once(replace(group, key=in_any_order(group.key)), pools, [slots[at] for at in short], most)
+        for at, result in zip(short, again, strict=True):
+            results[at] = result
+    yield from results
+
+
+def _run_once(
+    group: StationGroup, pools: Sequence[StationPlan], slots: list[LaneJobs], most: int
+) -> Iterator[LaneResult]:
+    """The results of all lanes of the group's program."""
     cache = cache_shape(pools, slots) if group.key.cached and slots else None
     run = program_of(group, cache)
     size = lanes_per_call(group.lane_requests * group.key.branches, most)
@@ -87,7 +105,7 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
     vectorise = jax.default_backend() != "cpu"
     which = group.key
     if not which.preemptive:
-        simple = fcfs_reserved.Structure(group.ring, group.key.windowed)
+        simple = fcfs_reserved.Structure(group.ring, group.key.windowed, group.block_tokens)
         return partial(bounded(fcfs_reserved.run_lanes), structure=simple, vectorise=vectorise)
     structure = preemptive.Structure(
         group.ring, group.key.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend,
@@ -124,7 +142,6 @@ def _requests(group: StationGroup, serving: list[StationPlan], slots: list[LaneJ
 def _lanes(
     group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs], costs: tuple[IterationCost, ...]
 ) -> Any:
-    kvs = [pool.design.ready.kv for pool in serving]
     limits = limits_of(serving)._replace(
         users=np.array([slot.users for slot in slots], dtype=np.int32),
         requests=np.array([slot.count for slot in slots], dtype=np.int32),
@@ -132,21 +149,44 @@ def _lanes(
     )
     if not group.key.preemptive:
         branches, speculation = _branches(group, serving, slots), _speculation(group, serving, slots)
-        return fcfs_reserved.Lane(costs[0], limits, branches, speculation)
-    shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
-    for row, slot, kv in zip(shared, slots, kvs, strict=True):
-        row[: slot.count] = shared_units(slot.jobs.demand, kv)[slot.served]
+        on_demand = _on_demand(group, serving, slots) if group.key.on_demand else None
+        return fcfs_reserved.Lane(costs[0], limits, branches, speculation, on_demand)
     content = contents_of(serving, slots, group.lane_requests + 1) if group.key.cached else None
     session_turns = session_turns_of(slots, group.lane_requests + 1) if group.key.session_turns else None
     return preemptive.Lane(
         costs,
         limits,
         rules_of(serving),
-        shared,
+        _shared_units(group, serving, slots),
         content,
         session_turns,
         _speculation(group, serving, slots),
         None if group.key.replicas == 1 else _cluster(group, serving, slots),
+    )
+
+
+def _shared_units(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> np.ndarray:
+    """KV units of each request's prefix that its replica keeps for all, (lane, request + 1)."""
+    shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
+    for row, slot, pool in zip(shared, slots, serving, strict=True):
+        row[: slot.count] = shared_units(slot.jobs.demand, pool.design.ready.kv)[slot.served]
+    return shared
+
+
+def _on_demand(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> fcfs_reserved.OnDemand:
+    rules, shared = rules_of(serving), _shared_units(group, serving, slots)
+    prompts = np.zeros_like(shared)
+    for row, slot, pool in zip(prompts, slots, serving, strict=True):
+        demand, resident = slot.jobs.demand, pool.role.prompt_resident
+        row[: slot.count] = kv_units(pool.design.ready.kv, demand.prompt_tokens + resident)[slot.served]
+    return fcfs_reserved.OnDemand(
+        rules.whole_kv,
+        rules.watermark_units,
+        rules.full_prompt,
+        rules.kv,
+        block_units=np.where(rules.kv.full > 0, 1.0, 0.0),  # models that only keep states take no more with tokens
+        prompt_units=np.maximum(prompts - shared, 0),
+        shared_units=shared,
     )
 
 

@@ -9,6 +9,7 @@ from tests.benchmarks import (  # noqa: F401
     bestserve,
     cold_start,
     compilations,
+    engine,
     grid,
     hermes,
     iteration,
@@ -22,7 +23,6 @@ from tests.benchmarks import (  # noqa: F401
     reference,
     request_level,
     search,
-    simulator,
     sweep,
     vidur,
 )

@@ -10,10 +10,10 @@ from evaluator.metrics import summarise
 from evaluator.plan import plan
 from evaluator.run import simulate, sweep
 from evaluator.scenario import load_scenario
+from tests.reference.serve.test_pool import CLOSED, KEPT, TIGHT
 from tests.scenario.build import scenario
 from tests.simulation.engines import LEVELS, TIMES, Designs, outcomes
 from tests.simulation.test_pipelines import assert_same, both_ways
-from tests.simulation.test_token_level import CLOSED, KEPT, TIGHT
 
 FOUR = "workload.reasoning={branches: 4, scale: 2}"
 SIDES = "deployment.pools={prefill: {role: prefill}, decode: {role: decode, batching: {policy: continuous}}}"

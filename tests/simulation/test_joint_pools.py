@@ -23,7 +23,7 @@ from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import ROLES
 from tests.properties.engine.test_preemptive import QUICK
-from tests.simulation.test_feedback import PAIR, tightened
+from tests.reference.serve.test_network import PAIR, tightened
 from tests.simulation.test_phases import BOTH, SPREAD, assert_same, of_pools
 from tests.thorough import tried
 

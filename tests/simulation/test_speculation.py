@@ -15,9 +15,9 @@ from evaluator.scenario import load_scenario
 from evaluator.speculation import Speculative, keys
 from evaluator.speculation import tokens_given as given_by
 from tests.reference.build import linear_cost
+from tests.reference.serve.test_pool import CLOSED, TIGHT
 from tests.scenario.build import scenario
 from tests.simulation.engines import LEVELS, Designs, outcomes
-from tests.simulation.test_token_level import CLOSED, TIGHT
 
 NGRAM = "deployment.speculative={method: ngram, tokens: 3, acceptance: [0.8, 0.6, 0.45]}"
 EAGLE = "deployment.speculative={method: eagle, tokens: 2, acceptance: 0.7, vocabulary: 32000}"

@@ -19,6 +19,7 @@ from evaluator.stations.engine.joint import state as coupled_state
 from evaluator.stations.engine.preemptive import state as preemptive_state
 from evaluator.stations.engine.preemptive.lane import Given as AnyOrderGiven
 from tests.stations.engine.fcfs_reserved import build as in_order_build
+from tests.stations.engine.fcfs_reserved import on_demand
 from tests.stations.engine.fcfs_reserved.build import RING, SLOTS
 from tests.stations.engine.joint import build as coupled_build
 from tests.stations.engine.preemptive import build as preemptive_build
@@ -91,6 +92,18 @@ def test_in_order(case):
     result = result_of(fcfs_reserved, lanes, requests, structure)
     for value in (given, state, result):
         assert mismatches(value, type(value), axes, type(value).__name__) == []
+
+
+def test_in_order_on_demand():
+    configure()
+    structure = fcfs_reserved.Structure(RING, True, on_demand.LARGEST_BLOCK)
+    lanes, requests = on_demand.lanes_of(on_demand.in_order_cases(Kind(windowed=True), 20))
+    lane, given_requests = lane_local((lanes, requests))
+    given = InOrderGiven(lane.cost, lane.limits, given_requests, structure, on_demand=lane.on_demand)
+    state = in_order_state.initial_state(given)
+    result = result_of(fcfs_reserved, lanes, requests, structure)
+    for value in (given, state, result):
+        assert mismatches(value, type(value), axes_of(structure) | {"branch": 1}, type(value).__name__) == []
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -86,6 +86,7 @@ class LaneResult(NamedTuple):
     hit_tokens: RequestTokens | None = None  # prompt tokens found in the prefix cache; None: there is none
     decoded: Float | None = None  # with drafts: decode iterations, summed over the sequences
     decoded_tokens: Float | None = None  # and the output tokens that they gave
+    ran_short: Flag | None = None  # KV on demand was asked for that was not there: the rest is void; None: cannot be
     replica: RequestReplicas | None = None  # of replicas that run together: which of them served each request
     sent_s: RequestTimes | None = None  # of several pools: when a job came to its phase
     link_s: RequestTimes | None = None  # and when its transfer began, if it is of the decode phase

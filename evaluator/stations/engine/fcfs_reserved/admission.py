@@ -93,9 +93,10 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Prompt
     )
     share = jnp.where(limits.policy.whole_prompts, jnp.where(rest <= budget, rest, 0.0), jnp.minimum(rest, budget))
     started = intake.progress > 0
+    has_kv = True if given.on_demand is not None else started | (intake.kv + kv <= limits.kv_units)
     fits = (
         jnp.where(limits.prompts_resident, budget >= given.rows(sequences), share > 0)
-        & (started | (intake.kv + kv <= limits.kv_units))
+        & has_kv
         & (state.decodes + intake.joined + sequences <= limits.max_num_seqs)
         & ~(limits.policy.drain_first & (state.decodes > 0))
         & (i < jnp.minimum(state.released, limits.requests))
@@ -131,7 +132,7 @@ def _consider(given: Given, state: State, now: Float, intake: Intake) -> Intake:
         next_arrival=one.arrival_s,
         head=i + complete,
         progress=jnp.where(complete, 0.0, intake.progress + one.tokens),
-        kv=intake.kv + jnp.where(one.starts, one.kv, 0.0),
+        kv=intake.kv if given.on_demand is not None else intake.kv + jnp.where(one.starts, one.kv, 0.0),
         prompts=intake.prompts.add_chunk(one.before, one.tokens, given.window()),
         joined=intake.joined + jnp.where(complete, one.sequences, 0.0),
         joined_context=intake.joined_context + jnp.where(complete, one.sequences * attends, 0.0),

@@ -7,8 +7,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.stations.engine.common.arrays import Float, FloatPerRequest, Int, IntPerBranch
-from evaluator.stations.engine.common.rings import read, write
+from evaluator.stations.engine.common.arrays import Array, Float, FloatPerRequest, Int
+from evaluator.stations.engine.common.rings import NONE, read, write
+from evaluator.stations.engine.fcfs_reserved.admission import Intake
+from evaluator.stations.engine.fcfs_reserved.kv_on_demand import KvGrowth, end_decode
 from evaluator.stations.engine.fcfs_reserved.lane import Given
 
 
@@ -22,13 +24,15 @@ class DepartureQueue(NamedTuple):
     window_context: Float
     kv: Float
     last_token_s: FloatPerRequest
+    kv_steps: Array | None  # KV on demand: ``KvGrowth.steps`` without them
 
 
 def depart(
-    given: Given, next_leaving: IntPerBranch, first: Int, times: FloatPerRequest, clock: Float
+    given: Given, intake: Intake, growth: KvGrowth | None, step: Int, times: FloatPerRequest, clock: Float
 ) -> DepartureQueue:
-    """Walk the list of requests that leave at ``clock``, from ``first`` on; ``times`` are the last tokens so far."""
-    requests, limits = given.requests, given.limits
+    """Walk the list of requests that leave at ``clock`` after ``step`` steps; ``times`` are the last tokens so far."""
+    requests, limits, next_leaving = given.requests, given.limits, intake.next_leaving
+    first = read(intake.leaving, step % given.structure.ring)
 
     def leave(out: DepartureQueue) -> DepartureQueue:
         i = out.branch // given.cells
@@ -48,8 +52,14 @@ def depart(
             out.window_context + windowed,
             out.kv + kv,
             write(out.last_token_s, i, clock),
+            None if out.kv_steps is None else end_decode(given, out.kv_steps, i, step, output),
         )
 
+    if growth is not None:
+        # The condition always holds. It makes the writes to ``kv_steps`` wait for the leap's look at them: without it
+        # XLA copies that array on every trip (``common.rings``), which makes a lane a tenth slower.
+        first = jnp.where(growth.asked >= 0.0, first, NONE)
     zero = jnp.zeros((), jnp.float64)
-    start = DepartureQueue(first, jnp.int32(0), jnp.int32(0), zero, zero, zero, times)
+    kv_steps = None if growth is None else growth.steps
+    start = DepartureQueue(first, jnp.int32(0), jnp.int32(0), zero, zero, zero, times, kv_steps)
     return lax.while_loop(lambda out: out.branch >= 0, leave, start)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from evaluator.cost.iteration import IterationCost
-from evaluator.stations.engine.common.arrays import Float, IntPerBranch, IntPerRequest
+from evaluator.cost.kv import KvUnits
+from evaluator.stations.engine.common.arrays import Flag, Float, IntPerBranch, IntPerRequest
 from evaluator.stations.engine.common.lane import LaneLimits, Requests
 from evaluator.stations.engine.common.speculation import Speculation
 
@@ -23,17 +24,31 @@ class Branches(NamedTuple):
     going: IntPerRequest  # how many of them have more than one token
 
 
-class Lane(NamedTuple):
-    """One replica of a single pipeline rank, with the KV of every request reserved on admission.
+class OnDemand(NamedTuple):
+    """How requests take KV as their tokens come; the fields of ``preemptive.Rules`` by the same names, and two more."""
 
-    ``branches`` None: every request is one sequence. ``speculation`` None: a decode iteration gives one token. That is
-    structure, not a value: nothing of them is compiled then.
+    whole_kv: Flag
+    watermark_units: Float
+    full_prompt: Flag
+    kv: KvUnits  # each field a Float
+    block_units: Float  # without windowed layers: units of a block, 1 or, where only states are kept, 0
+    prompt_units: IntPerRequest  # of its whole prompt, where that is resident of the first token, too
+    shared_units: IntPerRequest  # of a request's prefix that stay in the cache and are not counted
+
+
+class Lane(NamedTuple):
+    """One replica of a single pipeline rank.
+
+    ``branches`` None: every request is one sequence. ``speculation`` None: a decode iteration gives one token.
+    ``on_demand`` None: the KV of every request is reserved on its admission. That is structure, not a value: nothing of
+    them is compiled then.
     """
 
     cost: IterationCost
     limits: LaneLimits
     branches: Branches | None = None
     speculation: Speculation | None = None
+    on_demand: OnDemand | None = None
 
 
 class Structure(NamedTuple):
@@ -41,6 +56,7 @@ class Structure(NamedTuple):
 
     ring: int  # steps in the rings, a power of two above the longest output
     windowed: bool  # the model has sliding-window layers
+    block_tokens: int = 0  # KV on demand: at least the tokens of a block of any lane
 
 
 class Given(NamedTuple):
@@ -52,6 +68,7 @@ class Given(NamedTuple):
     structure: Structure
     branches: Branches | None = None
     speculation: Speculation | None = None
+    on_demand: OnDemand | None = None
 
     def window(self) -> Float | None:
         """The attention window in tokens; None for a model without windowed layers."""

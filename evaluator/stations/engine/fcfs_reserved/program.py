@@ -1,7 +1,8 @@
 """The token-exact serving engine for arrivals in order: one lane's event loop as a scalar JAX program.
 
 A lane admits its requests in the order of arrival and sends none back, so that every queue is a range of request
-numbers (the other program, ``preemptive``, does without that). One trip of the loop is one iteration that computes
+numbers (the other program, ``preemptive``, does without that). KV is reserved on admission; or it is taken on demand
+and only counted, until a lane runs short of it (``kv_on_demand``). One trip of the loop is one iteration that computes
 prompts, or a leap over all decode iterations up to the next event: a completion, an admissible arrival, a context that
 fills the attention window, or the iteration from which the device takes longer than the host that runs ahead. In
 between the batch is fixed and an iteration's time is affine in the number of iterations, so their sum has a closed form
@@ -37,6 +38,7 @@ from evaluator.stations.engine.common.rings import read, steps_to_event, tagged_
 from evaluator.stations.engine.common.speculation import AcceptedTokens
 from evaluator.stations.engine.fcfs_reserved.admission import Intake, admit
 from evaluator.stations.engine.fcfs_reserved.departures import depart
+from evaluator.stations.engine.fcfs_reserved.kv_on_demand import KvGrowth, KvUse, kv_of_leap, take_kv
 from evaluator.stations.engine.fcfs_reserved.lane import Given, Lane, Structure
 from evaluator.stations.engine.fcfs_reserved.speculative_steps import uneven_leap
 from evaluator.stations.engine.fcfs_reserved.state import State, initial_state
@@ -164,7 +166,8 @@ def _loop_step(given: Given, state: State) -> State:
     gaps = enter_gaps(given, state, intake, first_token_s, steps)
     step = state.step + steps.count
     slot = step % ring
-    out = depart(given, intake.next_leaving, read(intake.leaving, slot), state.last_token_s, clock)
+    kv, growth = _kv_use(given, state, intake, run, stalled)
+    out = depart(given, intake, growth, step, state.last_token_s, clock)
     full = tagged_count(intake.crossing, slot, step) if given.structure.windowed else 0.0
     touched = run.iterations * share_touched(given.cost, batch_tokens(given.cost, batch))
     contexts = _contexts(state, intake, run, steps.count)
@@ -177,14 +180,14 @@ def _loop_step(given: Given, state: State) -> State:
         context=contexts.full - out.context,
         window_context=contexts.window - out.window_context,
         window_growing=state.window_growing + intake.joined_growing - jnp.where(steps.count > 0, full, 0.0),
-        kv=intake.kv - out.kv,
+        kv=kv.last - out.kv,
         released=state.released + out.requests,
         gap_from=jnp.where(stalled, state.gap_from, clock),
         first_gap=jnp.where(stalled, state.first_gap, jnp.where(steps.count > 1, intake.head, state.head)),
         busy_s=state.busy_s + run.took_s,
         iterations=state.iterations + run.iterations,
-        kv_max=jnp.maximum(state.kv_max, intake.kv),
-        kv_unit_s=state.kv_unit_s if given.branches is None else state.kv_unit_s + intake.kv * run.took_s,
+        kv_max=jnp.maximum(state.kv_max, kv.last),
+        kv_unit_s=state.kv_unit_s if _follows_from_times(given) else state.kv_unit_s + kv.unit_s,
         experts_touched=state.experts_touched + touched,
         peaks=raised(given.cost, state.peaks, batch, run.iterations),
         events=unmark(intake.events, slot),
@@ -196,7 +199,22 @@ def _loop_step(given: Given, state: State) -> State:
         last_token_s=out.last_token_s,
         itl_histogram=gaps,
         accepted=_growth(given, state, intake, run, steps.count),
+        kv_growth=None if growth is None else growth._replace(steps=out.kv_steps),
     )
+
+
+def _kv_use(given: Given, state: State, intake: Intake, run: Run, stalled: Flag) -> tuple[KvUse, KvGrowth | None]:
+    """The KV in use in the iterations of a trip, and what was asked for."""
+    if state.kv_growth is None:
+        return KvUse(intake.kv, intake.kv * run.took_s), None
+    first, growth = take_kv(given, state, intake, stalled)
+    use = kv_of_leap(given, growth, state.step, first, run.count, run.first_s, run.two_s - 2.0 * run.first_s)
+    return use, growth._replace(asked=jnp.maximum(growth.asked, use.last))
+
+
+def _follows_from_times(given: Given) -> bool:
+    """The integral of the KV in use follows from the times of the requests, each of which holds the same all along."""
+    return given.branches is None and given.on_demand is None
 
 
 def _kv_unit_s(requests: Requests, final: State) -> Float:
@@ -206,11 +224,11 @@ def _kv_unit_s(requests: Requests, final: State) -> Float:
 
 
 def _run_lane(given: Given) -> LaneResult:
-    final = lax.while_loop(
-        lambda state: (state.head < given.limits.requests) | (state.decodes > 0),
-        lambda state: _loop_step(given, state),
-        initial_state(given),
-    )
+    def goes_on(state: State) -> Flag:
+        left = (state.head < given.limits.requests) | (state.decodes > 0)
+        return left if state.kv_growth is None else left & ~_ran_short(given, state.kv_growth)
+
+    final = lax.while_loop(goes_on, lambda state: _loop_step(given, state), initial_state(given))
     return LaneResult(
         scheduled_s=final.scheduled_s[:-1],
         first_token_s=final.first_token_s[:-1],
@@ -218,14 +236,20 @@ def _run_lane(given: Given) -> LaneResult:
         busy_s=final.busy_s,
         iterations=final.iterations,
         kv_units_max=final.kv_max,
-        kv_unit_s=_kv_unit_s(given.requests, final) if given.branches is None else final.kv_unit_s,
+        kv_unit_s=_kv_unit_s(given.requests, final) if _follows_from_times(given) else final.kv_unit_s,
         preemptions=jnp.zeros((), jnp.int32),
         experts_touched=final.experts_touched,
         peaks=final.peaks,
         itl_histogram=final.itl_histogram,
         decoded=None if final.accepted is None else final.accepted.decoded,
         decoded_tokens=None if final.accepted is None else final.accepted.decoded_tokens,
+        ran_short=None if final.kv_growth is None else _ran_short(given, final.kv_growth),
     )
+
+
+def _ran_short(given: Given, growth: KvGrowth) -> Flag:
+    """Requests asked for more KV than there is."""
+    return growth.asked > given.limits.kv_units
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "vectorise"))
@@ -236,6 +260,6 @@ def run_lanes(lanes: Lane, requests: Requests, structure: Structure, vectorise: 
     """
 
     def run(lane: Lane, requests: Requests) -> LaneResult:
-        return _run_lane(Given(lane.cost, lane.limits, requests, structure, lane.branches, lane.speculation))
+        return _run_lane(Given(lane.cost, lane.limits, requests, structure, *lane[2:]))
 
     return over_lanes(run, lanes, requests, vectorise)

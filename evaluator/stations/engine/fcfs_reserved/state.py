@@ -21,6 +21,7 @@ from evaluator.stations.engine.common.arrays import (
 from evaluator.stations.engine.common.leap import no_peaks
 from evaluator.stations.engine.common.rings import NONE, WORD
 from evaluator.stations.engine.common.speculation import AcceptedTokens, nothing_accepted
+from evaluator.stations.engine.fcfs_reserved.kv_on_demand import KvGrowth, nothing_taken
 from evaluator.stations.engine.fcfs_reserved.lane import Given
 
 
@@ -35,14 +36,14 @@ class State(NamedTuple):
     context: Float  # tokens that they attend to in the next step, summed
     window_context: Float  # the same in windowed layers
     window_growing: Float  # decodes whose windowed context still grows
-    kv: Float  # KV units reserved
+    kv: Float  # KV units reserved or, on demand, in use
     released: Int  # closed loop: requests sent so far
     gap_from: Float  # end of the last step, where the next gap between tokens starts
     first_gap: Int  # requests from here to the head have no second token yet
     busy_s: Float
     iterations: Float
     kv_max: Float
-    kv_unit_s: Float  # units in use, integrated over time; only with branches, else known from the requests' times
+    kv_unit_s: Float  # units in use, integrated over time; of one reserved sequence it follows from its times
     experts_touched: Float
     peaks: Peaks
     events: StepBits  # steps at whose end the batch changes
@@ -54,6 +55,7 @@ class State(NamedTuple):
     last_token_s: FloatPerRequest
     itl_histogram: Bins
     accepted: AcceptedTokens | None = None  # None where every decode gives one token
+    kv_growth: KvGrowth | None = None  # None where KV is reserved
 
 
 def initial_state(given: Given) -> State:
@@ -73,4 +75,5 @@ def initial_state(given: Given) -> State:
         scheduled_s=never, first_token_s=never, last_token_s=never,
         itl_histogram=jnp.zeros(histogram.BINS),
         accepted=None if given.speculation is None else nothing_accepted(ring + 1, given.structure.windowed),
+        kv_growth=None if given.on_demand is None else nothing_taken(given),
     )  # fmt: skip
