@@ -40,6 +40,7 @@ def visits(chances: tuple[float, ...], tokens: int) -> np.ndarray:
     gains = -np.diff((1.0, *chances, 0.0))  # of 1, 2, .. k + 1 tokens
     visited = np.zeros(tokens + len(gains))
     visited[:1] = 1.0
+    # A renewal process: an iteration starts at i tokens if one started at i - g tokens and gave g.
     for given in range(tokens):
         visited[given + 1 : given + 1 + len(gains)] += visited[given] * gains
     return visited[:tokens]

@@ -81,6 +81,8 @@ def phase(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatistics, 
         decode_context=tokens * batch.decode_context,
         decode_window_context=tokens * batch.decode_window_context,
     )
+    # Memory is read once for all tokens of an iteration: contexts do not count once per drafted token, as they do in
+    # FLOPs.
     read = batch._replace(decodes=useful.decodes)
     touched = share_touched(through.cost, batch_tokens(through.cost, batch))
     has_operators = through.calibration.form == "roofline"

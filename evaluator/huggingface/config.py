@@ -50,6 +50,7 @@ class Config(Fields):
 
     def at(self, layer: int) -> Config:
         """This level as the layer of that number sees it; what it reads counts as read here."""
+        # The view shares the set of keys that were read: what one layer asks for counts as read of the whole level.
         view = object.__new__(Config)
         view.__dict__.update(self.__dict__)
         view.layer = layer
@@ -80,6 +81,7 @@ class Config(Fields):
                 )
         if present:
             return self.values[present[0]]
+        # A null says that the model has no such thing; the family's default is for files that leave the key out.
         if key in self.defaults and not any(name in self.absent for name in names):
             self.assumed[key] = self.defaults[key]
             return self.defaults[key]
@@ -247,6 +249,7 @@ def _block(config: Config, layer: int) -> Mapping[str, Any]:
         figures["num_key_value_heads"] = config.integer("num_attention_heads") // group
     factor = ffn.number("ffn_mult", None)
     if factor is not None:
+        # Rounded up to 256 as the published code does, since the matrices have that size.
         figures["intermediate_size"] = -(-int(2 * factor * config.integer("hidden_size") / 3) // 256) * 256
     return figures
 

@@ -44,6 +44,7 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     notes: list[str] = []
     outer, text = levels[0], levels[-1]
     _refuse_encoder_decoders(levels)
+    # A family is tried by importing the config as one of it, which fails at the first key that it does not read.
     kind = _family(levels, like, notes, lambda name: import_config(config, "likely", name))
     family = FAMILIES[kind]
     is_nested = text is not outer and text.text("model_type", None) == kind
@@ -78,6 +79,8 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
 
 def _levels(outer: Config) -> list[Config]:
     """The levels from the outermost down to that of the language model: ``text_config`` and its like, if any."""
+    # The innermost level describes the language model; those around it describe encoders and how they are joined to
+    # it.
     for key in _TEXT_LEVELS:
         if outer.has(key):
             return [outer, *_levels(Config(outer.raw(key), outer.place(key)))]

@@ -111,6 +111,8 @@ def _read(
     said = [(key, words) for key, rule in present if (words := rule(config, layers)) is not None]
     if not said:
         return otherwise(config, layers) or []
+    # Rules stand in the order of their authority: the first that speaks counts. The others must agree, since a file
+    # that says two things of one layer was edited by hand, or means something that no rule knows.
     (first, words), *others = said
     for key, different in others:
         for index, (word, other) in enumerate(zip(words, different, strict=True)):
@@ -226,6 +228,8 @@ def _first_dense(config: Config, layers: int) -> Words:
     first = config.integer("first_k_dense_replace", minimum=0)
     if first > layers:
         raise InputError(f"{config.place('first_k_dense_replace')}: {first} of only {layers} layers")
+    # ``index % freq == 0`` counts from layer 0 and not from the first layer with experts, as DeepSeek's published
+    # code does.
     every_nth = config.integer("moe_layer_freq", 1)
     return ["moe" if index >= first and index % every_nth == 0 else "dense" for index in range(layers)]
 

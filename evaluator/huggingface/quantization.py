@@ -29,6 +29,7 @@ def checkpoint_precision(
     given = [level.raw(key, None) for level in (outer, text) for key in keys]
     given.append(beside.get("quantization") if isinstance(beside, Mapping) else None)
     expert = text.text("expert_dtype", None)
+    # Several levels may have one; the outermost is what engines read first.
     content = next((item for item in given if item not in (None, {})), None)
     stored: dict[str, str] = {}
     if content is not None:
@@ -75,6 +76,7 @@ def _kept(config: Config, layers: Sequence[LayerKind], stored: Stored, notes: li
         having = _layers_with(part, layers)
         if part not in stored:
             continue
+        # A name without a number of a layer exempts the part in all of them.
         if None in numbers or 2 * len(numbers) > having:
             unquantised.add(part)
         else:

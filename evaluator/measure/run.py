@@ -128,6 +128,8 @@ def _row(
         outcome.leave(f"longer than {effort.longest_s:g} s a call")
         return None
     calls = _calls(point, expected, device, host)
+    # A program uses as many sets as it has calls; beyond that as many as it takes to push a set out of the cache
+    # before its next turn, since an engine's weights and KV come from memory, too.
     sets = max(calls, min(MOST_SETS, math.ceil(ROTATION * device.cache_bytes / max(1.0, point.operand_bytes))))
     if sets * point.operand_bytes + 2 * point.held_bytes > MEMORY_SHARE * device.memory_bytes:
         outcome.leave("more than half of the memory")
@@ -138,6 +140,8 @@ def _row(
         outcome.leave(f"{point.op_class} failed on this device ({str(error).splitlines()[0][:80]})")
         return None
     time_s = _net(timing, calls, call.linked, device, host)
+    # A time from which the host's part was taken off may be next to nothing: it counts as half of what was measured
+    # at least, or the point would make the device look faster than it is.
     ends.see(point, max(time_s, timing.time_s / calls / 2))
     if (device.platform != "cpu" and host.program_s > HOST_SHARE * timing.time_s) or time_s <= 0:
         outcome.leave("too short to tell from the host's work")

@@ -64,6 +64,8 @@ class LatencyGrowth:
         above = np.where((above >= 0) & self._saturated[above], -1, above)
         with np.errstate(divide="ignore", invalid="ignore"):
             between = np.log(latency[above] / latency[below]) / np.log(rate[above] / rate[below])
+            # 1 / L falls linearly in r towards saturation (M/G/1): its slope from one neighbour gives d ln L / d ln r
+            # here.
             from_below = (latency[rows] / latency[below] - 1.0) / (1.0 - rate[below] / rate[rows])
             to_above = (1.0 - latency[rows] / latency[above]) / (rate[above] / rate[rows] - 1.0)
         sides = [(below >= 0) & (above >= 0), below >= 0, above >= 0]
@@ -86,6 +88,7 @@ def _neighbours(ds: xr.Dataset, rate: str) -> tuple[np.ndarray, np.ndarray]:
             _, same = np.unique(same * (level.max() + 1) + level, return_inverse=True)
     rates = ds[rate].values.astype(float)
     rows = np.flatnonzero((ds["status"].values == OK) & np.isfinite(rates))
+    # Designs that differ in the rate alone stand side by side, by their rates; then neighbours are the next entries.
     order = rows[np.lexsort((rates[rows], same[rows]))]
     lower, higher = order[:-1], order[1:]
     near = (same[lower] == same[higher]) & (rates[lower] < rates[higher])

@@ -76,5 +76,6 @@ def is_constant(ds: xr.Dataset, name: str) -> bool:
 def front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Indices of the points (point,) that no other beats in both, where more is better, from the largest x down."""
     order = np.lexsort((-y, -x))
+    # In order of falling x a point is on the front if its y exceeds that of all before it.
     best = np.maximum.accumulate(np.r_[-np.inf, y[order][:-1]])
     return order[y[order] > best]

@@ -72,6 +72,7 @@ def chosen_replicas(configuration: Configuration, seed: int, phase: int, jobs: J
     where = configuration.phases[phase]
     if where.replicas is None or configuration.status != OK:
         return None
+    # Routers that take turns do so in the order in which jobs come, whatever their ids.
     order = jobs.order
     group = None
     if where.grouped:

@@ -117,6 +117,7 @@ def _serve(step_station: StepStation, run: Run, jobs: ChunkJobs) -> tuple[Reques
             visited[key][ids] = True
     busy_s = use.totals.busy_s.reshape(len(jobs), queues, seeds).sum(axis=1)
     totals = use.totals.rows(slice(None, None, queues))._replace(busy_s=busy_s)
+    # Figures of a configuration stand once for each of its queues: every n-th row is one of each.
     whole: dict[str, Any] = {
         name: value[::queues] for name, value in vars(use).items() if isinstance(value, np.ndarray)
     }
@@ -213,6 +214,7 @@ def _passed(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[Jo
     for key, run_jobs in by_run(jobs):
         passes = asked[key[0]][key[1]].id.reshape(len(run_jobs), step_station.step(key).sequences)
         sequence_left_s = served.last_token_s[key][passes]
+        # A request goes on with the last of its sequences, and on the replica of that one.
         last = sequence_left_s.argmax(axis=1)[:, None] if len(run_jobs) else np.zeros((0, 1), dtype=np.int64)
         scheduled_s[key][: len(run_jobs)] = served.scheduled_s[key][passes].min(axis=1, initial=np.inf)
         left_s[key][: len(run_jobs)] = np.take_along_axis(sequence_left_s, last, axis=1)[:, 0]
@@ -236,6 +238,7 @@ def _asked(step_station: StepStation, key: RunKey, ids: NDArray[np.int64]) -> De
     routes = step_station.all_routes[key[0]][key[1]]
     visit = routes.first[step_station.place]
     demand, sequences = routes.asked(visit, step_station.number), step_station.step(key).sequences
+    # Most often all come in the order of the plan, whose demand, with all that is kept with it, serves as it is.
     if np.array_equal(ids, visit.ids):
         return demand
     order = np.searchsorted(visit.ids, ids)[:, None] * sequences + np.arange(sequences)

@@ -171,13 +171,18 @@ def work(fetch: KvFetch, visit: StageRequests) -> Work:
     draws = visit.rng().random((len(visit), 2))
     mean = float(size[asks].mean()) if asks.any() else 0.0
     rates = _rates(fetch, visit.replicas, mean)
+    # Inverse transform over the tiers: of two designs that differ in a hit rate, a request finds its context in the
+    # one with the higher rate in the same tier or an earlier one, so that they are compared on the same luck.
     tier_found = np.searchsorted(np.cumsum(found(np.array(rates)))[:-1], draws[:, 0], side="right")
     is_found = asks & (tier_found < len(fetch.tiers))
     replica = (draws[:, 1] * visit.replicas).astype(np.int64)
     asked = np.where(asks, np.minimum(tier_found + 1, len(fetch.tiers)), 0)  # tiers in which the context was looked up
     lookups_s = np.cumsum([0.0, *(tier.figures.latency_s for tier in fetch.tiers)])
+    # All lookups first, as one delay: they wait for nobody, and the transfer starts when the last one has found
+    # something.
     steps: list[Step] = [Delay(lookups_s[asked], "lookup", np.where(asks, 0, -1))]
     for index, (name, tier) in enumerate(_named(fetch.tiers).items()):
+        # To both sides at once each gets half of the bandwidth, which takes as long as twice the bytes.
         sent = np.where(is_found & (tier_found == index), size * (2.0 if fetch.to_decode else 1.0), 0.0)
         steps.append(_transfer(name, tier, sent, replica, visit.replicas))
     added = np.zeros_like(tokens) if fetch.tokens is None else tokens

@@ -168,6 +168,7 @@ def _search_s(asked: Retrieve, index: VectorIndex, pool: StagePool) -> NDArray[n
     """Seconds of a search for 1, 2, ... queries together. The devices of a replica hold a share of the index each, and
     search it at the same time (RAGO's servers, over which its load is even)."""
     hardware, share = pool.hardware, 1.0 / pool.devices
+    # Centroids, lists and vectors to rescore are divided over the devices; the lists of a query are spread evenly.
     shard = replace(
         index, centroids=index.centroids * share, probes=index.probes * share, rescored=index.rescored * share
     )

@@ -115,6 +115,7 @@ def _batches(lanes: _Lanes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
         chosen = np.argmin(free_s[lane], axis=1)
         oldest_s = lanes.ready_s[lane, here]
         full_s = lanes.ready_s[lane, here + lanes.most[lane] - 1]
+        # A batch starts when a server is free, and when it is full or its first job has waited for long enough.
         began_s = np.maximum(free_s[lane, chosen], np.minimum(oldest_s + lanes.max_wait_s[lane], full_s))
         size = _waiting(lanes, lane, here, began_s)
         took_s = lanes.service_s[lane, size]
@@ -124,6 +125,7 @@ def _batches(lanes: _Lanes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
         busy_s[lane] += took_s
         position[lane] = here + size
         lane = lane[np.isfinite(lanes.ready_s[lane, here + size])]
+    # Jobs behind the first of a batch have 0 there, so that the running maximum is the first job of each one's batch.
     np.maximum.accumulate(first, axis=1, out=first)
     spread = (np.take_along_axis(values, first, axis=1) for values in (start_s, end_s, server))
     return *spread, busy_s  # type: ignore[return-value]
@@ -132,6 +134,7 @@ def _batches(lanes: _Lanes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
 def _waiting(lanes: _Lanes, lane: np.ndarray, here: np.ndarray, now_s: np.ndarray) -> np.ndarray:
     """How many jobs from ``here`` on have come by ``now_s``, at most a full batch; by bisection, (lane,)."""
     fewest = np.zeros_like(here)
+    # Powers of two from the largest down: after each the count is the largest multiple of the step that has come.
     step = 1 << (int(lanes.most.max()).bit_length() - 1)
     while step:
         more = fewest + step

@@ -61,6 +61,7 @@ def _starts(jobs: Jobs, may_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
     if not jobs.origin.replica.any() and in_order(jobs.id, may_s):  # most often: one replica, first come, first served
         return single_server(may_s, service_s)
     start_s = np.empty_like(may_s)
+    # By replica, and within each in the order in which its link may begin.
     order = np.lexsort((jobs.id, may_s, jobs.origin.replica))
     edges = np.flatnonzero(np.diff(jobs.origin.replica[order])) + 1
     for served in np.split(order, edges):

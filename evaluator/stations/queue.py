@@ -41,6 +41,7 @@ def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.n
     order = order_of(jobs)
     waiting, asked = (np.take_along_axis(values, order, axis=-1) for values in (ready_s, service_s))
     if (count == 1).all():
+        # One server, the most frequent case, is a cumulative sum; several need a loop over the jobs.
         start, server = single_server(waiting, asked), np.zeros(waiting.shape, dtype=np.int32)
     else:
         start, server = _several(waiting, asked, count)

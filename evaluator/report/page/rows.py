@@ -63,6 +63,7 @@ def _wanted(axes: Sequence[PageAxis], order: np.ndarray, most: int) -> Iterator[
     """Places in ``order``, the most wanted first."""
     codes = [_steps(axis, order) for axis in axes]
     yield np.arange(most // 5)
+    # The best of each cell, as ``order`` is by rank and ``unique`` gives the first of each.
     for first, second in combinations(codes, 2):
         yield np.sort(np.unique(first * (int(second.max()) + 1) + second, return_index=True)[1])
     if codes:
