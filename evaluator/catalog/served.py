@@ -52,6 +52,7 @@ def _times(figures: Any, was: Any, now: Any, names: tuple[str, ...]) -> dict[str
     changed = {}
     for name in names:
         before, after = getattr(was, name), getattr(now, name)
+        # A figure that was 0 or infinite in isolation (nothing to launch, no limit) has no factor.
         if before != after and 0.0 < before < math.inf:
             value = getattr(figures, name) * after / before
             changed[name] = min(value, 1.0) if name in _FRACTIONS else value

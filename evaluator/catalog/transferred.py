@@ -96,6 +96,7 @@ def transferred(sets: Sequence[Calibration], name: str = TRANSFERRED, link: Sequ
     """
     if not sets:
         raise InputError("transfer: there is no set of another device to take the median of")
+    # What devices send one another is a matter of the link: of those on the same kind of link, if any was measured.
     near = [calibration for calibration in sets if calibration.hardware in link] or list(sets)
     classes = sorted({op_class for calibration in sets for op_class in calibration.efficiencies})
     figures = [entry.name for entry in fields(sets[0]) if isinstance(getattr(sets[0], entry.name), float)]
@@ -138,6 +139,7 @@ def _median(efficiencies: Sequence[OperatorEfficiency]) -> OperatorEfficiency:
     figures = {
         entry.name: float(np.median([getattr(efficiency, entry.name) for efficiency in efficiencies]))
         for entry in fields(OperatorEfficiency)
+        # Tiles in a wave are counts of one device's multiprocessors: of another device they say nothing.
         if entry.name not in ("devices", "wave_share", "wave_tiles")
     }
     sizes = {size for efficiency in efficiencies for size in efficiency.devices}

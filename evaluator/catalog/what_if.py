@@ -124,6 +124,7 @@ def read_device(document: Mapping[str, Any], where: str) -> Hardware:
     figures["cores"] = given.integer("cores", base.cores)
     given.text("name", "")  # what results call it; it keeps the name of the one it is like, by which its sets are found
     given.finish()
+    # Only figures that times depend on make the device one that nobody measured; another price does not.
     return replace(base, hypothetical=not document.keys() <= {"like", "name", *_NOT_TIMED}, **figures)
 
 

@@ -88,6 +88,7 @@ def computed_on(
     task = _Task(uuid4().hex, pickle.dumps((whole.scenario, whole.simulator, whole.inputs, whole.by_seed, levels)))
     plugin = _plugin(task)
     client.register_plugin(plugin, name=plugin.name)
+    # The group with its compiled shapes, without its configurations: those are sent by their numbers.
     shells = {id(group): replace(group, configurations=[]) for group in whole.groups}
     remaining = iter(left)
 

@@ -96,6 +96,7 @@ def forecast(
     chosen = np.arange(rows.start, rows.stop, dtype=np.int64)
     if len(rows) > MOST_EXAMINED:
         chosen = np.unique(np.linspace(rows.start, rows.stop - 1, MOST_EXAMINED).astype(np.int64))
+    # Requests are drawn to check lengths; beyond ``MOST_DRAWN`` the first of them stand for all.
     short = _shortened(scenario)
     whole = plan(short, chosen, simulator, chosen_inputs(sensitivity), by_seed)
     lengths = _lengths(whole, whole.grid.points if short is scenario else expand(scenario).points)

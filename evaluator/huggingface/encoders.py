@@ -84,6 +84,7 @@ def _transformer(key: str, content: Mapping, hidden: int, where: str, beside: Ma
     if layers > MOST_LAYERS:
         raise InputError(f"{where}: {key}: {layers} layers are absurd")
     patch = _small(content.get("patch_size"), 0, 1000)
+    # Queries, keys, values and output are four square matrices; norms and biases are below a percent.
     layer = 4 * width * width + _sides(content) * width * _inner(content, width, where, key)
     merge = content.get("spatial_merge_size", content.get("merge_size", beside.get("spatial_merge_size")))
     joined = width * _small(merge, 1, 100) ** 2

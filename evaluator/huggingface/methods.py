@@ -306,6 +306,7 @@ def named_parts(module: str) -> Sequence[str]:
         return tuple(
             part
             for part, names in _EXAMPLES.items()
+            # Configs of multimodal models name the same modules below ``language_model.``.
             if any(fnmatchcase(name, module) or fnmatchcase(f"language_model.{name}", module) for name in names)
         ) or _by_words(module)
     return _by_words(module)

@@ -64,6 +64,7 @@ def assign_in_phase(phase: PhaseReplicas, router: str, draws: np.random.Generato
     """
     groups = 1 if asking.group is None else max(phase.group) + 1
     kind = asking.model if asking.group is None else asking.model * groups + asking.group
+    # By id: a request keeps its draw in whatever order it comes, on the chain and in a joint run alike.
     drawn = draws.random(int(asking.id.max(initial=-1)) + 1) if router == "random" else None
     replicas = np.empty(len(asking.id), dtype=np.int64)
     for number in np.flatnonzero(np.bincount(kind)).tolist():
@@ -87,6 +88,7 @@ def turns(weights: Weights, count: int) -> NDArray[np.int64]:
     whole = sum(weights)
     owner, due = [], []
     for replica, weight in enumerate(weights):
+        # A few turns more than its share of ``count``, since the last ones go to whoever is due first.
         turn_numbers = np.arange(int(np.ceil(count * weight / whole)) + len(weights) + 1)
         owner.append(np.full(len(turn_numbers), replica))
         due.append((turn_numbers + 0.5) / weight)

@@ -72,6 +72,7 @@ def _lengthened(first: Plan, context: RunContext) -> tuple[Plan, np.ndarray, dic
         return undecided(whole, rows, levels)
 
     for longer in longer_plans(first, left):
+        # Rows that a longer run replaces are taken out of what is decided.
         again = np.isin(rows["config"], [configuration.config for configuration in longer.configurations])
         decided.append({name: values[~again] for name, values in rows.items()})
         expected += len(longer.configurations)

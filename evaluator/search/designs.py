@@ -255,6 +255,7 @@ def _most(configuration: Configuration, budget: Budget, rate: float | None, star
     if budget.usd_per_hour is not None and (price := configuration.usd_per_hour):
         limits.append(floor(budget.usd_per_hour / price * (1.0 + 1e-12)))
     if rate is not None:
+        # The closed form may be off by a factor, and by some replicas where a rate needs but a few.
         limits.append(4 + round(BEYOND * rate / starts.rate(configuration)))
     return max(min(limits), 1)
 

@@ -22,6 +22,7 @@ def cache_shape(pools: Sequence[StationPlan], slots: Sequence[LaneJobs]) -> Cach
     """Sizes that hold every one of the slots, rounded up to powers of two so that few programs are compiled."""
     kvs = [pools[slot.position].design.ready.kv for slot in slots]
     held = [int(_units(slot, pools[slot.position]).sum()) for slot in slots]
+    # A cache never holds more blocks than its requests ask for in all, which bounds the arrays of short runs.
     used = [min(all_of_them, kv.capacity_units) for all_of_them, kv in zip(held, kvs, strict=True)]
     names = (block_names(slot.jobs, kv.block_tokens).count for slot, kv in zip(slots, kvs, strict=True))
     most_due = max(kv.block_tokens for kv in kvs)

@@ -125,6 +125,8 @@ def _in_turn(
     prompts = sent.prompt_tokens
     if not isinstance(router, HeavyLight):
         return np.zeros(len(prompts), np.int32), [assign(router, sent)]
+    # As if all prompts were short, and as if all were long: in each case the draws go to the jobs of that kind in
+    # turn.
     alike = (np.zeros_like(prompts), np.full_like(prompts, router.prompt_tokens))
     choices = [assign(router, sent._replace(prompt_tokens=prompts, draws=draws())) for prompts in alike]
     return (prompts >= router.prompt_tokens).astype(np.int32), choices

@@ -63,6 +63,7 @@ class PerfettoTrace:
             return False
         for last in self._lanes.get(pid, ()):
             same = last["name"] == "decode" and last["args"].get("decodes") == args["decodes"]
+            # No longer apart than one of its iterations took: else the replica was idle between the two.
             if same and 0 <= start - _end(last) <= last["dur"] / last["args"]["iterations"]:
                 last["dur"] = round(end - last["ts"], 3)
                 last["args"]["iterations"] += args["iterations"]

@@ -105,6 +105,7 @@ def _reading(work: BatchStatistics, totals: PoolTotals, run: tuple[int, int]) ->
     """The work as memory sees it: with drafts a context is read once for all tokens that an iteration gives."""
     if not totals.decoded[run]:
         return work
+    # Iterations over the tokens that they gave: the part of the contexts that was really read.
     share = totals.decoded[run] / totals.decoded_tokens[run]
     return work._replace(
         decode_context=share * work.decode_context, decode_window_context=share * work.decode_window_context

@@ -211,6 +211,7 @@ class Jobs:
         on, demand = self.demand.after_prefill
         if len(on) == len(self):
             return with_fields(self, ready_s=ready_s, demand=demand), None
+        # A copy of the demand for these few; the others share the demand that is kept with this one.
         off = np.flatnonzero(self.demand.later_tokens == 0)
         done = Jobs(self.id[off], ready_s[off], self.demand[off], self.measured[off], sharing=self.sharing)
         origin = None if self.origin is None else Origin(self.origin.replica[on], self.origin.served_s[on])
@@ -225,6 +226,7 @@ class Jobs:
 
 def in_order(ids: NDArray[np.int64], times_s: NDArray[np.float64]) -> bool:
     """Whether jobs are in the order of their times, those of one time in that of their ids."""
+    # Sorting costs more than this look, and most often the jobs are in order already.
     later = times_s[1:] - times_s[:-1]
     return bool((later > 0.0).all() or ((later >= 0.0).all() and (ids[1:] > ids[:-1])[later == 0.0].all()))
 
@@ -253,6 +255,7 @@ def branch_units(demand: Demand, kv: KvLayout) -> np.ndarray:
     resident = demand.compute_tokens[:, None] == 0
     tokens = prompt + demand.branch_tokens - np.where(resident, 0, 1)  # the last token is sampled and never computed
     units = np.where(is_branch, suffix_units(kv, prompt, tokens), 0)
+    # The prompt's whole blocks go with the last branch that needs them.
     units[:, -1] += np.maximum(prefix_units(kv, demand.prompt_tokens) - shared_units(demand, kv), 0)
     return units
 

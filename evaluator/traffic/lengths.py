@@ -32,6 +32,7 @@ def request_lengths(lengths: Lengths, seed: int, n: int, branch: int = 0) -> tup
         trace = read_trace(lengths.file, LENGTHS)
         assert trace.prompt_tokens is not None and trace.output_tokens is not None
         if branch:
+            # A trace has one output for each prompt; further branches take outputs of its other rows.
             rows = stream(seed, _LENGTHS, branch).integers(0, len(trace.output_tokens), n)
             return trace.prompt_tokens[:n], trace.output_tokens[rows]
         return trace.prompt_tokens[:n], trace.output_tokens[:n]

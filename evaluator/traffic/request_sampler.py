@@ -66,6 +66,8 @@ class RequestSampler:
     def _traffic(self, workload: Workload) -> Hashable:
         """The key of what tells one table of requests from another; the rate is, where sessions have several turns."""
         sessions, arrivals = workload.sessions, workload.arrivals
+        # Which turns fall into the run follows from the rate at which sessions start. A search that changes the rate
+        # keeps the requests of the first one, or every trial would have others.
         first = self._first_rate.get(id(arrivals), arrivals) if sessions.continued else None
         which = None if first is None else self._key(first)
         lengths, models = self._key(workload.lengths), self._key(workload.models)
