@@ -29,15 +29,16 @@ def gather(
         more = ", ..." if len(gathered.missing) > LISTED else ""
         raise InputError(
             f"{out}: {len(gathered.missing):,} of {gathered.shards:,} shards are missing: {numbers}{more}; "
-            f"the commands above compute them, in any order and on any machine{_told(gathered.others)}"
+            f"the commands above compute them, in any order and on any machine{_beside(gathered.others)}"
         )
     if not quiet:
         typer.echo(
-            f"wrote {out}: {gathered.designs:,} designs of {gathered.shards:,} shards{_told(gathered.others)}", err=True
+            f"wrote {out}: {gathered.designs:,} designs of {gathered.shards:,} shards{_beside(gathered.others)}",
+            err=True,
         )
 
 
-def _told(others: Sequence[Path]) -> str:
+def _beside(others: Sequence[Path]) -> str:
     """Where shards of other sweeps lie, which nobody asked for any more."""
     return (
         f"; shards of other sweeps lie in {', '.join(map(str, others))}; remove them, if not wanted" if others else ""

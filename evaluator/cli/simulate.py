@@ -109,17 +109,17 @@ def _described(summary: xarray.Dataset) -> str:
             continue
         values, errors = row[name], row.get(f"{name}_stderr")
         if "stage" not in values.dims:
-            lines.append((name, _told(values, errors)))
+            lines.append((name, _shown(values, errors)))
             continue
         for index, stage in enumerate(values["stage"].values.tolist()):
             at_stage = None if errors is None else errors.isel(stage=index)
-            lines.append((f"{name} {stage}", _told(values.isel(stage=index), at_stage)))
+            lines.append((f"{name} {stage}", _shown(values.isel(stage=index), at_stage)))
     shown = [(name, text) for name, text in lines if not text.removeprefix("p50 ").startswith("nan")]
     width = max(len(name) for name, _ in shown)
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in shown)
 
 
-def _told(values: xarray.DataArray, errors: xarray.DataArray | None) -> str:
+def _shown(values: xarray.DataArray, errors: xarray.DataArray | None) -> str:
     """A value, or its quantiles, with their errors and unit."""
     unit = values.attrs.get("units", "1")
     after = "" if unit == "1" else f" {unit}"

@@ -151,7 +151,7 @@ def _run(scenario: Scenario, out: Path | None, options: dict[str, Any], quiet: b
     from evaluator.scenario import size
 
     what_is_kept = KEPT if out else "nothing is kept without --out"
-    with _told(scenario, size(scenario), what_is_kept, quiet) as progress:
+    with _reported(scenario, size(scenario), what_is_kept, quiet) as progress:
         return run_sweep(scenario, out=out, progress=progress, **options)
 
 
@@ -160,7 +160,7 @@ def _run_shard(scenario: Scenario, shard: Shard, out: Path, command: str, option
     from evaluator.scenario import size
 
     rows = shard.rows(size(scenario))
-    with _told(scenario, len(rows), KEPT, quiet) as progress:
+    with _reported(scenario, len(rows), KEPT, quiet) as progress:
         state = sweep_shard(scenario, shard, out, progress=progress, command=command, **options)
     if not quiet:
         typer.echo(_done(shard, out, len(rows), state), err=True)
@@ -177,7 +177,7 @@ def _done(shard: Shard, out: Path, rows: int, state: ShardState) -> str:
 
 
 @contextmanager
-def _told(scenario: Scenario, total: int, what_is_kept: str, quiet: bool) -> Iterator[Progress | None]:
+def _reported(scenario: Scenario, total: int, what_is_kept: str, quiet: bool) -> Iterator[Progress | None]:
     """Progress of a sweep on stderr; Ctrl-C says ``what_is_kept`` of it."""
     from evaluator.progress import Progress
 

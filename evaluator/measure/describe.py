@@ -36,9 +36,9 @@ def description(rows: pd.DataFrame, device: Device, name: str) -> str:
         "idle_power_w: null",
         "usd_per_hour: null",
         "sources:",
-        *(f"  peak_flops.{dtype}: {_quoted(_told(peak, device))}" for dtype, peak in peaks.items() if peak),
+        *(f"  peak_flops.{dtype}: {_quoted(_source(peak, device))}" for dtype, peak in peaks.items() if peak),
         f"  memory_bytes: {_quoted('what JAX may use of the memory')}",
-        f"  memory_bandwidth: {_quoted(_told(bandwidth, device))}",
+        f"  memory_bandwidth: {_quoted(_source(bandwidth, device))}",
     ]
     if link is not None:
         lines += ["  links.measured.bandwidth: 'assumption: bus bandwidth of the fastest all-reduce'",
@@ -94,7 +94,7 @@ def _link_lines(link: tuple[float, float, int] | None, device: Device) -> list[s
     ]
 
 
-def _told(fastest: Fastest, device: Device) -> str:
+def _source(fastest: Fastest, device: Device) -> str:
     _, row = fastest
     shape = {
         "gemm": ("m", "n", "k"), "attention_decode": ("batch", "past_tokens", "heads", "kv_heads", "head_dim"),

@@ -122,14 +122,14 @@ class Configuration:
 class PlanContext:
     """What all configurations of a plan are checked with: their jobs, the seeds, and the engine that is wanted.
 
-    ``known`` keeps what was found, because the rates of a sweep share their pools and lengths.
+    ``feasibilities`` keeps what was found, because the rates of a sweep share their pools and lengths.
     """
 
     sampler: RequestSampler
     seeds: tuple[int, ...]
     simulator: str
     requests: int  # of the whole run, all configurations and seeds
-    known: dict[Hashable, Feasibility] = field(default_factory=dict)
+    feasibilities: dict[Hashable, Feasibility] = field(default_factory=dict)
 
 
 def configuration_at(config: int, point: Point, setting: PlanContext) -> Configuration:
@@ -150,9 +150,9 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
     asked = (arrivals.process, arrivals.users, turns, *lengths)
     # By identity, since to hash or compare a deployment takes longer than most checks; the grid keeps the objects
     # alive.
-    feasibility = setting.known.get((id(deployment), *asked))
+    feasibility = setting.feasibilities.get((id(deployment), *asked))
     if feasibility is None:
-        feasibility = setting.known[id(deployment), *asked] = _found(workload, deployment, setting, asked)
+        feasibility = setting.feasibilities[id(deployment), *asked] = _found(workload, deployment, setting, asked)
     by_request = setting.simulator == REQUEST
     status = feasibility.status
     if by_request and status == OK and feasibility.pipeline is not None:
@@ -198,12 +198,12 @@ def _found(
 ) -> Feasibility:
     """What is known of a deployment: checked, or as of one that is like it; ``asked`` is what it depends on beside."""
     like = likeness(deployment)
-    first = None if like is None else setting.known.get((like, *asked))
+    first = None if like is None else setting.feasibilities.get((like, *asked))
     if first is None:
         first = check(workload, deployment, setting.sampler, setting.seeds, setting.simulator)
     if like is None:
         return first
-    setting.known[like, *asked] = first
+    setting.feasibilities[like, *asked] = first
     # Only speed, power and price differ, on which nothing that was checked depends.
     return with_fields(first, stations=with_devices(first.stations, deployment), checked=first.stations)
 

@@ -25,18 +25,18 @@ from evaluator.traffic.roles import ROLES
 class StageVisitPlan:
     """One visit of the requests to a stage (``work`` is what it does) or to the LLM (``stage`` None).
 
-    ``there`` (request,) are those that come; None: all. ``tokens`` are the requests as they come.
+    ``comers`` (request,) are those that come; None: all. ``tokens`` are the requests as they come.
     """
 
     stage: int | None
-    there: NDArray[np.bool_] | None
+    comers: NDArray[np.bool_] | None
     tokens: Tokens
     work: Work | None = None
 
     @property
     def ids(self) -> NDArray[np.int64]:
         """The requests that come."""
-        return np.arange(len(self.tokens.prompt_tokens)) if self.there is None else np.flatnonzero(self.there)
+        return np.arange(len(self.tokens.prompt_tokens)) if self.comers is None else np.flatnonzero(self.comers)
 
 
 @dataclass(frozen=True, eq=False)

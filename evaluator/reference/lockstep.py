@@ -76,7 +76,7 @@ class _Own:
     def __init__(self, batch: Batch, sums: BatchStatistics, copy_s: float, cost: IterationCost) -> None:
         device = rank_cost(cost)
         growing = 0.0 if batch.decodes is None else float(batch.decodes.growing)
-        self.there = bool(batch)
+        self.busy = bool(batch)
         self.time_s = time_alone(device, sums) + copy_s
         self.growth_s = 0.0 if batch.decodes is None else decode_growth(device, sums, growing)
         self.fastest_s = 0.0 if batch.decodes is None else decode_growth(device, sums, sums.decodes)
@@ -89,7 +89,7 @@ class _Own:
 
 def _steps(ranks: Sequence[_Own], cost: IterationCost, max_num_seqs: int) -> tuple[LockstepSteps, float]:
     """The iterations of these batches, and after how many of them another rank gets ahead."""
-    busy = [rank for rank in ranks if rank.there]
+    busy = [rank for rank in ranks if rank.busy]
     # The slowest rank decides; of equally slow ones the one whose time grows faster, which is the slowest from then
     # on.
     ahead = max(busy, key=lambda rank: (rank.time_s, rank.growth_s))

@@ -47,7 +47,7 @@ class SweepTask:
 class RunContext:
     """Where a sweep keeps what is finished, whom it tells how far it is, and the cluster that computes it."""
 
-    kept: Checkpoint | None
+    checkpoint: Checkpoint | None
     progress: ProgressReport | None
     client: Client | None
 
@@ -78,8 +78,12 @@ def _lengthened(first: Plan, context: RunContext) -> tuple[Plan, np.ndarray, dic
         expected += len(longer.configurations)
         if context.progress is not None:
             context.progress.expect(expected)
-        part = None if context.kept is None else context.kept.of(f"requests-{longer.scenario.workload.requests}")
-        whole, rows = longer, combine(_statistics(longer, levels, replace(context, kept=part)))
+        part = (
+            None
+            if context.checkpoint is None
+            else context.checkpoint.of(f"requests-{longer.scenario.workload.requests}")
+        )
+        whole, rows = longer, combine(_statistics(longer, levels, replace(context, checkpoint=part)))
     return first, levels, combine([*decided, rows])
 
 
@@ -87,7 +91,7 @@ def _statistics(whole: Plan, levels: np.ndarray, context: RunContext) -> list[di
     """The rows of all chunks: those kept from an interrupted run, and the others, kept as they come."""
     from evaluator.execution.schedule import chunks_of, computed
 
-    chunks, checkpoint, progress = list(chunks_of(whole)), context.kept, context.progress
+    chunks, checkpoint, progress = list(chunks_of(whole)), context.checkpoint, context.progress
     rows = [np.array([configuration.config for configuration in chunk], dtype=np.int64) for chunk in chunks]
     done = {} if checkpoint is None else checkpoint.finished(rows)
     if progress is not None and done:

@@ -24,19 +24,19 @@ class Fewest:
     """``configurations`` (design,) have the fewest replicas that meet the objectives, or where none does the most
     there are.
 
-    ``status`` begins with ``met``, or says which objective is missed; ``kept`` are the runs of the configurations.
+    ``status`` begins with ``met``, or says which objective is missed; ``reported`` are the runs of the configurations.
     """
 
     configurations: list[Configuration]
     status: np.ndarray
-    kept: ReportedRuns
+    reported: ReportedRuns
     trials: int
 
     @property
     def undecided(self) -> np.ndarray:
         """The designs that serve the rate in a run that is not steady."""
         met = np.array([str(text).startswith(MET) for text in self.status], dtype=bool)
-        return np.flatnonzero(met & ~self.kept.values["steady"])
+        return np.flatnonzero(met & ~self.reported.values["steady"])
 
     def replaced(self, designs: np.ndarray, other: Fewest) -> Fewest:
         """The same with what another search found of some designs."""
@@ -44,8 +44,8 @@ class Fewest:
         for design, configuration in zip(designs.tolist(), other.configurations, strict=True):
             configurations[design] = configuration
         status[designs] = other.status
-        self.kept.keep(designs, other.kept.values, np.arange(designs.size))
-        return Fewest(configurations, status, self.kept, self.trials + other.trials)
+        self.reported.keep(designs, other.reported.values, np.arange(designs.size))
+        return Fewest(configurations, status, self.reported, self.trials + other.trials)
 
 
 def fewest_replicas(

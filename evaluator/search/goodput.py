@@ -41,8 +41,8 @@ UNBOUNDED_STATUS = (
 @dataclass(frozen=True)
 class Goodput:
     """``rate_rps`` (design,) is 0 where no rate meets the objectives, ``status`` why. ``high_rps`` is the lowest rate
-    above it that misses them (infinite: none), ``kept`` the run at the rate, or of a design without one at the lowest.
-    ``model_error`` is that of the rate, relative.
+    above it that misses them (infinite: none), ``reported`` the run at the rate, or of a design without one at the
+    lowest. ``model_error`` is that of the rate, relative.
     """
 
     rate_rps: np.ndarray
@@ -51,13 +51,13 @@ class Goodput:
     model_error: np.ndarray
     status: np.ndarray
     limit: np.ndarray  # the objective that the next higher rate misses by most, empty where none
-    kept: ReportedRuns
+    reported: ReportedRuns
     trials: int
 
     @property
     def undecided(self) -> np.ndarray:
         """The designs with a rate whose run is not steady."""
-        return np.flatnonzero(~self.kept.values["steady"] & (self.rate_rps > 0.0))
+        return np.flatnonzero(~self.reported.values["steady"] & (self.rate_rps > 0.0))
 
     def replaced(self, designs: np.ndarray, other: Goodput) -> Goodput:
         """The same with what another search found of some designs."""
@@ -65,8 +65,8 @@ class Goodput:
         columns = {name: getattr(self, name).copy() for name in names}
         for name, column in columns.items():
             column[designs] = getattr(other, name)
-        self.kept.keep(designs, other.kept.values, np.arange(designs.size))
-        return Goodput(**columns, kept=self.kept, trials=self.trials + other.trials)
+        self.reported.keep(designs, other.reported.values, np.arange(designs.size))
+        return Goodput(**columns, reported=self.reported, trials=self.trials + other.trials)
 
 
 def goodput(
@@ -124,7 +124,7 @@ class _Search:
         start = np.rint(np.log(first) / step).astype(np.int64)
         floor, ceiling = start + round(np.log(LOWEST) / step), start + round(np.log(HIGHEST) / step)
         self.bisection = Bisection(start, floor, ceiling, max(1, round(FIRST_STRIDE / step)))
-        self.kept, self.error = ReportedRuns(count), np.full((count, len(self.objectives.bounds)), np.nan)
+        self.reported, self.error = ReportedRuns(count), np.full((count, len(self.objectives.bounds)), np.nan)
         self.trials: list[list[Trial]] = [[] for _ in configurations]
         self.unbounded = np.zeros(count, dtype=bool)
 
@@ -138,7 +138,7 @@ class _Search:
         if not designs.size:
             return
         values, met = run(self.whole, [self.configurations[int(design)] for design in designs], None, self.levels)
-        self.kept.keep(designs, values, np.arange(designs.size))
+        self.reported.keep(designs, values, np.arange(designs.size))
         ratios, _ = self.objectives.ratios(values, designs)
         for design, ratios_of_design in zip(designs, ratios, strict=True):
             self.trials[design].append(Trial(0, ratios_of_design))
@@ -161,7 +161,7 @@ class _Search:
             ]
         )
         better = np.flatnonzero(met | (~self.bisection.found[designs] & lower))
-        self.kept.keep(designs[better], values, better)
+        self.reported.keep(designs[better], values, better)
         self.error[designs[better]] = errors[better]
         for design, point, ratios_of_design in zip(designs, points, ratios, strict=True):
             self.trials[design].append(Trial(int(point), ratios_of_design))
@@ -176,7 +176,7 @@ class _Search:
         """What came of all designs, after so many trials."""
         rate = np.where(self.bisection.found, self.rates(self.bisection.held), 0.0)
         high = self.rates(self.bisection.failed)
-        rate[self.unbounded], high[self.unbounded] = self.kept.values["throughput_rps"][self.unbounded], np.inf
+        rate[self.unbounded], high[self.unbounded] = self.reported.values["throughput_rps"][self.unbounded], np.inf
         stderr, model_error = np.full((2, len(self.configurations)), np.nan)
         status = np.full(len(self.configurations), UNBOUNDED_STATUS, dtype=object)
         limit = np.full(len(self.configurations), "", dtype=object)
@@ -184,16 +184,16 @@ class _Search:
             if not self.bisection.found[design]:
                 status[design] = self._without(design)
             elif not self.unbounded[design]:
-                steady = bool(self.kept.values["steady"][design])
+                steady = bool(self.reported.values["steady"][design])
                 status[design] = BRACKETED if steady else f"{BRACKETED}, {unsteady(configuration)}"
                 limit[design], relative, model_error[design] = self._limit(design)
                 stderr[design] = rate[design] * relative
-        return Goodput(rate, high, stderr, model_error, status, limit, self.kept, trials)
+        return Goodput(rate, high, stderr, model_error, status, limit, self.reported, trials)
 
     def _without(self, design: int) -> str:
         """Why no rate will do."""
-        if self.kept.values["status"][design] != OK:
-            return str(self.kept.values["status"][design])
+        if self.reported.values["status"][design] != OK:
+            return str(self.reported.values["status"][design])
         lowest = min(self.trials[design], key=lambda trial: trial.point)
         rate = f"{float(self.rates(np.array(lowest.point))):.3g} requests/s"
         when = f"at {rate}" if self.configurations[design].open_loop else "with all requests at once"
@@ -228,7 +228,7 @@ class _Search:
     def _model_error(self, metric: str, design: int) -> float:
         """That of a latency in the run at the goodput; a wait in the queue is as sure as the time of service."""
         name = f"{VARIABLE[metric]}_model_error"
-        return float(self.kept.values.get(name, self.kept.values["e2e_s_model_error"])[design])
+        return float(self.reported.values.get(name, self.reported.values["e2e_s_model_error"])[design])
 
 
 def _slope(points: np.ndarray, log_ratios: np.ndarray, held: int, step: float) -> float:

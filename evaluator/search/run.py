@@ -30,7 +30,7 @@ from evaluator.search.demand import fewest_replicas
 from evaluator.search.designs import Designs, designs_of
 from evaluator.search.goodput import goodput
 from evaluator.search.trials import Values
-from evaluator.simulation.outcomes import told_of
+from evaluator.simulation.outcomes import texts_of
 from evaluator.yaml import loads_yaml
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def _by_goodput(
         limits = limits.replaced(rows, more)
         for position, configuration in zip(able[rows], again, strict=True):
             configurations[position] = configuration
-    values = _spread(limits.kept.values, able, configurations)
+    values = _spread(limits.reported.values, able, configurations)
     columns = {
         "goodput_rps": limits.rate_rps,
         "goodput_high_rps": limits.high_rps,
@@ -164,7 +164,7 @@ def _by_replicas(
     configurations = [ladder[0] for ladder in designs.ladders]
     for position, configuration in zip(able, fewest.configurations, strict=True):
         configurations[position] = configuration
-    values = _spread(fewest.kept.values, able, configurations)
+    values = _spread(fewest.reported.values, able, configurations)
     values["search_status"] = _texts(fewest.status, able, len(configurations))
     return configurations, values
 
@@ -193,7 +193,7 @@ def _spread(of_able: Values, able: np.ndarray, configurations: Sequence[Configur
         values[name][able] = value
     for position, configuration in enumerate(configurations):
         if configuration.status != OK:
-            for name, text in told_of(configuration).items():
+            for name, text in texts_of(configuration).items():
                 values[name][position] = text
     values |= {name: value.astype(str) for name, value in values.items() if value.dtype == object}
     return values

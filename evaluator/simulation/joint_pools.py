@@ -30,7 +30,7 @@ class JointLane:
     """One configuration under one seed. ``phases`` are the jobs of each side, in the order of the requests."""
 
     configuration: Configuration
-    at: RunKey
+    run: RunKey
     seed: int
     phases: tuple[Jobs, ...]
     goes_on: np.ndarray  # of the requests: which of them have a job on the second side
@@ -54,7 +54,7 @@ def run_in_one_loop(
     lanes = lanes_of(plan, configurations, jobs)
     size = lanes_per_call(group.lane_requests)
     results = results_of(program_of(group), lambda some: engine_input(group, lanes[some]), len(lanes), size)
-    runs = {lane.at: _told(lane, result) for lane, result in zip(lanes, results, strict=True)}
+    runs = {lane.run: _joint_result(lane, result) for lane, result in zip(lanes, results, strict=True)}
     return chain_result_of(visits_of_joint_run(configurations, jobs, runs))
 
 
@@ -196,7 +196,7 @@ def _links(group: StationGroup, lane: JointLane) -> preemptive.Links:
 # --- what it gives back
 
 
-def _told(lane: JointLane, result: LaneResult) -> JointResult:
+def _joint_result(lane: JointLane, result: LaneResult) -> JointResult:
     assert result.replica is not None and result.sent_s is not None and result.link_s is not None
     pool, phases, pools, first = lane.pool_of_replica, [], [], 0
     for phase, jobs in zip(lane.configuration.phases, lane.phases, strict=True):
@@ -212,7 +212,7 @@ def _told(lane: JointLane, result: LaneResult) -> JointResult:
                 "replica": result.replica[served].astype(np.int64) - start,
             }
         )
-        pools.append(tuple(_told_of_pool(result, pool, number, start) for number in phase.stations))
+        pools.append(tuple(_pool_served(result, pool, number, start) for number in phase.stations))
         first += len(jobs)
     link = None
     if len(phases) > 1:
@@ -221,7 +221,7 @@ def _told(lane: JointLane, result: LaneResult) -> JointResult:
     return JointResult(tuple(phases), tuple(pools), link)
 
 
-def _told_of_pool(result: LaneResult, pool: np.ndarray, number: int, start: int) -> PoolServed:
+def _pool_served(result: LaneResult, pool: np.ndarray, number: int, start: int) -> PoolServed:
     replicas = np.flatnonzero(pool == number)
     done = PoolTotals(
         busy_s=result.busy_s[replicas].sum(),

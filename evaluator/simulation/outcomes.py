@@ -123,7 +123,7 @@ def _least_sure(names: set[str]) -> str:
     return min(names, key=lambda name: PROVENANCES.index(name) if name in PROVENANCES else len(PROVENANCES))
 
 
-def told_of(configuration: Configuration) -> dict[str, str]:
+def texts_of(configuration: Configuration) -> dict[str, str]:
     """The texts of the row of a configuration that was not run."""
     provenance = _least_sure({station.design.provenance for station in configuration.stations})
     plain = {"status": configuration.status, "engine": configuration.simulator}
@@ -190,7 +190,7 @@ def _gaps(chain_result: ChainResult, longer_s: np.ndarray) -> Gaps | None:
 
 def expected(configuration: Configuration, errors: Errors) -> tuple[tuple[float, ...], str]:
     """The expected relative errors of TTFT, ITL and E2E (``basis.METRICS``), and what they rest on in words."""
-    return _told(basis_of(configuration), errors)
+    return _errors_and_basis(basis_of(configuration), errors)
 
 
 def basis_of(configuration: Configuration) -> Basis:
@@ -219,6 +219,6 @@ def _of_design(built: ReplicaBuild) -> Basis:
 
 
 @cache
-def _told(basis: Basis, errors: Errors) -> tuple[tuple[float, ...], str]:
+def _errors_and_basis(basis: Basis, errors: Errors) -> tuple[tuple[float, ...], str]:
     """Once for all configurations that rest on the same."""
     return basis.bands(errors), basis.text(errors)

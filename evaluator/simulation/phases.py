@@ -24,7 +24,7 @@ def serve_phase(
 
     Jobs that are not told where to go are told on arrival, in their order. Every pool gets all jobs and serves its own.
     """
-    routed = [[_told(configurations[config], seeds[seed], phase, run_jobs) for seed, run_jobs in enumerate(of_seeds)]
+    routed = [[_routed(configurations[config], seeds[seed], phase, run_jobs) for seed, run_jobs in enumerate(of_seeds)]
             for config, of_seeds in enumerate(jobs)]  # fmt: skip
     times_of_phase, uses = RequestTimes.empty(table_shape(jobs)), []
     first = np.zeros(len(configurations), dtype=np.int64)  # the number on the side of each pool's first replica
@@ -58,7 +58,7 @@ def _from(jobs: Jobs, first: int) -> Jobs:
     return jobs if jobs.chosen is None else replace(jobs, chosen=jobs.chosen - first)
 
 
-def _told(configuration: Configuration, seed: int, phase: int, jobs: Jobs) -> Jobs:
+def _routed(configuration: Configuration, seed: int, phase: int, jobs: Jobs) -> Jobs:
     if jobs.chosen is not None or configuration.status != OK or configuration.phases[phase].replicas is None:
         return jobs
     return replace(jobs, chosen=chosen_replicas(configuration, seed, phase, jobs))

@@ -39,9 +39,11 @@ def contents_of(pools: Sequence[StationPlan], slots: Sequence[LaneJobs], width: 
     for lane, (slot, pool, names) in enumerate(zip(slots, pools, by_lane, strict=True)):
         of_lane, units = names[slot.served], _units(slot, pool)
         sources[lane, : len(names.sources)] = names.sources
-        for row, values in enumerate((of_lane.sources_from, of_lane.told, of_lane.own_from, np.cumsum(units) - units)):
+        for row, values in enumerate(
+            (of_lane.sources_from, of_lane.sourced, of_lane.own_from, np.cumsum(units) - units)
+        ):
             columns[row, lane, : slot.count] = values
-    per_source = np.array([names.each for names in by_lane], dtype=np.int32)
+    per_source = np.array([names.per_source for names in by_lane], dtype=np.int32)
     return BlockContent(sources, columns[0], columns[1], per_source, columns[2], columns[3])
 
 

@@ -49,7 +49,7 @@ class StepStation:
 
     def visited(self, run: RunKey) -> NDArray[np.bool_] | None:
         """Which requests come here, (request,); None: all."""
-        return self.all_routes[run[0]][run[1]].first[self.place].there
+        return self.all_routes[run[0]][run[1]].first[self.place].comers
 
     def servers(self, config: int) -> int:
         """As many as the step says, else as its pool has replicas."""

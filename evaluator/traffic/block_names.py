@@ -21,21 +21,21 @@ from evaluator.traffic.sharing import Sharing
 class BlockNames:
     """The numbers of requests, (request,) in the order in which they were asked for.
 
-    Block ``place`` of a request has ``sources[sources_from + place // each] + place % each`` where ``place`` is below
-    ``told``, and ``own_from + place`` from there on. All are below ``count``.
+    Block ``b`` of a request has the number ``sources[sources_from + b // per_source] + b % per_source`` where ``b`` is
+    below ``sourced``, and ``own_from + b`` from there on. All are below ``count``.
     """
 
     sources: NDArray[np.int64]  # (source,), at least one
     sources_from: NDArray[np.int64]
-    told: NDArray[np.int64]
-    each: int
+    sourced: NDArray[np.int64]
+    per_source: int
     own_from: NDArray[np.int64]
     count: int
 
     def __getitem__(self, rows: NDArray | slice) -> BlockNames:
         """Those of some requests."""
         return BlockNames(
-            self.sources, self.sources_from[rows], self.told[rows], self.each, self.own_from[rows], self.count
+            self.sources, self.sources_from[rows], self.sourced[rows], self.per_source, self.own_from[rows], self.count
         )
 
 
@@ -67,8 +67,8 @@ def _spoken(sharing: Sharing, block_tokens: int, ids: NDArray[np.int64], kv: NDA
     return BlockNames(
         sources=np.arange(len(prompts)) * shared,
         sources_from=prompt,
-        told=np.full_like(ids, shared),
-        each=max(shared, 1),
+        sourced=np.full_like(ids, shared),
+        per_source=max(shared, 1),
         own_from=first[session] - shared,
         count=len(prompts) * shared + int(said.sum()),
     )

@@ -19,12 +19,12 @@ class PrefixContent(Sequence[int]):
     """What is in the first whole blocks of a request's KV: the same numbers up to a block, the same tokens so far.
 
     A number stands for a source of text (a session, a system prompt, a block of a trace), not for a single block: where
-    a block lies in its source follows from the blocks before it. ``each`` blocks in turn are of one of the ``sources``,
-    as far as these go, and the rest of ``blocks`` is of ``rest``.
+    a block lies in its source follows from the blocks before it. ``per_source`` blocks in turn are of one of the
+    ``sources``, as far as these go, and the rest of ``blocks`` is of ``rest``.
     """
 
     sources: Sequence[int] | NDArray[np.int64]
-    each: int
+    per_source: int
     blocks: int
     rest: int = 0
 
@@ -34,7 +34,7 @@ class PrefixContent(Sequence[int]):
     def __getitem__(self, block: Any) -> Any:
         if not 0 <= block < self.blocks:
             raise IndexError(block)
-        source = block // self.each
+        source = block // self.per_source
         return int(self.sources[source]) if source < len(self.sources) else self.rest
 
 

@@ -224,7 +224,7 @@ def test_times_of_the_stages_add_up_to_the_passage(number):
 def test_requests_and_tokens_from_stage_to_stage():
     (whole,) = [plan(load_scenario(GUARDED), simulator="token")]
     routes = whole.routes(whole.configurations[0])[0]
-    here = routes.visits[0].there
+    here = routes.visits[0].comers
     assert 40 < here.sum() < 80  # half of them take pipeline a
     asked, came = routes.visits[0].tokens, routes.tokens
     np.testing.assert_array_equal(came.prompt_tokens, asked.prompt_tokens + 200 * here)
@@ -286,7 +286,7 @@ def test_rounds_are_geometric():
     raw["workload"] = {**raw["workload"], "requests": 4000}
     whole = plan(load_scenario(raw), simulator="token")
     visits = whole.routes(whole.configurations[0])[0].visits
-    rounds = sum(visit.there.astype(int) for visit in visits if visit.stage == 0)
+    rounds = sum(visit.comers.astype(int) for visit in visits if visit.stage == 0)
     assert rounds.min() == 1 and abs(rounds.mean() - 3) < 4 * np.sqrt(6 / 4000)
 
 
@@ -351,7 +351,7 @@ def test_a_trace_says_which_pipeline_its_requests_take(tmp_path):
     raw = scenario(workload={"arrivals": {"process": "trace", "file": str(path)}, "warmup_requests": 0})
     whole = plan(load_scenario(raw), simulator="token")
     routes = whole.routes(whole.configurations[0])[0]
-    np.testing.assert_array_equal(routes.visits[0].there, [False, True, False])
+    np.testing.assert_array_equal(routes.visits[0].comers, [False, True, False])
     np.testing.assert_array_equal(routes.tokens.prompt_tokens, [10, 220, 30])
     both = {**raw["workload"], "pipelines": {"a": 1}}
     with pytest.raises(InputError, match=r"workload\.pipelines: .*t\.csv has a column pipeline, which says it already"):

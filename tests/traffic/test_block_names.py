@@ -50,8 +50,8 @@ def test_a_number_stands_for_a_content_and_all_before_it(seed, hashed):
     for row, (content, tokens) in enumerate(zip(contents, demand.kv_tokens, strict=True)):
         whole = tokens // BLOCK
         places = np.arange(whole)
-        said = names.sources[np.minimum(names.sources_from[row] + places // names.each, len(names.sources) - 1)]
-        found = np.where(places < names.told[row], said + places % names.each, names.own_from[row] + places)
+        said = names.sources[np.minimum(names.sources_from[row] + places // names.per_source, len(names.sources) - 1)]
+        found = np.where(places < names.sourced[row], said + places % names.per_source, names.own_from[row] + places)
         assert ((found >= 0) & (found < names.count)).all()
         so_far: tuple = ()
         for place in range(whole):
