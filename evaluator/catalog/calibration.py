@@ -11,6 +11,7 @@ from evaluator.catalog.eager import EAGER, EagerFigures, read_eager, read_source
 from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, OperatorEfficiency, figures_of
 from evaluator.catalog.fields import Fields, load
 from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
+from evaluator.catalog.launches import Launches, read_launches
 from evaluator.catalog.tuned import ExpertShape, tuned_experts
 from evaluator.errors import InputError
 
@@ -51,9 +52,12 @@ HOST = (
     "warm_up_s",
     "graph_tokens",
     "expert_skew",
+    "launches",
+    "penalty_token_s",
 )
 """Figures of the engine and its load, of which measurements of kernels know nothing; the class SORT is one more."""
-_OPTIONAL_SOURCES = (SORT, "expert_skew", "dispatch_s", "frontend_s", "lookahead_steps", "warm_up_s", "graph_tokens")
+_OPTIONAL_SOURCES = (SORT, "expert_skew", "dispatch_s", "frontend_s", "lookahead_steps", "warm_up_s", "graph_tokens",
+                     "launches", "penalty_token_s")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Calibration:
     lookahead_steps: float = 0.0  # iterations that a request waits because they are planned ahead when it comes
     warm_up_s: float = 0.0  # that the first request waits for kernels of experts to be compiled; of single runs alone
     graph_tokens: float = 0.0  # batches are padded to multiples of so many tokens, of which graphs are kept (0: none)
+    launches: Launches | None = None  # the least that iterations take that are no whole CUDA graph; None: nothing
+    penalty_token_s: float = 0.0  # host, per token of a sequence so far and iteration, where what was said is penalised
     form: str = "roofline"  # roofline | polynomial | table | eager
     beyond: str = "refuse"  # refuse | extend: configurations that leave the range of the measured iterations
     iterations: tuple[Iterations, ...] = ()
@@ -148,6 +154,8 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         lookahead_steps=given.number("lookahead_steps", 0.0),
         warm_up_s=given.quantity("warm_up_s", "s", 0.0, zero=True),
         graph_tokens=given.number("graph_tokens", 0.0),
+        launches=read_launches(given),
+        penalty_token_s=given.quantity("penalty_token_s", "s", 0.0, zero=True),
         serving_runs=_serving_runs(given.inner("serving_runs", {})),
     )
     given.finish()

@@ -251,6 +251,7 @@ class Model:
     notes: tuple[str, ...] = ()
     output: Output = "tokens"
     nucleus_sampling: bool = False  # its generation_config.json asks for top-p, which engines then do by default
+    penalties: bool = False  # the same of a penalty for what was said before (repetition, presence, frequency)
     prediction_layers: int = 0  # modules for the tokens after the next that come with it (MTP), none of its ``layers``
 
     @property

@@ -91,6 +91,7 @@ def read_model(document: Any, where: str, expected_name: str | None = None) -> M
         notes=_notes(given),
         output=output,
         nucleus_sampling=given.flag("nucleus_sampling", False),
+        penalties=given.flag("penalties", False),
         prediction_layers=given.integer("prediction_layers", 0, minimum=0),
     )
     given.finish()
@@ -113,8 +114,7 @@ def model_to_yaml(model: Model) -> str:
         lines.append("tied_embeddings: true")
     if not model.gives_tokens:
         lines.append(f"output: {model.output}")
-    if model.nucleus_sampling:
-        lines.append("nucleus_sampling: true")
+    lines += [f"{flag}: true" for flag in ("nucleus_sampling", "penalties") if getattr(model, flag)]
     for key in ("lookup_parameters", "encoder_parameters", "prediction_layers"):
         if getattr(model, key):
             lines.append(f"{key}: {getattr(model, key)}")

@@ -48,6 +48,8 @@ HERE = "@"
 MOST_TIMES = 1e6
 """Of what a figure was: more is no device, and overflows."""
 MODEL_FIGURES = ("layers", "heads", "kv_heads", "experts", "experts_per_token", "max_positions")
+SAMPLING = ("nucleus_sampling", "penalties")
+"""What requests ask of a sampler, which by default is what the model's own configuration says."""
 
 
 _SORTED = json.JSONEncoder(sort_keys=True)
@@ -214,8 +216,10 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
     base = load_model(given.text("like"))
     changed_model = base
     counts = {name: given.integer(name, None) for name in MODEL_FIGURES}
+    asked: dict[str, Any] = {name: given.flag(name, getattr(base, name)) for name in SAMPLING}
     own_name = given.text("name", "")
     given.finish()
+    changed_model = replace(changed_model, **asked)
     if counts["layers"] is not None:
         changed_model = _with_layers(changed_model, counts["layers"], given.place("layers"))
     if counts["max_positions"] is not None:
@@ -225,7 +229,8 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
             changed_model = _with_parts(changed_model, name, counts[name], given.place(name))
     _check_shapes(changed_model, where)
     changed = {name: count for name, count in counts.items() if count is not None}
-    named = ", ".join(f"{name} {count}" for name, count in changed.items())
+    sampled = {name: str(wanted).lower() for name, wanted in asked.items() if wanted != getattr(base, name)}
+    named = ", ".join(f"{name} {value}" for name, value in (changed | sampled).items())
     name = f"{base.name} with {named}" if named else base.name
     name = own_name if own_name and named else name
     return replace(changed_model, name=name, published_parameters=None if changed else base.published_parameters)

@@ -17,6 +17,12 @@ SORTING_BYTES = 220
 score and one of the sequence, each read and written (120); filling and gathering it, softmax, running sum, mask and
 scattering back (about 100). Source: ATen/native/cuda/Sort.cu (sort of all segments at once, below 128 sequences) and
 ``apply_top_k_top_p`` of vLLM; an estimate, and the class ``sort`` has an efficiency of its own."""
+PENALTY_BYTES, PENALTY_KERNELS = 90, 14.0
+"""Bytes per logit, and kernels, to penalise what a sequence has said. Of its prompt and of its output, tokens are
+counted into 8 bytes per entry of the vocabulary (filled, compared, made a mask: 17 each); the repetition penalty reads
+both masks and changes the score (10); frequency and presence are a product and a difference each (46). Source:
+``get_token_bin_counts_and_mask`` and ``apply_penalties`` of vLLM (``model_executor/layers/utils.py``); an estimate.
+What the host does for it, list by list, is ``Calibration.penalty_token_s``."""
 
 
 def vocabulary_shard(model: Model, tensor: int) -> int:
@@ -61,6 +67,10 @@ def last_operators(model: Model, precision: Precision, parallel: Parallel) -> li
     if model.nucleus_sampling:
         sorting = float(model.vocabulary * SORTING_BYTES)
         operators.append(Operator("sampling.nucleus", "sort", "linear_sequences", activation_bytes=sorting))
+    if model.penalties:
+        operators.append(
+            traffic("sampling.penalties", model.vocabulary * PENALTY_BYTES, PENALTY_KERNELS, "linear_sequences")
+        )
     return operators
 
 

@@ -20,6 +20,7 @@ from evaluator.catalog.model import Model
 from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.eager import eager_cost, eager_problem, eager_split_problem
 from evaluator.cost.fold import fold, fold_devices
+from evaluator.cost.host import with_model_host
 from evaluator.cost.iteration import FittedCost, IterationCost
 from evaluator.cost.lanes import stack
 from evaluator.cost.operators import operators
@@ -62,7 +63,7 @@ def iteration_cost(
     rank_operators = operators(model, precision, parallel, pipeline_rank)
     fit = fit_of(calibration, model, precision, parallel)
     if fit is None:
-        cost = fold(rank_operators, hardware, calibration)
+        cost = with_model_host(fold(rank_operators, hardware, calibration), model, calibration, parallel, pipeline_rank)
         return Dispatched(cost, np.float64(calibration.dispatch_s)) if calibration.dispatch_s else cost
     return fitted_cost(
         calibration.form, fit.phases, min((operator.log_expert_missed for operator in rank_operators), default=0.0)
@@ -82,6 +83,7 @@ def iteration_costs(
         split = precision, parallel, pipeline_rank
         return stack([iteration_cost(model, device, calibration, *split) for device in devices])
     cost = fold_devices(operators(model, precision, parallel, pipeline_rank), devices, calibration)
+    cost = with_model_host(cost, model, calibration, parallel, pipeline_rank)
     if not calibration.dispatch_s:
         return cost
     return Dispatched(cost, np.full(len(devices), calibration.dispatch_s))

@@ -124,6 +124,9 @@ def fold_rates(known: Coefficients, rate: Rates, overheads: bool = True) -> Cost
         join_s=total(times.join_s, "decode", "decode_window"),
         prefill_token_s=total(times.store_s, "prefill", "prefill_window"),
         **_large_messages(known, times, rate),
+        pieces_s=np.float64(0.0),  # of layers, which operators do not tell: ``host.with_model_host``
+        between_s=np.float64(0.0),
+        captured_tokens=np.float64(0.0),
     )
 
 

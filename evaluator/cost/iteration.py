@@ -117,6 +117,9 @@ class CostParameters(NamedTuple):
     ramp_tokens: Batched  # tokens, above 0
     handover_s: Batched  # s that all-reduces take on top from ``handover_tokens`` on
     handover_tokens: Batched  # tokens
+    pieces_s: Batched  # s that an iteration with prompts takes at least, see ``launched``
+    between_s: Batched  # s of that on top with more tokens than ``captured_tokens``
+    captured_tokens: Batched  # tokens of the largest batch of which graphs are kept
 
 
 class FittedCost(Protocol):
@@ -309,11 +312,35 @@ def iteration_time(
     """
     if not isinstance(parameters, CostParameters):
         return parameters.time(batch)
+    time = device_time(parameters, batch, prefill_attention_s, queries, sampled)
+    least_s = launched(parameters, batch, queries)
+    return array_namespace(time, least_s).maximum(time, least_s)
+
+
+def device_time(
+    parameters: CostParameters,
+    batch: BatchStatistics,
+    prefill_attention_s: Batched | None = None,
+    queries: Batched | None = None,
+    sampled: Batched | None = None,
+) -> Batched:
+    """Seconds of an iteration however fast the host launches it; arguments as of ``iteration_time``."""
     time = time_without_experts(parameters, batch, prefill_attention_s, queries, sampled)
     if len(parameters.expert_rows.flop):  # structure: models without experts do not pay for the exponential
         tokens = (batch.decodes if queries is None else queries * batch.decodes) + batch.prefill_tokens
         time = time + experts_time(parameters, tokens, padded(tokens, parameters.graph_tokens))
     return time
+
+
+def launched(parameters: CostParameters, batch: BatchStatistics, queries: Batched | None = None) -> Batched:
+    """Seconds that the host takes to launch an iteration with prompts, which takes no less (``cost.host``).
+
+    Without prompts a whole graph is replayed, which takes the host no longer than the device. So the time of decodes
+    stays affine in their contexts.
+    """
+    prompt = batch.prefill_tokens
+    tokens = (batch.decodes if queries is None else queries * batch.decodes) + prompt
+    return (prompt > 0.0) * (parameters.pieces_s + (tokens > parameters.captured_tokens) * parameters.between_s)
 
 
 def experts_time(parameters: CostParameters, tokens: Batched, seen: Batched) -> Batched:

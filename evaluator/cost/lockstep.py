@@ -25,6 +25,7 @@ from evaluator.cost.iteration import (
     IterationCost,
     experts_time,
     experts_touched,
+    launched,
     padded,
     time_without_experts,
 )
@@ -53,6 +54,7 @@ class Ranks(NamedTuple):
     ahead_s: Batched  # s that the rank ahead takes without experts
     growth_s: Batched  # s by which it takes longer in each further iteration of the same decodes
     fastest_s: Batched  # the largest such growth of any rank
+    launched_s: Batched = 0.0  # s that the host of any rank takes at least, see ``iteration.launched``
     sequences: Counts | None = None  # where drafts are made; else None
 
 
@@ -78,8 +80,15 @@ def rank_cost(cost: IterationCost) -> CostParameters | SpeculativeCost:
 def time_alone(cost: CostParameters | SpeculativeCost, batch: BatchStatistics) -> Batched:
     """Seconds that a rank needs for its batch without experts."""
     if isinstance(cost, SpeculativeCost):
-        return cost.time(batch, time_without_experts)
+        return cost.device_s(batch, time_without_experts)
     return time_without_experts(cost, batch)
+
+
+def launched_alone(cost: CostParameters | SpeculativeCost, batch: BatchStatistics) -> Batched:
+    """Seconds that the host of a rank takes at least to launch its batch."""
+    if isinstance(cost, SpeculativeCost):
+        return launched(cost.target, batch, cost.queries)
+    return launched(cost, batch)
 
 
 def graph_tokens(cost: CostParameters | SpeculativeCost) -> Batched:
@@ -90,19 +99,22 @@ def graph_tokens(cost: CostParameters | SpeculativeCost) -> Batched:
 def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> LockstepSteps:
     """The iterations of ranks until one of them changes its batch or another rank gets ahead."""
     device = rank_cost(cost)
-    xp = array_namespace(graph_tokens(device), *ranks.tokens, *ranks[1:4])
+    xp = array_namespace(graph_tokens(device), *ranks.tokens, *ranks[1:5])
     largest = xp.minimum(2.0 * max_num_seqs, LARGEST_GRAPH)
     touched = experts_touched(device.log_expert_missed, ranks.tokens.mean, device.expert_skew)
-    first_s = ranks.ahead_s + _experts_together(device, ranks, largest)
+    device_s = ranks.ahead_s + _experts_together(device, ranks, largest)
+    first_s = xp.maximum(device_s, ranks.launched_s)
+    # Where any rank has prompts, the next iteration is another one anyway.
+    alike = xp.where(ranks.launched_s > 0.0, 1.0, float("inf"))
     if not isinstance(cost, Dispatched):
-        return LockstepSteps(first_s, ranks.growth_s, float("inf"), touched)
+        return LockstepSteps(first_s, ranks.growth_s, alike, touched)
     spare_s = cost.dispatch_s - first_s
     idle = spare_s > 0.0
     ahead = 1.0 + xp.floor(xp.minimum(spare_s / xp.maximum(ranks.fastest_s, 1e-30), 1e9))
     return LockstepSteps(
         xp.maximum(first_s, cost.dispatch_s),
         xp.where(idle, 0.0, ranks.growth_s),
-        xp.where(idle, ahead, float("inf")),
+        xp.minimum(alike, xp.where(idle, ahead, float("inf"))),
         touched,
     )
 

@@ -65,7 +65,7 @@ def _single(model: Model, what: str, layer: LayerKind) -> Model:
     """A model of one layer, without what only whole models have. Drafts are the most likely tokens: nothing is sorted
     for them (vLLM, ``_greedy_sample``)."""
     return replace(model, name=f"{model.name} ({what})", layers=(layer,), lookup_parameters=0, encoder_parameters=0,
-                   nucleus_sampling=False)  # fmt: skip
+                   nucleus_sampling=False, penalties=False)  # fmt: skip
 
 
 def _last_full(model: Model) -> tuple[Mixer | None, DenseFeedForward | MoeFeedForward | None]:

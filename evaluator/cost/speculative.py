@@ -24,7 +24,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.cost.arrays import Batched, array_namespace
 from evaluator.cost.fold import fold
 from evaluator.cost.gemm import traffic
-from evaluator.cost.iteration import BatchStatistics, CostParameters, decode_context_s, iteration_time
+from evaluator.cost.iteration import BatchStatistics, CostParameters, decode_context_s, device_time, launched
 from evaluator.cost.kernel import Operator
 
 if TYPE_CHECKING:
@@ -59,8 +59,14 @@ class SpeculativeCost(NamedTuple):
         """As of the model that verifies."""
         return self.target.expert_skew
 
-    def time(self, batch: BatchStatistics, of: Callable[..., Batched] = iteration_time) -> Batched:
-        """Seconds of one iteration with drafting and verification; ``of``: what to count of each pass."""
+    def time(self, batch: BatchStatistics) -> Batched:
+        """Seconds of one iteration with drafting and verification."""
+        device_s = self.device_s(batch)
+        least_s = launched(self.target, batch, self.queries)
+        return array_namespace(device_s, least_s).maximum(device_s, least_s)
+
+    def device_s(self, batch: BatchStatistics, of: Callable[..., Batched] = device_time) -> Batched:
+        """The same however fast the host launches it; ``of``: what to count of each pass."""
         host_s = self.sequence_s * (batch.decodes + batch.prefill_sequences)
         return host_s + of(self.target, self.verified(batch), queries=self.queries) + self.drafting_s(batch, of)
 
@@ -80,7 +86,7 @@ class SpeculativeCost(NamedTuple):
         window = batch.decode_window_context + batch.prefill_window_context + ahead
         return BatchStatistics(sequences, full, window, *(none,) * 6)
 
-    def drafting_s(self, batch: BatchStatistics, of: Callable[..., Batched] = iteration_time) -> Batched:
+    def drafting_s(self, batch: BatchStatistics, of: Callable[..., Batched] = device_time) -> Batched:
         """Seconds of all passes of what drafts, ``of`` as of ``time``.
 
         In each pass the head has one row of a sequence, that of its last token. In the first one the rows of a

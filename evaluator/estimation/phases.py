@@ -10,7 +10,8 @@ import numpy as np
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.batch import decode_batch, prefill_batch
 from evaluator.cost.breakdown import HOST, OperatorTime, SequenceRows, breakdown
-from evaluator.cost.iteration import BatchStatistics, iteration_time, share_touched
+from evaluator.cost.iteration import BatchStatistics, IterationCost, iteration_time, share_touched
+from evaluator.cost.lockstep import launched_alone, rank_cost
 from evaluator.cost.quantities import batch_tokens
 from evaluator.cost.speculative import SpeculativeCost
 from evaluator.cost.steady import DecodeSteps
@@ -90,7 +91,7 @@ def phase(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatistics, 
         time_s=time,
         mfu=float(ideal_time(through.compute, useful)) / time,
         mbu=float(ideal_time(through.memory, read, touched=touched)) / time,
-        operators=_operators(through, hardware, batch) if has_operators else (),
+        operators=_with_host(_operators(through, hardware, batch), through.cost, batch, time) if has_operators else (),
     )
 
 
@@ -111,6 +112,20 @@ def _operators(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatist
         )
     total_s = sum(operator.time_s for operator in operators)
     return tuple(replace(operator, share=operator.time_s / total_s) for operator in operators)
+
+
+def _with_host(
+    operators: tuple[OperatorTime, ...], cost: IterationCost, batch: BatchStatistics, time_s: float
+) -> tuple[OperatorTime, ...]:
+    """The operators with what the host takes that no operator tells (``cost.host``): the device waits for it to launch
+    them, or to penalise what was said."""
+    rest_s = time_s - sum(operator.time_s for operator in operators)
+    if rest_s < 1e-9 * time_s:
+        return operators
+    waits = float(launched_alone(rank_cost(cost), batch)) >= time_s
+    name = "host.launches" if waits else "host.penalties"
+    host = OperatorTime(name, HOST, rest_s, 0.0, 0.0, 0.0, 0.0, "overhead")
+    return tuple(replace(operator, share=operator.time_s / time_s) for operator in (*operators, host))
 
 
 def _all_passes(first: OperatorTime, later: OperatorTime, passes: float) -> OperatorTime:

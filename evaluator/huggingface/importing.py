@@ -66,6 +66,7 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
         encoder_parameters=encoders,
         output=family.output,
         nucleus_sampling=_nucleus(_beside(config, "generation_config.json")),
+        penalties=_penalties(_beside(config, "generation_config.json")),
         prediction_layers=text.integer("num_nextn_predict_layers", 0, minimum=0),
         notes=tuple(notes) + _assumed(text, kind) + family.notes,
     )
@@ -186,6 +187,15 @@ def _nucleus(asked: Mapping[str, Any] | None) -> bool:
     """Whether a ``generation_config.json`` asks for top-p; without the file no."""
     top_p = None if asked is None else asked.get("top_p")
     return isinstance(top_p, int | float) and 0.0 < top_p < 1.0
+
+
+def _penalties(asked: Mapping[str, Any] | None) -> bool:
+    """Whether a ``generation_config.json`` asks for a penalty of what was said before (1: none); without the file no.
+
+    Of presence and frequency vLLM takes no default from it (``ModelConfig.get_diff_sampling_param``).
+    """
+    penalty = None if asked is None else asked.get("repetition_penalty")
+    return isinstance(penalty, int | float) and penalty != 1.0
 
 
 def _default_name(config: str | Path | Mapping[str, Any]) -> str:

@@ -11,7 +11,19 @@ from evaluator.catalog.read_model import load_model
 from evaluator.catalog.store import names
 from evaluator.catalog.what_if import HERE, WhatIf, changed_model, device
 from evaluator.errors import InputError
-from evaluator.keys.readers import Place, Reader, Schema, count, known, number, quantity, schema_of, shown, split_path
+from evaluator.keys.readers import (
+    Place,
+    Reader,
+    Schema,
+    count,
+    flag,
+    known,
+    number,
+    quantity,
+    schema_of,
+    shown,
+    split_path,
+)
 
 
 @dataclass(frozen=True)
@@ -104,5 +116,8 @@ hardware_name = _figures(
 model_name = _figures(
     "models",
     "{like: llama-3.1-8b, layers: 40}",
-    {name: count() for name in ("layers", "heads", "kv_heads", "experts", "experts_per_token")},
+    {
+        **{name: count() for name in ("layers", "heads", "kv_heads", "experts", "experts_per_token")},
+        **dict.fromkeys(("nucleus_sampling", "penalties"), flag),
+    },
 )

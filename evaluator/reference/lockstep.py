@@ -16,6 +16,7 @@ from evaluator.cost.lockstep import (
     LockstepSteps,
     Ranks,
     graph_tokens,
+    launched_alone,
     overtaken_after,
     rank_cost,
     steps_together,
@@ -78,6 +79,7 @@ class _Own:
         growing = 0.0 if batch.decodes is None else float(batch.decodes.growing)
         self.busy = bool(batch)
         self.time_s = time_alone(device, sums) + copy_s
+        self.launched_s = launched_alone(device, sums)
         self.growth_s = 0.0 if batch.decodes is None else decode_growth(device, sums, growing)
         self.fastest_s = 0.0 if batch.decodes is None else decode_growth(device, sums, sums.decodes)
         # vLLM runs a rank without work on a dummy batch of one token, because the others wait for it in the
@@ -99,6 +101,7 @@ def _steps(ranks: Sequence[_Own], cost: IterationCost, max_num_seqs: int) -> tup
         ahead_s=ahead.time_s,
         growth_s=ahead.growth_s,
         fastest_s=max(rank.fastest_s for rank in busy),
+        launched_s=max(rank.launched_s for rank in busy),
     )
     overtaken = (overtaken_after(ahead.time_s - rank.time_s, rank.growth_s - ahead.growth_s) for rank in busy)
     return steps_together(cost, sums, max_num_seqs), min(overtaken)

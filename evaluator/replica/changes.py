@@ -45,6 +45,8 @@ def changed_calibration(calibration: Calibration, change: Change) -> Calibration
             calibration = _classes_longer(calibration, factor, collectives=False)
         case "host_overhead":
             calibration = _eager_longer(_longer(calibration, factor), factor, EAGER_HOST)
+            if calibration.launches is not None:
+                calibration = replace(calibration, launches=_longer(calibration.launches, factor))
         case _:
             raise ValueError(f"no input {change.input!r}")
     return calibration

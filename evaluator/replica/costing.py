@@ -18,6 +18,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.cost.coefficients import mesh, reach
 from evaluator.cost.fitted import iteration_cost, iteration_costs
+from evaluator.cost.host import with_model_host
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kernel import Operator
 from evaluator.cost.lanes import stack
@@ -58,7 +59,9 @@ class Costing:
             return iteration_cost(*split, pipeline_rank)
         drafted = by.operators if self._is_last(pipeline_rank) else None
         tokens, vocabulary = by.drafting.tokens, self.model.vocabulary
-        return speculative_cost(self.operators(pipeline_rank), drafted, tokens, vocabulary, hardware, self.calibration)
+        cost = speculative_cost(self.operators(pipeline_rank), drafted, tokens, vocabulary, hardware, self.calibration)
+        launched = with_model_host(cost.target, self.model, self.calibration, self.parallel, pipeline_rank)
+        return cost._replace(target=launched)
 
     def operators(self, pipeline_rank: int | None = None) -> tuple[Operator, ...]:
         """Those of a pipeline rank, of the last one with what it computes for what drafts; None: of all layers."""

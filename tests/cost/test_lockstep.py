@@ -13,8 +13,17 @@ from evaluator.cost.batch import decode_batch
 from evaluator.cost.breakdown import breakdown
 from evaluator.cost.dtypes import BYTES, weight_dtypes
 from evaluator.cost.gemm import gemm
+from evaluator.cost.host import with_model_host
 from evaluator.cost.iteration import decode_growth, padded
-from evaluator.cost.lockstep import Counts, Ranks, graph_tokens, overtaken_after, steps_together, time_alone
+from evaluator.cost.lockstep import (
+    Counts,
+    Ranks,
+    graph_tokens,
+    launched_alone,
+    overtaken_after,
+    steps_together,
+    time_alone,
+)
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.prediction import module_joint, prediction_module
@@ -29,7 +38,9 @@ EIGHT = Parallel(1, 1, 8, 8)
 
 
 def cost_of(parallel, model=DEEPSEEK_V3, calibration=SET):
-    return fold(operators(model, Precision(), parallel), H100, calibration)
+    return with_model_host(
+        fold(operators(model, Precision(), parallel), H100, calibration), model, calibration, parallel
+    )
 
 
 def ranks_of(cost, batches):
@@ -43,7 +54,8 @@ def ranks_of(cost, batches):
     def counts(each):
         return Counts(each.max(), each.mean(), np.mean([padded(one, graph_tokens(cost)) for one in each]))
 
-    return Ranks(counts(tokens), own[ahead], growth[ahead], max(growth), counts(sequences))
+    launched_s = max(float(launched_alone(cost, batch)) for batch in batches)
+    return Ranks(counts(tokens), own[ahead], growth[ahead], max(growth), launched_s, counts(sequences))
 
 
 @pytest.mark.parametrize("calibration", ["h100-sxm-vllm", "h100-sxm-vllm.serving", "datasheet"])

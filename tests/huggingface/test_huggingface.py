@@ -92,7 +92,7 @@ def test_published_config_equals_the_committed_model(file, data_folder):
     committed = load_model(FILES[file])
     imported = import_config(data_folder / "hf_configs" / f"{file}.json", FILES[file])
     # Not in config.json; and the catalog's own models are the language models without their encoders.
-    beside = ("source", "published_parameters", "nucleus_sampling", "encoder_parameters", "notes")
+    beside = ("source", "published_parameters", "nucleus_sampling", "penalties", "encoder_parameters", "notes")
     assert replace(imported, **{name: getattr(committed, name) for name in beside}) == committed
 
 
@@ -128,13 +128,21 @@ def test_a_file_gives_its_name(tmp_path):
     assert import_config(inside).name == "my-model"
 
 
-@pytest.mark.parametrize(("asked", "nucleus"), [({"top_p": 0.9}, True), ({"top_k": 50}, False), (None, False)])
-def test_sampling_is_read_from_beside(tmp_path, asked, nucleus):
+@pytest.mark.parametrize(
+    ("asked", "nucleus", "penalties"),
+    [
+        ({"top_p": 0.9, "repetition_penalty": 1.05}, True, True),
+        ({"top_k": 50, "repetition_penalty": 1.0, "frequency_penalty": 0.5}, False, False),  # vLLM takes no other
+        ({"repetition_penalty": None}, False, False),
+        (None, False, False),
+    ],
+)
+def test_sampling_is_read_from_beside(tmp_path, asked, nucleus, penalties):
     (tmp_path / "config.json").write_text(json.dumps(LLAMA))
     if asked is not None:
         (tmp_path / "generation_config.json").write_text(json.dumps(asked))
     imported = import_config(tmp_path / "config.json", "mine")
-    assert imported.nucleus_sampling is nucleus
+    assert (imported.nucleus_sampling, imported.penalties) == (nucleus, penalties)
     assert read_model(loads_yaml(model_to_yaml(imported)), "mine.yaml") == imported
 
 

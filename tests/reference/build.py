@@ -92,6 +92,9 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
                 for name, most in beside.items()
             }
         ),
+        pieces_s=1e-2 * (least_s := rng.uniform()) * scale,
+        between_s=1e-2 * least_s * scale,
+        captured_tokens=12.0,
     )
 
 

@@ -8,8 +8,10 @@ temperature 0.8, top-p 0.95 and a repetition penalty of 1.1.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +19,11 @@ import pandas as pd
 
 import evaluator
 from evaluator.catalog import load_model
+from evaluator.catalog.model import Model
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.experiments.names import model_name
+from evaluator.huggingface.importing import import_config
 from tests.benchmarks.accuracy.slices import judged
 
 FILE = "mlenergy_h100_chat.csv"
@@ -31,6 +35,9 @@ context follows from what fits: 530 to 660 tokens with answers of 350 to 410 (Ll
 (Qwen3). That is a prompt of so many tokens and this part of the mean answer, which is more than half of it because long
 answers stay longer. The context is uncertain by some 10 %, which is 1 to 4 % of an iteration of 256."""
 MODELS = {"qwen3-30b-a3b-instruct-2507": "qwen3-30b-a3b", "qwen3-235b-a22b-instruct-2507": "qwen3-235b-a22b"}
+CONFIGS = Path(__file__).resolve().parents[2] / "huggingface" / "published_configs.jsonl"
+IMPORTED = {"gemma-3-27b-it": "gemma-3-27b", "nvidia-nemotron-nano-12b-v2": "nemotron-nano-12b-v2-vl"}
+"""Models that are not in the catalog, and those of CONFIGS whose language models they are."""
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 BLOCK_SCALES = ("Qwen/",)
 """Whose fp8 has a scale per block of 128 x 128 weights (``weight_block_size`` of the published configurations)."""
@@ -41,7 +48,7 @@ BATCHES = (0, 8, 16, 32, 64, 128, 256, 1024)
 class Design:
     """What of a row ``evaluator.iteration_time`` is asked with."""
 
-    model: evaluator.catalog.model.Model
+    model: Model
     tensor_parallel: int
     expert_parallel: int
     precision: Precision
@@ -59,19 +66,27 @@ def design(row: pd.Series) -> Design:
     benchmark starts every server with ``--tensor-parallel-size`` of its GPUs.
     """
     short = row["model_id"].rsplit("/", 1)[-1].lower().removesuffix("-fp8")
-    model = load_model(MODELS.get(short) or model_name(short))
+    model = imported(IMPORTED[short]) if short in IMPORTED else load_model(MODELS.get(short) or model_name(short))
     weights = DTYPES[row["weight_precision"]]
     if weights == "fp8" and row["model_id"].startswith(BLOCK_SCALES):
         weights = "fp8_block"
-    # Every request asks for top-p, whatever the model's own configuration says.
-    return Design(replace(model, nucleus_sampling=True), row["num_gpus"], row["expert_parallel"], Precision(weights))
+    # Every request asks for top-p and a penalty, whatever the model's own configuration says.
+    asked = replace(model, nucleus_sampling=True, penalties=True)
+    return Design(asked, row["num_gpus"], row["expert_parallel"], Precision(weights))
+
+
+@cache
+def imported(name: str) -> Model:
+    """The model of a published configuration that the tests keep."""
+    found = (json.loads(line) for line in CONFIGS.read_text().splitlines())
+    return import_config(next(entry["config"] for entry in found if entry["name"] == name), name)
 
 
 def rows(data: Path) -> Iterator[pd.DataFrame]:
     """The errors of every row whose model the catalog has."""
     table = pd.read_csv(data / FILE)
     predicted = pd.DataFrame([_predicted(row) for _, row in table.iterrows()], index=table.index)
-    kind = np.where(table["architecture"].str.startswith("Dense"), "dense", "experts")
+    kind = table["architecture"].str.split(" |-").str[0].map({"Dense": "dense", "MoE": "experts", "Mamba": "state"})
     part = [
         f"{of}, {batch}" for of, batch in zip(kind, pd.cut(table["max_num_seqs"], BATCHES).map(_shown), strict=True)
     ]

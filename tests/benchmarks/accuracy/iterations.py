@@ -1,4 +1,4 @@
-"""Iterations of vLLM 0.20.1 on B300, one by one (``vllm_iterations.parquet``).
+"""Iterations of vLLM 0.20.1 on B300, one by one (``vllm_iterations.parquet``); greedy, so that nothing is sorted.
 
 Rows whose time is not theirs alone (a kernel compiled, another rank's prompts, a launch that delays the answer before)
 are left out; of the last, whose sum is right, whole episodes are judged.
@@ -7,12 +7,14 @@ are left out; of the last, whose sum is right, whole episodes are judged.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 import evaluator
+from evaluator.catalog import load_model
 from tests.benchmarks.accuracy.slices import judged
 
 FILE = "vllm_iterations.parquet"
@@ -46,7 +48,7 @@ def predicted_ms(part: pd.DataFrame, layout: tuple) -> np.ndarray:
     context = np.where(decodes > 0, part["decode_kv_tokens"].to_numpy() / np.maximum(decodes, 1) + 1, 0)
     empty = computed + decodes == 0
     times = evaluator.iteration_time(
-        MODELS[model], HARDWARE,
+        replace(load_model(MODELS[model]), nucleus_sampling=False), HARDWARE,
         prompt_tokens=computed / prompts, history_tokens=history / prompts, prompts=prompts,
         decodes=np.where(empty, 1, decodes), context_tokens=context,
         tensor_parallel=int(tensor), expert_parallel=int(expert), data_parallel=int(data),

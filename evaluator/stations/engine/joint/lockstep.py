@@ -20,6 +20,7 @@ from evaluator.cost.lockstep import (
     LockstepSteps,
     Ranks,
     graph_tokens,
+    launched_alone,
     overtaken_after,
     rank_cost,
     steps_together,
@@ -98,6 +99,7 @@ def _form(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
         own_s=time_alone(cost, sums),
         growth_s=jnp.where(batch.decodes, decode_growth(cost, sums, growing), zero),
         fastest_s=jnp.where(batch.decodes, decode_growth(cost, sums, sums.decodes), zero),
+        launched_s=launched_alone(cost, sums),
         tokens=jnp.maximum(batch_tokens(cost, sums), 1.0),
         sequences=sequences,
         alike=leap.iterations,
@@ -140,6 +142,7 @@ def _next_steps(
         ahead_s=ahead_s,
         growth_s=growth_s,
         fastest_s=jnp.where(there, together.fastest_s, 0.0).max(),
+        launched_s=jnp.where(there, together.launched_s, 0.0).max(),
     )
     steps = steps_together(given.pipeline_ranks[0], sums, given.limits.max_num_seqs)
     # The slowest rank sets the pace until another one, whose contexts grow faster, is slower than it.

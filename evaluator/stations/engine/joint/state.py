@@ -94,6 +94,7 @@ class Together(NamedTuple):
     own_s: FloatPerReplica  # time of the batch without experts
     growth_s: FloatPerReplica  # by how much it is longer in each further iteration
     fastest_s: FloatPerReplica  # the same at most, while windows fill
+    launched_s: FloatPerReplica  # that the host takes at least to launch it
     tokens: FloatPerReplica
     alike: FloatPerReplica  # iterations until the batch changes
     touched: FloatPerReplica  # fraction of the experts that an iteration of the replica touches
@@ -149,7 +150,7 @@ def initial_cluster(given: Given) -> ClusterState:
 
 
 def _nothing_together(given: Given, zeros: FloatPerReplica) -> Together:
-    return Together(zeros > 0, zeros > 0, *(zeros,) * 7, sequences=None if given.speculation is None else zeros)
+    return Together(zeros > 0, zeros > 0, *(zeros,) * 8, sequences=None if given.speculation is None else zeros)
 
 
 def where(on: Flag, do: Callable[[ClusterState], ClusterState], cluster: ClusterState) -> ClusterState:

@@ -1,0 +1,41 @@
+"""What it takes a host to launch an iteration that is no whole CUDA graph, layer by layer; a part of a set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from evaluator.catalog.fields import Fields
+
+
+@dataclass(frozen=True)
+class Launches:
+    """Seconds of the host per layer, of iterations with prompts.
+
+    Engines keep CUDA graphs of whole iterations for decodes alone. With prompts, attention and layers with a state are
+    launched kernel by kernel; what is between them is a graph of its own up to ``captured_tokens``, and launched kernel
+    by kernel, too, beyond.
+    """
+
+    captured_tokens: float  # the largest batch that graphs are kept of
+    attention_s: float  # per layer with attention
+    recurrent_s: float  # per layer with a state instead
+    state_space_s: float  # the same of Mamba-2, whose scan is many kernels
+    sparse_s: float  # per layer whose attention chooses what it attends to (an indexer, a compressor)
+    dense_s: float  # per layer without routed experts, beyond the graphs
+    experts_s: float  # per layer with them, beyond the graphs
+    gathered_s: float  # per layer whose tokens go to the experts of other data-parallel ranks and come back
+
+
+def read_launches(given: Fields) -> Launches | None:
+    """The section ``launches`` of a set; None where it has none."""
+    if given.raw("launches", None) is None:
+        return None
+    inner = given.inner("launches")
+    seconds = {
+        each.name: inner.quantity(each.name, "s", zero=True)
+        for each in fields(Launches)
+        if each.name != "captured_tokens"
+    }
+    found = Launches(captured_tokens=inner.number("captured_tokens"), **seconds)
+    inner.finish()
+    return found

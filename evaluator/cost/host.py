@@ -1,0 +1,83 @@
+"""What the host takes of an iteration by its model: to launch its layers, and to penalise what was said.
+
+An iteration with prompts takes no less than the host needs to launch what is no whole CUDA graph. vLLM replays one
+graph where all sequences decode. With prompts it runs piece by piece (``CUDAGraphMode.PIECEWISE``): attention is
+launched by itself in every layer, and so are the kernels of layers with a state; the pieces between them are graphs, up
+to the largest batch that was captured, and beyond they are launched kernel by kernel. The host launches while the
+device computes, so that an iteration takes the longer of both (``iteration.launched``).
+
+Where requests ask for penalties, the tokens of each sequence so far, lists in Python, are made rows of a tensor
+(``make_tensor_with_pad`` in ``vllm/v1/sample/ops/penalties.py``) before the sampler can start. That waits for the
+tokens of the iteration before, with asynchronous scheduling, too, so that it adds to the device's time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from evaluator.catalog.model import (
+    CompressedAttention,
+    LatentAttention,
+    LayerKind,
+    Mixer,
+    Model,
+    MoeFeedForward,
+    SoftmaxAttention,
+    StateSpace,
+)
+from evaluator.cost.iteration import CostParameters
+from evaluator.cost.operators import rank_kinds
+from evaluator.cost.parallel import Parallel
+
+if TYPE_CHECKING:
+    from evaluator.catalog.calibration import Calibration
+    from evaluator.catalog.launches import Launches
+
+
+def with_model_host(
+    cost: CostParameters, model: Model, calibration: Calibration, parallel: Parallel, pipeline_rank: int | None = None
+) -> CostParameters:
+    """The cost of a pipeline rank (None: of all layers) with what its host takes; as it is where a set says nothing."""
+    if model.penalties and pipeline_rank in (None, parallel.pipeline - 1):
+        cost = cost._replace(context_s=cost.context_s + calibration.penalty_token_s)
+    figures = calibration.launches
+    if figures is None:
+        return cost
+    kinds = rank_kinds(model, parallel.pipeline, pipeline_rank)
+    pieces_s = sum(count * _pieces_s(kind, figures, parallel) for kind, count in kinds)
+    between_s = sum(count * _between_s(kind, figures) for kind, count in kinds)
+    like = np.zeros_like(cost.iteration_s)  # with an axis of devices where there is one
+    return cost._replace(
+        pieces_s=like + pieces_s, between_s=like + between_s, captured_tokens=like + figures.captured_tokens
+    )
+
+
+def _pieces_s(kind: LayerKind, figures: Launches, parallel: Parallel) -> float:
+    """Seconds of a layer for what no graph holds."""
+    gathered = parallel.data > 1 and isinstance(kind.feed_forward, MoeFeedForward)
+    return _mixer_s(kind.mixer, figures) + gathered * figures.gathered_s
+
+
+def _mixer_s(mixer: Mixer | None, figures: Launches) -> float:
+    match mixer:
+        case None:
+            return 0.0
+        case CompressedAttention():
+            return figures.sparse_s
+        case SoftmaxAttention() | LatentAttention():
+            return figures.attention_s if mixer.index_top_k is None else figures.sparse_s
+        case StateSpace():
+            return figures.state_space_s
+    return figures.recurrent_s
+
+
+def _between_s(kind: LayerKind, figures: Launches) -> float:
+    """Seconds of a layer for what a piecewise graph holds, where the batch is too large for one.
+
+    Of a hybrid, whose layers have a mixer or a feed-forward, those with a mixer alone have next to nothing between.
+    """
+    if kind.feed_forward is None:
+        return 0.0
+    return figures.experts_s if isinstance(kind.feed_forward, MoeFeedForward) else figures.dense_s

@@ -1,0 +1,164 @@
+"""What the host takes of an iteration: launches under those with prompts, and penalties."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from evaluator.catalog import load_calibration, load_hardware, load_model
+from evaluator.catalog.calibration import read_calibration
+from evaluator.catalog.launches import Launches
+from evaluator.catalog.served import with_host
+from evaluator.catalog.what_if import read_changed_model
+from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.fitted import iteration_cost, iteration_costs
+from evaluator.cost.iteration import decode_growth, device_time, iteration_time, launched
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
+from evaluator.cost.steady import steady_state
+from evaluator.errors import InputError
+from evaluator.estimation import estimate
+from evaluator.replica.changes import Change, changed_calibration
+from tests.cost.fixtures import DEEPSEEK_V3, H100, LLAMA_8B, QWEN3_235B
+
+LAUNCHES = Launches(captured_tokens=512.0, attention_s=1.0, recurrent_s=10.0, state_space_s=20.0, sparse_s=100.0,
+                    dense_s=0.1, experts_s=0.2, gathered_s=0.01)  # fmt: skip
+SET = replace(load_calibration("h100-sxm-vllm", "h100-sxm"), launches=LAUNCHES)
+
+
+def cost_of(model=LLAMA_8B, parallel=Parallel(), calibration=SET, rank=None):  # noqa: B008
+    return iteration_cost(model, H100, calibration, Precision(), parallel, rank)
+
+
+def floor_of(tokens, **of):
+    return float(launched(cost_of(**of), prefill_batch(1.0, tokens, None)))
+
+
+def test_layers_cost_their_kind_and_more_beyond_the_graphs():
+    layers = sum(kind.count for kind in LLAMA_8B.layers)
+    assert floor_of(512) == pytest.approx(layers * 1.0)
+    assert floor_of(513) == pytest.approx(layers * 1.1)
+    sparse = {"model": DEEPSEEK_V3}  # latent, dense attention: as attention; some layers without experts
+    dense = sum(kind.count for kind in DEEPSEEK_V3.layers if not hasattr(kind.feed_forward, "experts"))
+    routed = sum(kind.count for kind in DEEPSEEK_V3.layers) - dense
+    assert floor_of(8192, **sparse) == pytest.approx(1.1 * dense + 1.2 * routed)
+    among_ranks = floor_of(100, model=QWEN3_235B, parallel=Parallel(1, 1, 8, 8))
+    assert among_ranks == pytest.approx(1.01 * sum(kind.count for kind in QWEN3_235B.layers))
+
+
+def test_mixers_have_their_own_figures():
+    hybrid, sparse, compressed = map(load_model, ("qwen3.5-35b-a3b", "deepseek-v3.2", "deepseek-v4-flash"))
+    assert floor_of(1, model=hybrid) == pytest.approx(30 * 10.0 + 10 * 1.0)
+    nemotron = load_model("nemotron-h-56b")
+    mixers = [(kind.count, type(kind.mixer).__name__) for kind in nemotron.layers if kind.mixer]
+    expected = sum(count * {"StateSpace": 20.0, "SoftmaxAttention": 1.0}[mixer] for count, mixer in mixers)
+    assert floor_of(1, model=nemotron) == pytest.approx(expected)
+    for model in (sparse, compressed):
+        assert floor_of(1, model=model) == pytest.approx(100.0 * sum(kind.count for kind in model.layers))
+
+
+def test_only_iterations_with_prompts_and_only_where_the_host_is_slower():
+    cost = cost_of(calibration=replace(SET, launches=replace(LAUNCHES, attention_s=1e-6, dense_s=0.0)))
+    for batch in (decode_batch(64.0, 900.0, None), prefill_batch(1.0, 900, None)):
+        assert float(iteration_time(cost, batch)) == float(device_time(cost, batch))
+    slow, decodes = cost_of(), decode_batch(64.0, 900.0, None)
+    assert float(iteration_time(slow, decodes)) == float(device_time(slow, decodes))
+    both = together(decodes, prefill_batch(1.0, 100, None))
+    assert float(iteration_time(slow, both)) == float(launched(slow, both)) == 32.0
+
+
+def test_tokens_of_decodes_count_towards_the_graphs():
+    cost, prompt = cost_of(), prefill_batch(1.0, 500, None)
+    few, many = (together(decode_batch(count, 100.0, None), prompt) for count in (12.0, 13.0))
+    assert float(launched(cost, few)) < float(launched(cost, many))
+    assert float(launched(cost, few)) < float(launched(cost, few, queries=2.0))  # drafts are rows, too
+
+
+def test_ranks_of_a_pipeline_launch_their_own_layers():
+    split = Parallel(1, 4)
+    ranks = [floor_of(600, parallel=split, rank=rank) for rank in range(4)]
+    assert sum(ranks) == pytest.approx(floor_of(600)) and max(ranks) < 0.3 * sum(ranks)
+
+
+def test_many_devices_at_once_have_the_floors_of_each():
+    devices = [H100, replace(H100, memory_bandwidth=2 * H100.memory_bandwidth)]
+    costs = iteration_costs(LLAMA_8B, devices, SET, Precision(), Parallel())
+    assert costs.pieces_s.shape == costs.between_s.shape == costs.captured_tokens.shape == (2,)
+    assert np.all(costs.pieces_s == cost_of().pieces_s)
+
+
+def test_the_mean_batch_of_the_closed_form_waits_in_the_share_that_has_a_prompt():
+    """Of iterations of which a few have prompts, all others are as fast as decodes."""
+    rate = {"prompt_tokens": 100, "output_tokens": 100, "pipeline_ranks": 1, "max_sequences": 256,
+            "max_num_batched_tokens": 2048, "window": None}  # fmt: skip
+    host = replace(LAUNCHES, attention_s=3e-3, dense_s=0.0)
+    waits, plain = (steady_state(cost_of(calibration=replace(SET, launches=of)), 1.0, **rate) for of in (host, None))
+    assert plain.tpot_s < waits.tpot_s < 1.5 * plain.tpot_s
+    assert waits.ttft_s > 32 * 3e-3
+
+
+def test_sets_are_read_and_pass_their_host_on():
+    found = load_calibration("h100-sxm-vllm.serving", "h100-sxm")
+    assert found.launches is not None and found.launches.captured_tokens == 512.0
+    kernels = load_calibration("b300-sxm-sglang", load_hardware("b300-sxm"))
+    assert kernels.launches is None and with_host(kernels, found).launches == found.launches
+    slower = changed_calibration(found, Change("host_overhead", 2.0)).launches
+    assert slower.attention_s == 2 * found.launches.attention_s and slower.captured_tokens == 512.0
+
+
+def test_a_section_without_a_figure_is_refused():
+    import yaml
+
+    from evaluator.catalog.store import find
+
+    document = yaml.safe_load(find("calibrations", "vllm.serving").read_text())
+    del document["launches"]["dense_s"]
+    with pytest.raises(InputError, match=r"launches\.dense_s"):
+        read_calibration(document, "mine.yaml")
+    document["launches"] |= {"dense_s": -1.0}
+    with pytest.raises(InputError, match=r"launches\.dense_s"):
+        read_calibration(document, "mine.yaml")
+
+
+def test_penalties_cost_by_what_was_said_and_by_the_vocabulary():
+    known = replace(SET, launches=None, penalty_token_s=4e-8)
+    asking = replace(LLAMA_8B, penalties=True)
+    without, penalised = cost_of(calibration=known), cost_of(model=asking, calibration=known)
+    few, many = decode_batch(8.0, 500.0, None), decode_batch(64.0, 500.0, None)
+    for batch in (few, many):
+        more_s = float(iteration_time(penalised, batch)) - float(iteration_time(without, batch))
+        kernels = known.of("elementwise")
+        device_s = 14 * kernels.launch_s
+        logits_s = asking.vocabulary * 90 / (kernels.bandwidth_efficiency * H100.memory_bandwidth)
+        assert more_s == pytest.approx(4e-8 * batch.decode_context + device_s + batch.decodes * logits_s, rel=0.01)
+    # The next iteration attends to a token more of each sequence: leaps must know.
+    growth_s = decode_growth(penalised, few, 0.0) - decode_growth(without, few, 0.0)
+    assert growth_s == pytest.approx(8 * 4e-8)
+
+
+def test_only_the_last_rank_of_a_pipeline_samples():
+    asking, known = replace(LLAMA_8B, penalties=True), replace(SET, launches=None, penalty_token_s=4e-8)
+    first, last = (cost_of(model=asking, calibration=known, parallel=Parallel(1, 2), rank=rank) for rank in (0, 1))
+    assert last.context_s == pytest.approx(first.context_s + 4e-8)
+
+
+def test_a_scenario_asks_for_what_the_model_does_not():
+    changed = read_changed_model({"like": "llama-3.1-8b", "penalties": True, "nucleus_sampling": False}, "here")
+    assert (changed.penalties, changed.nucleus_sampling) == (True, False)
+    assert changed.name == "llama-3.1-8b with nucleus_sampling false, penalties true"
+    assert read_changed_model({"like": "llama-3.1-8b", "nucleus_sampling": True}, "here").name == "llama-3.1-8b"
+    with pytest.raises(InputError, match=r"here\.penalties: expected true or false"):
+        read_changed_model({"like": "llama-3.1-8b", "penalties": 1.1}, "here")
+
+
+@pytest.mark.parametrize("model", [load_model("qwen3.5-35b-a3b"), replace(LLAMA_8B, penalties=True)])
+def test_where_the_time_goes_adds_up_with_what_the_host_takes(model):
+    estimated = estimate(model, "h100-sxm", prompt_tokens=200, output_tokens=100, batch=4)
+    for phase in (estimated.prefill, estimated.decode):
+        assert sum(part.time_s for part in phase.operators) == pytest.approx(phase.time_s, rel=1e-9)
+        assert sum(part.share for part in phase.operators) == pytest.approx(1.0)
+    names = {part.name for phase in (estimated.prefill, estimated.decode) for part in phase.operators}
+    assert ("host.penalties" in names) == model.penalties
+    assert ("host.launches" in names) == (not model.penalties)  # 800 prompt tokens of Llama take the device longer
