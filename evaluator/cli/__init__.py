@@ -15,6 +15,9 @@ def main() -> None:
     """The entry point of the command ``evaluator``: signals and streams first, then what takes time to import."""
     signals.take()
     _open_streams()
+    # Read when NumPy loads. The matrices of our fits are small (thousands of rows, tens of columns): a thread a core
+    # gains nothing there, and threads that spin for one another take 80 times as long where the cores are busy.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from evaluator.cli.app import app
 
     app(prog_name="evaluator")
