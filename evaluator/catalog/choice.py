@@ -28,8 +28,8 @@ def load_calibration(
 
     ``auto`` is the first there is of: fitted to serving runs of this hardware (HARDWARE-ENGINE.serving); fitted to its
     kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); of a GPU of NVIDIA
-    ``transferred``; ``datasheet``. What was not measured of an engine, its kernels on this hardware or its servers, is
-    as in vLLM, and the set ``extrapolated``.
+    ``transferred``, from devices of its architecture if there are any; ``datasheet``. What was not measured of an
+    engine, its kernels on this hardware or its servers, is as in vLLM, and the set ``extrapolated``.
 
     ``transferred`` is the median of the kernels of other devices for this engine, with the host of their serving runs.
     """
@@ -39,6 +39,8 @@ def load_calibration(
         measured = _measured(str(of), serving_engine(engine).name)
         if measured is not None:
             return measured
+        if device is not None and is_like_measured(device) and not has("calibrations", TRANSFERRED):
+            return set_of_others(device, serving_engine(engine).name, device.architecture)
         name = TRANSFERRED if device is not None and is_like_measured(device) else SHEET
     if name == TRANSFERRED and not has("calibrations", name):
         return set_of_others(str(of) if device is None else device, serving_engine(engine).name)

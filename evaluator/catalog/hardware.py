@@ -41,4 +41,5 @@ class Hardware:
     sources: Mapping[str, str]  # figure -> where it is from
     cores: int | None = None
     maker: str = ""  # who makes it; empty: not said
+    architecture: str = ""  # that its processors share with other devices; empty: not said
     hypothetical: bool = False  # its figures are those of a scenario, so that nothing can have been measured on it

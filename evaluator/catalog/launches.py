@@ -9,7 +9,7 @@ from evaluator.catalog.fields import Fields
 
 @dataclass(frozen=True)
 class Launches:
-    """Seconds of the host per layer, of iterations with prompts.
+    """Seconds of the host, mostly per layer of iterations with prompts.
 
     Engines keep CUDA graphs of whole iterations for decodes alone. With prompts, attention and layers with a state are
     launched kernel by kernel; what is between them is a graph of its own up to ``captured_tokens``, and launched kernel
@@ -24,6 +24,7 @@ class Launches:
     dense_s: float  # per layer without routed experts, beyond the graphs
     experts_s: float  # per layer with them, beyond the graphs
     gathered_s: float  # per layer whose tokens go to the experts of other data-parallel ranks and come back
+    agreed_s: float  # per iteration of any kind of such ranks, which agree on its size before
 
 
 def read_launches(given: Fields) -> Launches | None:

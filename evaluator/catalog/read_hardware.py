@@ -47,6 +47,7 @@ def read_hardware(document: Any, where: str, expected_name: str | None = None) -
         sources=_sources(given.inner("sources")),
         cores=given.integer("cores", None),
         maker=given.text("maker", ""),
+        architecture=given.text("architecture", ""),
     )
     given.finish()
     _check_sources(hardware, given.place("sources"))

@@ -25,22 +25,27 @@ from evaluator.catalog.store import has, names
 from evaluator.errors import InputError
 
 
-def set_of_others(hardware: Hardware | str, engine: str) -> Calibration:
+def set_of_others(hardware: Hardware | str, engine: str, architecture: str = "") -> Calibration:
     """What the kernels of other devices for an engine, with the host of their serving runs, make of this one.
 
-    ``hardware`` is a device, or a name that is not in the catalog. InputError where there are no others.
+    ``hardware`` is a device, or a name that is not in the catalog. Of the others those of an ``architecture`` alone are
+    taken, where any was measured. InputError where there are no others.
     """
     place = os.environ.get("EVALUATOR_PATH", ""), os.getcwd()
     name = hardware if isinstance(hardware, str) else hardware.name
-    return _set_of_others(name, nearest_link(hardware), engine, place)
+    return _set_of_others(name, nearest_link(hardware), engine, architecture, place)
 
 
 @lru_cache(maxsize=256)
-def _set_of_others(hardware: str, link: str, engine: str, folders: tuple[str, str]) -> Calibration:
+def _set_of_others(hardware: str, link: str, engine: str, architecture: str, folders: tuple[str, str]) -> Calibration:
     """The same once for all devices of one name and link; ``folders`` says where the catalog's files are, so that
     another catalog is asked anew."""
     others = [name for name in measured_devices(engine) if name != hardware]
-    median_set = transferred([_with_own_host(name, engine) for name in others], link=joined_by(link, others))
+    # The same kernels run on processors of one architecture, and in servers alike; the median over several
+    # architectures is of kernels alone, since what servers make of them was judged so (calibration/README.md).
+    alike = [name for name in others if architecture and load_hardware(name).architecture == architecture]
+    sets = [_served(name, engine) for name in alike] or [_with_own_host(name, engine) for name in others]
+    median_set = transferred(sets, link=joined_by(link, alike or others))
     return replace(median_set, hardware=hardware)
 
 
@@ -63,6 +68,12 @@ def _has_own_collectives(name: str, hardware: str) -> bool:
         and bool(calibration.efficiencies)
         and any(str(figure).startswith("all_reduce.") for figure in figures)
     )
+
+
+def _served(hardware: str, engine: str) -> Calibration:
+    """The set of a device that knows most of servers."""
+    serving = f"{hardware}-{engine}.serving"
+    return named_set(serving, hardware) if has("calibrations", serving) else _with_own_host(hardware, engine)
 
 
 def _with_own_host(hardware: str, engine: str) -> Calibration:

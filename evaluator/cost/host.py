@@ -6,6 +6,9 @@ launched by itself in every layer, and so are the kernels of layers with a state
 to the largest batch that was captured, and beyond they are launched kernel by kernel. The host launches while the
 device computes, so that an iteration takes the longer of both (``iteration.launched``).
 
+Data-parallel ranks that share experts agree on the size of an iteration before they launch it
+(``coordinate_batch_across_dp`` in ``vllm/v1/worker/dp_utils.py``), in decodes, too.
+
 Where requests ask for penalties, the tokens of each sequence so far, lists in Python, are made rows of a tensor
 (``make_tensor_with_pad`` in ``vllm/v1/sample/ops/penalties.py``) before the sampler can start. That waits for the
 tokens of the iteration before, with asynchronous scheduling, too, so that it adds to the device's time.
@@ -48,6 +51,8 @@ def with_model_host(
     kinds = rank_kinds(model, parallel.pipeline, pipeline_rank)
     pieces_s = sum(count * _pieces_s(kind, figures, parallel) for kind, count in kinds)
     between_s = sum(count * _between_s(kind, figures) for kind, count in kinds)
+    if parallel.data > 1 and model.has_experts:
+        cost = cost._replace(iteration_s=cost.iteration_s + figures.agreed_s)
     like = np.zeros_like(cost.iteration_s)  # with an axis of devices where there is one
     return cost._replace(
         pieces_s=like + pieces_s, between_s=like + between_s, captured_tokens=like + figures.captured_tokens

@@ -24,7 +24,7 @@ from evaluator.replica.changes import Change, changed_calibration
 from tests.cost.fixtures import DEEPSEEK_V3, H100, LLAMA_8B, QWEN3_235B
 
 LAUNCHES = Launches(captured_tokens=512.0, attention_s=1.0, recurrent_s=10.0, state_space_s=20.0, sparse_s=100.0,
-                    dense_s=0.1, experts_s=0.2, gathered_s=0.01)  # fmt: skip
+                    dense_s=0.1, experts_s=0.2, gathered_s=0.01, agreed_s=0.0)  # fmt: skip
 SET = replace(load_calibration("h100-sxm-vllm", "h100-sxm"), launches=LAUNCHES)
 
 
@@ -162,3 +162,12 @@ def test_where_the_time_goes_adds_up_with_what_the_host_takes(model):
     names = {part.name for phase in (estimated.prefill, estimated.decode) for part in phase.operators}
     assert ("host.penalties" in names) == model.penalties
     assert ("host.launches" in names) == (not model.penalties)  # 800 prompt tokens of Llama take the device longer
+
+
+def test_ranks_that_share_experts_agree_on_every_iteration_and_those_of_dense_models_do_not():
+    agreeing = replace(SET, launches=replace(LAUNCHES, agreed_s=0.5))
+    for model, more_s in ((QWEN3_235B, 0.5), (LLAMA_8B, 0.0)):
+        for parallel in (Parallel(1, 1, 8, 8) if model is QWEN3_235B else Parallel(1, 1, 1, 8), Parallel(8)):
+            slower, plain = (cost_of(model=model, parallel=parallel, calibration=known) for known in (agreeing, SET))
+            expected = more_s * (parallel.data > 1)
+            assert slower.iteration_s - plain.iteration_s == pytest.approx(expected)
