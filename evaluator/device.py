@@ -15,9 +15,12 @@ from typing import Any
 # it compiles the loop, inner loops included, into one function. The engine's event loop is 20 times faster that way.
 WHOLE_LOOPS = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=1000000000000000"
 
-MOST_PROGRAMS = 32
-"""Compiled programs of a kind that a process keeps, each some 25 MB: more than a sweep has as a rule, and a bound for a
-Python session of many sweeps. One that is needed again is read from the compilation cache, in some 0.2 s."""
+MOST_PROGRAMS = 24
+"""Compiled programs that a process keeps, of all kinds together: more than a sweep has as a rule, and a bound for a
+Python session of many sweeps. One of ``fcfs_reserved`` takes some 40 MB, one of ``joint`` 100. One that is needed again
+is read from the compilation cache, in some 0.2 s."""
+
+_kept: list[Any] = []  # the jitted functions whose programs are counted
 
 
 @cache
@@ -38,13 +41,16 @@ def configure() -> None:
 
 
 def bounded(jitted: Any) -> Any:
-    """A jitted function, which forgets its programs before it has more than ``MOST_PROGRAMS``.
+    """A jitted function; all that were given forget their programs before they have more than ``MOST_PROGRAMS``.
 
     JAX keeps whatever it has compiled. It forgets all of a function's programs or none; forgetting those that run is
     no harm, for their calls hold them.
     """
-    if jitted._cache_size() >= MOST_PROGRAMS:
-        jitted.clear_cache()
+    if not any(known is jitted for known in _kept):
+        _kept.append(jitted)
+    if sum(known._cache_size() for known in _kept) >= MOST_PROGRAMS:
+        for known in _kept:
+            known.clear_cache()
     return jitted
 
 

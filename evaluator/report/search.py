@@ -34,7 +34,7 @@ def question_of(ds: xr.Dataset) -> dict[str, Any]:
 
 
 _IN_LAYOUT = re.compile(
-    r"swept: deployment\.(pools\.\w+\.)?(role|replicas|(tensor|pipeline|expert)_parallel)|swept: deployment\.pools"
+    r"swept: deployment\.(pools\.\w+\.)?(role|replicas|(tensor|pipeline|data|expert)_parallel)|swept: deployment\.pools"
 )
 
 

@@ -41,7 +41,8 @@ class Objective:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a design may take; None: as much as it likes. ``fill``: each gets as many replicas as the budget takes."""
+    """What a design may take; None: as much as it likes. ``fill``: each gets as many replicas as the budget takes.
+    ``layouts``: tensor, pipeline, data and expert parallelism are enumerated."""
 
     devices: int | None = key(count(), None, "Most devices of a design, all replicas and pools together.")
     usd_per_hour: float | None = key(quantity("USD/h", above=0), None, "Most dollars per hour of a design.")
@@ -50,11 +51,19 @@ class Budget:
         False,
         "Whether each design gets as many replicas as the budget takes; pools get every split that fills it.",
     )
+    layouts: bool = key(
+        flag,
+        False,
+        "Whether every layout of a replica that fits is tried, for each pool that says none: tensor, pipeline, data "
+        "and expert parallelism. What promises less than half of the best in closed form is left out.",
+    )
 
 
 def _check_budget(budget: Budget, place: Place) -> None:
     if budget.fill and budget.devices is None and budget.usd_per_hour is None:
         raise place.key("fill").error("needs something to fill: add devices or usd_per_hour")
+    if budget.layouts and budget.devices is None and budget.usd_per_hour is None:
+        raise place.key("layouts").error("needs a bound on the devices: add devices or usd_per_hour")
 
 
 budget_reader = section(Budget, _check_budget)

@@ -13,6 +13,7 @@ from evaluator.metrics import OK
 from evaluator.plan import Configuration, Plan, plan
 from evaluator.scenario import Axis, Budget, Scenario, size
 from evaluator.scenario.deployment import STAGE
+from evaluator.search.layouts import pruned, with_layouts
 from evaluator.search.start import Starts
 from evaluator.traffic.arrivals import at_rate
 
@@ -44,20 +45,30 @@ def designs_of(scenario: Scenario, simulator: str) -> Designs:
     """Errors: InputError where there is nothing to search, or where the question contradicts the sweep."""
     check(scenario)
     bare, note = without_rates(scenario)
-    if scenario.budget.fill and (free := _free_pools(scenario)):
+    if not scenario.budget.layouts:
+        return _of_layouts(bare, simulator, note)
+    laid_out, told = with_layouts(bare, simulator)
+    found = _of_layouts(laid_out, simulator, f"{note} {told}".strip())
+    kept, left_out = pruned(found.plan, found.ladders, len(bare.sweep), scenario.demand.rate_rps is not None)
+    return replace(found, ladders=kept, note=f"{found.note} {left_out}".strip())
+
+
+def _of_layouts(bare: Scenario, simulator: str, note: str) -> Designs:
+    """The designs of a scenario whose sweep has all layouts, and no rate."""
+    if bare.budget.fill and (free := _free_pools(bare)):
         return _filled_pools(bare, free, simulator, note)
     most = _most_replicas(bare, simulator)
     if most is None:
         whole = plan(bare, simulator=simulator)
-        configurations = [within(configuration, scenario.budget) for configuration in whole.configurations]
+        configurations = [within(configuration, bare.budget) for configuration in whole.configurations]
         return Designs(whole, [[configuration] for configuration in configurations], note)
     laddered = replace(bare, sweep=(*bare.sweep, replicas_axis(most)))
     whole = plan(laddered, simulator=simulator)
     rows = np.arange(len(whole.configurations)) if whole.grid.rows is None else whole.grid.rows
     ladders: dict[int, list[Configuration]] = {}
     for row, configuration in zip(rows.tolist(), whole.configurations, strict=True):
-        ladders.setdefault(row // most, []).append(within(configuration, scenario.budget))
-    asked = scenario.demand.rate_rps is not None  # then the fewest replicas that serve the rate are looked for
+        ladders.setdefault(row // most, []).append(within(configuration, bare.budget))
+    asked = bare.demand.rate_rps is not None  # then the fewest replicas that serve the rate are looked for
     design_ladders = list(ladders.values()) if asked else [_filled(ladder) for ladder in ladders.values()]
     return Designs(whole, design_ladders, note)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evaluator.report.layouts import laid_out, short_layout
 from evaluator.report.picture.labels import axis_title, name_and_unit, text, title
 from evaluator.report.ranking import is_constant, quantities
 from evaluator.report.search import in_layout
@@ -46,7 +47,14 @@ class PageAxis:
             return str(ds.variables[self.told_by].values[row])
         if len(self.names) == 1:
             return _shown(ds.variables[self.names[0]].values[row])
-        words = [_named(ds, name, row) for name in self.names if _is_set(ds, name, row) and not name.endswith("_role")]
+        layouts = laid_out(self.names)
+        words = [f"{pool} {short_layout(ds, names, row)}".strip() for pool, names in layouts.items()]
+        told = {name for names in layouts.values() for name in names}
+        words += [
+            _named(ds, name, row)
+            for name in self.names
+            if name not in told and _is_set(ds, name, row) and not name.endswith("_role")
+        ]
         return ", ".join(words) or "as the scenario says"
 
     def quantity(self, ds: xr.Dataset, row: int) -> str:

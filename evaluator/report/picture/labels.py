@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evaluator.report.layouts import laid_out, short_layout
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -39,8 +41,14 @@ def axis_title(ds: xr.Dataset, name: str) -> str:
 
 
 def in_words(ds: xr.Dataset, row: int, names: Sequence[str]) -> str:
-    """A configuration by the quantities ``names``: numbers with their names, text (hardware, policy) by itself."""
-    return ", ".join(
+    """A configuration by the quantities ``names``: numbers with their names, text (hardware, policy) by itself, and
+    several that lay out a pool together as one (``dp8 ep8``)."""
+    layouts = laid_out(names)
+    told = {name for of_pool in layouts.values() for name in of_pool}
+    parts = [f"{pool} {short_layout(ds, of_pool, row)}".strip() for pool, of_pool in layouts.items()]
+    parts += [
         f"{title(name)} {text(ds[name].values[row])}" if ds[name].dtype.kind in "iuf" else text(ds[name].values[row])
         for name in names
-    )
+        if name not in told
+    ]
+    return ", ".join(parts)

@@ -10,6 +10,7 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
 from evaluator.report.accuracy import expected_errors, mixtures
+from evaluator.report.layouts import SHORT, laid_out, pool_of, short_layout
 from evaluator.report.ranking import is_constant, quantities, ranking
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_columns
@@ -20,11 +21,7 @@ if TYPE_CHECKING:
     import xarray as xr
 
 REASONS = 3
-_SHORT = {
-    "tensor_parallel": "tp",
-    "pipeline_parallel": "pp",
-    "expert_parallel": "ep",
-    "data_parallel": "dp",
+_SHORT = SHORT | {
     "rate_rps": "rate",
     "max_num_batched_tokens": "batch tokens",
     "max_num_seqs": "max seqs",
@@ -139,10 +136,17 @@ def _head(name: str) -> str:
 
 
 def swept_columns(ds: xr.Dataset, rows: np.ndarray, without: Collection[str] = ()) -> list[Column]:
-    """A column for each swept quantity that is not the same in every row, and not among ``without``."""
+    """A column for each swept quantity that is not the same in every row, and not among ``without``; one for those that
+    lay out a pool together."""
     columns = []
-    for name in quantities(ds):
-        if name in without or is_constant(ds, name):
+    varying = [name for name in quantities(ds) if name not in without and not is_constant(ds, name)]
+    layouts = laid_out(varying)
+    for name in varying:
+        pool = pool_of(name)
+        if pool in layouts:
+            if name == layouts[pool][0]:
+                told = tuple(short_layout(ds, layouts[pool], int(row)) for row in rows)
+                columns.append(Column(f"{pool} layout".strip(), "", told, KEPT, text=True))
             continue
         values, head = ds[name].values[rows], _head(name)
         unit = str(ds[name].attrs["units"])
