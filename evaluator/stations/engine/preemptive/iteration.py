@@ -96,7 +96,7 @@ def launch(given: Given, state: State, batch: Scheduled, bound: Bound) -> tuple[
     leap = leap_kv(given, state, most, first_s, slope_s)
     running_batch = LaunchedBatch(
         start_s=state.clock,
-        end_s=jnp.float64(jnp.inf),
+        end_s=jnp.float64(jnp.inf),  # for the loop to set: at once, or of several replicas with its calendar
         iterations=jnp.where(batch.there, leap.iterations, 0.0),  # an empty batch is launched, too: no branch is needed
         first_s=first_s,
         slope_s=slope_s,

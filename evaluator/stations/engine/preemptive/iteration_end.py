@@ -39,7 +39,7 @@ class IterationEnd(NamedTuple):
 def complete_iteration(given: Given, state: State, iteration_end: IterationEnd) -> State:
     """The clock has reached the end of an iteration or a leap: its tokens are handed out, and finished requests leave.
 
-    Gaps count from the first token of the first measured request on, as in the other program.
+    Gaps count from the first token of the first measured request on, as in ``fcfs_reserved``.
     """
     if iteration_end.measured is None:
         first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
@@ -183,8 +183,8 @@ def _finish_decodes(given: Given, state: State, iteration_end: IterationEnd) -> 
 def _make_schedulable(given: Given, state: State, iteration_end: IterationEnd) -> State:
     """The decode group of a batch from the pipeline may be taken by the next batch.
 
-    If the decode group at rest is empty, the two change places. Otherwise the members join the decode group at rest one
-    by one, in order of admission.
+    If the schedulable decode group is empty, the two change places. Otherwise the members join it one by one, in order
+    of admission.
     """
     moved, here = iteration_end.decode_group, state.schedulable
     moves = iteration_end.steps > 0
@@ -241,7 +241,7 @@ def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, w
                 router_counts=state.router_counts._replace(completed=state.router_counts.completed + 1.0)
             )
         ends = generated == read(given.requests.output_tokens, i)
-        held = _held(given, state, i, ends & False)
+        held = _held(given, state, i, ends & False)  # a traced False: the last token is the prompt's, not a decode's
         state = join(given, state, i, ~ends)
         return _finish(given, state, i, end_s, ends, held), read_once(state.next_completing, i)
 
