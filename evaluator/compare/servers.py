@@ -13,7 +13,7 @@ from evaluator.errors import InputError
 from evaluator.experiments.experiment import Experiment
 from evaluator.experiments.names import hardware_name, model_name
 from evaluator.experiments.precisions import precision
-from evaluator.plan.simulators import MOST_TOGETHER
+from evaluator.plan.simulators import RING_BYTES, ring_bytes, ring_of
 from evaluator.policies import CHUNKED, MIXED
 from evaluator.replica import ReplicaBuild, RunnableReplica, build, replica_spec
 from evaluator.scenario import Batching, Deployment, KvCache
@@ -44,8 +44,11 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
     _check_length(experiment, model)
     if isinstance(calibration, str):
         calibration = calibration_for(calibration, hardware)
-    if experiment.data_parallel > MOST_TOGETHER:
-        raise InputError(f"data_parallel_size {experiment.data_parallel} exceeds the {MOST_TOGETHER} ranks of a run")
+    if ring_bytes(experiment.data_parallel, ring_of(experiment.workload.output_tokens)) > RING_BYTES:
+        raise InputError(
+            f"data_parallel_size {experiment.data_parallel} with outputs of {experiment.workload.output_tokens} tokens "
+            "takes more memory than a run of all ranks on one clock may have"
+        )
     deployed = deployment(experiment, model, hardware, calibration)
     spec = replace(replica_spec(deployed, 0), model=model, calibration=calibration, kv_blocks=experiment.kv_blocks)
     built = build(spec)

@@ -29,6 +29,7 @@ from evaluator.cost.iteration import (
     padded,
     time_without_experts,
 )
+from evaluator.cost.one_of import OneOf
 from evaluator.cost.speculative import SpeculativeCost
 
 LARGEST_GRAPH = 512.0
@@ -67,9 +68,14 @@ class LockstepSteps(NamedTuple):
     touched: Batched  # fraction of the experts that each touches for tokens that are asked for, none of which pads
 
 
-def rank_cost(cost: IterationCost) -> CostParameters | SpeculativeCost:
+RankCost = CostParameters | SpeculativeCost | OneOf
+
+
+def rank_cost(cost: IterationCost) -> RankCost:
     """The part of a cost that is of the device. TypeError for one that was fitted to whole iterations, which the plan
     refuses."""
+    if isinstance(cost, OneOf):
+        return OneOf(tuple(map(rank_cost, _in_lockstep(cost))), cost.which)
     if isinstance(cost, CostParameters | SpeculativeCost):
         return cost
     if isinstance(cost, Dispatched):
@@ -77,28 +83,45 @@ def rank_cost(cost: IterationCost) -> CostParameters | SpeculativeCost:
     raise TypeError(f"{type(cost).__name__} has no time without experts")
 
 
-def time_alone(cost: CostParameters | SpeculativeCost, batch: BatchStatistics) -> Batched:
+def _in_lockstep(cost: OneOf) -> tuple[IterationCost, ...]:
+    """The forms, with one that ranks in lockstep can have in place of those that they cannot, which are never chosen
+    for them: fits to whole iterations, of other pools on the same clock."""
+    able = [isinstance(form, CostParameters | SpeculativeCost | Dispatched) for form in cost.forms]
+    return tuple(form if own else cost.forms[able.index(True)] for form, own in zip(cost.forms, able, strict=True))
+
+
+def time_alone(cost: RankCost, batch: BatchStatistics) -> Batched:
     """Seconds that a rank needs for its batch without experts."""
+    if isinstance(cost, OneOf):
+        return cost.chosen([time_alone(form, batch) for form in cost.forms])  # type: ignore[arg-type]
     if isinstance(cost, SpeculativeCost):
         return cost.device_s(batch, time_without_experts)
     return time_without_experts(cost, batch)
 
 
-def launched_alone(cost: CostParameters | SpeculativeCost, batch: BatchStatistics) -> Batched:
+def launched_alone(cost: RankCost, batch: BatchStatistics) -> Batched:
     """Seconds that the host of a rank takes at least to launch its batch."""
+    if isinstance(cost, OneOf):
+        return cost.chosen([launched_alone(form, batch) for form in cost.forms])  # type: ignore[arg-type]
     if isinstance(cost, SpeculativeCost):
         return launched(cost.target, batch, cost.queries)
     return launched(cost, batch)
 
 
-def graph_tokens(cost: CostParameters | SpeculativeCost) -> Batched:
+def graph_tokens(cost: RankCost) -> Batched:
     """A batch is padded to a multiple of so many tokens, see ``padded``."""
+    if isinstance(cost, OneOf):
+        return cost.chosen([graph_tokens(form) for form in cost.forms])  # type: ignore[arg-type]
     return cost.target.graph_tokens if isinstance(cost, SpeculativeCost) else cost.graph_tokens
 
 
 def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> LockstepSteps:
     """The iterations of ranks until one of them changes its batch or another rank gets ahead."""
+    if isinstance(cost, OneOf):
+        each = [steps_together(form, ranks, max_num_seqs) for form in _in_lockstep(cost)]
+        return LockstepSteps(*(cost.chosen(field) for field in zip(*each, strict=True)))
     device = rank_cost(cost)
+    assert not isinstance(device, OneOf)
     xp = array_namespace(graph_tokens(device), *ranks.tokens, *ranks[1:5])
     largest = xp.minimum(2.0 * max_num_seqs, LARGEST_GRAPH)
     touched = experts_touched(device.log_expert_missed, ranks.tokens.mean, device.expert_skew)

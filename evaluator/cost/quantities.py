@@ -13,6 +13,7 @@ from typing import Any
 from evaluator.catalog.iterations import RANGES
 from evaluator.cost.arrays import Batched, array_namespace
 from evaluator.cost.iteration import BatchStatistics, CostParameters
+from evaluator.cost.one_of import OneOf
 from evaluator.cost.speculative import SpeculativeCost
 
 PEAKS: tuple[tuple[str, str], ...] = tuple(
@@ -41,12 +42,14 @@ def peaks(batch: BatchStatistics) -> tuple[Batched, ...]:
 
 def holds_everywhere(cost: Any) -> bool:
     """Whether a cost holds for any batch, as rooflines do; those that were fitted to iterations have a range."""
+    if isinstance(cost, OneOf):
+        return all(map(holds_everywhere, cost.forms))
     return isinstance(cost, CostParameters | SpeculativeCost)
 
 
 def batch_tokens(cost: Any, batch: BatchStatistics) -> Batched:
     """Tokens that the model computes in an iteration: of a decode one, or with drafts as many as it verifies."""
-    rows = cost.queries * batch.decodes if isinstance(cost, SpeculativeCost) else batch.decodes
+    rows = cost.queries * batch.decodes if isinstance(cost, SpeculativeCost | OneOf) else batch.decodes
     return rows + batch.prefill_tokens
 
 

@@ -15,13 +15,13 @@ from evaluator.plan.checks import (
     prefix_problem,
     routing_problem,
 )
-from evaluator.plan.joint_pools import lacking_jointly, why_joint
+from evaluator.plan.joint_pools import lacking_jointly, too_many_together, why_joint
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
 from evaluator.plan.phases import PhasePools, Pools, model_of, most_jobs, phases_of, phases_problem
 from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps
 from evaluator.plan.request_level import queue_problem, request_problem
 from evaluator.plan.route import PipelinePlan, RequestRoutes, StageVisitPlan
-from evaluator.plan.simulators import REQUEST, has_frontend, is_joint, lacking
+from evaluator.plan.simulators import REQUEST, has_frontend, is_joint, lacking, why_together
 from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem, with_own_kv
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.scenario import Deployment, Transfer, Workload, pipeline_problem, pools_of, with_engine_defaults
@@ -64,7 +64,7 @@ def check(
         status = _stages_status(workload, planned, passes, several)
     if status == OK and several and simulator == REQUEST:
         status = f"unsupported: simulator request does not cover {several[0]}; use simulator iteration"
-    lack, joint = _engines(workload, stations, several, planned.pipeline)
+    lack, joint = _engines(workload, stations, several)
     return Feasibility(
         (*stations, *passes), planned.phases, status, lack, joint, bool(several), planned.link, planned.pipeline
     )
@@ -128,7 +128,7 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
 
 
 def _engines(
-    workload: Workload, stations: tuple[StationPlan, ...], several: tuple[str, ...], pipeline: PipelinePlan | None
+    workload: Workload, stations: tuple[StationPlan, ...], several: tuple[str, ...]
 ) -> tuple[tuple[str, ...], bool]:
     """What the vectorised engine lacks, each once, and whether replicas or stations depend on one another."""
     fronts = [has_frontend(workload, station.design.calibration) for station in stations]
@@ -138,7 +138,14 @@ def _engines(
         for name in lacking(workload, station.deployment, front, not several, station.lockstep)
     ]  # fmt: skip
     if several:
-        missing += lacking_jointly(several, stations, pipeline, workload)
+        missing += [
+            *lacking_jointly(several, stations, workload),
+            *too_many_together(several[0], stations, workload),
+        ]
+    else:
+        for station, front in pairs:
+            why = why_together(workload, station.deployment, front, station.lockstep)
+            missing += () if why is None else too_many_together(why, [station], workload)
     joint = bool(several) or any(
         is_joint(workload, station.deployment, front, station.lockstep) for station, front in pairs
     )

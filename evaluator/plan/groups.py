@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from evaluator.plan.simulators import (
     has_frontend,
     is_joint,
     program,
+    ring_of,
     routed_by,
 )
 from evaluator.plan.station import StationPlan
@@ -27,7 +28,6 @@ from evaluator.routing import Sent, assign, router_of, stream
 from evaluator.scenario import Workload
 from evaluator.traffic.requests import cached_by_content
 
-SMALLEST_RING = 256
 FEWEST_BLOCK_TOKENS = 64
 """That a program for KV on demand has cells for: blocks of most engines have so many or fewer."""
 
@@ -51,7 +51,13 @@ class Group:
     configurations: list[Configuration]
     requests: int
     simulator: str = ITERATION
-    stations: tuple[StationGroup, ...] = ()  # of the vectorised engine, else none; one for all pools in one loop
+    # Of the vectorised engine, else none: one for each station, or one for all pools in one loop and those of stages.
+    stations: tuple[StationGroup, ...] = ()
+
+    def of_station(self, number: int) -> StationGroup:
+        """That of a station of the configurations."""
+        joint = len(self.configurations[0].stations) - len(self.stations)
+        return self.stations[max(number - joint, 0)]
 
 
 def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -> list[Group]:
@@ -72,13 +78,14 @@ def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -
     having: dict[CompileKey, list[tuple[Configuration, StationPlan]]] = {}
     for (_, simulator, requests, ends), some in alike.items():
         compiled = some[0].stations if simulator == ITERATION else ()
+        keys: tuple[CompileKey, ...] = ()
         if simulator == ITERATION and some[0].joint_pools:
-            keys: tuple[CompileKey, ...] = (_key_of_pools(some[0]),)
-            having.setdefault(keys[0], []).extend((some[0], station) for station in compiled)
-        else:
-            keys = tuple(_key(some[0].workload, station) for station in compiled)
-            for key, station in zip(keys, compiled, strict=True):
-                having.setdefault(key, []).append((some[0], station))
+            keys, compiled = (_key_of_pools(some[0]),), some[0].stations[len(some[0].answering) :]
+            having.setdefault(keys[0], []).extend((some[0], station) for station in some[0].answering)
+        each = tuple(_key(some[0].workload, station) for station in compiled)
+        for key, station in zip(each, compiled, strict=True):
+            having.setdefault(key, []).append((some[0], station))
+        keys += each
         together.setdefault((simulator, requests, ends, keys, _route(some[0])), []).extend(some)
     shaped = {key: _shaped(key, stations, seeds) for key, stations in having.items()}
     position = {id(configuration): number for number, configuration in enumerate(configurations)}
@@ -113,13 +120,25 @@ def _key(workload: Workload, station: StationPlan) -> CompileKey:
 def _with_costs(which: CompileKey, replicas: Sequence[RunnableReplica], requests: int) -> CompileKey:
     """With what is compiled in because of the replicas: forms of cost, windows of the KV, experts."""
     costs = [replica.costing.typical[0] for replica in replicas]
+    forms = _forms(which.pipeline_ranks, replicas)
     return replace(
         which,
         windowed=any(replica.kv.window is not None for replica in replicas),
         experts=any(map(_has_experts, costs)),
-        cost=structure(costs[0]) if costs else (),
+        cost=structure(costs[0]) if costs and not forms else (),
+        forms=forms,
         requests=requests,
     )
+
+
+def _forms(pipeline_ranks: int, replicas: Sequence[RunnableReplica]) -> tuple[tuple[Hashable, ...], ...]:
+    """The forms of the costs of each pipeline rank; none where all replicas have the same."""
+    found = []
+    for number in range(pipeline_ranks):
+        # A replica with fewer ranks has a batch in none behind its last: any of its costs will do there.
+        costs = (replica.costing.typical[min(number, len(replica.costing.typical) - 1)] for replica in replicas)
+        found.append(tuple(sorted({structure(cost) for cost in costs}, key=repr)))
+    return tuple(found) if any(len(forms) > 1 for forms in found) else ()
 
 
 def _has_experts(cost: IterationCost) -> bool:
@@ -129,9 +148,10 @@ def _has_experts(cost: IterationCost) -> bool:
 def _key_of_pools(configuration: Configuration) -> CompileKey:
     """Of pools that run in one loop."""
     workload = configuration.workload
-    frontend = any(has_frontend(workload, station.design.calibration) for station in configuration.stations)
-    which = joint_program(configuration.stations, configuration.phases, configuration.link, frontend)
-    able = [station.design.replica for station in configuration.stations if station.design.replica is not None]
+    pools, staged = configuration.answering, configuration.pipeline is not None
+    frontend = any(has_frontend(workload, station.design.calibration) for station in pools)
+    which = joint_program(pools, configuration.phases, configuration.link, frontend, staged)
+    able = [station.design.replica for station in pools if station.design.replica is not None]
     return _with_costs(which, able, workload.requests)
 
 
@@ -154,11 +174,7 @@ def station_group(key: CompileKey, stations: Sequence[StationPlan], most_jobs: i
 
     ``most_jobs``: the most that any lane of theirs serves, a replica or all that run together.
     """
-    ring = SMALLEST_RING
-    # A sequence leaves at the step of its last token, at most ``output`` steps ahead; the ring needs a cell for each,
-    # and a power of two lets cells be found by a mask.
-    while ring < max((station.extremes.output for station in stations), default=0) + 2:
-        ring *= 2
+    ring = ring_of(max((station.extremes.output for station in stations), default=0))
     designs = {id(station.design): station.design.ready for station in stations}  # configurations share their designs
     costings = {id(ready.costing): ready.costing for ready in designs.values()}
     rows = common_counts([cost for costing in costings.values() for cost in costing.typical])

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from evaluator.cost.lanes import structure
 from evaluator.plan.link import LinkPlan
 from evaluator.plan.phases import PhasePools
 from evaluator.plan.route import PipelinePlan
-from evaluator.plan.simulators import MOST_TOGETHER, CompileKey, together
+from evaluator.plan.simulators import (
+    CACHE_BYTES,
+    FEW_CACHES,
+    RING_BYTES,
+    CompileKey,
+    draft_width,
+    ring_bytes,
+    ring_of,
+    together,
+)
 from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
 from evaluator.routing import name_of
 from evaluator.scenario import Transfer, Workload
+from evaluator.traffic.requests import cached_by_content
 
 FEWEST_KINDS = 2
 """Kinds of jobs that a router's tables tell apart: two for ``heavy_light``, else one for each model."""
@@ -45,50 +54,80 @@ def why_joint(
     return tuple(name for name, applies in reasons.items() if applies)
 
 
-def lacking_jointly(
-    whys: Sequence[str], stations: Sequence[StationPlan], pipeline: PipelinePlan | None, workload: Workload
-) -> tuple[str, ...]:
+def lacking_jointly(whys: Sequence[str], stations: Sequence[StationPlan], workload: Workload) -> tuple[str, ...]:
     """What only the reference knows of pools in one loop; why they are in one, ``whys``, is said with it.
 
-    Of the stages of a pipeline the vectorised engine's loop knows nothing yet.
+    The loop is of pools alone: stages of a pipeline in front of them and behind are served before and after it. That is
+    the same as long as nobody at a stage waits for what a pool does. Where somebody does (users of a closed loop,
+    agents, a queue that several stages share), all of it needs one clock.
     """
-    if pipeline is not None:
-        return tuple(why if "pipeline" in why else f"{why} of a pipeline" for why in whys)
-    why = whys[0]
-    deployments = [station.deployment for station in stations]
-    costs = {
-        structure(station.design.ready.costing.typical[0]) for station in stations if station.design.replica is not None
-    }
-    locked = why.startswith("data_parallel")
+    round_trips = [why for why in whys if "pipeline" in why]
+    if round_trips:
+        return tuple(round_trips)
+    why, deployments = whys[0], [station.deployment for station in stations]
+    whole = any(not policy(deployment.batching.policy).pipeline for deployment in deployments)
     reasons = {
-        why if locked else f"{why} with data_parallel": any(station.lockstep > 1 for station in stations),
         f"{why} with workload.reasoning.branches": workload.reasoning.several,
-        f"{why} with deployment.speculative": any(station.deployment.speculative for station in stations),
-        f"{why} with pools of different pipeline_parallel": len({pool.pipeline_parallel for pool in deployments}) > 1,
-        f"{why} with pools of different forms of cost": len(costs) > 1,
-        f"{why} over more than {MOST_TOGETHER} replicas": sum(pool.ranks for pool in deployments) > MOST_TOGETHER,
+        f"{why} with policy lightllm beside a pipeline": whole
+        and any(deployment.pipeline_parallel > 1 for deployment in deployments),
+    }
+    return tuple(name for name, applies in reasons.items() if applies)
+
+
+def too_many_together(why: str, stations: Sequence[StationPlan], workload: Workload) -> tuple[str, ...]:
+    """What of the replicas that run together, for ``why``, takes more memory than a lane of the engine may have.
+
+    With a prefix cache each replica has a table of the contents of all requests' blocks (``preemptive.cache``): 4 bytes
+    a content, and some 24 bytes a block. Neither are more than the blocks of requests of the largest size, which is far
+    more than requests with shared beginnings need, so that a few replicas are not asked.
+    """
+    replicas = sum(station.deployment.ranks for station in stations)
+    output = max(station.extremes.output for station in stations)
+    pipeline_ranks = max(station.deployment.pipeline_parallel for station in stations)
+    windowed = any(
+        station.design.replica is not None and station.design.replica.kv.window is not None for station in stations
+    )
+    drafts = any(station.drafts for station in stations)
+    blocks = max(
+        (
+            workload.requests * -(-station.extremes.sequence // station.deployment.kv.block_tokens)
+            for station in stations
+            if cached_by_content(workload, station.deployment)
+        ),
+        default=0,
+    )
+    rings = ring_bytes(together(replicas), ring_of(output), pipeline_ranks, windowed, drafts)
+    reasons = {
+        f"{why} over {replicas:,} replicas with outputs of up to {output:,} tokens": rings > RING_BYTES,
+        f"{why} over {replicas:,} replicas with prefix caches by content": replicas > FEW_CACHES
+        and together(replicas) * blocks * 28 > CACHE_BYTES,
     }
     return tuple(name for name, applies in reasons.items() if applies)
 
 
 def joint_program(
-    stations: Sequence[StationPlan], phases: Sequence[PhasePools], link: LinkPlan | None, frontend: bool
+    stations: Sequence[StationPlan], phases: Sequence[PhasePools], link: LinkPlan | None, frontend: bool, staged: bool
 ) -> CompileKey:
-    """The program that runs the pools of a configuration in one loop."""
+    """The program that runs the pools of a configuration in one loop; ``staged``: requests pass stages, too."""
     deployments = [station.deployment for station in stations]
+    # What is compiled in is counts of pools and phases, and which parts there are; all figures of pools are traced.
     last = phases[-1]
     kinds = FEWEST_KINDS if last.replicas is None else max(FEWEST_KINDS, max(last.replicas.model) + 1)
     kv_reservation = link is not None and link.backpressure
     return CompileKey(
         preemptive=True,
-        pipeline_ranks=deployments[0].pipeline_parallel,
+        pipeline_ranks=max(deployment.pipeline_parallel for deployment in deployments),
+        fewer_ranks=len({deployment.pipeline_parallel for deployment in deployments}) > 1,
         peaks=any(policy(deployment.batching.policy).by_future_peak for deployment in deployments),
         replicas=together(sum(deployment.ranks for deployment in deployments)),
         frontend=frontend,
+        lockstep=any(station.lockstep > 1 for station in stations),
+        drafts=draft_width(max(station.drafts for station in stations)),
         pools=len(stations),
         phases=len(phases),
         route_at_first_token=link is not None and (kv_reservation or last.replicas is not None),
         kv_reservation=kv_reservation,
+        reordered=staged,
         tables=(kinds, max(last.replicas.group) + 1 if last.grouped and last.replicas else 1, _rows(link)),
     )
 

@@ -41,13 +41,14 @@ class CompileKey:
     """
 
     preemptive: bool = False  # the program of that name, about three times as slow as ``fcfs_reserved``
-    pipeline_ranks: int = 1  # in ``preemptive`` only: batches in flight
+    pipeline_ranks: int = 1  # in ``preemptive`` only: batches in flight, of several pools the most of any
+    fewer_ranks: bool = False  # some of several pools has fewer
     peaks: bool = False  # in ``preemptive`` only: some lane admits by the future peak of its KV (LightLLM)
     replicas: int = 1  # several run together in ``joint``: as many or fewer of them
     frontend: bool = False  # in ``joint``: users of a closed loop get their answers later than the engine has them
     branches: int = 1  # in ``fcfs_reserved`` only: of a request, as many or fewer of them
     on_demand: bool = False  # in ``fcfs_reserved`` only: KV is taken on demand; a lane that runs short runs again
-    drafts: int = 0  # of a decode, as many or fewer; where there is one pool in a loop
+    drafts: int = 0  # of a decode, as many or fewer
     cached: bool = False  # replicas have prefix caches
     session_turns: bool = False  # users think about answers before they send the next request
     lockstep: bool = False  # the replicas are data-parallel ranks that start together; how many is not compiled in
@@ -55,11 +56,13 @@ class CompileKey:
     phases: int = 1  # of one phase or of two
     route_at_first_token: bool = False  # the decode replica is chosen then, not when the KV is there
     kv_reservation: bool = False  # back-pressure: KV is sent when the decode replica has room
+    reordered: bool = False  # stages in front of pools change the order in which requests come to them
     tables: tuple[int, int, int] = (1, 1, 1)  # sizes of those of routers and links: kinds of jobs, groups, pool pairs
 
     windowed: bool = False  # some replica has sliding-window layers
     experts: bool = False  # some replica has routed experts
     cost: Hashable = ()  # the form of the cost of an iteration (``cost.lanes.structure``)
+    forms: tuple[tuple[Hashable, ...], ...] = ()  # of each pipeline rank, where pools in one loop differ in theirs
     requests: int = 0  # of a configuration and seed, which the width of a lane follows
 
 
@@ -69,8 +72,14 @@ FCFS_RESERVED = CompileKey()
 FEWEST_DRAFTS = 8
 """Drafts of a program that has any: fewer cost next to nothing, and one program serves a sweep over their number."""
 
-FEWEST_TOGETHER, MOST_TOGETHER = 8, 128
-"""Replicas that run together. A few more than there are cost nothing; beyond the most, rings take too much memory."""
+FEWEST_TOGETHER = 8
+"""Replicas that a program for several has room for: a few more than there are cost nothing."""
+SMALLEST_RING = 256
+RING_BYTES = 1 << 30
+"""Of all rings of replicas that run together: a fourth of what a worker of 4 GB has. A call on a CPU has one lane at a
+time; on an accelerator so many lanes go together that all of them fit (``simulation.lanes``)."""
+CACHE_BYTES, FEW_CACHES = 1 << 30, 128
+"""The same of their prefix caches; those of so few replicas run whatever they take at the most."""
 
 
 def program(
@@ -87,23 +96,23 @@ def program(
 
     ``branches``: the most of any request. ``drafts``: of a decode.
     """
-    width = max(FEWEST_DRAFTS, 1 << (drafts - 1).bit_length()) if drafts else 0
+    width = draft_width(drafts)
     pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
     if joint:
         most, locked = together(deployment.ranks), lockstep > 1
         return CompileKey(
             True,
             pipeline_ranks,
-            peaks,
-            most,
-            frontend,
+            peaks=peaks,
+            replicas=most,
+            frontend=frontend,
             drafts=width,
             cached=cached,
             session_turns=session_turns,
             lockstep=locked,
         )
     if cached or out_of_order(deployment) or (drafts and on_demand(deployment)):
-        return CompileKey(True, pipeline_ranks, peaks, drafts=width, cached=cached)
+        return CompileKey(True, pipeline_ranks, peaks=peaks, drafts=width, cached=cached)
     if drafts:
         return CompileKey(drafts=width)
     if on_demand(deployment):
@@ -114,6 +123,11 @@ def program(
 def in_any_order(which: CompileKey) -> CompileKey:
     """The general program for lanes that ran short of KV on demand in ``fcfs_reserved``."""
     return replace(which, preemptive=True, on_demand=False)
+
+
+def draft_width(drafts: int) -> int:
+    """Drafts of a decode that a program has room for, if there are so many."""
+    return max(FEWEST_DRAFTS, 1 << (drafts - 1).bit_length()) if drafts else 0
 
 
 def out_of_order(deployment: Deployment) -> str | None:
@@ -132,6 +146,24 @@ def out_of_order(deployment: Deployment) -> str | None:
 def together(replicas: int) -> int:
     """The most replicas of a program in which so many run together."""
     return 1 << (max(replicas, FEWEST_TOGETHER) - 1).bit_length()
+
+
+def ring_of(longest_output: int) -> int:
+    """Steps that a ring of the engine holds: a power of two above the longest output, in tokens."""
+    # A sequence leaves at the step of its last token, at most ``longest_output`` steps ahead. The ring needs a cell for
+    # each, and a power of two lets cells be found by a mask.
+    return max(SMALLEST_RING, 1 << (longest_output + 1).bit_length())
+
+
+def ring_bytes(replicas: int, ring: int, pipeline_ranks: int = 1, windowed: bool = False, drafts: bool = False) -> int:
+    """Of the rings of replicas that run together, see ``preemptive.state.Rings``.
+
+    Each replica has a decode group, or in a pipeline one for every batch under way and one that is schedulable. A step
+    of a group is a list (4 bytes) and a count of KV (8), with sliding windows a count of those that fill theirs (8),
+    with drafts the tokens that they give (8) and what they add to windows (8).
+    """
+    groups = replicas * (1 if pipeline_ranks == 1 else pipeline_ranks + 1)
+    return groups * ring * (12 + 8 * windowed + 8 * drafts * (1 + windowed))
 
 
 def on_demand(deployment: Deployment) -> bool:
@@ -177,6 +209,17 @@ def _branches(workload: Workload, deployment: Deployment) -> bool:
     return workload.reasoning.several and not ROLES[deployment.role].first_token_only
 
 
+def why_together(workload: Workload, deployment: Deployment, frontend: bool, lockstep: int) -> str | None:
+    """Why the replicas of a pool must run together (``is_joint``), in words; None: each runs by itself."""
+    if not is_joint(workload, deployment, frontend, lockstep):
+        return None
+    if workload.arrivals.process == "closed_loop":
+        return "a closed loop with a frontend" if frontend else "a closed loop over replicas"
+    if workload.sessions.feedback:
+        return "sessions that think from the answer"
+    return "data_parallel" if lockstep > 1 else f"router {name_of(deployment.router)}"
+
+
 def lacking(
     workload: Workload, deployment: Deployment, frontend: bool = False, alone: bool = True, lockstep: int = 1
 ) -> tuple[str, ...]:
@@ -186,7 +229,6 @@ def lacking(
     """
     record, planning = policy(deployment.batching.policy), deployment.batching.planning
     keys = {
-        "data_parallel with pipeline_parallel": lockstep > 1 and deployment.pipeline_parallel > 1,
         f"batching.planning {planning}": planning == ASYNCHRONOUS
         or (planning == QUEUED and deployment.pipeline_parallel > 1),
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
@@ -198,21 +240,8 @@ def lacking(
     if apart is None and on_demand(deployment):
         apart = "kv.admission on_demand"
     keys[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
-    if alone and is_joint(workload, deployment, frontend, lockstep):
-        closed = workload.arrivals.process == "closed_loop"
-        what = (
-            ("a closed loop with a frontend" if frontend else "a closed loop over replicas")
-            if closed
-            else "sessions that think from the answer"
-            if workload.sessions.feedback
-            else "data_parallel"
-            if lockstep > 1
-            else f"router {name_of(deployment.router)}"
-        )
-        keys |= {
-            f"workload.reasoning.branches with {what}": branches,
-            f"{what} over more than {MOST_TOGETHER} replicas": deployment.ranks > MOST_TOGETHER,
-        }
+    what = why_together(workload, deployment, frontend, lockstep) if alone else None
+    keys[f"workload.reasoning.branches with {what}"] = branches and what is not None
     return tuple(name for name, applies in keys.items() if applies)
 
 

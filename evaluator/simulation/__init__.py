@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from evaluator.plan import Configuration, Group, Plan
     from evaluator.plan.route import RequestRoutes
     from evaluator.reference.serve.pool import Observe
-    from evaluator.simulation.chain import ChainResult
+    from evaluator.simulation.chain import ChainResult, JointStations
     from evaluator.stations.contract import Station
     from evaluator.stations.stage_steps import Serve
     from evaluator.traffic.jobs import Jobs
@@ -52,16 +52,15 @@ def chain_result(plan: Plan, configurations: list[Configuration], observe: Obser
         from evaluator.reference.serve.network import run_network
 
         return chain_result_of(run_network(plan, configurations, jobs, observe))
-    if configurations[0].joint_pools and group.simulator == ITERATION:
-        from evaluator.simulation.joint_pools import run_in_one_loop
-
-        return run_in_one_loop(plan, group.stations[0], configurations, jobs)
     return run_chain(stations_of(plan, configurations, observe), jobs)
 
 
-def stations_of(plan: Plan, configurations: list[Configuration], observe: Observe | None = None) -> list[Station]:
+def stations_of(
+    plan: Plan, configurations: list[Configuration], observe: Observe | None = None
+) -> list[Station | JointStations]:
     """What a request passes in configurations of one group, in this order: stages before the LLM, its sides with their
-    links, stages behind it."""
+    links, or all of these at once where they run in one loop, stages behind it."""
+    from evaluator.plan.simulators import ITERATION
     from evaluator.simulation.phases import chosen_replicas, serve_phase
     from evaluator.stations.contract import Station
     from evaluator.stations.link import link
@@ -71,7 +70,7 @@ def stations_of(plan: Plan, configurations: list[Configuration], observe: Observ
 
     group = plan.group_of(configurations[0])
     all_routes: list[list[RequestRoutes]] = []
-    stations: list[Station] = []
+    stations: list[Station | JointStations] = []
     if configurations[0].staged:
         from evaluator.simulation.stages import stage_stations
 
@@ -83,6 +82,11 @@ def stations_of(plan: Plan, configurations: list[Configuration], observe: Observ
             pool=partial(_pool, plan, group, configurations, observe=observe),
         )
         stations += around(before=True)
+    if configurations[0].joint_pools and group.simulator == ITERATION:
+        from evaluator.simulation.joint_pools import visits_in_one_loop
+
+        stations.append(partial(visits_in_one_loop, plan, group.stations[0], configurations))
+        return [*stations, *around(before=False)] if all_routes else stations
     for phase in configurations[0].phases:
         pools = [_pool(plan, group, configurations, number, observe=observe) for number in phase.stations]
         # A choice over all replicas of the phase is made before the jobs are dealt out to its pools.
@@ -114,4 +118,4 @@ def _pool(
         return partial(serve_requests, configurations, plan.seeds, number)
     from evaluator.simulation.vectorised import serve_iterations
 
-    return partial(serve_iterations, configurations, plan.seeds, number, group.stations[number])
+    return partial(serve_iterations, configurations, plan.seeds, number, group.of_station(number))

@@ -11,7 +11,7 @@ and the second is one of the gaps between tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -64,22 +64,35 @@ class ChainResult:
     stages: tuple[StageTimes, ...] = ()  # of a pipeline: in front of, at and behind the stations that give tokens
 
 
-def run_chain(stations: Sequence[Station], jobs: ChunkJobs) -> ChainResult:
+JointStations = Callable[[ChunkJobs], list[StationVisit]]
+"""Stations that depend on one another, as one step of the chain: the visits to all of them."""
+
+
+def run_chain(stations: Sequence[Station | JointStations], jobs: ChunkJobs) -> ChainResult:
     """Serve the jobs of a chunk, all of its requests, at the stations one after the other."""
-    roles = [station.role for station in stations]
-    station_visits = []
+    roles = [station.role if isinstance(station, Station) else None for station in stations]
+    station_visits: list[StationVisit] = []
     aside: dict[tuple[int, int], Jobs] = {}  # requests of one token while the others are at the decode side
     for position, station in enumerate(stations):
-        times, *uses = station.serve(jobs)
-        station_visits.append(StationVisit(station, jobs, times, tuple(uses)))
-        if position + 1 < len(stations):
-            rejoin = station.role is not None and station.role.prompt_resident
-            jobs = _onwards(station_visits[-1], aside, hands_on(roles, position), rejoin)
+        goes_on = position + 1 < len(stations)
+        if isinstance(station, Station):
+            times, *uses = station.serve(jobs)
+            station_visits.append(StationVisit(station, jobs, times, tuple(uses)))
+            if goes_on:
+                jobs = _onwards(station_visits[-1], aside, hands_on(roles, position))
+            continue
+        visits = station(jobs)
+        station_visits += visits
+        own_roles = [visit.station.role for visit in visits]
+        # Jobs go from one to the next within the loop; what is asked here is only who comes out, and when.
+        for place, visit in enumerate(visits if goes_on else ()):
+            jobs = _onwards(visit, aside, hands_on(own_roles, place))
     return chain_result_of(station_visits)
 
 
-def _onwards(visit: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bool, rejoin: bool) -> ChunkJobs:
+def _onwards(visit: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bool) -> ChunkJobs:
     """The jobs of the next station; ``aside`` is filled where the requests split, and emptied where they join."""
+    rejoin = visit.station.role is not None and visit.station.role.prompt_resident
     following: list[list[Jobs]] = [[] for _ in visit.jobs]
     for run, arrived in by_run(visit.jobs):
         left_s = visit.times.last_token_s[run][arrived.id]

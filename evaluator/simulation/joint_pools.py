@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +10,20 @@ import jax
 import numpy as np
 
 from evaluator.cost.iteration import IterationCost
+from evaluator.cost.lanes import stack, structure
+from evaluator.cost.one_of import OneOf
+from evaluator.cost.quantities import holds_everywhere
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, Plan, StationGroup, StationPlan
-from evaluator.simulation.chain import ChainResult, chain_result_of
 from evaluator.simulation.lanes import costs_of, lanes_per_call, limits_of, program_of, results_of, rules_of
 from evaluator.simulation.routing_tables import choices_of
-from evaluator.stations.contract import ChunkJobs, RunKey, by_run
+from evaluator.speculation import keys
+from evaluator.stations.contract import ChunkJobs, RunKey, StationVisit, by_run, whole_table
 from evaluator.stations.engine import LaneResult, Requests, preemptive
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.rings import NONE
+from evaluator.stations.engine.common.speculation import Speculation
 from evaluator.stations.joint_visits import JointResult, PoolServed, visits_of_joint_run
 from evaluator.stations.lane_jobs import OPEN_LOOP
 from evaluator.traffic.jobs import Jobs
@@ -43,19 +47,22 @@ class JointLane:
     @property
     def pool_of_replica(self) -> np.ndarray:
         """By replica, pool after pool, the number of its pool."""
-        counts = [station.deployment.ranks for station in self.configuration.stations]
+        counts = [station.deployment.ranks for station in self.configuration.answering]
         return np.repeat(np.arange(len(counts)), counts)
 
 
-def run_in_one_loop(
+def visits_in_one_loop(
     plan: Plan, group: StationGroup, configurations: Sequence[Configuration], jobs: ChunkJobs
-) -> ChainResult:
-    """What became of the jobs of a chunk, over all seeds."""
+) -> list[StationVisit]:
+    """The jobs of a chunk at all pools that give the answers, over all seeds; ``jobs`` as they come to the first."""
+    # Behind stages jobs come in any order. The loop knows them by their ids, as the reference does: of several at one
+    # time the lowest goes first. The order in which they are sent is told apart (``Network.order``).
+    jobs = [[one if whole_table(one) else one.some(np.argsort(one.id)) for one in of_seeds] for of_seeds in jobs]
     lanes = lanes_of(plan, configurations, jobs)
-    size = lanes_per_call(group.lane_requests)
+    size = lanes_per_call(group)
     results = results_of(program_of(group), lambda some: engine_input(group, lanes[some]), len(lanes), size)
     runs = {lane.run: _joint_result(lane, result) for lane, result in zip(lanes, results, strict=True)}
-    return chain_result_of(visits_of_joint_run(configurations, jobs, runs))
+    return visits_of_joint_run(configurations, jobs, runs)
 
 
 def lanes_of(plan: Plan, configurations: Sequence[Configuration], jobs: ChunkJobs) -> list[JointLane]:
@@ -84,6 +91,7 @@ def engine_input(group: StationGroup, lanes: Sequence[JointLane]) -> tuple[preem
 
 def _requests(group: StationGroup, lanes: Sequence[JointLane]) -> Requests:
     width, pools = group.lane_requests + 1, group.key.pools
+    # Jobs of the first phase come at their times; when those of the second come is for the run to say.
     arrival = np.full((len(lanes), width), np.inf)
     tokens = np.zeros((3, len(lanes), width), dtype=np.int32)
     units = np.zeros((len(lanes), pools, width), dtype=np.int32)
@@ -103,7 +111,7 @@ def _requests(group: StationGroup, lanes: Sequence[JointLane]) -> Requests:
 
 def _lanes(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.Lane:
     width, shape = group.lane_requests + 1, (len(lanes), group.key.pools)
-    serving = [station for lane in lanes for station in lane.configuration.stations]
+    serving = [station for lane in lanes for station in lane.configuration.answering]
 
     def by_lane(values: Any) -> Any:
         return jax.tree.map(lambda column: column.reshape(*shape, *column.shape[1:]), values)
@@ -113,6 +121,7 @@ def _lanes(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.Lane:
         requests=np.array([len(lane.phases[0]) for lane in lanes], dtype=np.int32),
         measured_from=np.zeros(len(lanes), dtype=np.int32),
     )
+    # Prefixes that stay resident are refused with several pools, and with phases (``plan.feasibility``).
     nothing = np.zeros((len(lanes), width), dtype=np.int32)
     clusters = [_cluster(group, lane) for lane in lanes]
     return preemptive.Lane(
@@ -120,13 +129,54 @@ def _lanes(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.Lane:
         limits,
         by_lane(rules_of(serving)),
         nothing,
+        speculation=_speculation(group, lanes),
         cluster=jax.tree.map(lambda *values: np.stack(values), *clusters),
     )
 
 
 def _costs(group: StationGroup, serving: list[StationPlan]) -> tuple[IterationCost, ...]:
+    """The cost of each pipeline rank, with a leading axis (station,)."""
+    if group.key.forms or group.key.fewer_ranks:
+        return tuple(_unlike_costs(group, serving, number) for number in range(group.key.pipeline_ranks))
     costs, rows = costs_of(group, serving)
     return jax.tree.map(lambda values: values[rows], costs)
+
+
+def _unlike_costs(group: StationGroup, serving: list[StationPlan], number: int) -> IterationCost:
+    """Of one pipeline rank, where pools differ in their number or in the form of their cost.
+
+    Every form has a row for each station: its own cost, or anyone's of that form, which is never chosen.
+    """
+    ranks = [station.design.ready.pipeline_ranks for station in serving]
+    costs = [of_ranks[min(number, len(of_ranks) - 1)] for of_ranks in ranks]
+    forms = group.key.forms[number] if group.key.forms else (structure(costs[0]),)
+    own = np.array([forms.index(structure(cost)) for cost in costs], dtype=np.int32)
+    stacked = []
+    for form in range(len(forms)):
+        any_of_form = costs[int((own == form).argmax())]
+        rows = stack(
+            [cost if which == form else any_of_form for cost, which in zip(costs, own, strict=True)], group.rows
+        )
+        stacked.append(jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), rows))
+    return stacked[0] if len(forms) == 1 else OneOf(tuple(stacked), own)
+
+
+def _speculation(group: StationGroup, lanes: Sequence[JointLane]) -> Speculation | None:
+    """What decodes draft, by pool; None where no pool drafts anything. Prefill pools draft nothing."""
+    most = group.key.drafts
+    if not most:
+        return None
+    chances = np.zeros((len(lanes), group.key.pools, most))
+    drafts = np.zeros(chances.shape[:2])
+    own = np.zeros((len(lanes), group.lane_requests + 1), dtype=np.uint32)
+    for row, lane in enumerate(lanes):
+        ids = np.concatenate([jobs.id for jobs in lane.phases])
+        own[row, : len(ids)] = keys(lane.seed, ids)
+        for number, station in enumerate(lane.configuration.answering):
+            drafts[row, number] = station.drafts
+            if station.speculative is not None:
+                chances[row, number, : station.drafts] = station.speculative.chances
+    return Speculation(chances, drafts, own)
 
 
 def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
@@ -138,9 +188,14 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
     before, after = np.full((2, width), NONE, dtype=np.int32)
     # A request of two phases is two jobs of the lane; each knows the slot of the other.
     before[later], after[lane.goes_on] = lane.goes_on, later
+    ranks = [station.deployment.pipeline_parallel for station in configuration.answering]
     measured = np.zeros(width, dtype=bool)
     measured[: lane.jobs] = np.concatenate([jobs.measured for jobs in lane.phases])
     choices = choices_of(configuration, lane.seed, lane.phases, width, group.key.tables)
+    order = None
+    if group.key.reordered:
+        order = np.zeros(width, dtype=np.int32)
+        order[:requests] = np.arange(requests)[lane.phases[0].order]
 
     def by_replica(values: Any, rest: int) -> np.ndarray:
         padded = np.full(group.key.replicas, rest, dtype=np.int32)
@@ -159,9 +214,21 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
         after=after,
         grouped=np.bool_(configuration.phases[-1].grouped),
         links=_links(group, lane),
+        order=order,
+        lockstep=_lockstep(lane, by_replica) if group.key.lockstep else None,
+        pipeline_ranks=by_replica(np.array(ranks)[pool], 1) if group.key.fewer_ranks else None,
     )
     router = preemptive.RouterChoices(choices.counter, choices.assigned, choices.kind, choices.turns)
     return preemptive.Cluster(np.int32(len(pool)), router, network=network)
+
+
+def _lockstep(lane: JointLane, by_replica: Callable[[Any, int], np.ndarray]) -> preemptive.Lockstep:
+    """Which replicas are data-parallel ranks that start together; pools begin with the first rank of a replica."""
+    pool, stations = lane.pool_of_replica, lane.configuration.answering
+    ranks = np.array([station.lockstep for station in stations])[pool]
+    start = np.searchsorted(pool, pool)
+    numbers = np.arange(len(pool))
+    return preemptive.Lockstep(by_replica(numbers - (numbers - start) % ranks, 0), by_replica(ranks, 1))
 
 
 def _links(group: StationGroup, lane: JointLane) -> preemptive.Links:
@@ -212,7 +279,8 @@ def _joint_result(lane: JointLane, result: LaneResult) -> JointResult:
                 "replica": result.replica[served].astype(np.int64) - start,
             }
         )
-        pools.append(tuple(_pool_served(result, pool, number, start) for number in phase.stations))
+        stations = lane.configuration.stations
+        pools.append(tuple(_pool_served(result, stations[number], pool, number, start) for number in phase.stations))
         first += len(jobs)
     link = None
     if len(phases) > 1:
@@ -221,8 +289,11 @@ def _joint_result(lane: JointLane, result: LaneResult) -> JointResult:
     return JointResult(tuple(phases), tuple(pools), link)
 
 
-def _pool_served(result: LaneResult, pool: np.ndarray, number: int, start: int) -> PoolServed:
+def _pool_served(result: LaneResult, station: StationPlan, pool: np.ndarray, number: int, start: int) -> PoolServed:
     replicas = np.flatnonzero(pool == number)
+    # Where some pool has a fitted cost the loop keeps peaks of all; those of a roofline say nothing (``raised``).
+    peaks = result.peaks[replicas].max(axis=0)
+    peaks = peaks[:0] if holds_everywhere(station.design.ready.pipeline_ranks[0]) else peaks
     done = PoolTotals(
         busy_s=result.busy_s[replicas].sum(),
         iterations=result.iterations[replicas].sum(),
@@ -230,9 +301,13 @@ def _pool_served(result: LaneResult, pool: np.ndarray, number: int, start: int) 
         experts_touched=result.experts_touched[replicas].sum(),
         kv_unit_s=result.kv_unit_s[replicas].sum(),
         kv_units_max=result.kv_units_max[replicas].max(),
-        decoded=np.zeros(()),  # drafts are left to the reference here
-        decoded_tokens=np.zeros(()),
-        peaks=result.peaks[replicas].max(axis=0),
+        decoded=_summed(result.decoded, replicas),
+        decoded_tokens=_summed(result.decoded_tokens, replicas),
+        peaks=peaks,
     )
     bins = result.itl_histogram[number * histogram.BINS : (number + 1) * histogram.BINS]
     return PoolServed(done, histogram.weighted(bins), int(replicas[0]) - start)
+
+
+def _summed(by_replica: np.ndarray | None, replicas: np.ndarray) -> np.ndarray:
+    return np.zeros(()) if by_replica is None else by_replica[replicas].sum()

@@ -15,7 +15,7 @@ from evaluator.cost.memory import kv_units, units_of
 from evaluator.device import bounded
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import watermark_units
-from evaluator.plan.simulators import in_any_order, on_demand
+from evaluator.plan.simulators import in_any_order, on_demand, ring_bytes
 from evaluator.policies import policy
 from evaluator.replica.batched_costs import costs_of as replica_costs
 from evaluator.simulation.request_dependencies import by_prefix, cache_shape, contents_of, session_turns_of
@@ -31,6 +31,8 @@ LANES_PER_CALL = 32
 """Few enough to share two cores evenly, enough to hide the cost of a call."""
 REQUESTS_PER_CALL = 1 << 20
 """Slots of all lanes of a call, some 100 bytes each: long traces go in calls of fewer lanes."""
+RING_BYTES_PER_CALL = 8 << 30
+"""Of the rings of all lanes of a call on an accelerator, where all lanes have them at a time."""
 CACHE_CELLS_PER_CALL = 1 << 26
 """Names and blocks of the prefix caches of all lanes of a call, some 10 bytes each; one lane has them at a time."""
 
@@ -61,7 +63,7 @@ def _run_once(
     """The results of all lanes of the group's program."""
     cache = cache_shape(pools, slots) if group.key.cached and slots else None
     run = program_of(group, cache)
-    size = lanes_per_call(group.lane_requests * group.key.branches, most)
+    size = lanes_per_call(group, most)
     if cache is not None:  # lanes that fill up a call are cleared, too
         cells = (cache.names + cache.blocks) * group.key.replicas + cache.held
         size = max(1, min(size, CACHE_CELLS_PER_CALL // cells))
@@ -76,9 +78,14 @@ def _run_once(
     return results_of(run, given, len(slots), size)
 
 
-def lanes_per_call(requests: int, most: int = LANES_PER_CALL) -> int:
-    """How many lanes with so many requests each go in one call."""
-    return max(1, min(most, REQUESTS_PER_CALL // requests))
+def lanes_per_call(group: StationGroup, most: int = LANES_PER_CALL) -> int:
+    """How many lanes of a group go in one call."""
+    key = group.key
+    size = min(most, REQUESTS_PER_CALL // (group.lane_requests * key.branches))
+    if jax.default_backend() != "cpu":
+        rings = ring_bytes(key.replicas, group.ring, key.pipeline_ranks, key.windowed, key.drafts > 0)
+        size = min(size, RING_BYTES_PER_CALL // rings)
+    return max(1, size)
 
 
 def results_of(

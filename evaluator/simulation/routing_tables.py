@@ -60,7 +60,12 @@ def choices_of(
         if counts_what is not None:
             tables.counter[phase.number] = COUNTERS.index(counts_what)
         elif phase.number == 0:
-            tables.assigned[:, served] = start + _in_order(configuration, seed, phase, jobs)
+            # Routers that do not look deal in the order in which requests are sent, which behind stages is another.
+            sent = jobs.order
+            some = jobs if isinstance(sent, slice) else jobs.some(sent)
+            tables.assigned[:, np.arange(first, served.stop)[sent]] = start + _in_order(
+                configuration, seed, phase, some
+            )
         else:
             _fill(tables, configuration, seed, phase, jobs, first, start)
         first, start = served.stop, of_phase.stop

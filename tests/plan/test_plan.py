@@ -115,9 +115,10 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
         "deployment__pipeline_parallel": 2,
         "deployment__kv__block_tokens": 1,
     },
-    ("router least_kv over more than 128 replicas",): {
+    ("router least_kv over 9,000 replicas with outputs of up to 5,000 tokens",): {
         "deployment__router": "least_kv",
-        "deployment__replicas": 129,
+        "deployment__replicas": 9_000,
+        "workload__lengths": "{source: fixed, prompt_tokens: 60, output_tokens: 5000}",
     },
 }
 

@@ -18,7 +18,7 @@ from evaluator.reference.serve.network import run_network
 from evaluator.scenario import load_scenario
 from evaluator.simulation import simulate_configurations
 from evaluator.simulation.chain import chain_result_of
-from evaluator.simulation.joint_pools import run_in_one_loop
+from evaluator.simulation.joint_pools import visits_in_one_loop
 from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import ROLES
@@ -117,6 +117,60 @@ def several(draw: Draw) -> dict[str, Any]:
     }
 
 
+def unlike(draw: Draw) -> dict[str, Any]:
+    """Back-pressure from a decode pool with a pipeline and drafts, which its prefill pool has not."""
+    pools = {name: draw.pool(pool["role"]) for name, pool in PAIR.items()}
+    drafts = {"method": "ngram", "tokens": draw.one(1, 3), "acceptance": draw.one(0.3, [0.9, 0.6, 0.4])}
+    drafts["acceptance"] = drafts["acceptance"] if drafts["tokens"] == 3 else 0.7
+    pools["d"] |= {"pipeline_parallel": 2, "tensor_parallel": 1, "speculative": drafts}
+    return {
+        "deployment.pools": pools,
+        "deployment.router": {"prefill": draw.one(*SHARING, *LOOKING), "decode": draw.one(*SHARING, *LOOKING)},
+        "deployment.transfer": draw.transfer(backpressure=True),
+        "workload.arrivals": draw.arrivals(),
+    }
+
+
+def eager(draw: Draw) -> dict[str, Any]:
+    """Two pools side by side whose costs have different forms: a roofline, and operators launched one by one."""
+    pools = {name: draw.pool("mixed") for name in "ab"}
+    pools["b"] |= {"hardware": "ascend-910b3", "calibration": "ascend-910b3-bestserve"}
+    return {
+        "deployment.pools": pools,
+        "deployment.router": draw.one(*LOOKING),
+        "workload.arrivals": draw.arrivals(),
+    }
+
+
+def ranks(draw: Draw) -> dict[str, Any]:
+    """Back-pressure between a prefill and a decode pool of data-parallel ranks in lockstep, with drafts or without."""
+    pools = {name: draw.pool(pool["role"], tensor_parallel=1) for name, pool in PAIR.items()}
+    for pool in pools.values():
+        pool |= {"replicas": 1, "expert_parallel": draw.one(2, 4)}
+        pool["data_parallel"] = pool["expert_parallel"]
+    drafts = {"method": "ngram", "tokens": 3, "acceptance": [0.9, 0.6, 0.4]}
+    pools["d"]["speculative"] = drafts
+    return {
+        "deployment.model": "qwen3-30b-a3b",
+        "deployment.pools": pools,
+        "deployment.router": {"prefill": draw.one(*SHARING, *LOOKING), "decode": draw.one(*SHARING, *LOOKING)},
+        "deployment.transfer": draw.transfer(backpressure=True),
+        "workload.arrivals": draw.arrivals(),
+    }
+
+
+def beside(draw: Draw) -> dict[str, Any]:
+    """Ranks in lockstep beside replicas that go by themselves, under a router that looks at all of them."""
+    pools = {name: draw.pool("mixed", tensor_parallel=2) for name in "ab"}
+    pools["b"] |= {"tensor_parallel": 1, "data_parallel": 2, "expert_parallel": 2}
+    return {
+        "deployment.model": "qwen3-30b-a3b",
+        "deployment.pools": pools,
+        "deployment.router": draw.one(*LOOKING),
+        "workload.arrivals": draw.arrivals(),
+    }
+
+
 def systems(kind: Any, count: int, first: int = 0) -> Plan:
     """Random systems of a kind."""
     designs = [kind(Draw(seed)) for seed in range(first, first + count)]
@@ -134,7 +188,7 @@ def tight(configurations: Sequence[Configuration]) -> list[Configuration]:
     return found
 
 
-@pytest.mark.parametrize("kind", [mixed, tandem, several])
+@pytest.mark.parametrize("kind", [mixed, tandem, several, unlike, eager, ranks, beside])
 def test_the_engine_equals_the_reference(kind):
     configure()
     whole = systems(kind, SYSTEMS)
@@ -184,6 +238,20 @@ def test_batches_in_a_pipeline_of_both_sides():
     whole, token = plan(asked), plan(asked, simulator="token")
     found, exact = (simulate_configurations(one, tight(one.configurations)) for one in (whole, token))
     assert_same(found, 0, exact, 0, "pipelines")
+
+
+def test_hundreds_of_replicas_ask_for_room_on_one_clock():
+    """More than the 256 whose grants of one time once had an order."""
+    configure()
+    pools = {"p": {**PAIR["p"], "replicas": 20}, "d": {**PAIR["d"], "replicas": 280}}
+    routers = {"prefill": "round_robin", "decode": "least_work"}
+    layer = {"backpressure": True, "granularity": "layer"}
+    asked = of_pools(pools, arrivals={"process": "all_at_once"}, requests=600, transfer=layer, router=routers)
+    whole, token = plan(asked), plan(asked, simulator="token")
+    assert [configuration.lacking for configuration in whole.configurations] == [()]
+    found, exact = (simulate_configurations(one, tight(one.configurations)) for one in (whole, token))
+    assert_same(found, 0, exact, 0, "hundreds")
+    assert len(np.unique(exact.times.replica[0, 0])) == 20
 
 
 def test_designs_of_alike_pools_share_a_program():
@@ -241,7 +309,7 @@ def test_any_requests_under_back_pressure(designs, crowd):
         rate_rps=1.0,
     )
     configuration = replace(configuration, workload=replace(configuration.workload, arrivals=arrivals))
-    found = run_in_one_loop(whole, group.stations[0], [configuration], [[jobs]])
+    found = chain_result_of(visits_in_one_loop(whole, group.stations[0], [configuration], [[jobs]]))
     exact = chain_result_of(run_network(whole, [configuration], [[jobs]]))
     for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s"):
         np.testing.assert_allclose(getattr(found.times, name), getattr(exact.times, name), rtol=1e-9, err_msg=name)

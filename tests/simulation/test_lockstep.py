@@ -93,24 +93,20 @@ def test_a_decode_pool_in_lockstep_behind_a_prefill_pool():
     assert_equal(fast, exact, 1e-9)
 
 
-def test_pools_in_one_loop_are_run_by_the_reference():
-    given = scenario(
-        sweep={},
-        pools={
-            "first": {"role": "prefill", "batching": {"policy": "continuous"}},
-            "second": {"role": "decode", "data_parallel": 2, "batching": {"policy": "continuous"}},
+def test_a_closed_loop_over_a_prefill_pool_and_ranks_in_a_pipeline():
+    pools = {
+        "first": {"role": "prefill", "batching": {"policy": "continuous"}},
+        "second": {
+            "role": "decode", "data_parallel": 2, "pipeline_parallel": 2, "expert_parallel": 2,
+            "batching": {"policy": "continuous"},
         },
-    )
-    given["workload"]["arrivals"] = {"process": "closed_loop", "users": 8}
-    found = evaluator.sweep(given)
-    assert found["status"].values == "ok" and found["engine"].values == "token"
-
-
-def test_ranks_of_several_pipeline_ranks_are_run_by_the_reference():
-    given = scenario(sweep={}, data_parallel=2, pipeline_parallel=2, expert_parallel=2)
-    found = evaluator.sweep(given)
-    assert found["status"].values == "ok" and found["engine"].values == "token"
-    assert plan(load_scenario(given)).configurations[0].devices == 4
+    }  # fmt: skip
+    given = scenario(sweep={"workload.arrivals.users": [3, 20]}, pools=pools)
+    given["workload"] |= {"arrivals": {"process": "closed_loop", "users": 8}, "requests": 60}
+    fast, exact = (evaluator.sweep(given, simulator=simulator) for simulator in ("iteration", "token"))
+    assert set(fast["status"].values) == {"ok"} and set(fast["engine"].values) == {"iteration"}
+    assert_equal(fast, exact, 1e-9)
+    assert plan(load_scenario(given)).configurations[0].devices == 5
 
 
 SHORT = {"workload": {"lengths": {"source": "fixed", "prompt_tokens": 500, "output_tokens": 50}, "requests": 100,

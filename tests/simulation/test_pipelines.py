@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evaluator.device import configure
 from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import Plan, plan
@@ -34,6 +35,7 @@ from evaluator.stages import (
     register,
 )
 from tests.simulation.engines import column_of
+from tests.thorough import tried
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 WHAT = ("replica", "prompt_tokens", "output_tokens", "cached_tokens")
@@ -157,6 +159,44 @@ def assert_same(chain: ChainResult, network: ChainResult) -> None:
 def test_random_pipelines(number):
     """The stations of the chain, one after the other, against all of them on one clock."""
     for chain, network in both_ways(plan(load_scenario(random_scenario(number)), simulator="token")):
+        assert_same(chain, network)
+
+
+COUPLED: dict[str, dict[str, Any]] = {
+    "back-pressure": {
+        "pools": {"p": {"role": "prefill"}, "d": {"role": "decode", "replicas": 2}},
+        "transfer": {"backpressure": True, "granularity": "layer", "link": "ethernet-25g"},
+    },
+    "looks": {
+        "pools": {"a": {"role": "mixed", "replicas": 2}, "b": {"role": "mixed", "hardware": "l40s"}},
+        "router": "least_work",
+    },
+    "dealt out to a side that looks": {
+        "pools": {
+            "p": {"role": "prefill", "replicas": 2},
+            "q": {"role": "prefill", "hardware": "l40s"},
+            "d": {"role": "decode"},
+            "e": {"role": "decode", "hardware": "l40s"},
+        },
+        "router": {"prefill": "random", "decode": "least_kv"},
+        "transfer": {"link": "pcie-gen5-x16"},
+    },
+}
+
+
+@pytest.mark.parametrize("number", range(tried(4, 0.5)))
+@pytest.mark.parametrize("coupled", COUPLED)
+def test_random_stages_around_pools_in_one_loop(coupled, number):
+    """Stages one after the other with the engine's loop over all pools between them, against one clock for all."""
+    configure()
+    raw, more = random_scenario(number), COUPLED[coupled]
+    stage_pools = {name: pool for name, pool in raw["deployment"].get("pools", {}).items() if pool["role"] == "stage"}
+    served = {name: value for name, value in raw["deployment"].items() if name != "replicas"}
+    raw["deployment"] = {**served, **more, "pools": {**more["pools"], **stage_pools}}
+    whole = plan(load_scenario(raw), simulator="iteration")
+    for configuration in whole.configurations:
+        assert (configuration.simulator, configuration.lacking, configuration.joint_pools) == ("iteration", (), True)
+    for chain, network in both_ways(whole):
         assert_same(chain, network)
 
 

@@ -13,14 +13,15 @@ from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, read, read_once, write
 from evaluator.stations.engine.joint.events import GRANT, entered
 from evaluator.stations.engine.joint.pools import Reserved, given_at
-from evaluator.stations.engine.joint.routing import add_counts, counts_row, cut_short, has_room
+from evaluator.stations.engine.joint.routing import add_counts, counts_row, look_at
 from evaluator.stations.engine.joint.state import ClusterState, kv_unit_s, put_back, replica_at_hand, with_kv_unit_s
 from evaluator.stations.engine.preemptive.kv import own_units
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import State
 
-_GRANTS = 1 << 20
-"""Grants that are told apart; more of them at one time at one replica would be out of order."""
+_GRANTS = 1 << 16
+"""Grants of one time that are told apart. With 2 ** 18 replicas, the most whose rings fit, they fill the order of an
+event."""
 
 
 def reserved_of(cluster: ClusterState) -> Reserved:
@@ -34,6 +35,8 @@ def expect(given: Given, cluster: ClusterState, j: Int, r: Int) -> ClusterState:
 
     With KV on demand, iterations under way have yet to take theirs, and room is given between them.
     """
+    # The queue of those without room is a line of its own, behind which nobody overtakes: as in vLLM, where a request
+    # whose KV comes from elsewhere gets its blocks when it is scheduled (``WAITING_FOR_REMOTE_KVS``).
     reserved = reserved_of(cluster)
     first, last = read(reserved.first, r), read(reserved.last, r)
     slots, empty = reserved.next.shape[0], first < 0
@@ -43,12 +46,9 @@ def expect(given: Given, cluster: ClusterState, j: Int, r: Int) -> ClusterState:
     )
     cluster = _with(cluster, reserved)
     own = given_at(given, r, cluster.several)
-    on_demand, room = own.rules.on_demand, has_room(own, cluster, r)
-    if cluster.replicas.pipeline is None:
-        cluster = cut_short(cluster, r, on_demand & ~room)
+    on_demand = own.rules.on_demand
     # With reserved KV what is free changes at ends of batches alone, so that room is given at once.
-    cluster = reserve(given, cluster, r, ~on_demand)
-    return cluster._replace(ready=cluster.ready.push(r, room))
+    return reserve(given, look_at(given, cluster, r, on_demand), r, ~on_demand)
 
 
 def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterState:
@@ -60,13 +60,16 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
 
     def needed(cluster: ClusterState) -> tuple[Int, Float]:
         j = jnp.maximum(read(reserved_of(cluster).first, r), 0)
-        prompt = read(own.requests.prompt_tokens, j) + 1
-        taken = own_units(own, j, prompt.astype(jnp.float64))
+        # On demand the room of the prompt and of the first step: one token, or with drafts all that it verifies.
+        slots = read(own.requests.prompt_tokens, j).astype(jnp.float64) + own.rows(1.0)
+        taken = own_units(own, j, slots)
         return j, jnp.where(own.rules.on_demand, taken, own.kv_units(j).astype(jnp.float64))
 
     def goes_on(cluster: ClusterState) -> Flag:
         reserved, units = reserved_of(cluster), needed(cluster)[1]
+        # The watermark is kept free on demand alone, as on any other admission (``batch._admit``).
         kept = jnp.where(own.rules.on_demand, own.rules.watermark_units, 0.0)
+        # A request that takes nothing, because all of it is shared, waits for nothing.
         fits = (units + kept <= own.limits.kv_units - read(cluster.replicas.kv, r)) | (units <= 0.0)
         preempted = cluster.replicas.queue.preempted
         assert preempted is not None
@@ -76,15 +79,19 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
         j, units = needed(cluster)
         reserved = reserved_of(cluster)
         following = read_once(reserved.next, j)
-        reserved = reserved._replace(first=write(reserved.first, r, following), grants=reserved.grants + 1)
+        clock = cluster.state.clock
+        # Counted anew at every point in time: a count over the whole run would wrap around within one of them.
+        grants = jnp.where(clock > reserved.granted_s, 0, reserved.grants + 1)
+        reserved = reserved._replace(first=write(reserved.first, r, following), grants=grants, granted_s=clock)
         cluster = keep(_with(cluster, reserved), r, units)
-        several, state, clock = cluster.several, cluster.state, cluster.state.clock
+        several, state = cluster.several, cluster.state
         assert several is not None and several.travel is not None and state.room_since_s is not None
         travel, totals = several.travel, cluster.totals
         assert totals is not None
         # Grants of one time come due by replica, and there in the order in which they were given.
-        order = r * _GRANTS + reserved.grants % _GRANTS
+        order = r.astype(jnp.int64) * _GRANTS + jnp.minimum(reserved.grants, _GRANTS - 1)
         calendar = entered(travel.calendar, clock, GRANT, j, ~jnp.zeros((), bool), order)
+        # Room counts as used from now on, also for the peak: nobody else can have it.
         most = jnp.maximum(read(totals.kv_max, r), read(cluster.replicas.kv, r))
         return cluster._replace(
             counts=add_counts(cluster.counts, r, counts_row(kv_units=-own.kv_units(j))),
@@ -98,6 +105,8 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
 
 def reserve_between(given: Given, cluster: ClusterState, r: Int, state: State, on: Flag) -> tuple[ClusterState, State]:
     """``reserve`` when the replica at hand has formed a batch; if that preempted somebody, nobody new gets room."""
+    # The batch is formed but not yet launched: its state is put back for ``reserve`` and taken out again, which empties
+    # what a trip counts for routers and lists of requests. They are carried over by hand.
     router_counts, listed, short = state.router_counts, state.listed, state.batch.short
     cluster = reserve(given, put_back(cluster, r, state), r, on & ~short)
     joined = replica_at_hand(cluster, r)
@@ -107,6 +116,8 @@ def reserve_between(given: Given, cluster: ClusterState, r: Int, state: State, o
 
 def keep(cluster: ClusterState, r: Int, units: Float) -> ClusterState:
     """So many units more, or fewer, are in use at replica r that no running request holds."""
+    # A pipeline integrates all that is in use over time; without one, batches integrate what running requests hold, and
+    # what nobody runs on is added when it is given back or moved into (``sent_away``, ``batch._move_in``).
     cluster = _integrated(cluster, r)
     replicas = cluster.replicas
     kv, reserved = replicas.kv, replicas.reserved
@@ -117,13 +128,13 @@ def keep(cluster: ClusterState, r: Int, units: Float) -> ClusterState:
 
 def sent_away(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     """The KV of job i, which is done at prefill replica r, has been sent."""
-    own = given_at(given, r, cluster.several)
-    units = own.kv_units(i).astype(jnp.float64)
+    units = given_at(given, r, cluster.several).kv_units(i).astype(jnp.float64)
+    # vLLM frees such blocks when the worker reports that they were sent (``KVConnectorOutput.finished_sending``).
     cluster = keep(cluster, r, -units)
     if cluster.replicas.pipeline is None:
         held_s = cluster.state.clock - read_once(cluster.state.sequences.last_token_s, i)
         cluster = _held_longer(cluster, r, units * held_s)
-    return cluster._replace(ready=cluster.ready.push(r, has_room(own, cluster, r)))
+    return look_at(given, cluster, r, jnp.zeros((), bool))  # room for others, which a running batch has no use for
 
 
 def _with(cluster: ClusterState, reserved: Reserved) -> ClusterState:

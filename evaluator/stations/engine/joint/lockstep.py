@@ -3,7 +3,8 @@
 Ranks of a replica have numbers in a row. They are launched together: one after the other forms its batch, and what the
 time of the common iteration depends on is put down in ``Together``; then all of them are launched for the same times. A
 leap ends where any rank's batch changes, or another rank gets ahead. A rank without a batch launches none, but an
-arrival there ends the leap of the others early.
+arrival there ends the leap of the others early. In a pipeline (``send_together``) nothing leaps, and a rank without a
+batch sends a dummy one.
 
 The first rank of a replica stands for all of them in ``ClusterState.ready``.
 """
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import decode_growth, padded
+from evaluator.cost.iteration import decode_growth, padded, share_touched
 from evaluator.cost.lockstep import (
     Counts,
     LockstepSteps,
@@ -29,53 +30,62 @@ from evaluator.cost.lockstep import (
 from evaluator.cost.quantities import batch_tokens
 from evaluator.stations.engine.common.arrays import FlagPerReplica, Float, FloatPerReplica, Int
 from evaluator.stations.engine.common.leap import UNBOUNDED
-from evaluator.stations.engine.common.rings import read, write
-from evaluator.stations.engine.joint.lockstep_leap import of_replica
-from evaluator.stations.engine.joint.routing import add_counts, counts_row
+from evaluator.stations.engine.common.rings import NONE, read, write
+from evaluator.stations.engine.joint.kv_reservation import reserve_between
+from evaluator.stations.engine.joint.lockstep_leap import of_replica, ranks_of
+from evaluator.stations.engine.joint.pipeline import at_hand
+from evaluator.stations.engine.joint.pools import given_at
+from evaluator.stations.engine.joint.routing import add_counts, counts_row, has_room
 from evaluator.stations.engine.joint.state import (
     ClusterState,
     Together,
     anybody_waits,
+    ends_at,
     kv_unit_s,
     put_back,
     replica_at_hand,
     where,
     with_kv_unit_s,
 )
-from evaluator.stations.engine.preemptive.batch import form_batch
+from evaluator.stations.engine.joint.transfers import ask_early
+from evaluator.stations.engine.preemptive.batch import Scheduled, form_batch
 from evaluator.stations.engine.preemptive.iteration import LaunchedBatch, alike_iterations, leap_kv
 from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.pipeline import Passage, oldest_end, send_batch
 
 
 def launch_together(given: Given, cluster: ClusterState) -> ClusterState:
     """The ranks of a replica where something has happened send their batches, if any has something to do."""
-    first, ranks = cluster.ready.top, ranks_of(given)
-    beyond = first + ranks
-
-    def form_next(carry: tuple[Int, ClusterState]) -> tuple[Int, ClusterState]:
-        r, cluster = carry
-        works = (read(cluster.replicas.running_count, r) > 0) | anybody_waits(cluster, r)
-        cluster = where(works, lambda cluster: _form(given, cluster, r), cluster)
-        again = read(_together(cluster).again, r)
-        return jnp.where(again, r, r + 1), cluster
-
-    mine = of_replica(cluster, first, ranks)
-    together = _together(cluster)
-    together = together._replace(there=together.there & ~mine, again=together.again & ~mine)
-    _, cluster = lax.while_loop(
-        lambda carry: carry[0] < beyond, form_next, (first, cluster._replace(together=together))
-    )
-    cluster = _launch_batch(given, cluster, first, mine)
+    first = cluster.ready.top
+    mine = of_replica(cluster, first, ranks_of(given, first))
+    # vLLM's ranks agree on each step by an all-reduce (``coordinate_batch_across_dp``): all batches are known before
+    # the time of any of them is.
+    cluster = _launch_batch(given, _form_all(given, cluster, first, mine), first, mine)
     return cluster._replace(
         ready=cluster.ready.pop(~jnp.zeros((), bool)),
         ending=jnp.zeros((), bool),
     )
 
 
-def ranks_of(given: Given) -> Int:
-    """Data-parallel ranks of a replica."""
-    assert given.together.ranks is not None
-    return given.together.ranks
+def _form_all(given: Given, cluster: ClusterState, first: Int, mine: FlagPerReplica) -> ClusterState:
+    """One rank after the other forms its batch; what follows for the time is in ``Together``."""
+    beyond = first + ranks_of(given, first)
+
+    def form_next(carry: tuple[Int, ClusterState]) -> tuple[Int, ClusterState]:
+        r, cluster = carry
+        works = (read(cluster.replicas.running_count, r) > 0) | anybody_waits(cluster, r)
+        if cluster.several is not None and cluster.several.reserved is not None:
+            works = works | (read(cluster.several.reserved.first, r) >= 0)  # room is given when a batch was formed
+        cluster = where(works, lambda cluster: _form(given, cluster, r), cluster)
+        # If all that ran was preempted the rank looks once more, before the next one does: that takes no time.
+        again = read(_together(cluster).again, r)
+        return jnp.where(again, r, r + 1), cluster
+
+    together = _together(cluster)
+    # A rank with nothing to do forms nothing, and what its columns say of an earlier batch must not count.
+    together = together._replace(there=together.there & ~mine, again=together.again & ~mine)
+    cluster = cluster._replace(together=together)
+    return lax.while_loop(lambda carry: carry[0] < beyond, form_next, (first, cluster))[1]
 
 
 def _together(cluster: ClusterState) -> Together:
@@ -85,13 +95,19 @@ def _together(cluster: ClusterState) -> Together:
 
 def _form(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
     """Rank r forms its next batch. If all that ran there was preempted, it does so ``again``: some may be admitted."""
-    cost = rank_cost(given.pipeline_ranks[0])
-    state = replica_at_hand(cluster, r)
-    state, batch = form_batch(given, state, state.clock, ~jnp.zeros((), bool))
+    own = given_at(given, r, cluster.several)
+    cost = rank_cost(own.pipeline_ranks[0])
+    piped = cluster.replicas.pipeline is not None
+    state = at_hand(cluster, r) if piped else replica_at_hand(cluster, r)
+    start_s = jnp.maximum(state.clock, state.pipeline.free_s[0]) if piped else state.clock
+    state, batch = form_batch(own, state, start_s, ~jnp.zeros((), bool))
+    if own.structure.kv_reservation:
+        cluster, state = reserve_between(given, cluster, r, state, batch.there | ~state.batch.preempted)
     sums, zero = batch.sums, jnp.zeros((), jnp.float64)
-    # Only how many iterations its KV suffices for: what they take depends on the other ranks.
-    leap = leap_kv(given, state, alike_iterations(given, state, batch), zero, zero)
+    # Only how many iterations its KV suffices for: what they take depends on the other ranks. In a pipeline none leaps.
+    alike = jnp.ones(()) if piped else leap_kv(own, state, alike_iterations(own, state, batch), zero, zero).iterations
     growing = read(state.decode_groups.growing, state.schedulable)
+    # What drafts passes the ranks together as well, with a token of every sequence (``cost.lockstep``).
     sequences = None if given.speculation is None else jnp.maximum(sums.decodes + sums.prefill_sequences, 1.0)
     mine = Together(
         there=batch.there,
@@ -102,7 +118,7 @@ def _form(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
         launched_s=launched_alone(cost, sums),
         tokens=jnp.maximum(batch_tokens(cost, sums), 1.0),
         sequences=sequences,
-        alike=leap.iterations,
+        alike=alike,
         touched=zero,
         weight=zero,
     )
@@ -114,21 +130,23 @@ def _form(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
         completing=write(running_batches.completing, r, state.batch.completing),
         sums=jax.tree.map(lambda column, value: write(column, r, value), running_batches.sums, sums),
     )
-    return put_back(cluster, r, state)._replace(
+    cluster = put_back(cluster, r, state)._replace(
         counts=add_counts(cluster.counts, r, more),
         running_batches=running_batches,
         together=jax.tree.map(lambda column, value: write(column, r, value), _together(cluster), mine),
     )
+    return ask_early(given, cluster, r) if given.structure.kv_reservation else cluster
 
 
-def _next_steps(
+def _sizes(
     given: Given, cluster: ClusterState, mine: FlagPerReplica, there: FlagPerReplica
-) -> tuple[LockstepSteps, Float]:
-    """The iterations of the batches ``there`` on the ranks ``mine``, and how many are alike; of no batches anything."""
-    together, ranks = _together(cluster), ranks_of(given)
-    ahead_s = jnp.where(there, together.own_s, -jnp.inf).max()
-    growth_s = jnp.where(there & (together.own_s == ahead_s), together.growth_s, -jnp.inf).max()
-    # Ranks without a batch run a dummy one beside the others, for experts and collectives need all of them.
+) -> tuple[Counts, Counts | None]:
+    """Tokens, and with drafts sequences, in the batches ``there`` on the ranks ``mine``, one in that of another rank.
+
+    Ranks without a batch run a dummy one beside the others, for experts and collectives need all of them (vLLM
+    ``DPEngineCoreProc.run_busy_loop``: ``execute_dummy_batch``).
+    """
+    together, ranks = _together(cluster), mine.sum()
     graph = graph_tokens(rank_cost(given.pipeline_ranks[0]))
 
     def counts(batches: FloatPerReplica) -> Counts:
@@ -136,9 +154,20 @@ def _next_steps(
         whole, filled = (jnp.where(mine, each, 0.0) for each in (own, padded(own, graph)))
         return Counts(whole.max(), whole.sum() / ranks, filled.sum() / ranks)
 
+    return counts(together.tokens), None if together.sequences is None else counts(together.sequences)
+
+
+def _next_steps(
+    given: Given, cluster: ClusterState, mine: FlagPerReplica, there: FlagPerReplica
+) -> tuple[LockstepSteps, Float]:
+    """The iterations of the batches ``there`` on the ranks ``mine``, and how many are alike; of no batches anything."""
+    together = _together(cluster)
+    tokens, sequences = _sizes(given, cluster, mine, there)
+    ahead_s = jnp.where(there, together.own_s, -jnp.inf).max()
+    growth_s = jnp.where(there & (together.own_s == ahead_s), together.growth_s, -jnp.inf).max()
     sums = Ranks(
-        tokens=counts(together.tokens),
-        sequences=None if together.sequences is None else counts(together.sequences),
+        tokens=tokens,
+        sequences=sequences,
         ahead_s=ahead_s,
         growth_s=growth_s,
         fastest_s=jnp.where(there, together.fastest_s, 0.0).max(),
@@ -155,13 +184,19 @@ def _launch_batch(given: Given, cluster: ClusterState, first: Int, mine: FlagPer
     """The batches that were formed are launched; there may be none."""
     together, running_batches, clock = _together(cluster), cluster.running_batches, cluster.state.clock
     there = mine & together.there
-    steps, iterations = _next_steps(given, cluster, mine, there)
+    own = given_at(given, first, cluster.several)
+    steps, iterations = _next_steps(own, cluster, mine, there)
     first_s, flies = steps.first_s, there.any()
     running_batch = LaunchedBatch(clock, jnp.inf, iterations, first_s, steps.slope_s, 1.0, 0, running_batches.sums)
+    # Only ranks with a batch have an end to come to; but all have the record of the iterations, which an arrival at an
+    # idle rank cuts short (``cut_together``).
     end_s = jnp.where(there, running_batch.end_of(iterations), running_batches.end_s)
     on, following = mine & flies, jnp.argmin(end_s).astype(jnp.int32)
-    held_unit_s = jnp.where(there, cluster.replicas.kv, 0.0).sum() * first_s
-    taken = flies & given.rules.on_demand  # of reserved KV the integral is taken at the end
+    # What is reserved for those who are still elsewhere counts from the time it was (``kv_reservation``).
+    kv, reserved = cluster.replicas.kv, cluster.replicas.reserved
+    running = kv if reserved is None else kv - reserved
+    held_unit_s = jnp.where(there, running, 0.0).sum() * first_s
+    taken = flies & own.rules.on_demand  # of reserved KV the integral is taken at the end
     cluster = with_kv_unit_s(cluster, first, kv_unit_s(cluster, first) + jnp.where(taken, held_unit_s, 0.0))
     return cluster._replace(
         running_batches=running_batches._replace(
@@ -174,17 +209,68 @@ def _launch_batch(given: Given, cluster: ClusterState, first: Int, mine: FlagPer
         together=together._replace(
             touched=jnp.where(on, steps.touched, together.touched),
             # Totals are sums over ranks. Those in dummy batches are busy as well, and no batch of theirs ends.
-            weight=jnp.where(on, ranks_of(given) / jnp.maximum(there.sum(), 1), together.weight),
+            weight=jnp.where(on, mine.sum() / jnp.maximum(there.sum(), 1), together.weight),
         ),
         next_s=read(end_s, following),
         next_replica=following,
     )
 
 
-def own_part(cluster: ClusterState, r: Int) -> tuple[Float, Float]:
+def send_together(given: Given, cluster: ClusterState) -> ClusterState:
+    """The same in a pipeline: the ranks of a replica send a batch each, which pass its pipeline ranks together.
+
+    A rank that has none sends a dummy batch, so that all have as many under way; in each pipeline rank all take as long
+    as the slowest (``reference.lockstep``).
+    """
+    first = cluster.ready.top
+    own, mine = given_at(given, first, cluster.several), of_replica(cluster, first, ranks_of(given, first))
+    cluster = _form_all(given, cluster, first, mine)
+    there = mine & _together(cluster).there
+    passage, flies = _passage(own, cluster, mine, there), there.any()
+
+    def send(carry: tuple[Int, ClusterState]) -> tuple[Int, ClusterState]:
+        r, cluster = carry
+        state, present, launched = at_hand(cluster, r), read(there, r), cluster.running_batches
+        # A rank with nothing to do has formed nothing: its columns are those of a batch that has long ended.
+        sums = jax.tree.map(lambda column: jnp.where(present, read(column, r), 0.0), launched.sums)
+        completing = jnp.where(present, read(launched.completing, r), NONE)
+        state = state._replace(batch=state.batch._replace(completing=completing))
+        batch = Scheduled(sums, sums.decodes > 0, present)
+        start_s = jnp.maximum(state.clock, state.pipeline.free_s[0])
+        state = send_batch(given_at(given, r, cluster.several), state, batch, start_s, ~jnp.zeros((), bool), passage)
+        return r + 1, ends_at(put_back(cluster, r, state), r, oldest_end(state))
+
+    beyond = jnp.where(flies, first + ranks_of(given, first), first)
+    _, cluster = lax.while_loop(lambda carry: carry[0] < beyond, send, (first, cluster))
+    again = flies & has_room(own, cluster, first)
+    return cluster._replace(ready=cluster.ready.pop(~again), ending=jnp.zeros((), bool))
+
+
+def _passage(given: Given, cluster: ClusterState, mine: FlagPerReplica, there: FlagPerReplica) -> Passage:
+    """What the batches ``there`` take in each pipeline rank, as the slowest of the data-parallel ranks ``mine``."""
+    tokens, sequences = _sizes(given, cluster, mine, there)
+    zero, steps = jnp.zeros(()), []
+    for cost in given.pipeline_ranks:
+        device, sums = rank_cost(cost), cluster.running_batches.sums  # of every replica's batch, (replica,)
+        ahead_s = jnp.where(there, time_alone(device, sums), -jnp.inf).max()
+        launched_s = jnp.where(there, launched_alone(device, sums), 0.0).max()
+        ranks = Ranks(tokens, ahead_s, growth_s=zero, fastest_s=zero, launched_s=launched_s, sequences=sequences)
+        steps.append(steps_together(cost, ranks, given.limits.max_num_seqs))
+    return Passage(tuple(each.first_s for each in steps), steps[0].touched)
+
+
+def own_part(given: Given, cluster: ClusterState, r: Int) -> tuple[Float, Float]:
     """(fraction of the experts that an iteration of rank r touches, ranks of its replica for each that has a batch).
 
     All ranks of a replica are busy while any of them has a batch: the batches that end stand for those of the others.
     """
     together = _together(cluster)
-    return read(together.touched, r), read(together.weight, r)
+    touched, weight = read(together.touched, r), read(together.weight, r)
+    if given.network is None:
+        return touched, weight
+    # Beside ranks in lockstep other pools have replicas that go by themselves.
+    own = given_at(given, r, cluster.several)
+    sums = jax.tree.map(lambda column: read(column, r), cluster.running_batches.sums)
+    alone = share_touched(own.pipeline_ranks[0], batch_tokens(own.pipeline_ranks[0], sums))
+    apart = ranks_of(given, r) == 1
+    return jnp.where(apart, alone, touched), jnp.where(apart, 1.0, weight)

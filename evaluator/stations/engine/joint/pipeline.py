@@ -7,9 +7,11 @@ import jax.numpy as jnp
 from evaluator.stations.engine.common.arrays import Int
 from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.joint.kv_reservation import reserve_between
+from evaluator.stations.engine.joint.lockstep_leap import first_rank
 from evaluator.stations.engine.joint.pools import given_at
 from evaluator.stations.engine.joint.routing import add_counts, counts_row, decoded_tokens
-from evaluator.stations.engine.joint.state import ClusterState, ends_at, put_back, replica_at_hand
+from evaluator.stations.engine.joint.state import ClusterState, count_decoded, ends_at, put_back, replica_at_hand
+from evaluator.stations.engine.joint.transfers import ask_early
 from evaluator.stations.engine.preemptive.batch import form_batch
 from evaluator.stations.engine.preemptive.iteration_end import MeasuredSteps
 from evaluator.stations.engine.preemptive.lane import Given
@@ -19,18 +21,23 @@ from evaluator.stations.engine.preemptive.state import State
 
 def complete_batch(given: Given, cluster: ClusterState) -> ClusterState:
     """The oldest batch of the replica where something ends now has come to its end."""
+    # Batches leave a pipeline in the order in which they entered, so that the oldest is always the next to end.
     r = cluster.next_replica
     own = given_at(given, r, cluster.several)
-    before = _at_hand(cluster, r)
+    before = at_hand(cluster, r)
     pipeline = before.pipeline
     slot = pipeline.completed_batches % own.structure.pipeline_ranks
     decode_group, flies = (
         read(pipeline.running_batches.decode_group, slot),
         read(pipeline.running_batches.decodes, slot),
     )
+    # Before the end: those who leave with it have had a token, too.
     decodes = jnp.where(flies, read(before.decode_groups.decodes, decode_group), 0.0)
+    # No batch stands for several iterations here, so that none has steps before and after the end of the warm-up.
     since_s = read_once(before.sequences.first_token_s, own.limits.measured_from)
-    state = complete_oldest(own, before, ~jnp.zeros((), bool), MeasuredSteps(since_s, jnp.int32(0)))
+    # A data-parallel rank without a batch passes the pipeline with a dummy one, beside those of others.
+    counts = flies | (read(pipeline.prefill_tokens, slot) > 0) if given.structure.lockstep else True
+    state = complete_oldest(own, before, ~jnp.zeros((), bool), MeasuredSteps(since_s, jnp.int32(0)), counts)
     router_counts = state.router_counts
     assert router_counts is not None
     tokens = decoded_tokens(before, state, decodes) + router_counts.completed
@@ -40,14 +47,15 @@ def complete_batch(given: Given, cluster: ClusterState) -> ClusterState:
         output_tokens=-tokens,
         context_tokens=tokens - router_counts.left_context,
     )
-    end_s = write(cluster.running_batches.end_s, r, oldest_end(state))
+    end_s = write(cluster.running_batches.end_s, r, oldest_end(state))  # of the batch behind it, if one is under way
     following = jnp.argmin(end_s).astype(jnp.int32)
+    cluster = count_decoded(cluster, r, before, state)
     return put_back(cluster, r, state)._replace(
         counts=add_counts(cluster.counts, r, more),
         running_batches=cluster.running_batches._replace(end_s=end_s),
         next_s=read(end_s, following),
         next_replica=following,
-        ready=cluster.ready.push(r, ~jnp.zeros((), bool)),
+        ready=cluster.ready.push(first_rank(given, r) if given.structure.lockstep else r, ~jnp.zeros((), bool)),
     )
 
 
@@ -56,12 +64,14 @@ def launch_batch(given: Given, cluster: ClusterState) -> ClusterState:
     r = cluster.ready.top
     own = given_at(given, r, cluster.several)
     # A batch may be formed while others are in flight; it starts when the first rank is free.
-    state = _at_hand(cluster, r)
+    state = at_hand(cluster, r)
     start_s = jnp.maximum(state.clock, state.pipeline.free_s[0])
     state, batch = form_batch(own, state, start_s, ~jnp.zeros((), bool))
     if own.structure.kv_reservation:
         cluster, state = reserve_between(given, cluster, r, state, batch.there | ~state.batch.preempted)
     state = send_batch(own, state, batch, start_s, batch.there)
+    # vLLM ``EngineCore.step_with_batch_queue`` fills its queue of batches before it waits for the oldest. Whoever was
+    # preempted to the last may come in again at once, which takes no time.
     again = (batch.there | state.batch.preempted) & has_room(own, state)
     router_counts = state.router_counts
     assert router_counts is not None
@@ -71,11 +81,14 @@ def launch_batch(given: Given, cluster: ClusterState) -> ClusterState:
         ready=cluster.ready.pop(~again),
         ending=jnp.zeros((), bool),
     )
-    return ends_at(cluster, r, oldest_end(state))
+    cluster = ends_at(cluster, r, oldest_end(state))
+    return ask_early(given, cluster, r) if given.structure.kv_reservation else cluster
 
 
-def _at_hand(cluster: ClusterState, r: Int) -> State:
+def at_hand(cluster: ClusterState, r: Int) -> State:
     """The state as of replica r, with the integral of its KV up to now."""
+    # Several batches overlap, so that no one of them can account for the KV: it is integrated from event to event, over
+    # what was in use since the last one at this replica.
     state = replica_at_hand(cluster, r)
     held_s = state.clock - state.pipeline.counted_s
     state = state.in_totals(kv_unit_s=state.totals.kv_unit_s + state.replica.kv * held_s)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import (
+    Float,
     FloatPerReplica,
     FloatPerRequest,
     Int,
@@ -16,8 +17,9 @@ from evaluator.stations.engine.common.arrays import (
     IntPerRequest,
 )
 from evaluator.stations.engine.common.calendar import Calendar
-from evaluator.stations.engine.common.rings import NONE, read
+from evaluator.stations.engine.common.rings import NONE, add, read
 from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.state import State
 
 
 class Travel(NamedTuple):
@@ -36,7 +38,22 @@ class Reserved(NamedTuple):
     last: IntPerReplica
     next: IntPerRequest
     room_s: FloatPerRequest  # since when there is room for a job
-    grants: Int  # given so far
+    grants: Int  # at the time of the last one, before it
+    granted_s: Float  # when that was
+
+
+class Decoded(NamedTuple):
+    """With drafts, what decodes have done by replica, for the figures of each pool."""
+
+    iterations: FloatPerReplica  # summed over the sequences
+    tokens: FloatPerReplica  # that they gave
+
+    def joined(self, r: Int, before: State, after: State) -> Decoded:
+        """With what replica r has done between two states, whose sums are over all replicas."""
+        assert before.accepted is not None and after.accepted is not None
+        iterations = after.accepted.decoded - before.accepted.decoded
+        tokens = after.accepted.decoded_tokens - before.accepted.decoded_tokens
+        return Decoded(add(self.iterations, r, iterations), add(self.tokens, r, tokens))
 
 
 class PoolStates(NamedTuple):
@@ -46,6 +63,7 @@ class PoolStates(NamedTuple):
     first_measured: IntPerReplica  # the first measured job that came to a replica; the padding slot before
     travel: Travel | None  # None: one side
     reserved: Reserved | None  # None: no back-pressure
+    decoded: Decoded | None = None  # None: no drafts
 
 
 def nothing_yet(given: Given) -> PoolStates | None:
@@ -60,7 +78,10 @@ def nothing_yet(given: Given) -> PoolStates | None:
         sent_s=never,
         first_measured=jnp.full(replicas, slots - 1, jnp.int32),
         travel=Travel(Calendar.empty(slots), zeros - jnp.inf, never, links) if phases else None,
-        reserved=Reserved(none, none, links, never, jnp.int32(0)) if given.structure.kv_reservation else None,
+        reserved=Reserved(none, none, links, never, jnp.int32(0), jnp.float64(-1.0))
+        if given.structure.kv_reservation
+        else None,
+        decoded=None if given.speculation is None else Decoded(zeros, zeros),
     )
 
 
@@ -68,11 +89,20 @@ def given_at(given: Given, r: Int, several: PoolStates | None) -> Given:
     """What is given to replica r: of several pools the figures of its own."""
     if given.network is None or several is None:
         return given
+    # A slice of each figure, and not a branch by pool: pools are numbers of one program. Where a replica is looked at
+    # only for some of them XLA drops the rest.
     number, limits = read(given.network.pool, r), given.limits
     ranks, own, rules = jax.tree.map(
         lambda values: lax.dynamic_index_in_dim(values, number, keepdims=False),
         (given.pipeline_ranks, limits._replace(users=None, requests=None, measured_from=None), given.rules),
     )
+    network, speculation = given.network, given.speculation
     measured_from = read(several.first_measured, r)
+    if speculation is not None:  # its draws are those of the request, wherever it is served
+        chances = lax.dynamic_index_in_dim(speculation.chances, number, keepdims=False)
+        speculation = speculation._replace(chances=chances, drafts=read(speculation.drafts, number))
+    fewer = None if network.pipeline_ranks is None else read(network.pipeline_ranks, r)
     own = own._replace(users=limits.users, requests=limits.requests, measured_from=measured_from)
-    return given._replace(pipeline_ranks=ranks, limits=own, rules=rules, pool=number)
+    return given._replace(
+        pipeline_ranks=ranks, limits=own, rules=rules, speculation=speculation, pool=number, ranks=fewer
+    )

@@ -31,8 +31,8 @@ from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lan
 from evaluator.stations.engine.common.leap import UNBOUNDED
 from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.joint.kv_reservation import reserve_between
-from evaluator.stations.engine.joint.lockstep import launch_together, own_part
-from evaluator.stations.engine.joint.lockstep_leap import first_rank
+from evaluator.stations.engine.joint.lockstep import launch_together, own_part, send_together
+from evaluator.stations.engine.joint.lockstep_leap import first_rank, ranks_of
 from evaluator.stations.engine.joint.pipeline import complete_batch, launch_batch
 from evaluator.stations.engine.joint.pools import given_at
 from evaluator.stations.engine.joint.routing import (
@@ -45,6 +45,7 @@ from evaluator.stations.engine.joint.routing import (
 )
 from evaluator.stations.engine.joint.state import (
     ClusterState,
+    count_decoded,
     ends_at,
     initial_cluster,
     put_back,
@@ -67,21 +68,25 @@ def _loop_step(given: Given, cluster: ClusterState) -> ClusterState:
     the requests that are left can never be admitted: the lane stops with ``stuck``.
     """
 
+    # ``ending`` is false while the batches of a point in time are sent: one of them that takes no time, and so ends
+    # now, ends after all of them were sent.
     def ends_now(cluster: ClusterState) -> Flag:
         return cluster.ending & (cluster.next_s <= cluster.state.clock)
 
     completes, launches = (
         (_complete_batches, _launch) if cluster.replicas.pipeline is None else (complete_batch, launch_batch)
     )
-    launches = launches if cluster.together is None else launch_together
+    launches = launches if cluster.together is None else _launch_any
     # One end in a trip. Of several at one time the next trip takes the next, and nothing else comes before (``more``).
     cluster = where(ends_now(cluster), functools.partial(_end, given, completes), cluster)
     more = ends_now(cluster)
     # Arrivals before the next end find all replicas as they are, so that all of them are sent in this trip.
     cluster = lax.while_loop(lambda cluster: ~more & _comes(given, cluster), functools.partial(_come, given), cluster)
-    cluster = where(~more & _may_launch(given, cluster), functools.partial(_send_off, given, launches), cluster)
+    cluster = where(~more & _may_launch(given, cluster), functools.partial(launches, given), cluster)
     # The clock stays while a replica has yet to send a batch: at one point in time ends and arrivals precede batches.
     done = ~more & (cluster.ready.top < 0)
+    # The clock never goes back: a leap that was cut short, or an event that is due ``AT_ONCE``, may have an earlier
+    # time.
     next_s = jnp.minimum(cluster.next_s, _next_coming(given, cluster)[0])
     state, goes = cluster.state, done & (next_s < jnp.inf)
     return cluster._replace(
@@ -95,13 +100,10 @@ Phase = Callable[[Given, ClusterState], ClusterState]
 
 def _end(given: Given, completes: Phase, cluster: ClusterState) -> ClusterState:
     """A batch ends; of two sides, who is done goes on."""
+    # Who is done is listed by the end of the batch (``State.listed``) and handed on here: what comes behind is an event
+    # of this point in time (vLLM: ``KVConnector.request_finished`` is called where the scheduler frees the request).
     r, cluster = cluster.next_replica, completes(given, cluster)
     return hand_on(given, cluster, r) if given.structure.phases > 1 else cluster
-
-
-def _send_off(given: Given, launches: Phase, cluster: ClusterState) -> ClusterState:
-    r, cluster = cluster.ready.top, launches(given, cluster)
-    return ask_early(given, cluster, r) if given.structure.kv_reservation else cluster
 
 
 def _may_launch(given: Given, cluster: ClusterState) -> Flag:
@@ -119,16 +121,20 @@ def _next_coming(given: Given, cluster: ClusterState) -> tuple[Float, Flag]:
     if given.structure.phases == 1:
         return arrival_s, jnp.zeros((), bool)
     due_s = next_due(given, cluster).time_s
+    # At one time what is on its way comes before new requests: the reference ends stations from the last to the first.
     return jnp.minimum(arrival_s, due_s), due_s <= arrival_s
 
 
 def _comes(given: Given, cluster: ClusterState) -> Flag:
     """Something comes now; or before the next end, and no batch is to be sent before."""
     coming_s, _ = _next_coming(given, cluster)
+    # Ahead of the next end nothing changes but what comes, so that the clock may go there within the trip. It may not
+    # while a replica has yet to send its batch of this point in time, which what comes later would then be part of.
     ahead = (coming_s < cluster.next_s) & (cluster.ready.top < 0)
     comes = cluster.ending & ((coming_s <= cluster.state.clock) | ahead)
     if not given.structure.kv_reservation:
         return comes
+    # Those whose prompts were sent off ask before the decode side forms its batches, hence after its first replicas.
     asks, prefill_sent = asks_now(given, cluster)
     return comes | (asks & prefill_sent)
 
@@ -140,6 +146,7 @@ def _come(given: Given, cluster: ClusterState) -> ClusterState:
     cluster = cluster._replace(state=cluster.state._replace(clock=clock))
     if given.structure.phases == 1:
         return send(given, cluster)
+    # Both as loops of one trip or none: only one of them happens, and a conditional would copy what either writes.
     sends = ~between
     cluster = where(between, functools.partial(take_due, given), cluster)
     return where(sends, functools.partial(send, given), cluster)
@@ -154,8 +161,10 @@ def _complete_batches(given: Given, cluster: ClusterState) -> ClusterState:
     cluster = grow_to(given, cluster, r, jnp.where(grows, read(cluster.running_batches.iterations, r), 0.0))
     running_batch = jax.tree.map(lambda column: read(column, r), cluster.running_batches)
     before, took_s = replica_at_hand(cluster, r), running_batch.end_s - running_batch.start_s
+    # Reserved KV does not change within a leap, so that its integral is a product; on demand ``grow_to`` has added it
+    # up iteration by iteration. What is reserved for those who are still elsewhere is in neither (``kv_reservation``).
     reserved_s = jnp.where(own.rules.on_demand, 0.0, _of_running(before) * took_s)
-    lockstep = None if cluster.together is None else own_part(cluster, r)
+    lockstep = None if cluster.together is None else own_part(given, cluster, r)
     state = complete(own, before, running_batch, took_s, reserved_s, _measured(own, before, running_batch), lockstep)
     router_counts = state.router_counts
     assert router_counts is not None
@@ -172,15 +181,16 @@ def _complete_batches(given: Given, cluster: ClusterState) -> ClusterState:
     running_batches = cluster.running_batches
     # No decodes: else a router would go on counting the tokens of iterations that have been counted just now.
     end_s, sums = write(running_batches.end_s, r, jnp.inf), running_batches.sums
+    # The least of all ends is looked for here alone, in time linear in the replicas: 2,000 of them are 16 kB, which a
+    # core reads in a microsecond or two. A heap would need to find and move the entry of a leap that is cut short.
     following = jnp.argmin(end_s).astype(jnp.int32)
+    cluster = count_decoded(cluster, r, before, state)
     return put_back(cluster, r, state)._replace(
         counts=add_counts(cluster.counts, r, more),
         running_batches=running_batches._replace(end_s=end_s, sums=sums._replace(decodes=write(sums.decodes, r, 0.0))),
         next_s=read(end_s, following),
         next_replica=following,
-        ready=cluster.ready.push(
-            r if given.together.ranks is None else first_rank(r, given.together.ranks), ~jnp.zeros((), bool)
-        ),
+        ready=cluster.ready.push(first_rank(given, r) if given.structure.lockstep else r, ~jnp.zeros((), bool)),
     )
 
 
@@ -205,6 +215,7 @@ def _launch(given: Given, cluster: ClusterState) -> ClusterState:
     r = cluster.ready.top
     own = given_at(given, r, cluster.several)
     state = replica_at_hand(cluster, r)
+    # vLLM ``EngineCore.step``: ``schedule``, then ``execute_model``; what comes meanwhile waits in the input queue.
     state, batch = form_batch(own, state, state.clock, ~jnp.zeros((), bool))
     if own.structure.kv_reservation:
         cluster, state = reserve_between(given, cluster, r, state, batch.there | ~state.batch.preempted)
@@ -224,10 +235,24 @@ def _launch(given: Given, cluster: ClusterState) -> ClusterState:
         ready=cluster.ready.pop(batch.there | ~state.batch.preempted),
         ending=jnp.zeros((), bool),
     )
-    return ends_at(cluster, r, end_s)
+    cluster = ends_at(cluster, r, end_s)
+    return ask_early(given, cluster, r) if given.structure.kv_reservation else cluster
+
+
+def _launch_any(given: Given, cluster: ClusterState) -> ClusterState:
+    """Where there are ranks in lockstep: they send their batches together, replicas of other pools by themselves."""
+    piped = cluster.replicas.pipeline is not None
+    abreast, alone = (send_together, launch_batch) if piped else (launch_together, _launch)
+    if given.network is None:
+        return abreast(given, cluster)
+    # Both are there, each as a loop that runs once or not at all; a replica by itself leaps as its own cost says.
+    together = ranks_of(given, cluster.ready.top) > 1
+    cluster = where(together, functools.partial(abreast, given), cluster)
+    return where(~together, functools.partial(alone, given), cluster)
 
 
 def _run(given: Given) -> LaneResult:
+    # Of two phases each request is two jobs, but for those of one token, which are done with their prefill.
     jobs = given.limits.requests if given.network is None else given.network.jobs
     final = lax.while_loop(
         lambda cluster: (cluster.state.finished < jobs) & ~cluster.state.stuck,
@@ -235,11 +260,14 @@ def _run(given: Given) -> LaneResult:
         initial_cluster(given),
     )
     several, state = final.several, final.state
+    # Of several pools the totals are by replica: pools are told apart outside of the loop (``simulation.joint_pools``).
     result = result_of(state if final.totals is None else state._replace(totals=final.totals))
     result = result._replace(replica=final.replica[:-1])
     if several is None:
         return result
     link_s = several.sent_s if several.travel is None else several.travel.link_s
+    if several.decoded is not None:
+        result = result._replace(decoded=several.decoded.iterations, decoded_tokens=several.decoded.tokens)
     return result._replace(sent_s=several.sent_s[:-1], link_s=link_s[:-1])
 
 

@@ -50,6 +50,7 @@ def counts_row(**values: Float | Int) -> Array:
 
 def add_counts(counts: Array, r: Int, more: Array) -> Array:
     """The counters of the replicas with ``more`` (counter,) at replica r."""
+    # A row at once: writing counter by counter would be five updates, each of which XLA orders after the last.
     row = lax.dynamic_slice(counts, (r, jnp.int32(0)), (1, len(COUNTERS)))
     return lax.dynamic_update_slice(counts, row + more[None], (r, jnp.int32(0)))
 
@@ -66,7 +67,9 @@ def next_arrival(given: Given, cluster: ClusterState) -> Float:
     i, state = cluster.arrived, cluster.state
     if given.session_turns is not None:
         return jnp.maximum(_next_of_talks(given, cluster)[0], state.clock)
-    at_s, comes = read(given.requests.arrival_s, i), i < state.released
+    at_s, comes = read(given.requests.arrival_s, _in_order(given, i)), i < state.released
+    # Users behind a frontend: beyond the first ``released`` a request is sent when the next answer reaches its user,
+    # and answers reach them in another order than that in which they were given (``Calendar``).
     if state.answers is not None:
         at_s = jnp.where(comes, at_s, state.answers.first()[0])
         comes = comes | (state.answers.size > 0)
@@ -82,8 +85,15 @@ def _next_of_talks(given: Given, cluster: ClusterState) -> tuple[Float, Int, Fla
     opens_s = jnp.where(opens, read(given.requests.arrival_s, first), jnp.inf)
     due_s, code = answers.first()
     due = code.astype(jnp.int32)
+    # Ties by number, as the reference's calendar of conversations has them (``reference.network.Conversations``).
     sooner = (due_s < opens_s) | ((due_s == opens_s) & (due < first))
     return jnp.minimum(due_s, opens_s), jnp.where(sooner, due, first), sooner
+
+
+def _in_order(given: Given, count: Int) -> Int:
+    """The request that is sent when so many have been sent before it."""
+    order = None if given.network is None else given.network.order
+    return count if order is None else read(order, count)
 
 
 def _next_request(given: Given, cluster: ClusterState) -> tuple[ClusterState, Int]:
@@ -91,7 +101,7 @@ def _next_request(given: Given, cluster: ClusterState) -> tuple[ClusterState, In
     state, i = cluster.state, cluster.arrived
     answers = state.answers
     if answers is None:
-        return cluster, i
+        return cluster, _in_order(given, i)
     if given.session_turns is None:
         return cluster._replace(state=state._replace(answers=answers.without_first(i >= state.released))), i
     _, i, follows = _next_of_talks(given, cluster)
@@ -101,6 +111,7 @@ def _next_request(given: Given, cluster: ClusterState) -> tuple[ClusterState, In
 
 def send(given: Given, cluster: ClusterState) -> ClusterState:
     """The next request is sent at the time of the clock: it comes into the queue of the replica chosen for it."""
+    # The router chooses before the request is counted anywhere, as vLLM's client does.
     cluster, i = _next_request(given, cluster)
     cluster, r = choice(given, cluster, i)
     cluster = come_to(given, announce(given, cluster, i, r), i, r)
@@ -110,6 +121,8 @@ def send(given: Given, cluster: ClusterState) -> ClusterState:
 def announce(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     """Job i is to be served at replica r, now or later: routers count it there."""
     own = given_at(given, r, cluster.several)
+    # Counted from when it is sent on its way, though it may be an iteration, or a transfer, until the replica knows of
+    # it (vLLM ``DPLBAsyncMPClient.get_core_engine_for_request`` counts one more that waits at once).
     output, context = read(own.requests.output_tokens, i), known_tokens(own, i, 0)
     more = counts_row(
         requests=1.0,
@@ -124,21 +137,34 @@ def announce(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterStat
 def come_to(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     """Job i comes into the queue of replica r.
 
-    A leap under way there, which would keep it waiting, ends with the iteration under way. In a pipeline nothing leaps.
+    A leap under way there, which would keep it waiting, ends with the iteration under way.
     """
     own = given_at(given, r, cluster.several)
     queue = cluster.replicas.queue
+    # Before it comes in: whether it would be at the head. Behind others it waits for them anyhow, and no leap ends.
     first = arrival_goes_first(own, read(queue.first, r) >= 0, read(queue.top, r) >= 0)
     cluster = _noted(given, _come_in(own, cluster, i, r), i, r)
     may_come_in = first & (read(cluster.replicas.running_count, r) < own.limits.max_num_seqs)
-    if given.together.ranks is not None:
-        room = waits_together(given.together.ranks, cluster, r)
-        cluster = cut_together(given.together.ranks, cluster, r, may_come_in & ~room)
-        return cluster._replace(ready=cluster.ready.push(first_rank(r, given.together.ranks), room))
-    room = has_room(own, cluster, r)
+    return look_at(given, cluster, r, may_come_in)
+
+
+def look_at(given: Given, cluster: ClusterState, r: Int, cuts: Flag) -> ClusterState:
+    """Something came to replica r: it is to form a batch as soon as it may, which is now or when one ends.
+
+    ``cuts``: a leap under way there ends with the iteration under way, because the batch after it may be another. In a
+    pipeline nothing leaps.
+    """
+    first = first_rank(given, r) if given.structure.lockstep else r  # which stands for all ranks in lockstep with it
+    # Ranks in lockstep form their batches together, when the last of theirs has ended; in a pipeline all have as many
+    # under way, so that any of them says whether there is room.
+    if given.structure.lockstep and cluster.replicas.pipeline is None:
+        room = waits_together(given, cluster, r)
+        cluster = cut_together(given, cluster, r, cuts & ~room)
+        return cluster._replace(ready=cluster.ready.push(first, room))
+    room = has_room(given_at(given, r, cluster.several), cluster, r)
     if cluster.replicas.pipeline is None:
-        cluster = cut_short(cluster, r, may_come_in & ~room)
-    return cluster._replace(ready=cluster.ready.push(r, room))
+        cluster = cut_short(cluster, r, cuts & ~room)
+    return cluster._replace(ready=cluster.ready.push(first, room))
 
 
 def _noted(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
@@ -163,7 +189,7 @@ def has_room(given: Given, cluster: ClusterState, r: Int) -> Flag:
     pipeline = cluster.replicas.pipeline
     if pipeline is None:
         return read(cluster.running_batches.end_s, r) == jnp.inf
-    return read(pipeline.launched_batches, r) - read(pipeline.completed_batches, r) < given.structure.pipeline_ranks
+    return read(pipeline.launched_batches, r) - read(pipeline.completed_batches, r) < given.batches_under_way()
 
 
 def choice(given: Given, cluster: ClusterState, i: Int) -> tuple[ClusterState, Int]:
@@ -187,9 +213,12 @@ def choice(given: Given, cluster: ClusterState, i: Int) -> tuple[ClusterState, I
         grouped = network.grouped & (phase > 0)
         able = (network.phase == phase) & (network.model == read(network.asks, i))
         able = able & (~grouped | (network.group == group))
+        # All routers of all phases are in one expression, and which replicas are able is a mask: a phase that is not
+        # asked costs as much, but a branch would be taken on both sides under ``vmap``.
         capacity = given.limits.kv_units[network.pool]  # of unequal pools KV counts by its share of all there is
         return _least(jnp.where(counter == KV, load / capacity, load), able)
 
+    # Loads are sums over all replicas: a router with a table does not compute them (on a CPU; ``vmap`` does).
     r = lax.cond(counter >= 0, least, lambda: known)
     by = router.by_prefix
     return cluster, r if by is None else jnp.where(by.chosen, _choose_by_prefix(given, cluster, by, i), r)
@@ -200,6 +229,7 @@ def _place(given: Given, cluster: ClusterState, i: Int) -> tuple[Int, Int]:
     network, none = given.network, jnp.int32(0)
     if network is None:
         return none, none
+    # A job that another went before is of the second phase; what its prefill replica was is known since it left that.
     behind = read(network.before, i) >= 0
     phase = jnp.where(behind, 1, 0)
     if cluster.several is None or cluster.several.travel is None:
@@ -218,6 +248,7 @@ def _from_table(given: Given, cluster: ClusterState, i: Int, group: Int, on: Fla
     if router.kind is None or router.turns is None or cluster.taken is None:
         return cluster, by_job
     kind = read(router.kind, i)
+    # Each kind in each group has turns of its own: a heavy request takes no turn of the light ones.
     row = jnp.maximum(kind, 0) * groups + group
     turn = read(cluster.taken, row)
     in_turn = read(router.turns.reshape(-1), row * slots + turn)
@@ -253,6 +284,8 @@ def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int)
     blocks, there = cluster.replicas.blocks, _there(given)
     assert blocks is not None
 
+    # Caches are walked one by one: what is found depends on what each has evicted up to now, of which there is no index
+    # over all replicas (SGLang's router keeps an approximate tree of its own; here the caches themselves are asked).
     def look(carry: tuple[Int, IntPerReplica]) -> tuple[Int, IntPerReplica]:
         r, hits = carry
         here = cluster.state._replace(replica=row_of(cluster, r))
@@ -265,6 +298,8 @@ def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int)
     uneven = (most - least > by.imbalance) & (most > by.imbalance_ratio * least)
     longest = hits.max()
     share = longest * block_tokens(given) / read(given.requests.prompt_tokens, i)
+    # SGLang's cache-aware router: the longest prefix where enough of the prompt is found, else, or where loads are too
+    # uneven, the fewest requests (``routing.PrefixAware``).
     prefers = (longest > 0) & (share >= by.threshold) & ~uneven
     having = there & (~prefers | (hits == longest))
     fewest = having & (requests == jnp.where(having, requests, jnp.inf).min())
@@ -274,6 +309,7 @@ def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int)
 
 def _come_in(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     state, replicas = cluster.state, cluster.replicas
+    # The links are by request and shared by all queues; only where this one begins and ends is the replica's own.
     ends = jax.tree.map(lambda column: read(column, r), replicas.queue)
     queue = come_in(given, state.sequences, Queue(ends, state.queue_links), i)
     ends = jax.tree.map(lambda column, value: write(column, r, value), replicas.queue, queue.ends)
@@ -296,6 +332,7 @@ def cut_short(cluster: ClusterState, r: Int, on: Flag) -> ClusterState:
 
 def count_kv(given: Given, cluster: ClusterState, on: Flag) -> ClusterState:
     """The KV of every replica as of the iteration under way, if ``on``."""
+    # Reserved KV changes at ends of batches alone, where the counters do: nothing is to be caught up with.
     return catch_up(given, cluster, on & given.rules.on_demand.any())
 
 
@@ -310,6 +347,7 @@ def catch_up(given: Given, cluster: ClusterState, on: Flag) -> ClusterState:
             flies = flies & given_at(given, r, cluster.several).rules.on_demand
         return r + 1, grow_to(given, cluster, r, jnp.where(flies, until, 0.0))
 
+    # As many steps as there are replicas, at every arrival: this is why ``least_kv`` on demand is slower than the rest.
     stop = jnp.where(on, given.together.replicas, 0)
     return lax.while_loop(lambda carry: carry[0] < stop, count_one, (jnp.int32(0), cluster))[1]
 
@@ -336,6 +374,8 @@ def grow_to(given: Given, cluster: ClusterState, r: Int, until: Float) -> Cluste
 
     # The state is not taken out for this: a router may ask for the KV of all replicas at every arrival.
     def grow(carry: tuple[Float, Float, Float]) -> tuple[Float, Float, Float]:
+        # The KV of an iteration is taken when it begins, so that it is held for all of it: its time times what is in
+        # use.
         seen, kv, unit_s = carry
         kv = kv + growth_of(own, state, r, step + seen.astype(jnp.int32))
         return seen + 1.0, kv, unit_s + (kv - reserved) * (first_s + slope_s * seen)

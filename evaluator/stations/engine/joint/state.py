@@ -108,7 +108,8 @@ class ClusterState(NamedTuple):
     state: State  # what all of them share; of the replica at hand it holds what it held in the last trip
     replicas: ReplicaState  # each field with a leading axis (replica,); a number and a sentinel follow from the place
     totals: Totals | None  # of several pools each field with a leading axis (replica,); one pool has those of ``state``
-    running_batches: LaunchedBatch  # in a pipeline only ``end_s``, that of the oldest batch
+    # In a pipeline only ``end_s``, that of the oldest batch, and of ranks in lockstep what was formed to be sent.
+    running_batches: LaunchedBatch
     counts: Counts  # what a router may count, as of the last ends of batches; of the KV only what is waited for
     next_s: Float  # the least ``end_s`` of the batches under way
     next_replica: Int  # whose it is
@@ -191,6 +192,7 @@ def _in_rows(values: T, count: int) -> T:
 
 def ends_at(cluster: ClusterState, r: Int, end_s: Float) -> ClusterState:
     """The cluster where the batch of replica r ends at ``end_s``, no later than it did."""
+    # No later than it did, so that the least of all ends need not be looked for: it is this one, or what it was.
     sooner = end_s < cluster.next_s
     return cluster._replace(
         running_batches=cluster.running_batches._replace(end_s=write(cluster.running_batches.end_s, r, end_s)),
@@ -225,6 +227,14 @@ def put_back(cluster: ClusterState, r: Int, state: State) -> ClusterState:
         totals = jax.tree.map(lambda column, value: write_row(column, r, value), totals, state.totals)
     replicas = jax.tree.map(lambda column, value: write_row(column, r, value), cluster.replicas, own)
     return cluster._replace(state=state, replicas=replicas, totals=totals)
+
+
+def count_decoded(cluster: ClusterState, r: Int, before: State, after: State) -> ClusterState:
+    """Of several pools with drafts: what decodes at replica r have done between two states counts for its pool."""
+    several = cluster.several
+    if several is None or several.decoded is None:
+        return cluster
+    return cluster._replace(several=several._replace(decoded=several.decoded.joined(r, before, after)))
 
 
 def kv_unit_s(cluster: ClusterState, r: Int) -> Float:

@@ -38,6 +38,7 @@ def next_due(given: Given, cluster: ClusterState) -> Event:
     event = first(travel_of(cluster).calendar)
     if not given.structure.kv_reservation:
         return event
+    # Grants are last at their time (``events``), so that one on top of the calendar hides nothing that is due now.
     waits = (event.kind == GRANT) & (cluster.ready.top >= 0)
     return event._replace(time_s=jnp.where(waits, jnp.inf, event.time_s))
 
@@ -66,6 +67,7 @@ def take_due(given: Given, cluster: ClusterState) -> ClusterState:
     cluster = _with(cluster, travel._replace(calendar=calendar))
     if structure.route_at_first_token:
         cluster = where(event.kind == ASK, lambda cluster: _ask(given, cluster, event.job), cluster)
+    # What an event does not do is a loop without a trip (``where``): each kind writes other arrays.
     begins = event.kind == BEGIN
     if structure.kv_reservation:
         computed = read_once(cluster.state.sequences.last_token_s, read(network_of(given).before, event.job)) < jnp.inf
@@ -78,6 +80,7 @@ def take_due(given: Given, cluster: ClusterState) -> ClusterState:
 
 def _ask(given: Given, cluster: ClusterState, j: Int) -> ClusterState:
     """The decode replica is chosen; under back-pressure the job begins when there is room, else as soon as it may."""
+    # Counted at the decode replica from now on, so that of prompts that end together not all go to the same one.
     cluster, r = choice(given, cluster, j)
     cluster = announce(given, cluster, j, r)
     if given.structure.kv_reservation:
@@ -86,6 +89,7 @@ def _ask(given: Given, cluster: ClusterState, j: Int) -> ClusterState:
 
 
 def _granted(cluster: ClusterState, event: Event) -> ClusterState:
+    # When there was room is written down, whatever has been computed by then: ``_computed`` asks for it later.
     several = cluster.several
     assert several is not None and several.reserved is not None
     room_s, on = several.reserved.room_s, event.kind == GRANT
@@ -97,6 +101,8 @@ def _granted(cluster: ClusterState, event: Event) -> ClusterState:
 def _way(given: Given, cluster: ClusterState, j: Int) -> Int:
     """The row of the links' figures for a job."""
     network, structure = network_of(given), given.structure
+    # Where the decode replica is not chosen yet there is one decode pool, the last, so that the way is known all the
+    # same.
     source = read(network.pool, read_once(travel_of(cluster).sender, j))
     target = (
         read(network.pool, read_once(cluster.replica, j)) if structure.route_at_first_token else structure.pools - 1
@@ -111,6 +117,8 @@ def _service_s(given: Given, row: Int, j: Int) -> Float:
 
 def _may_begin(given: Given, cluster: ClusterState, j: Int) -> Float:
     """From when on a computed prompt can be sent without a pause."""
+    # Layer by layer (vLLM ``save_kv_layer``) all but the last layer's share may be sent while the prompt is computed,
+    # no faster than it is: the transfer may begin that much before the first token, at the earliest with the prompt.
     links, i, row = network_of(given).links, read(network_of(given).before, j), _way(given, cluster, j)
     sequences = cluster.state.sequences
     first_s = read_once(sequences.first_token_s, i)
@@ -123,6 +131,7 @@ def _begin(given: Given, cluster: ClusterState, event: Event) -> ClusterState:
     links, j = network_of(given).links, event.job
     travel, row = travel_of(cluster), _way(given, cluster, j)
     sender, service_s = read_once(travel.sender, j), _service_s(given, row, j)
+    # ``shared: none``: every transfer has the link to itself, as if it had always been free.
     free_s = jnp.where(links.one_by_one, read(travel.free_s, sender), -jnp.inf)
     start_s = jnp.maximum(event.time_s, free_s)
     end_s = start_s + service_s
@@ -133,7 +142,9 @@ def _begin(given: Given, cluster: ClusterState, event: Event) -> ClusterState:
 
 def _end(given: Given, cluster: ClusterState, j: Int) -> ClusterState:
     """The KV is there: the job comes to its decode replica, and the prefill replica may forget it."""
+    # The latency is behind the link's service: the next transfer may begin while this one's last bytes travel.
     structure, i = given.structure, read(network_of(given).before, j)
+    # In this order, as in the reference: the prefill replica has its KV back before the job comes anywhere else.
     if structure.kv_reservation:
         cluster = sent_away(given, cluster, i, read_once(travel_of(cluster).sender, j))
     if structure.route_at_first_token:
@@ -150,6 +161,7 @@ def hand_on(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
     own = given_at(given, r, cluster.several)
 
     def go_on(cluster: ClusterState) -> ClusterState:
+        # In any order: what follows is ordered by the calendar, and answers only count.
         cluster, i = _next_listed(cluster)
         j = read(network_of(given).after, i)
         on = j >= 0
@@ -167,7 +179,7 @@ def hand_on(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
 def _from(cluster: ClusterState, j: Int, r: Int, on: Flag) -> ClusterState:
     """Job j comes from prefill replica r, if ``on``."""
     travel = travel_of(cluster)
-    slots = travel.sender.shape[0]
+    slots = travel.sender.shape[0]  # masked writes go to the slot behind the jobs (``common.rings``)
     return _with(cluster, travel._replace(sender=write(travel.sender, jnp.where(on, j, slots - 1), r)))
 
 
@@ -180,6 +192,7 @@ def ask_early(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
         cluster = _from(cluster, jnp.maximum(j, 0), r, j >= 0)
         return _entered(cluster, jnp.float64(AT_ONCE), ASK, jnp.maximum(j, 0), j >= 0)
 
+    # Else the list is left as it is: the next replica at hand begins with an empty one (``replica_at_hand``).
     asks = network_of(given).links.asks_early
     return lax.while_loop(lambda cluster: asks & (_listed(cluster) >= 0), ask, cluster)
 
@@ -222,6 +235,8 @@ def _answer(given: Given, cluster: ClusterState, i: Int, on: Flag) -> ClusterSta
     state, requests, network = cluster.state, given.requests, network_of(given)
     if state.answers is None:
         return cluster._replace(state=state._replace(released=state.released + on))
+    # The answer's tokens are those of both phases; its first one came from the prefill replica, to which the user
+    # talks.
     before = read(network.before, i)
     first = jnp.where(before >= 0, before, i)
     output = read(requests.output_tokens, i) + jnp.where(before >= 0, read(requests.output_tokens, first), 0)

@@ -113,11 +113,18 @@ class Links(NamedTuple):
     asks_early: Flag  # back-pressure, layer by layer: room is asked for when a prompt's first chunk is computed
 
 
+class Lockstep(NamedTuple):
+    """Of several pools, some of whose replicas are data-parallel ranks that start together (``joint.lockstep``)."""
+
+    first: IntPerReplica  # the first rank of the replica of a rank; itself where a pool's replicas go by themselves
+    ranks: IntPerReplica  # of that replica
+
+
 class Network(NamedTuple):
     """Several pools that run together: pools side by side, or a prefill and a decode side.
 
-    Each request has a *job* on every side that it passes. The jobs of the first side have the numbers of the requests,
-    in the order in which these are sent; those of the second side come behind them in the same order. Replicas are
+    Each request has a *job* on every side that it passes. The jobs of the first side have the numbers of the requests;
+    those of the second side come behind them in the same order. Replicas are
     numbered pool after pool. All that is a replica's alone (cost, limits, rules) has a leading axis ``pool``, and
     ``Requests.kv_units`` is a row of request slots for each pool.
     """
@@ -133,6 +140,9 @@ class Network(NamedTuple):
     after: IntPerRequest  # the job that comes after it on the second side, or NONE
     grouped: Flag  # decode replicas of the group in which the prompt was computed
     links: Links
+    lockstep: Lockstep | None = None  # None: no ranks in lockstep
+    pipeline_ranks: IntPerReplica | None = None  # None: as many as the structure has
+    order: IntPerRequest | None = None  # the requests in the order in which they are sent; None: that of their numbers
 
 
 class Cluster(NamedTuple):
@@ -140,7 +150,8 @@ class Cluster(NamedTuple):
 
     replicas: Int  # at most those of the structure
     router: RouterChoices
-    ranks: Int | None = None  # of each replica in lockstep; ``replicas`` are those of all of them. None: no lockstep
+    # Of each replica in lockstep; ``replicas`` are those of all of them. None: no lockstep, or several pools.
+    ranks: Int | None = None
     network: Network | None = None  # None: one pool
 
 
@@ -209,6 +220,11 @@ class Given(NamedTuple):
     requests: Requests
     structure: Structure
     pool: Int | None = None  # of several pools: the number of the one whose figures these are
+    ranks: Int | None = None  # and its pipeline ranks, where they have not as many
+
+    def batches_under_way(self) -> Int | int:
+        """The most that a replica has under way: one for each of its pipeline ranks."""
+        return self.structure.pipeline_ranks if self.ranks is None else self.ranks
 
     @property
     def together(self) -> Cluster:

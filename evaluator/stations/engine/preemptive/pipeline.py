@@ -7,11 +7,13 @@ arrival that could be sent at once.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import share_touched
-from evaluator.cost.quantities import batch_tokens
+from evaluator.cost.quantities import batch_tokens, raised
 from evaluator.stations.engine.common.arrays import Array, Flag, Float
 from evaluator.stations.engine.common.leap import batch_time
 from evaluator.stations.engine.common.rings import NONE, read, read_once, write
@@ -49,16 +51,27 @@ def _rank_times(given: Given, batch: Scheduled, on: Flag) -> tuple[Float, ...]:
     return lax.cond(on, lambda: tuple(batch_time(cost, batch.sums) for cost in costs), lambda: zeros)
 
 
-def send_batch(given: Given, state: State, batch: Scheduled, start_s: Float, on: Flag) -> State:
+class Passage(NamedTuple):
+    """What a batch takes in each pipeline rank, where its own statistics do not say it (``joint.lockstep``)."""
+
+    times: tuple[Float, ...]
+    touched: Float  # fraction of the experts
+
+
+def send_batch(
+    given: Given, state: State, batch: Scheduled, start_s: Float, on: Flag, passage: Passage | None = None
+) -> State:
     """The batch enters the pipeline, if ``on``, and its decodes are no longer at rest.
 
     Each rank begins with it when the rank before has ended with it and the rank has ended with the batch before.
     """
     pipeline = state.pipeline
     clock, free, busy = start_s, [], jnp.zeros(())
-    times = _rank_times(given, batch, on)
+    times = _rank_times(given, batch, on) if passage is None else passage.times
     # A rank starts on the batch at the later of two times: the rank before is done with it, or it with the one before.
     for pipeline_rank, took_s in enumerate(times):
+        if given.ranks is not None:  # nor does anybody wait in a rank that the pool does not have
+            took_s = jnp.where(pipeline_rank < given.ranks, took_s, 0.0)
         clock = jnp.maximum(clock, pipeline.free_s[pipeline_rank]) + took_s
         free.append(clock)
         busy = busy + took_s
@@ -71,7 +84,8 @@ def send_batch(given: Given, state: State, batch: Scheduled, start_s: Float, on:
     def enter(array: Array, value: Array) -> Array:
         return write(array, slot, jnp.where(on, value, read_once(array, slot)))
 
-    touched = jnp.asarray(share_touched(given.pipeline_ranks[0], batch_tokens(given.pipeline_ranks[0], batch.sums)))
+    first = given.pipeline_ranks[0]
+    touched = jnp.asarray(share_touched(first, batch_tokens(first, batch.sums)) if passage is None else passage.touched)
     batch_paces = note_pace(given, state, batch, times, decodes)
     state = state.in_pipeline(
         schedulable=jnp.where(decodes, spare, pipeline.schedulable),
@@ -88,15 +102,17 @@ def send_batch(given: Given, state: State, batch: Scheduled, start_s: Float, on:
     totals, replica = state.totals, state.replica
     state = state.at_replica(decode_iterations=replica.decode_iterations + decodes).in_totals(
         kv_max=jnp.where(on, jnp.maximum(totals.kv_max, replica.kv), totals.kv_max),
-        busy_s=totals.busy_s + jnp.where(on, busy / ranks, 0.0),
+        busy_s=totals.busy_s + jnp.where(on, busy / given.batches_under_way(), 0.0),
         experts_touched=totals.experts_touched + jnp.where(on, touched, 0.0),
+        # A fit to measurements is of one rank: only beside a pool with a pipeline does it come here.
+        peaks=raised(first, totals.peaks, batch.sums, jnp.float64(1.0)),
     )
     return state._replace(batch_paces=batch_paces)
 
 
 def has_room(given: Given, state: State) -> Flag:
     """Fewer batches are in flight than there are ranks."""
-    return state.pipeline.launched_batches - state.pipeline.completed_batches < given.structure.pipeline_ranks
+    return state.pipeline.launched_batches - state.pipeline.completed_batches < given.batches_under_way()
 
 
 def oldest_end(state: State) -> Float:
@@ -113,8 +129,11 @@ def oldest_end(state: State) -> Float:
     )
 
 
-def complete_oldest(given: Given, state: State, on: Flag, measured: MeasuredSteps | None = None) -> State:
-    """The oldest batch in flight has come to its end at the time of the clock, if ``on``."""
+def complete_oldest(
+    given: Given, state: State, on: Flag, measured: MeasuredSteps | None = None, counts: Flag | bool = True
+) -> State:
+    """The oldest batch in flight has come to its end at the time of the clock, if ``on``; it ``counts`` as an iteration
+    if it is no dummy beside those of other data-parallel ranks."""
     pipeline, clock = state.pipeline, state.clock
     slot, running_batches = pipeline.completed_batches % given.structure.pipeline_ranks, pipeline.running_batches
     decodes = on & read(running_batches.decodes, slot)
@@ -122,7 +141,9 @@ def complete_oldest(given: Given, state: State, on: Flag, measured: MeasuredStep
     iteration_end = IterationEnd(
         read(running_batches.decode_group, slot), decodes.astype(jnp.int32), clock, clock, completing, measured
     )
-    state = complete_iteration(given, state.in_totals(iterations=state.totals.iterations + on), iteration_end)
+    state = complete_iteration(
+        given, state.in_totals(iterations=state.totals.iterations + (on & counts)), iteration_end
+    )
     return state.in_pipeline(completed_batches=state.pipeline.completed_batches + on)
 
 

@@ -39,7 +39,7 @@ def test_events_come_by_time_then_kind_then_order_then_job():
             continue
         kind, job, on = int(rng.integers(4)), int(rng.integers(SLOTS)), rng.random() < 0.8
         time_s = AT_ONCE if kind == ASK else float(rng.integers(3))
-        order = int(rng.integers(1 << 28)) if kind == GRANT else 0
+        order = int(rng.integers(1 << 34)) if kind == GRANT else 0
         calendar = entered(calendar, jnp.float64(time_s), kind, jnp.int32(job), order, on)
         if on:
             heapq.heappush(known, (time_s, kind, order, job))

@@ -30,6 +30,13 @@ def test_equal_to_the_reference():
     assert preemptions(assert_equal(cases, KIND)) > CASES // 20
 
 
+def test_ranks_of_a_pipeline_pass_it_together():
+    """Each with a batch of its own or a dummy one, as many under way as there are pipeline ranks."""
+    kind = Kind(windowed=True, experts=True, pipeline_ranks=3)
+    cases = mostly_in_lockstep(random_cases(kind, CASES, FRONTEND))
+    assert preemptions(assert_equal(cases, kind)) > CASES // 20
+
+
 def test_answers_overtake_each_other_on_their_way_to_users():
     """Else a queue in front of the users would do as well as a heap."""
     overtaken = 0
