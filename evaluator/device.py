@@ -20,7 +20,7 @@ MOST_PROGRAMS = 24
 Python session of many sweeps. One of ``fcfs_reserved`` takes some 40 MB, one of ``joint`` 100. One that is needed again
 is read from the compilation cache, in some 0.2 s."""
 
-_kept: list[Any] = []  # the jitted functions whose programs are counted
+_counted: list[Any] = []  # the jitted functions whose programs are counted
 
 
 @cache
@@ -46,11 +46,11 @@ def bounded(jitted: Any) -> Any:
     JAX keeps whatever it has compiled. It forgets all of a function's programs or none; forgetting those that run is
     no harm, for their calls hold them.
     """
-    if not any(known is jitted for known in _kept):
-        _kept.append(jitted)
-    if sum(known._cache_size() for known in _kept) >= MOST_PROGRAMS:
-        for known in _kept:
-            known.clear_cache()
+    if not any(function is jitted for function in _counted):
+        _counted.append(jitted)
+    if sum(function._cache_size() for function in _counted) >= MOST_PROGRAMS:
+        for function in _counted:
+            function.clear_cache()
     return jitted
 
 

@@ -33,10 +33,10 @@ def read_launches(given: Fields) -> Launches | None:
         return None
     inner = given.inner("launches")
     seconds = {
-        each.name: inner.quantity(each.name, "s", zero=True)
-        for each in fields(Launches)
-        if each.name != "captured_tokens"
+        field.name: inner.quantity(field.name, "s", zero=True)
+        for field in fields(Launches)
+        if field.name != "captured_tokens"
     }
-    found = Launches(captured_tokens=inner.number("captured_tokens"), **seconds)
+    launches = Launches(captured_tokens=inner.number("captured_tokens"), **seconds)
     inner.finish()
-    return found
+    return launches

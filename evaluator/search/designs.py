@@ -47,10 +47,10 @@ def designs_of(scenario: Scenario, simulator: str) -> Designs:
     bare, note = without_rates(scenario)
     if not scenario.budget.layouts:
         return _of_layouts(bare, simulator, note)
-    laid_out, told = with_layouts(bare, simulator)
-    found = _of_layouts(laid_out, simulator, f"{note} {told}".strip())
-    kept, left_out = pruned(found.plan, found.ladders, len(bare.sweep), scenario.demand.rate_rps is not None)
-    return replace(found, ladders=kept, note=f"{found.note} {left_out}".strip())
+    laid_out, fitting = with_layouts(bare, simulator)
+    designs = _of_layouts(laid_out, simulator, f"{note} {fitting}".strip())
+    ladders, left_out = pruned(designs.plan, designs.ladders, len(bare.sweep), scenario.demand.rate_rps is not None)
+    return replace(designs, ladders=ladders, note=f"{designs.note} {left_out}".strip())
 
 
 def _of_layouts(bare: Scenario, simulator: str, note: str) -> Designs:

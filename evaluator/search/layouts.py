@@ -49,10 +49,10 @@ def with_layouts(scenario: Scenario, simulator: str) -> tuple[Scenario, str]:
     if not all(fits):
         first = whole.configurations[0].status
         raise InputError(f"{where}: budget.layouts: no layout can run on the devices of the budget, e.g. {first}")
-    kept = {name: [listed[name][at] for at in places] for name, places in zip(free, fits, strict=True)}
-    told = ", ".join(f"{len(kept[name])} of {len(listed[name])}{f' of {name}' if name else ''}" for name in free)
-    chosen = tuple(_axis(name, kept[name]) for name in free)
-    return replace(scenario, sweep=(*scenario.sweep, *chosen)), f"layouts that fit: {told}."
+    able = {name: [listed[name][position] for position in fitting] for name, fitting in zip(free, fits, strict=True)}
+    counts = ", ".join(f"{len(able[name])} of {len(listed[name])}{f' of {name}' if name else ''}" for name in free)
+    chosen = tuple(_axis(name, able[name]) for name in free)
+    return replace(scenario, sweep=(*scenario.sweep, *chosen)), f"layouts that fit: {counts}."
 
 
 def layouts(models: Sequence[Model], hardware: Sequence[Hardware], devices: int) -> list[Layout]:
@@ -65,15 +65,15 @@ def layouts(models: Sequence[Model], hardware: Sequence[Hardware], devices: int)
     experts = any(model.has_experts for model in models)
     most = min(devices, MOST_DEVICES)
     node = min(most, max(device.links[0].devices or most if device.links else 1 for device in hardware))
-    found: list[Layout] = []
+    cuts: list[Layout] = []
     for tensor, pipeline, data in product(_powers(node), _powers(most), _powers(most if experts else 1)):
         size = tensor * pipeline * data
         if size > most or (pipeline > 1 and (2 * tensor <= node or data > 1)):
             continue
         whole = tensor * data
         for expert in dict.fromkeys((1, whole) if experts and data == 1 else (whole if experts else 1,)):
-            found.append(dict(zip(KEYS, (tensor, pipeline, data, expert), strict=True)))
-    return sorted(found, key=lambda layout: prod(layout[key] for key in KEYS[:3]))
+            cuts.append(dict(zip(KEYS, (tensor, pipeline, data, expert), strict=True)))
+    return sorted(cuts, key=lambda layout: prod(layout[key] for key in KEYS[:3]))
 
 
 def _powers(most: int) -> list[int]:
@@ -108,17 +108,17 @@ def _described(scenario: Scenario, name: str) -> tuple[list[Model], list[Hardwar
     """Models and hardware of a pool, those of the sweep among them, and the devices that a replica may have at most:
     what the budget leaves beside one device of each other pool."""
     budget, outer, pools = scenario.budget, scenario.deployment, scenario.deployment.pools or {}
-    own = pools[name] if name else outer
-    models = [_model(one) for one in _values(scenario, name, "model", own.model or outer.model)]
-    hardware = [_device(one) for one in _values(scenario, name, "hardware", own.hardware or outer.hardware)]
-    others = sum(1 for pool in pools.values() if pool.role != STAGE) - 1 if name else 0
+    pool = pools[name] if name else outer
+    models = [_model(model) for model in _values(scenario, name, "model", pool.model or outer.model)]
+    hardware = [_device(device) for device in _values(scenario, name, "hardware", pool.hardware or outer.hardware)]
+    others = sum(1 for other in pools.values() if other.role != STAGE) - 1 if name else 0
     limits = [MOST_DEVICES]
     if budget.devices is not None:
         limits.append(budget.devices - others)
-    said = own.usd_per_device_hour or outer.usd_per_device_hour
+    said = pool.usd_per_device_hour or outer.usd_per_device_hour
     prices = [said or device.usd_per_hour for device in hardware]
-    if budget.usd_per_hour is not None and (known := [price for price in prices if price]):
-        limits.append(floor(budget.usd_per_hour / min(known) * (1.0 + 1e-12)) - others)
+    if budget.usd_per_hour is not None and (stated := [price for price in prices if price]):
+        limits.append(floor(budget.usd_per_hour / min(stated) * (1.0 + 1e-12)) - others)
     return models, hardware, max(min(limits), 1)
 
 
@@ -190,14 +190,14 @@ def pruned(
         promise = 0.0 if design is None else starts.rate(design) / (design.accelerators if for_a_rate else 1)
         able += design is not None
         groups.setdefault(whole.grid.steps(ladder[0].config)[:said], []).append((promise, ladder))
-    kept: list[list[Configuration]] = []
+    promising: list[list[Configuration]] = []
     for group in groups.values():
         # Where none can run one stays, which says why.
         best = sorted(group, key=lambda entry: -entry[0])[:MOST_TRIED]
         least = KEPT * best[0][0]
-        kept += [ladder for promise, ladder in best if promise > 0.0 and promise >= least] or [best[0][1]]
-    places = {id(ladder): place for place, ladder in enumerate(ladders)}
-    kept.sort(key=lambda ladder: places[id(ladder)])
-    left = able - sum(any(configuration.status == OK for configuration in ladder) for ladder in kept)
-    told = f"{left:,} designs that fit were pruned: in closed form they serve less than those that are searched."
-    return kept, told if left else ""
+        promising += [ladder for promise, ladder in best if promise > 0.0 and promise >= least] or [best[0][1]]
+    order = {id(ladder): position for position, ladder in enumerate(ladders)}
+    promising.sort(key=lambda ladder: order[id(ladder)])
+    left = able - sum(any(configuration.status == OK for configuration in ladder) for ladder in promising)
+    note = f"{left:,} designs that fit were pruned: in closed form they serve less than those that are searched."
+    return promising, note if left else ""

@@ -49,11 +49,11 @@ def run_slots(
         yield from _run_once(group, pools, slots, most)
         return
     results = list(_run_once(group, pools, slots, most))
-    short = [at for at, result in enumerate(results) if result.ran_short]
+    short = [lane for lane, result in enumerate(results) if result.ran_short]
     if short:
-        again = _run_once(replace(group, key=in_any_order(group.key)), pools, [slots[at] for at in short], most)
-        for at, result in zip(short, again, strict=True):
-            results[at] = result
+        again = _run_once(replace(group, key=in_any_order(group.key)), pools, [slots[lane] for lane in short], most)
+        for lane, result in zip(short, again, strict=True):
+            results[lane] = result
     yield from results
 
 

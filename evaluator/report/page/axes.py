@@ -49,11 +49,11 @@ class PageAxis:
             return _shown(ds.variables[self.names[0]].values[row])
         layouts = laid_out(self.names)
         words = [f"{pool} {short_layout(ds, names, row)}".strip() for pool, names in layouts.items()]
-        told = {name for names in layouts.values() for name in names}
+        in_layouts = {name for names in layouts.values() for name in names}
         words += [
             _named(ds, name, row)
             for name in self.names
-            if name not in told and _is_set(ds, name, row) and not name.endswith("_role")
+            if name not in in_layouts and _is_set(ds, name, row) and not name.endswith("_role")
         ]
         return ", ".join(words) or "as the scenario says"
 

@@ -44,11 +44,11 @@ def in_words(ds: xr.Dataset, row: int, names: Sequence[str]) -> str:
     """A configuration by the quantities ``names``: numbers with their names, text (hardware, policy) by itself, and
     several that lay out a pool together as one (``dp8 ep8``)."""
     layouts = laid_out(names)
-    told = {name for of_pool in layouts.values() for name in of_pool}
+    in_layouts = {name for of_pool in layouts.values() for name in of_pool}
     parts = [f"{pool} {short_layout(ds, of_pool, row)}".strip() for pool, of_pool in layouts.items()]
     parts += [
         f"{title(name)} {text(ds[name].values[row])}" if ds[name].dtype.kind in "iuf" else text(ds[name].values[row])
         for name in names
-        if name not in told
+        if name not in in_layouts
     ]
     return ", ".join(parts)

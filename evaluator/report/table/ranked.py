@@ -145,8 +145,8 @@ def swept_columns(ds: xr.Dataset, rows: np.ndarray, without: Collection[str] = (
         pool = pool_of(name)
         if pool in layouts:
             if name == layouts[pool][0]:
-                told = tuple(short_layout(ds, layouts[pool], int(row)) for row in rows)
-                columns.append(Column(f"{pool} layout".strip(), "", told, KEPT, text=True))
+                cells = tuple(short_layout(ds, layouts[pool], int(row)) for row in rows)
+                columns.append(Column(f"{pool} layout".strip(), "", cells, KEPT, text=True))
             continue
         values, head = ds[name].values[rows], _head(name)
         unit = str(ds[name].attrs["units"])
