@@ -9,6 +9,7 @@ import typer
 from evaluator.cli.calibrate import calibrate
 from evaluator.cli.catalog import catalog
 from evaluator.cli.compare import compare
+from evaluator.cli.deploy import deploy
 from evaluator.cli.estimate import estimate
 from evaluator.cli.failures import Commands
 from evaluator.cli.gather import gather
@@ -51,6 +52,7 @@ app.command()(sweep)
 app.command()(gather)
 app.command()(optimize)
 app.command()(report)
+app.command()(deploy)
 app.command()(simulate)
 app.command()(measure)
 app.command()(calibrate)

@@ -116,7 +116,9 @@ def import_model(
     config: Annotated[
         Path,
         typer.Argument(
-            metavar="CONFIG.json", help="A Hugging Face config.json, its folder, or a model in the Hub's local cache."
+            metavar="CONFIG.json|SERVE.sh",
+            help="A Hugging Face config.json, its folder, or a model in the Hub's local cache; or a shell script that "
+            "starts servers of vLLM or SGLang.",
         ),
     ],
     name: Annotated[
@@ -128,21 +130,48 @@ def import_model(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Write here instead of to stdout.")] = None,
 ) -> None:
-    """Turn a model's config.json into a YAML; stderr says what it makes of it, and what it assumed.
+    """Turn a model's config.json, or a script that starts servers, into a YAML; stderr says what it makes of it.
 
-    Put it into models/llm of the current directory, or of a folder of EVALUATOR_PATH, to use it by name.
+    Of a script that is the deployment of a scenario. Put a model into models/llm of the current directory, or of a
+    folder of EVALUATOR_PATH, to use it by name.
     """
     from evaluator.catalog import model_to_yaml
     from evaluator.cli.options import check_output
     from evaluator.huggingface import import_config
 
     check_output(out, "--out", (".yaml", ".yml"))
+    if config.suffix in (".sh", ".bash", ".txt"):
+        _import_script(config, out)
+        return
     # A model is found by its file's name, which must be its own.
     model = import_config(config, name or (out.stem if out else None), like)
     text = model_to_yaml(model)
     typer.echo(format_table(_MODEL_HEADER, [_model_row(model)], left=(0, 6)), err=True)
     for note in model.notes:
         typer.echo(f"  {note}", err=True)
+    if out is None:
+        typer.echo(text.rstrip())
+    else:
+        out.write_text(text, encoding="utf-8")
+        typer.echo(f"wrote {out}", err=True)
+
+
+def _import_script(path: Path, out: Path | None) -> None:
+    """The deployment that a script starts; stderr lists what of it means nothing to a simulation, or nothing at all."""
+    from evaluator.arguments import arguments_of, read_script
+    from evaluator.yaml import dumps_yaml, read_text
+
+    started = read_script(read_text(path), str(path))
+    versions = " or ".join(f"{engine} {arguments_of(engine).version}" for engine in started.engines)
+    if started.ignored:
+        typer.echo(f"  without a meaning for a simulation: {', '.join(started.ignored)}", err=True)
+    if started.unknown:
+        typer.echo(f"  unknown to {versions}, and left out: {', '.join(started.unknown)}", err=True)
+    if "hardware" not in started.tree and not any(
+        "hardware" in pool for pool in started.tree.get("pools", {}).values()
+    ):
+        typer.echo("  deployment.hardware is for you to add: no command line says it", err=True)
+    text = dumps_yaml({"deployment": started.tree})
     if out is None:
         typer.echo(text.rstrip())
     else:

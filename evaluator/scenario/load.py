@@ -24,6 +24,7 @@ from evaluator.keys import (
 from evaluator.scenario.arrivals import PROCESSES
 from evaluator.scenario.axes import RawAxis, raw_axes, raw_conditions
 from evaluator.scenario.deployment import Deployment
+from evaluator.scenario.from_command import started_by
 from evaluator.scenario.grid import kept_rows
 from evaluator.scenario.key_paths import MISSING, get, leaves, plain
 from evaluator.scenario.lengths import FORMULAS
@@ -55,12 +56,13 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
     place = Place(file, folder=None if path is None else path.parent)
     if not isinstance(tree, Mapping):
         raise place.error(f"expected a scenario with the keys {', '.join(TOP)}, got {shown(tree)}")
-    tree = _named_stages(tree, place, first=True)
+    command = started_by(tree, place)
+    tree = _named_stages(command or tree, place, first=True)
     parsed = [_parse(override) for override in overrides]
     for override in parsed:  # each may write the pipeline as a list, below whose stages the next sets a key
         tree = _named_stages(_overridden(tree, *override), place)
     scenario = _read(tree, place, path, parsed)
-    if written is None or overrides:  # else the file's own text, with its comments
+    if written is None or overrides or command:  # else the file's own text, with its comments
         written = dumps_yaml(dict(tree))
     return replace(scenario, text=written)
 

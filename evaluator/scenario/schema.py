@@ -7,6 +7,7 @@ from typing import Any
 
 from evaluator.keys import Reader, Schema, key_schema, required, schema_of, section_schema
 from evaluator.scenario.axes import SAMPLE
+from evaluator.scenario.from_command import FROM, SAYS
 from evaluator.scenario.load import TOP
 from evaluator.scenario.pools import deployment_reader
 from evaluator.scenario.short_names import key_readers
@@ -33,7 +34,11 @@ def scenario_schema() -> dict[str, Any]:
         name: {"required": required(reader.table)}
         for name, reader in (("workload", workload_reader), ("deployment", deployment_reader))
     }
-    needed["deployment"] = {"anyOf": [needed["deployment"], {"required": ["pools"]}]}  # which may say it each
+    # Pools may say it each, and a script says the model.
+    needed["deployment"] = {"anyOf": [needed["deployment"], {"required": ["pools"]}, {"required": [FROM]}]}
+    deployment = properties["deployment"]
+    below = {**deployment["properties"], FROM: {"type": "string", "description": SAYS}}
+    properties["deployment"] = {**deployment, "properties": below}
     return {
         "$schema": DRAFT,
         "title": "Scenario of evaluator",

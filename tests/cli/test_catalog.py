@@ -88,3 +88,17 @@ def test_catalog_import_refuses_what_it_does_not_know(evaluator, tmp_path):
     assert code == 2 and "attention_holes" in err
     code, _, err = evaluator("catalog", "import", tmp_path / "none.json")
     assert (code, err) == (2, f"error: there is no file {tmp_path / 'none.json'}\n")
+
+
+def test_a_script_that_starts_servers_is_imported_as_a_deployment(evaluator, tmp_path):
+    path, out = tmp_path / "serve.sh", tmp_path / "d.yaml"
+    path.write_text("vllm serve Qwen/Qwen3-8B -tp 2 --trust-remote-code --novel-flag 3")
+    code, text, notes = evaluator("catalog", "import", path)
+    assert code == 0 and "tensor_parallel: 2" in text and "model: qwen3-8b" in text
+    assert "without a meaning for a simulation: --trust-remote-code" in notes
+    assert "unknown to vllm 0.28.0, and left out: --novel-flag" in notes and "hardware is for you to add" in notes
+    code, text, notes = evaluator("catalog", "import", path, "--out", out)
+    assert code == 0 and not text and "tensor_parallel: 2" in out.read_text()
+    path.write_text("echo nothing")
+    code, _, notes = evaluator("catalog", "import", path)
+    assert code == 2 and "starts no server that can be read" in notes

@@ -21,6 +21,7 @@ ORDER = (
     # What things are, and how long an iteration takes
     ("catalog",),
     ("huggingface",),
+    ("arguments",),  # the command lines of engines
     # How a scenario says them: readers of keys, which stand on the records that they fill, in any room from here on
     ("keys",),
     ("cost",),
@@ -48,6 +49,7 @@ ORDER = (
     # Questions that a user asks as a whole
     ("run",),
     ("validation", "search"),
+    ("deploy",),  # from a design of a result to what runs it
     # Workshops beside the data flow: experiments that others measured, our own measurements, fits to both
     ("experiments",),
     ("compare",),

@@ -1,0 +1,27 @@
+"""Command lines of serving engines, written from the keys of a deployment and read as them.
+
+``table.py`` has the arguments of each engine as recorded of its source, ``flags.py`` what keys and flags have to do
+with one another, ``vllm.py`` and ``sglang.py`` the tables of the two, ``shell.py`` the scripts that start them.
+"""
+
+from evaluator.arguments.flags import WHOLE, CommandLine, Server, unsaid
+from evaluator.arguments.shell import COMMAND_LINES, FLEET_NOTE, POOL_NOTE, Started, read_script
+from evaluator.arguments.table import Arguments, Flags, arguments_of, get, leaves, tree_of
+
+__all__ = [
+    "COMMAND_LINES",
+    "FLEET_NOTE",
+    "POOL_NOTE",
+    "WHOLE",
+    "Arguments",
+    "CommandLine",
+    "Flags",
+    "Server",
+    "Started",
+    "arguments_of",
+    "get",
+    "leaves",
+    "read_script",
+    "tree_of",
+    "unsaid",
+]

@@ -1,0 +1,125 @@
+"""What each key of a deployment is called on the command line of each engine: one table for both ways.
+
+A key whose value an engine takes as it is, or by words of its own, is a row of ``ROWS``. Keys that several flags say
+together are written and read by the engine's file (``vllm.py``, ``sglang.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from evaluator.arguments.table import Arguments, Flags, arguments_of, get, leaves, put, tree_of
+
+WHOLE = ("model", "hardware", "router", "transfer", "speculative")
+"""Keys of a deployment whose sections are one value."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A key and its flag.
+
+    ``words``: our value -> what the flag says; of those that say the same the first is what it is read as. ``also``:
+    what the flag may say beside, read as ours. ``absent``: what the server does without the flag; None leaves the key
+    to ``catalog.engines``.
+    """
+
+    key: str
+    flag: str
+    absent: Any = None
+    words: Mapping[Any, Any] | None = None
+    also: Mapping[Any, Any] = field(default_factory=dict)
+
+    def said(self, value: Any) -> Any:
+        """What the flag says for a value; None where it has no word for it."""
+        return value if self.words is None else self.words.get(value)
+
+    def meant(self, said: Any) -> Any:
+        """Our value for what the flag says; None where there is none."""
+        if self.words is None:
+            return said
+        meanings = {word: value for value, word in reversed(list(self.words.items()))}
+        return (dict(self.also) | meanings).get(said)
+
+
+@dataclass(frozen=True)
+class Server:
+    """What a command line is written from: a pool's keys, everything stated, and what is known beside them.
+
+    ``experts``: the model has routed experts. ``longest``: tokens of the longest request, prompt and output.
+    ``checkpoint``: the formats that the published weights are in.
+    """
+
+    keys: Mapping[str, Any]
+    repository: str
+    experts: bool = False
+    longest: int | None = None
+    cached_prefixes: bool = False
+    checkpoint: frozenset[str] = frozenset({"bf16"})
+    draft: str | None = None  # repository of a draft model
+
+    def __getitem__(self, key: str) -> Any:
+        return get(self.keys, key)
+
+
+@dataclass(frozen=True)
+class CommandLine:
+    """How one engine is started. ``does`` is what its servers do that no flag changes, by our keys.
+
+    ``write`` gives the flags that several keys say together, ``read`` the keys that it takes of flags, which it gives
+    with the flags that it has read. ``program`` are the words before the flags; ``model_flag`` names the model where it
+    is not the first word behind them.
+    """
+
+    engine: str
+    program: tuple[str, ...]
+    model_flag: str | None
+    rows: tuple[Row, ...]
+    does: Mapping[str, Any]
+    write: Callable[[Server], Flags]
+    read: Callable[[Flags, dict[str, Any]], tuple[str, ...]]
+
+    @property
+    def arguments(self) -> Arguments:
+        """As recorded of its version."""
+        return arguments_of(self.engine)
+
+    def flags(self, server: Server) -> Flags:
+        """Every flag of a server, nothing left to the engine where it has one."""
+        flags: Flags = {} if self.model_flag is None else {self.model_flag: server.repository}
+        for row in self.rows:
+            value = server[row.key]
+            said = None if value is None else row.said(value)
+            if said is not None:
+                flags[row.flag] = said
+        return {**flags, **self.write(server)}
+
+    def keys(self, flags: Flags) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """(the keys that flags say, or the engine has without them, flags that mean nothing to a simulation)."""
+        tree: dict[str, Any] = {"engine": self.engine}
+        for key, value in self.does.items():
+            put(tree, key, value)
+        known = set()
+        for row in self.rows:
+            value = row.meant(flags[row.flag]) if row.flag in flags else row.absent
+            if value is not None:
+                put(tree, row.key, value)
+            if row.flag in flags and value is not None:
+                known.add(row.flag)
+        known |= set(self.read(flags, tree))
+        return tree, tuple(flag for flag in flags if flag not in known)
+
+
+def unsaid(line: CommandLine, server: Server, flags: Flags) -> dict[str, Any]:
+    """The keys, by their dotted paths, that a reader of the command line would not have as the server has them."""
+    wanted, read = leaves(server.keys, WHOLE), leaves(line.keys(flags)[0], WHOLE)
+    differing = {key: value for key, value in wanted.items() if read.get(key) != value}
+    # What the engine has and the design has not is taken away by null.
+    return differing | {key: None for key in read if key not in wanted}
+
+
+def restored(tree: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """What was read of a command line, with what ``unsaid`` gave."""
+    flat = {**leaves(tree, WHOLE), **said}
+    return tree_of({key: value for key, value in flat.items() if value is not None})

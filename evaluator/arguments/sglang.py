@@ -1,0 +1,148 @@
+"""``python -m sglang.launch_server``: ServerArgs of SGLang, by the table in ``sglang.json``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evaluator.arguments.flags import CommandLine, Row, Server
+from evaluator.arguments.table import Flags, get, put
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_KV = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
+_METHODS = {"ngram": "NGRAM", "mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE"}
+
+ROWS = (
+    Row("pipeline_parallel", "--pp-size", 1),
+    Row("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
+    Row("batching.packing", "--schedule-policy", "fcfs", {"fcfs": "fcfs"}),
+    Row("kv.memory_fraction", "--mem-fraction-static"),
+    Row("kv.block_tokens", "--page-size"),
+    Row("kv.capacity_tokens", "--max-total-tokens"),
+    Row("kv.prefix_caching", "--disable-radix-cache", True, {True: False, False: True}),
+)
+
+
+def _write(server: Server) -> Flags:
+    flags: Flags = {}
+    tensor, ranks = server["tensor_parallel"] or 1, server["data_parallel"] or 1
+    # Ranks that share experts are groups of attention within one tensor-parallel group; those of a dense model are
+    # copies. Requests and chunks of such a group are divided among its ranks (``ModelRunner``, ``parallel_hook``).
+    together = ranks if server.experts else 1
+    flags["--tp-size"] = tensor * together
+    if ranks > 1:
+        flags["--attn-dp-size" if server.experts else "--dp-size"] = ranks
+    experts = server["expert_parallel"] or 1
+    if experts > 1:
+        flags["--ep-size"] = experts
+        flags["--moe-a2a-backend"] = "deepep" if server["expert_exchange"] == "all_to_all" else "none"
+        if server["redundant_experts"]:
+            flags["--enable-eplb"] = True
+            flags["--ep-num-redundant-experts"] = server["redundant_experts"]
+    if server["precision.weights"] == "fp8" and "fp8" not in server.checkpoint:
+        flags["--quantization"] = "fp8"
+    if server["precision.activations"] not in _DTYPES:
+        flags["--dtype"] = "bfloat16"
+    flags["--kv-cache-dtype"] = _KV.get(server["precision.kv"], "auto")
+    if server["batching.max_num_seqs"] is not None:
+        flags["--max-running-requests"] = server["batching.max_num_seqs"] * together
+    budget = server["batching.max_num_batched_tokens"]
+    if server["batching.policy"] == "chunked":
+        flags["--enable-mixed-chunk"] = True
+        if budget is not None:
+            flags["--chunked-prefill-size"] = budget * together
+    else:  # prompts are computed whole, as many in an iteration as the budget takes
+        flags["--chunked-prefill-size"] = -1
+        if budget is not None:
+            flags["--max-prefill-tokens"] = budget
+    flags["--disable-overlap-schedule"] = server["batching.planning"] != "asynchronous"
+    if server.cached_prefixes:
+        flags["--disable-radix-cache"] = False
+    if server.longest is not None:
+        flags["--context-length"] = server.longest
+    if (drafts := server["speculative"]) is not None:
+        flags["--speculative-algorithm"] = _METHODS[drafts["method"]]
+        flags["--speculative-num-steps"] = drafts["tokens"]
+        flags["--speculative-num-draft-tokens"] = drafts["tokens"] + 1  # with the token of the model itself
+        if drafts["method"] != "ngram":
+            flags["--speculative-eagle-topk"] = 1  # a chain and no tree, as here
+        if drafts["method"] in ("draft", "eagle"):
+            flags["--speculative-draft-model-path"] = server.draft or "DRAFT_MODEL_ID"
+    if server["role"] in ("prefill", "decode"):
+        flags["--disaggregation-mode"] = server["role"]
+        flags["--disaggregation-transfer-backend"] = "nixl"
+    return flags
+
+
+def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
+    known = ["--tp-size", "--dp-size", "--attn-dp-size", "--enable-dp-attention", "--ep-size", "--moe-a2a-backend"]
+    known += ["--enable-eplb", "--ep-num-redundant-experts", "--max-running-requests", "--enable-mixed-chunk"]
+    known += ["--chunked-prefill-size", "--max-prefill-tokens", "--disable-overlap-schedule"]
+    tensor, copies = flags.get("--tp-size", 1), flags.get("--dp-size", 1)
+    # --dp-size with --enable-dp-attention is the older spelling of --attn-dp-size.
+    together = flags.get("--attn-dp-size") or (copies if flags.get("--enable-dp-attention") else 1) or 1
+    tree["data_parallel"] = together if together > 1 else copies
+    tree["tensor_parallel"] = max(tensor // together, 1)
+    experts = flags.get("--ep-size", 1)
+    exchanged = flags.get("--moe-a2a-backend", "none") != "none"
+    if exchanged and "--ep-size" not in flags:
+        experts = tensor  # DeepEP and its kin spread experts over all devices (``moe_hook``)
+    tree["expert_parallel"] = experts
+    tree["expert_exchange"] = "all_to_all" if exchanged and tree["data_parallel"] > 1 else "gather"
+    tree["redundant_experts"] = flags.get("--ep-num-redundant-experts", 0)
+    quantization = flags.get("--quantization")
+    put(tree, "precision.weights", "fp8" if quantization == "fp8" else "checkpoint")
+    known += ["--quantization"] if quantization == "fp8" else []
+    dtype = str(flags.get("--kv-cache-dtype", "auto"))
+    narrow = {word: kv for kv, word in _KV.items()} | {"fp8_e5m2": "fp8"}
+    put(tree, "precision.kv", narrow.get(dtype, get(tree, "precision.activations")))
+    known += ["--kv-cache-dtype"] if dtype in ("auto", "bf16", "bfloat16", *narrow) else []
+    if "--max-running-requests" in flags:
+        put(tree, "batching.max_num_seqs", max(flags["--max-running-requests"] // together, 1))
+    chunk = flags.get("--chunked-prefill-size")
+    put(tree, "batching.policy", "chunked" if flags.get("--enable-mixed-chunk") else "continuous")
+    if isinstance(chunk, int) and chunk > 0:
+        put(tree, "batching.max_num_batched_tokens", max(chunk // together, 1))
+    elif "--max-prefill-tokens" in flags:
+        put(tree, "batching.max_num_batched_tokens", flags["--max-prefill-tokens"])
+    ahead = not flags.get("--disable-overlap-schedule") and get(tree, "batching.policy") == "chunked"
+    put(tree, "batching.planning", "asynchronous" if ahead else "at_once")
+    if "--speculative-algorithm" in flags:
+        known += ["--speculative-algorithm", "--speculative-num-steps", "--speculative-num-draft-tokens"]
+        known += ["--speculative-eagle-topk", "--speculative-draft-model-path"]
+        tree["speculative"] = _drafts(flags)
+    mode = flags.get("--disaggregation-mode", "null")
+    if mode in ("prefill", "decode"):
+        known += ["--disaggregation-mode", "--disaggregation-transfer-backend"]
+        tree["role"] = mode
+    return tuple(known)
+
+
+def _drafts(flags: Flags) -> dict[str, Any]:
+    algorithm = str(flags["--speculative-algorithm"])
+    method = next((ours for ours, word in _METHODS.items() if word == algorithm), None)
+    method = method or ("eagle" if algorithm.startswith("EAGLE") else algorithm)
+    steps = flags.get("--speculative-num-steps") or flags.get("--speculative-num-draft-tokens", 2) - 1
+    drafts: dict[str, Any] = {"method": method, "tokens": steps}
+    if method == "draft":
+        drafts["model"] = flags.get("--speculative-draft-model-path")
+    return drafts
+
+
+SGLANG = CommandLine(
+    engine="sglang",
+    program=("python3", "-m", "sglang.launch_server"),
+    model_flag="--model-path",
+    rows=ROWS,
+    does={
+        "kv.admission": "on_demand",
+        "kv.preemption": "recompute",
+        "kv.watermark": 0.0,
+        "kv.full_prompt": False,
+        "batching.long_prefill_token_threshold": 0,
+        "batching.tau": 1.0,
+        "replicas": 1,
+        "role": "mixed",
+    },
+    write=_write,
+    read=_read,
+)

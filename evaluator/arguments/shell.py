@@ -1,0 +1,205 @@
+"""Shell scripts that start servers, read as the deployment that they start."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from evaluator.arguments.flags import CommandLine, restored
+from evaluator.arguments.sglang import SGLANG
+from evaluator.arguments.vllm import VLLM
+from evaluator.catalog.published import model_name
+from evaluator.errors import InputError
+
+COMMAND_LINES: dict[str, CommandLine] = {line.engine: line for line in (VLLM, SGLANG)}
+"""The engines whose command lines are written and read."""
+
+POOL_NOTE, FLEET_NOTE = "# evaluator: ", "# evaluator, of all pools: "
+"""Comments with what no flag says, as JSON: of the pool of the next command, and of the deployment."""
+
+_STARTS: tuple[tuple[tuple[str, ...], CommandLine], ...] = (
+    (("vllm", "serve"), VLLM),
+    (("-m", "vllm.entrypoints.openai.api_server"), VLLM),
+    (("-m", "vllm.entrypoints.cli.main", "serve"), VLLM),
+    (("-m", "sglang.launch_server"), SGLANG),
+    (("sglang", "serve"), SGLANG),
+)
+_ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
+_ENDS = re.compile(r"[;&|()<>]+|\d?>&?\d?")
+MOST_CHARACTERS = 1_000_000
+
+
+@dataclass(frozen=True)
+class Started:
+    """The deployment of a script, as the section of a scenario.
+
+    ``ignored``: flags that the engine has and that mean nothing to a simulation; ``unknown``: those that the recorded
+    version of the engine (``engines``) does not have.
+    """
+
+    tree: dict[str, Any]
+    ignored: tuple[str, ...]
+    unknown: tuple[str, ...]
+    engines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class _Command:
+    line: CommandLine
+    words: tuple[str, ...]
+    note: Mapping[str, Any]
+
+
+def read_script(text: str, where: str) -> Started:
+    """Errors: InputError where no server is started, servers of two engines are, or a value cannot be read."""
+    commands, fleet = _commands(text, where)
+    if not commands:
+        starts = ", ".join(" ".join(words) for words, _ in _STARTS)
+        raise InputError(f"{where}: starts no server that can be read; looked for {starts}")
+    pools: dict[str, dict[str, Any]] = {}
+    ignored: dict[str, None] = {}
+    unknown: dict[str, None] = {}
+    for command in commands:
+        name, tree = _pool(command, ignored, unknown, where)
+        same = next((known for known, pool in pools.items() if {**pool, "replicas": 1} == tree), None)
+        if same is not None:  # one line for each replica
+            pools[same]["replicas"] += 1
+            continue
+        while name in pools:
+            name += "_"
+        pools[name] = tree
+    engines = tuple(dict.fromkeys(command.line.engine for command in commands))
+    if len(pools) == 1 and next(iter(pools.values()))["role"] == "mixed":
+        (tree,) = pools.values()
+    else:
+        tree = {"pools": pools}
+    return Started({**tree, **fleet}, tuple(ignored), tuple(unknown), engines)
+
+
+def _pool(
+    command: _Command, ignored: dict[str, None], unknown: dict[str, None], where: str
+) -> tuple[str, dict[str, Any]]:
+    line = command.line
+    try:
+        parsed = line.arguments.parse(command.words)
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    flags = dict(parsed.flags)
+    repository = next((flags.pop(flag) for flag in ("--model", "--model-path") if flag in flags), None)
+    repository = repository or (parsed.words[0] if parsed.words else None)
+    tree, meaningless = line.keys(flags)
+    ignored.update(dict.fromkeys(meaningless))
+    unknown.update(dict.fromkeys(parsed.unknown))
+    note = dict(command.note)
+    name = str(note.pop("pool", {"prefill": "prefill", "decode": "decode"}.get(tree["role"], "servers")))
+    if "model" not in note:
+        if repository is None:
+            raise InputError(f"{where}: {' '.join(line.program)} says no model")
+        try:
+            tree["model"] = model_name(str(repository))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
+    draft = tree.get("speculative", {}).get("model")
+    if draft is not None and "speculative" not in note:
+        tree["speculative"]["model"] = model_name(str(draft))
+    return name, restored(tree, note)
+
+
+def _commands(text: str, where: str) -> tuple[list[_Command], dict[str, Any]]:
+    """The commands that start servers, and what a comment says of all pools."""
+    if len(text) > MOST_CHARACTERS:
+        raise InputError(f"{where}: {len(text):,} characters are no script that starts servers")
+    commands, note, fleet = [], {}, {}
+    variables: dict[str, str] = {}
+    for row in _rows(text):
+        if row.startswith(FLEET_NOTE):
+            fleet = _note(row.removeprefix(FLEET_NOTE), where)
+        elif row.startswith(POOL_NOTE):
+            note = _note(row.removeprefix(POOL_NOTE), where)
+        elif not row.startswith("#"):
+            for words in _simple_commands(row, where):
+                words = _assigned([_filled(word, variables) for word in words], variables)
+                found = _started(words)
+                if found is not None:
+                    commands.append(_Command(*found, note))
+                    note = {}
+    return commands, fleet
+
+
+def _rows(text: str) -> Iterator[str]:
+    """Lines, with those that a backslash continues."""
+    row = ""
+    for part in text.replace("\r\n", "\n").split("\n"):
+        row += part.strip() if not row else " " + part.strip()
+        if row.endswith("\\") and not row.startswith("#"):
+            row = row[:-1].rstrip()
+            continue
+        if row:
+            yield row
+        row = ""
+    if row:
+        yield row
+
+
+def _note(text: str, where: str) -> dict[str, Any]:
+    try:
+        note = json.loads(text)
+    except (ValueError, RecursionError):
+        note = None
+    if not isinstance(note, dict):
+        raise InputError(f"{where}: a comment of evaluator is damaged, it is no JSON: {text[:60]}")
+    return note
+
+
+def _simple_commands(row: str, where: str) -> Iterator[list[str]]:
+    """The words of each command of a line: what ``;``, ``&``, pipes and redirections divide."""
+    lexer = shlex.shlex(row, posix=True, punctuation_chars=";&|<>")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    try:
+        for word in lexer:
+            if _ENDS.fullmatch(word):
+                yield words
+                words = []
+            else:
+                words.append(word)
+    except ValueError as error:
+        raise InputError(f"{where}: not readable as a shell's line ({error}): {row[:60]}") from None
+    yield words
+
+
+def _filled(word: str, variables: Mapping[str, str]) -> str:
+    """A word with the variables that the script sets, or gives a default."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        return variables.get(name, match[3] if match[3] is not None else match[0])
+
+    return _VARIABLE.sub(value, word)
+
+
+def _assigned(words: list[str], variables: dict[str, str]) -> list[str]:
+    """The words without assignments before them; a line of nothing else sets variables of the script."""
+    position = 1 if words[:1] == ["export"] else 0
+    assignments = {}
+    while position < len(words) and (match := _ASSIGNMENT.fullmatch(words[position])):
+        assignments[match[1]] = match[2]
+        position += 1
+    if position == len(words):
+        variables.update(assignments)
+    return words[position:]
+
+
+def _started(words: list[str]) -> tuple[CommandLine, tuple[str, ...]] | None:
+    """The engine that a command starts, and the words behind its program; None where it starts none."""
+    for program, line in _STARTS:
+        size = len(program)
+        for position in range(len(words) - size + 1):
+            if (words[position].rsplit("/", 1)[-1], *words[position + 1 : position + size]) == program:
+                return line, tuple(words[position + size :])
+    return None

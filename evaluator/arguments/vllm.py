@@ -1,0 +1,136 @@
+"""``vllm serve``: EngineArgs and the server's arguments of vLLM, by the table in ``vllm.json``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evaluator.arguments.flags import CommandLine, Row, Server
+from evaluator.arguments.table import Flags, get, put
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+_KV = {"fp8": "fp8", "int8": "int8_per_token_head", "int4": "int4_per_token_head", "nvfp4": "nvfp4"}
+_METHODS = {"ngram": "ngram", "mtp": "mtp", "eagle": "eagle3", "draft": "draft_model"}
+_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
+
+ROWS = (
+    Row("tensor_parallel", "--tensor-parallel-size", 1),
+    Row("pipeline_parallel", "--pipeline-parallel-size", 1),
+    Row("data_parallel", "--data-parallel-size", 1),
+    Row("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
+    Row("batching.max_num_seqs", "--max-num-seqs"),
+    Row("batching.max_num_batched_tokens", "--max-num-batched-tokens"),
+    Row("batching.policy", "--enable-chunked-prefill", "chunked", {"chunked": True, "mixed": False}),
+    Row("batching.long_prefill_token_threshold", "--long-prefill-token-threshold", 0),
+    Row("batching.packing", "--scheduling-policy", "fcfs", {"fcfs": "fcfs"}),
+    Row(
+        "batching.planning",
+        "--async-scheduling",
+        "asynchronous",
+        {"asynchronous": True, "queued": False, "at_once": False},
+    ),
+    # ``CacheConfig`` of 0.28: 0.92, where versions before had 0.9
+    Row("kv.memory_fraction", "--gpu-memory-utilization", 0.92),
+    Row("kv.block_tokens", "--block-size", 16),
+    Row("kv.watermark", "--watermark", 0.0),
+    Row("kv.full_prompt", "--scheduler-reserve-full-isl", True, {True: True, False: False}),
+    Row("kv.prefix_caching", "--enable-prefix-caching", True, {True: True, False: False}),
+)
+
+
+def _write(server: Server) -> Flags:
+    flags: Flags = {}
+    weights, activations, kv = (server[f"precision.{part}"] for part in ("weights", "activations", "kv"))
+    if weights == "fp8" and "fp8" not in server.checkpoint:
+        flags["--quantization"] = "fp8"  # wide weights are made narrow as they are loaded
+    if activations not in _DTYPES:
+        flags["--dtype"] = "bfloat16"  # what is not narrow inside of matrix products
+    flags["--kv-cache-dtype"] = _KV.get(kv, "auto")
+    experts, devices = server["expert_parallel"] or 1, (server["tensor_parallel"] or 1) * (server["data_parallel"] or 1)
+    if experts > 1:
+        flags["--enable-expert-parallel"] = True  # over all devices of all ranks, whatever their number
+        if devices > 1 and server["data_parallel"] > 1:
+            gather = server["expert_exchange"] != "all_to_all"
+            flags["--all2all-backend"] = "allgather_reducescatter" if gather else "deepep_high_throughput"
+        if server["redundant_experts"]:
+            flags["--enable-eplb"] = True
+            flags["--eplb-config"] = {"num_redundant_experts": server["redundant_experts"]}
+    if server["kv.capacity_tokens"] is not None:
+        flags["--num-gpu-blocks-override"] = server["kv.capacity_tokens"] // server["kv.block_tokens"]
+    if server.cached_prefixes:
+        flags["--enable-prefix-caching"] = True  # else nothing could be cached that the load says is
+    if server.longest is not None:
+        flags["--max-model-len"] = server.longest
+    if (drafts := server["speculative"]) is not None:
+        config = {"method": _METHODS[drafts["method"]], "num_speculative_tokens": drafts["tokens"]}
+        if drafts["method"] in ("draft", "eagle"):
+            config["model"] = server.draft or "DRAFT_MODEL_ID"
+        flags["--speculative-config"] = config
+    if server["role"] in _ROLES:
+        flags["--kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _ROLES[server["role"]]}
+    return flags
+
+
+def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
+    known: list[str] = [
+        flag for flag in ("--quantization", "--kv-cache-dtype", "--num-gpu-blocks-override") if flag in flags
+    ]
+    quantization = flags.get("--quantization")
+    put(tree, "precision.weights", "fp8" if quantization == "fp8" else "checkpoint")
+    if quantization not in (None, "fp8"):
+        known.remove("--quantization")
+    dtype = str(flags.get("--kv-cache-dtype", "auto"))
+    narrow = {word: kv for kv, word in _KV.items()} | dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"), "fp8")
+    put(tree, "precision.kv", narrow.get(dtype, get(tree, "precision.activations")))
+    if dtype not in ("auto", "bfloat16", "float16", *narrow):
+        known.remove("--kv-cache-dtype")
+    ranks = tree.get("data_parallel", 1)
+    if flags.get("--enable-expert-parallel"):
+        tree["expert_parallel"] = tree.get("tensor_parallel", 1) * ranks
+        exchange = flags.get("--all2all-backend", "allgather_reducescatter")
+        gathered = exchange in ("naive", "allgather_reducescatter") or ranks == 1
+        tree["expert_exchange"] = "gather" if gathered else "all_to_all"
+        tree["redundant_experts"] = flags.get("--eplb-config", {}).get("num_redundant_experts", 0)
+        known += [flag for flag in ("--enable-expert-parallel", "--all2all-backend", "--enable-eplb", "--eplb-config")]
+    if "--num-gpu-blocks-override" in flags:
+        put(tree, "kv.capacity_tokens", flags["--num-gpu-blocks-override"] * get(tree, "kv.block_tokens"))
+    drafts = flags.get("--speculative-config")
+    if drafts is not None:
+        known.append("--speculative-config")
+        tree["speculative"] = _drafts(drafts)
+    role = flags.get("--kv-transfer-config", {}).get("kv_role")
+    if role in _ROLES.values():
+        known.append("--kv-transfer-config")
+        tree["role"] = next(name for name, word in _ROLES.items() if word == role)
+    if get(tree, "batching.policy") != "chunked":  # nothing else plans ahead here (``policies``)
+        tree["batching"].pop("planning", None)
+    return tuple(known)
+
+
+def _drafts(config: dict[str, Any]) -> dict[str, Any]:
+    """What is drafted; how much of it is accepted no command line says."""
+    method = str(config.get("method", "draft_model" if "model" in config else "ngram"))
+    name = next((ours for ours, word in _METHODS.items() if word == method), None)
+    if name is None:
+        name = "eagle" if method.startswith("eagle") else "mtp" if method.endswith("mtp") else method
+    drafts = {"method": name, "tokens": config.get("num_speculative_tokens", 1)}
+    return {**drafts, "model": config["model"]} if name == "draft" else drafts
+
+
+VLLM = CommandLine(
+    engine="vllm",
+    program=("vllm", "serve"),
+    model_flag=None,
+    rows=ROWS,
+    does={
+        "kv.admission": "on_demand",
+        "kv.preemption": "recompute",
+        "replicas": 1,
+        "expert_parallel": 1,
+        "redundant_experts": 0,
+        "expert_exchange": "gather",
+        "role": "mixed",
+        "batching.tau": 1.0,
+    },
+    write=_write,
+    read=_read,
+)

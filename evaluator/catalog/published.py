@@ -1,0 +1,82 @@
+"""Names of published models <-> those of the catalog."""
+
+from __future__ import annotations
+
+import re
+
+from evaluator.catalog.read_model import load_model
+from evaluator.catalog.store import names, suggestion
+from evaluator.errors import InputError
+
+_TUNED = re.compile(
+    r"[-_.](instruct|chat|base|hf|it|python|thinking-2507|v0\.[0-9]+|[0-9]{4}"  # training
+    r"|quantized|dynamic|static|kv|fp8|bf16|fp16|fp4|nvfp4|mxfp4|int[48]|[48]bit|awq|gptq|bnb|w[0-9]+a[0-9]+)(?=[-_.]|$)"
+)
+_ENTRY = re.compile(r"config\.json of ([\w./-]*\w)")
+_SAME_LAYERS = {
+    "llama-3-8b": "llama-3.1-8b",
+    "llama-3-70b": "llama-3.1-70b",
+    "llama-3.3-70b": "llama-3.1-70b",
+    "llama-3.1-nemotron-70b": "llama-3.1-70b",
+    "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
+    "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
+    "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
+    "deepseek-r1-qwen3-8b": "qwen3-8b",
+    "qwen2-7b": "qwen2.5-7b",
+    "qwen2.5-coder-7b": "qwen2.5-7b",
+    "qwen2.5-math-7b": "qwen2.5-7b",
+    "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
+    "deepseek-v3.1": "deepseek-v3",
+    "deepseek-coder-v2-lite": "deepseek-v2-lite",
+}
+"""Published models with the layers of one in the catalog: only position tables and training differ."""
+
+
+def model_name(published: str) -> str:
+    """The catalog's name of a published model, whatever its organisation, tuning and quantisation.
+
+    Raises InputError where no entry has these layers, and where several do.
+    """
+    known = names("models")
+    short = published.strip().rstrip("/ ").rsplit("/", 1)[-1].lower()
+    plain = plain_model(short)
+    name_in_catalog = f"{plain}-fp8" if "fp8" in short else plain
+    for name in (published, short, name_in_catalog, _SAME_LAYERS.get(plain, plain)):
+        if name in known:
+            return name
+    matching = [name for name in known if plain and plain_model(_origin(name)) == plain]
+    if len(matching) > 1:
+        raise InputError(f"model {published} is one of {', '.join(matching)}: name the entry of the catalog instead")
+    if matching:
+        return matching[0]
+    raise InputError(
+        f"model {published} is not in the catalog{suggestion(plain, known)}; remedy: `evaluator catalog import "
+        f"config.json --out my/models/llm/{plain}.yaml` with its published config.json, and EVALUATOR_PATH=my"
+    )
+
+
+def plain_model(short: str) -> str:
+    """The name of a model without what says its tuning or quantisation."""
+    return re.sub(r"^meta-(?=llama)", "", _TUNED.sub("", short))
+
+
+def _origin(name: str) -> str:
+    """Whose published configuration the entry is, without the organisation; empty where its source says none."""
+    stated = _ENTRY.search(load_model(name).source)
+    return stated[1].rsplit("/", 1)[-1].lower() if stated else ""
+
+
+_REPOSITORY = re.compile(r"(?<![\w/:])([A-Za-z0-9][\w.-]*/[\w.-]*\w)(?![\w/])")
+_CONFIG_OF = re.compile(r"config\.json of ([\w.-]+/[\w.-]*\w)(?! \()")
+
+
+def repository_of(name: str, source: str) -> str | None:
+    """The Hugging Face repository of a model of the catalog by what its ``source`` says; None where it says none.
+
+    The one that is called as the model is, its tuning left out; else the one whose config.json it is.
+    """
+    for repository in _REPOSITORY.findall(source):
+        if plain_model(repository.rsplit("/", 1)[-1].lower()) == plain_model(name):
+            return repository
+    stated = _CONFIG_OF.search(source)
+    return stated[1] if stated else None

@@ -1,0 +1,66 @@
+"""``evaluator deploy``: the command lines and files that run a design of a result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from evaluator.cli.options import QuietOption
+from evaluator.errors import InputError
+
+
+def deploy(
+    result: Annotated[
+        Path, typer.Argument(metavar="RESULT.nc", help="What `evaluator optimize --out` or `sweep --out` wrote.")
+    ],
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NUMBER|NAME=VALUE",
+            help="The design: its number in the ranked table, or values such as tp=4,hardware=h100-sxm, of which the "
+            "best is taken; config=ROW is a row of the grid. The best of all where absent.",
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="vllm|sglang|trtllm|compose|kubernetes|llm-d|dynamo",
+            help="What it is written for; the engine that was simulated where absent.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Write all files here; else the commands go to stdout.")
+    ] = None,
+    model_id: Annotated[
+        str | None, typer.Option(metavar="ORG/NAME", help="The Hugging Face repository that is served.")
+    ] = None,
+    quiet: QuietOption = False,
+) -> None:
+    """Write what runs a design: command lines or manifests, the router, and the load that checks the prediction."""
+    from evaluator.deploy import TARGETS
+    from evaluator.deploy import deploy as files_of
+    from evaluator.results import read
+
+    if to is not None and to not in TARGETS:
+        raise InputError(f"--to {to}: is no target; allowed: {', '.join(TARGETS)}")
+    if out is not None and out.exists() and not out.is_dir():
+        raise InputError(f"--out {out}: is no folder; name a new one")
+    deployed = files_of(read(result), select or (), to, model_id, str(result))
+    if not quiet:
+        typer.echo(f"{result}: {deployed.chosen}", err=True)
+        for remark in deployed.remarks:
+            typer.echo(f"not the same: {remark}", err=True)
+    if out is None:
+        first, *others = deployed.files
+        typer.echo(deployed.files[first].rstrip())
+        if not quiet:
+            typer.echo(f"--out FOLDER writes {first} with {', '.join(others)}", err=True)
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in deployed.files.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text, encoding="utf-8")
+    if not quiet:
+        typer.echo(f"wrote {', '.join(deployed.files)} to {out}", err=True)

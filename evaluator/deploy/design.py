@@ -1,0 +1,229 @@
+"""A row of a result as what was simulated: its workload, its pools with everything stated, and what was predicted."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.arguments import WHOLE, leaves, tree_of
+from evaluator.catalog.model import LatentAttention, Model, SoftmaxAttention
+from evaluator.catalog.what_if import WhatIf
+from evaluator.deploy.choice import choose
+from evaluator.errors import InputError
+from evaluator.keys import table_of, written
+from evaluator.metrics.outcomes import OK
+from evaluator.plan import StationPlan, plan
+from evaluator.report.search import question_of
+from evaluator.results.schema import axes_of
+from evaluator.routing import name_of
+from evaluator.scenario import Axis, Deployment, Scenario, Workload, load_scenario
+from evaluator.scenario.deployment import STAGE, Pool
+from evaluator.scenario.routers import Routers
+from evaluator.search.designs import without_rates
+from evaluator.traffic.request_sampler import RequestSampler
+from evaluator.yaml import loads_yaml
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+PREDICTED = (
+    "goodput_rps", "output_tok_per_s", "tok_per_s_per_gpu", "devices", "usd_per_hour", "usd_per_mtok", "utilisation",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class PoolDesign:
+    """A pool that answers. ``keys`` are those of a scenario, with all that the simulation took stated."""
+
+    name: str
+    keys: dict[str, Any]
+    model: Model
+    longest: int  # tokens of the longest request, prompt and output
+
+    @property
+    def replicas(self) -> int:
+        return int(self.keys["replicas"])
+
+    @property
+    def devices(self) -> int:
+        """Of one replica."""
+        return int(self.keys["tensor_parallel"] * self.keys["pipeline_parallel"] * self.keys["data_parallel"])
+
+    @property
+    def role(self) -> str:
+        return str(self.keys["role"])
+
+    @property
+    def engine(self) -> str:
+        return str(self.keys["engine"])
+
+
+@dataclass(frozen=True)
+class Design:
+    """The design that was chosen. ``router`` and ``transfer`` are as in a scenario; ``rate_rps`` None: as it says."""
+
+    source: str
+    title: str
+    chosen: str
+    config: int
+    pools: tuple[PoolDesign, ...]
+    router: Any
+    transfer: dict[str, Any]
+    workload: Workload
+    sampler: RequestSampler
+    predicted: dict[str, Any]
+    left_out: tuple[str, ...]
+
+    @property
+    def engine(self) -> str:
+        return self.pools[0].engine
+
+    @property
+    def phases(self) -> bool:
+        """Whether prefill and decode are apart."""
+        return any(pool.role != "mixed" for pool in self.pools)
+
+
+def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
+    """The chosen design of a result (``choice.choose``). Errors: InputError."""
+    row, chosen = choose(ds, select, source)
+    if "scenario" not in ds.attrs:
+        raise InputError(f"{source}: does not hold its scenario; run the sweep or search again")
+    try:
+        scenario = load_scenario(loads_yaml(ds.attrs["scenario"], source))
+    except InputError as error:
+        raise InputError(
+            f"{error} (the scenario is that of {source}; files that it names are looked for in the current directory)"
+        ) from None
+    config = int(ds["config"].values[row])
+    if "search" in ds.attrs:
+        scenario, _ = without_rates(scenario)
+    whole = plan(_at(scenario, ds, config), simulator="auto")
+    configuration = whole.configurations[0]
+    if configuration.status != OK:
+        raise InputError(f"{source}: the design that was chosen cannot run any more: {configuration.status}")
+    deployment = whole.grid.points[0][1]
+    sampler = RequestSampler()
+    return Design(
+        source=source,
+        title=str(ds.attrs.get("title", scenario.name)),
+        chosen=chosen,
+        config=config,
+        pools=tuple(_pool(station) for station in configuration.answering),
+        router=_router(deployment),
+        transfer=written(deployment.transfer),
+        workload=_workload(ds, row, configuration.workload, sampler),
+        sampler=sampler,
+        predicted=_predicted(ds, row),
+        left_out=_left_out(deployment, configuration.workload),
+    )
+
+
+def _at(scenario: Scenario, ds: xr.Dataset, config: int) -> Scenario:
+    """The scenario with the steps of one row in the place of its sweep.
+
+    A search adds axes of its own behind those of the scenario: the replicas that a design may have, from 1 on.
+    """
+    sizes = [int(axis["size"]) for axis in json.loads(ds.attrs.get("grid", "[]"))]
+    axes = list(scenario.sweep)
+    for names in axes_of(ds)[len(axes) :]:
+        path = str(ds[names[0]].attrs["description"]).removeprefix("swept: ")
+        numbers = tuple(range(1, sizes[len(axes)] + 1))
+        axes.append(Axis(path, numbers, tuple({path: number} for number in numbers)))
+    if [len(axis.values) for axis in axes] != sizes:
+        raise InputError("the sweep of the result is not that of the scenario in it; run the sweep or search again")
+    steps = np.unravel_index(config, tuple(sizes)) if sizes else ()
+    chosen = tuple(
+        replace(axis, values=(axis.values[step],), changes=(axis.changes[step],))
+        for axis, step in zip(axes, steps, strict=True)
+    )
+    return replace(scenario, sweep=chosen, where=())
+
+
+def _workload(ds: xr.Dataset, row: int, workload: Workload, sampler: RequestSampler) -> Workload:
+    """The workload at the rate that a search found, and as long as its last run."""
+    if "requests_run" in ds:
+        workload = replace(workload, requests=int(np.broadcast_to(ds["requests_run"].values, ds.sizes["config"])[row]))
+    if "search" not in ds.attrs:
+        return workload
+    rate = question_of(ds)["rate_rps"]
+    rate = float(ds["goodput_rps"].values[row]) if rate is None else float(rate)
+    return sampler.at_rate(workload, rate)
+
+
+def _pool(station: StationPlan) -> PoolDesign:
+    deployment, replica = station.deployment, station.design.ready
+    kv = deployment.kv
+    tokens = replica.kv.capacity_tokens
+    if kv.capacity_tokens is None and _same_kv(station.design.model) and np.isfinite(tokens):
+        kv = replace(kv, capacity_tokens=int(tokens))
+    if kv.capacity_tokens is not None:  # whole blocks, which is what there is room for
+        kv = replace(kv, capacity_tokens=kv.capacity_tokens // kv.block_tokens * kv.block_tokens)
+    batching = replace(deployment.batching, max_num_batched_tokens=station.max_num_batched_tokens)
+    stated = replace(deployment, kv=kv, batching=batching)
+    keys = {name: written(getattr(stated, name)) for name in table_of(Pool)}
+    return PoolDesign(
+        station.name,
+        tree_of(leaves(keys, WHOLE)),
+        station.design.model,
+        station.extremes.sequence,
+    )
+
+
+def _same_kv(model: Model) -> bool:
+    """Whether every layer keeps every token, so that a number of tokens says how much KV there is."""
+    mixers = [kind.mixer for kind in model.layers if kind.mixer is not None]
+    return all(isinstance(mixer, SoftmaxAttention | LatentAttention) and mixer.window is None for mixer in mixers)
+
+
+def _router(deployment: Deployment) -> Any:
+    def tree(choice: Any) -> Any:
+        return choice if isinstance(choice, str) else {name_of(choice): written(choice)}
+
+    router = deployment.router
+    if isinstance(router, Routers):
+        return {"prefill": tree(router.prefill), "decode": tree(router.decode)}
+    return tree(router)
+
+
+def _predicted(ds: xr.Dataset, row: int) -> dict[str, Any]:
+    """What the result says of the design that a client can measure, in seconds and tokens per second."""
+    figures: dict[str, Any] = {}
+    for name in PREDICTED:
+        if name in ds and ds[name].dims == ("config",) and np.isfinite(ds[name].values[row]):
+            figures[name] = float(ds[name].values[row])
+    for name in ("ttft_s", "tpot_s", "e2e_s"):
+        if name in ds and ds[name].dims == ("config", "quantile"):
+            levels = zip(ds["quantile"].values.tolist(), ds[name].values[row].tolist(), strict=True)
+            figures[name] = {f"p{100 * level:g}": value for level, value in levels if np.isfinite(value)}
+    return figures
+
+
+def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
+    """What of a design no engine is started with."""
+    said = []
+    stages = [name for name, stage in deployment.pipeline.items() if not stage.of_llm]
+    if stages:
+        said.append(
+            f"the stages {', '.join(stages)} of the pipeline are left out: they are services of their own beside the "
+            "LLM, and predicted times of whole requests have them"
+        )
+    pools = [name for name, pool in (deployment.pools or {}).items() if pool.role == STAGE]
+    if pools:
+        said.append(f"the pools {', '.join(pools)}, which serve stages, are left out")
+    if len(workload.pipelines) > 1:
+        said.append("requests of several pipelines are sent alike: what their other stages do to them is left out")
+    if workload.reasoning.several:
+        said.append("requests with several branches are sent with one: their longest")
+    for where in (deployment, *(deployment.pools or {}).values()):
+        for name in ("hardware", "model"):
+            if isinstance(getattr(where, name), WhatIf):
+                said.append(
+                    f"{name} {{{getattr(where, name)}}} is hypothetical: "
+                    + ("the flags are those of the design, and no such device runs them"
+                       if name == "hardware" else "name a repository that has such a model with --model-id")
+                )  # fmt: skip
+    return tuple(dict.fromkeys(said))

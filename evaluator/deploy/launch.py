@@ -1,0 +1,233 @@
+"""How each pool of a design is started: the words of its command, and what no flag of its engine says."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from evaluator.arguments import COMMAND_LINES, FLEET_NOTE, POOL_NOTE, Arguments, Server, get, unsaid
+from evaluator.catalog.engines import serving_engine
+from evaluator.catalog.published import model_name, repository_of
+from evaluator.catalog.read_model import load_model
+from evaluator.deploy.design import Design, PoolDesign
+from evaluator.errors import InputError
+from evaluator.traffic.requests import Tokens, request_tokens
+
+FIRST_PORT = 8000
+NO_REPOSITORY = "MODEL_ID"
+"""Stands where the repository of a model is not known."""
+
+_OF_FLEET = (
+    "hardware",
+    "calibration",
+    "replicas",
+    "router",
+    "usd_per_device_hour",
+    "weight",
+    "engine",
+    "model",
+    "role",
+)
+"""Keys that say nothing of a server: what runs it, how many there are, what they cost."""
+_WHY = {
+    "kv.admission": "a request of the design enters only if its whole KV fits, and the server preempts",
+    "speculative": "how much is accepted is not the server's to say",
+    "batching.planning": "",
+    "batching.tau": "",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One pool's servers. ``flags`` are the words of each flag, in their order; ``files`` are those that they name."""
+
+    pool: PoolDesign
+    program: tuple[str, ...]
+    flags: tuple[tuple[str, ...], ...]
+    note: dict[str, Any]
+    remarks: tuple[str, ...]
+    port: int
+    repository: str
+    files: dict[str, str] = field(default_factory=dict)
+
+    def words(self, port: str | int | None = None, host: str | None = None) -> list[str]:
+        """The whole command."""
+        flags = [word for flag in self.flags for word in flag]
+        return [*self.program, *flags, *(() if host is None else ("--host", host)), "--port", str(port or self.port)]
+
+
+def launches(design: Design, model_id: str | None) -> list[Launch]:
+    """Every pool of a design, with ports that follow one another."""
+    port, all_launches = FIRST_PORT, []
+    for pool in design.pools:
+        all_launches.append(_launch(design, pool, port, model_id))
+        port += pool.replicas
+    return all_launches
+
+
+def _launch(design: Design, pool: PoolDesign, port: int, model_id: str | None) -> Launch:
+    repository, missing = _repository(pool, model_id)
+    server = Server(
+        pool.keys,
+        repository,
+        experts=pool.model.has_experts,
+        longest=pool.longest,
+        cached_prefixes=_cached_prefixes(design),
+        checkpoint=frozenset(
+            (pool.model.checkpoint.attention, pool.model.checkpoint.feed_forward, pool.model.checkpoint.experts)
+        ),
+        draft=_draft(pool),
+    )
+    line = COMMAND_LINES[pool.engine]
+    flags = line.flags(server)
+    note = unsaid(line, server, flags)
+    remarks = [*missing, *_remarks(pool, note, line.keys(flags)[0])]
+    if server.cached_prefixes and not get(pool.keys, "kv.prefix_caching"):
+        remarks.append("prefix caching is on, since requests of the load have cached prefixes")
+    if _read_back(repository) == note.get("model"):
+        del note["model"]
+    program = (*line.program, *(() if line.model_flag else (repository,)))
+    return Launch(pool, program, tuple(line.arguments.words(flags)), note, tuple(remarks), port, repository)
+
+
+def arguments_of(launch: Launch) -> Arguments:
+    """The recorded arguments that its flags were checked by."""
+    return COMMAND_LINES[launch.pool.engine].arguments
+
+
+def _repository(pool: PoolDesign, model_id: str | None) -> tuple[str, list[str]]:
+    model, published = pool.model, isinstance(pool.keys["model"], str)  # else it is like one that is
+    repository = model_id or (repository_of(model.name, model.source) if published else None)
+    if repository is not None:
+        return repository, []
+    return NO_REPOSITORY, [
+        f"{NO_REPOSITORY} stands for the repository of {model.name}, which the catalog does not know: say it with "
+        "--model-id ORGANISATION/NAME"
+    ]
+
+
+def _read_back(repository: str) -> str | None:
+    """The model that a reader of the command takes it for."""
+    try:
+        return model_name(repository)
+    except InputError:
+        return None
+
+
+def _draft(pool: PoolDesign) -> str | None:
+    """The repository of a draft model."""
+    drafts = pool.keys.get("speculative") or {}
+    if not isinstance(drafts.get("model"), str):
+        return None
+    return repository_of(drafts["model"], load_model(drafts["model"]).source)
+
+
+def _cached_prefixes(design: Design) -> bool:
+    tokens: Tokens | None = None
+    workload = design.workload
+    if workload.trace is not None and workload.trace.cached_tokens is not None:
+        tokens = request_tokens(workload, workload.seeds[0], workload.requests)
+    return workload.cached_tokens > 0 or (tokens is not None and bool(tokens.cached_tokens.any()))
+
+
+def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> list[str]:
+    """What of a pool its engine has no flag for, in words."""
+    label = serving_engine(pool.engine).label
+    remarks = []
+    for key, value in note.items():
+        if key in _OF_FLEET or (value is None and key != "kv.capacity_tokens"):
+            continue
+        if key == "precision.weights":
+            remarks.append(
+                f"weights in {value} are those of another repository: name one that is quantised so with --model-id"
+            )
+            continue
+        if key == "precision.activations" and value == "fp8" and get(pool.keys, "precision.weights") in (
+            "fp8", "fp8_block", "checkpoint",
+        ):  # fmt: skip
+            continue  # both engines quantise what goes into matrix products with such weights
+        if key == "speculative":
+            acceptance = value["acceptance"]
+            remarks.append(
+                f"the design accepts drafts with chance {acceptance}; what a server accepts depends on texts"
+            )
+            if value["method"] == "eagle":
+                remarks.append("DRAFT_MODEL_ID stands for the repository of the EAGLE head")
+            continue
+        if key == "batching.planning" and value == "at_once":
+            continue  # the same where no batch is planned ahead
+        reason = _WHY.get(key, "")
+        has = get(server, key)
+        remarks.append(
+            f"{key} {value}: {label} has no flag for it{'' if has is None else f', and its server has {has}'}"
+            f"{f' ({reason})' if reason else ''}"
+        )
+    return remarks
+
+
+# --- scripts
+
+
+def head(design: Design, launch_list: Sequence[Launch]) -> list[str]:
+    """Comments at the top of a file: which design, what was predicted, what could not be said."""
+    figures = design.predicted
+    lines = [f"# {design.title}: {design.chosen} of {design.source} (config={design.config})"]
+    for launch in launch_list:
+        pool = launch.pool
+        lines.append(
+            f"# {pool.name}: {pool.replicas} x {pool.devices} {_hardware(pool)} with {pool.model.name}, "
+            f"{serving_engine(pool.engine).label}, arguments as of {arguments_of(launch).version}"
+        )
+    if told := _told(figures):
+        lines.append(f"# predicted: {told}")
+    for remark in remarks_of(design, launch_list):
+        lines.append(f"# not the same: {remark}")
+    return lines
+
+
+def remarks_of(design: Design, launch_list: Sequence[Launch]) -> list[str]:
+    """What the design has and its servers do not, each once, with the pool where there are several."""
+    several = len(launch_list) > 1
+    of_pools = [
+        f"{launch.pool.name}: {remark}" if several else remark for launch in launch_list for remark in launch.remarks
+    ]
+    return list(dict.fromkeys([*design.left_out, *of_pools]))
+
+
+def _hardware(pool: PoolDesign) -> str:
+    hardware = pool.keys["hardware"]
+    return hardware if isinstance(hardware, str) else f"of a device like {hardware.get('like', 'none')}"
+
+
+def _told(figures: dict[str, Any]) -> str:
+    parts = []
+    if "goodput_rps" in figures:
+        parts.append(f"{figures['goodput_rps']:.3g} requests/s")
+    for name, label in (("ttft_s", "TTFT"), ("tpot_s", "TPOT")):
+        for level in ("p50", "p90", "p99"):
+            if level in figures.get(name, {}):
+                parts.append(f"{label} {level} {1e3 * figures[name][level]:.4g} ms")
+    if "output_tok_per_s" in figures:
+        parts.append(f"{figures['output_tok_per_s']:.4g} output tokens/s")
+    return ", ".join(parts)
+
+
+def pool_notes(design: Design, launch: Launch) -> str:
+    """The comment by which the pool is read again (``arguments.shell``)."""
+    return POOL_NOTE + json.dumps({"pool": launch.pool.name, **launch.note})
+
+
+def fleet_note(design: Design) -> str:
+    """Likewise of what all pools have."""
+    said: dict[str, Any] = {"router": design.router}
+    if design.phases:
+        said["transfer"] = {key: value for key, value in design.transfer.items() if value is not None}
+    return FLEET_NOTE + json.dumps(said)
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Words as a shell takes them; variables of ours stay."""
+    return " ".join(word if word.startswith('"$') else shlex.quote(word) for word in words)

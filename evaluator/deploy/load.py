@@ -1,0 +1,99 @@
+"""The requests that were simulated, as a file that ``bench.py`` sends: when, how long, and what they share.
+
+The first line says what holds for all; every other line is a request. A prompt is a list of [source, tokens]: the same
+source is the same text from its beginning, in whatever request it stands, so that a server's prefix cache hits what the
+simulated one hit. Of a session a turn says ``after``, the request whose prompt and answer its own prompt begins with.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from evaluator.deploy.design import Design
+from evaluator.traffic.roles import ROLES
+from evaluator.traffic.sharing import Sharing
+
+LOAD, BENCH = "load.jsonl", "bench.py"
+
+
+def load_files(design: Design, models: dict[str, str]) -> dict[str, str]:
+    """The load of the first seed, and the script that sends it."""
+    lines = [json.dumps(_head(design, models)), *(json.dumps(request) for request in requests(design))]
+    return {LOAD: "\n".join(lines) + "\n", BENCH: Path(__file__).with_name("send_load.py").read_text(encoding="utf-8")}
+
+
+def _head(design: Design, models: dict[str, str]) -> dict[str, Any]:
+    workload = design.workload
+    arrivals = workload.arrivals
+    warm = _warm(design)
+    return {
+        "models": [models.get(name, name) for name in workload.model_names] or list(models.values())[:1],
+        "vocabulary": min(pool.model.vocabulary for pool in design.pools),
+        "users": arrivals.users if arrivals.process == "closed_loop" else None,
+        "warm": warm,  # prompts that are in the cache before the first request comes
+        "warmup_requests": workload.warmup_requests,
+        "cooldown_requests": workload.cooldown_requests,
+        "seed": workload.seeds[0],
+        "predicted": design.predicted,
+    }
+
+
+def _warm(design: Design) -> list[list[list[Any]]]:
+    """What the simulated servers had in their caches from the start: cached prefixes, and system prompts."""
+    workload, sessions = design.workload, design.workload.sessions
+    warm: list[list[list[Any]]] = []
+    if _most_cached(design):
+        warm.append([["cached", _most_cached(design)]])
+    if sessions.system_tokens and not workload.known_content:
+        warm += [[[f"system {number}", sessions.system_tokens]] for number in range(sessions.system_prompts)]
+    return warm
+
+
+def _most_cached(design: Design) -> int:
+    workload = design.workload
+    jobs = design.sampler.jobs(workload, workload.seeds[0], ROLES["mixed"])
+    return int(jobs.demand.cached_tokens.max(initial=0))
+
+
+def requests(design: Design) -> Iterator[dict[str, Any]]:
+    """Every request of the first seed."""
+    workload = design.workload
+    seed = workload.seeds[0]
+    jobs = design.sampler.jobs(workload, seed, ROLES["mixed"])
+    turns = design.sampler.turns(workload, seed)
+    demand, sharing = jobs.demand, jobs.sharing
+    prompt, output = demand.prompt_tokens.tolist(), demand.output_tokens.tolist()
+    cached, model = demand.cached_tokens.tolist(), demand.model.tolist()
+    for row, sent_s in enumerate(jobs.ready_s.tolist()):
+        request: dict[str, Any] = {"id": row, "at_s": round(sent_s, 6), "output_tokens": output[row]}
+        if len(workload.model_names) > 1:
+            request["model"] = model[row]
+        previous = -1 if turns is None else int(turns.previous[row])
+        if previous >= 0:
+            request["after"] = previous
+            request["prompt"] = [[f"turn {row}", prompt[row] - prompt[previous] - output[previous]]]
+            if turns is not None and workload.sessions.feedback:
+                request["think_s"] = round(float(turns.think_s[row]), 6)
+        else:
+            request["prompt"] = [part for part in _prompt(design, sharing, row, prompt[row], cached[row]) if part[1]]
+        yield request
+
+
+def _prompt(design: Design, sharing: Sharing | None, row: int, tokens: int, cached: int) -> list[list[Any]]:
+    """Of what a prompt is made, [source, tokens] one after the other."""
+    sessions = design.workload.sessions
+    if sharing is not None and sharing.hashes is not None:
+        block = sharing.hash_block_tokens
+        hashes = sharing.hashes[row].tolist()
+        # A hash stands for a block together with all before it, so that its text may be one of its own.
+        return [[f"block {value}", min(block, tokens - place * block)] for place, value in enumerate(hashes)]
+    system = sessions.system_tokens
+    if sharing is not None and sharing.session is not None:
+        which = 0 if sharing.system is None else int(sharing.system[row])
+        return [[f"system {which}", system], [f"session {int(sharing.session[row])}", tokens - system]]
+    if system:  # which of them a request begins with is not drawn: in turn
+        return [[f"system {row % sessions.system_prompts}", system], [f"request {row}", tokens - system]]
+    return [["cached", cached], [f"request {row}", tokens - cached]]

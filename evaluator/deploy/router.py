@@ -1,0 +1,80 @@
+"""The router before the replicas, as its own command: vllm-router 0.1.17 and sglang-router 0.3.2.
+
+Options are those of ``vllm_router/router_args.py`` and ``sglang_router/router_args.py`` of these wheels (Apache-2.0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from evaluator.deploy.design import Design
+from evaluator.deploy.launch import Launch, quoted
+
+ROUTER = "router.sh"
+PORT = 9000
+_BOOTSTRAP = 8998  # SGLang: --disaggregation-bootstrap-port
+_COMMON = {"random": "random", "round_robin": "round_robin", "prefix_aware": "cache_aware"}
+POLICIES: Mapping[str, Mapping[str, str]] = {
+    "vllm": _COMMON | {"session": "consistent_hash"},
+    "sglang": _COMMON | {"session": "manual"},
+}
+"""Our routers -> their policies. ``power_of_two`` takes the less loaded of two, which comes nearest to the least."""
+NEAREST = "power_of_two"
+_PROGRAMS = {"vllm": ("vllm-router",), "sglang": ("python3", "-m", "sglang_router.launch_router")}
+
+
+def has_router(design: Design) -> bool:
+    """Whether there is more than one server to choose among."""
+    return sum(pool.replicas for pool in design.pools) > 1
+
+
+def policies(design: Design) -> tuple[dict[str, str], list[str]]:
+    """(option -> policy, what differs from the design's routers)."""
+    router = design.router
+    by_phase = router if isinstance(router, dict) and set(router) <= {"prefill", "decode"} else None
+    options = {"--policy": router} if by_phase is None else {f"--{phase}-policy": by_phase[phase] for phase in by_phase}
+    chosen, remarks = {}, []
+    for option, wanted in options.items():
+        name = next(iter(wanted)) if isinstance(wanted, dict) else wanted
+        policy = POLICIES[design.engine].get(name)
+        if policy is None:
+            remarks.append(f"router {name}: the router has no such policy, and takes {NEAREST}")
+        elif isinstance(wanted, dict) and wanted[name]:
+            remarks.append(f"router {name}: the router's own thresholds stand in for {wanted[name]}")
+        chosen[option] = policy or NEAREST
+    return chosen, remarks
+
+
+def words(design: Design, launches: list[Launch], hosts: Mapping[str, str] | None = None) -> list[list[str]]:
+    """The words of each option. ``hosts``: of each pool, where its replicas are reached by one name each."""
+    options, _ = policies(design)
+    if not design.phases:
+        urls = [url for launch in launches for url in _urls(launch, hosts)]
+        return [["--worker-urls", *urls], *([option, policy] for option, policy in options.items())]
+    apart = "--vllm-pd-disaggregation" if design.engine == "vllm" else "--pd-disaggregation"
+    lines = [[apart]]
+    for launch in launches:
+        for number, url in enumerate(_urls(launch, hosts)):
+            bootstrap = (
+                [str(_BOOTSTRAP + number)] if design.engine == "sglang" and launch.pool.role == "prefill" else []
+            )
+            lines.append([f"--{launch.pool.role}", url, *bootstrap])
+    return [*lines, *([option, policy] for option, policy in options.items())]
+
+
+def _urls(launch: Launch, hosts: Mapping[str, str] | None) -> list[str]:
+    if hosts is not None:
+        return [f"http://{hosts[launch.pool.name]}-{n}:{launch.port}" for n in range(launch.pool.replicas)]
+    return [f"http://127.0.0.1:{launch.port + n}" for n in range(launch.pool.replicas)]
+
+
+def router_script(design: Design, launches: list[Launch]) -> dict[str, str]:
+    """``router.sh``; nothing where there is one server."""
+    if not has_router(design):
+        return {}
+    _, remarks = policies(design)
+    lines = ["#!/bin/sh", f"# The router before the servers; clients go to port {PORT}."]
+    lines += [f"# not the same: {remark}" for remark in remarks]
+    lines += [f"exec {quoted(_PROGRAMS[design.engine])} \\"]
+    lines += [f"  {quoted(option)} \\" for option in words(design, launches)]
+    return {ROUTER: "\n".join([*lines, f"  --host 0.0.0.0 --port {PORT}", ""])}

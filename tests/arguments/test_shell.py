@@ -1,0 +1,155 @@
+"""Shell scripts of other people, read as deployments; flags that nobody knows; damaged ones."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from evaluator.arguments import get, read_script
+from evaluator.errors import InputError
+from evaluator.scenario import load_scenario
+from tests.thorough import tried
+
+WORKLOAD = {
+    "arrivals": {"process": "poisson", "rate_rps": 1},
+    "lengths": {"source": "fixed", "prompt_tokens": 100, "output_tokens": 10},
+}
+
+
+def keys(text, *names):
+    tree = read_script(text, "serve.sh").tree
+    return tuple(get(tree, name) for name in names)
+
+
+def test_short_flags_variables_continued_lines_and_redirections():
+    text = """
+    export MODEL=meta-llama/Llama-3.1-70B-Instruct TP=${TP:-4}
+    CUDA_VISIBLE_DEVICES=0,1,2,3 vllm serve "$MODEL" -tp $TP \\
+        --max-num-seqs=64 --max_num_batched_tokens 8k \\
+        --kv-cache-dtype fp8_e4m3 > server.log 2>&1 &
+    """
+    names = ("model", "tensor_parallel", "batching.max_num_seqs", "batching.max_num_batched_tokens", "precision.kv")
+    assert keys(text, *names) == ("llama-3.1-70b", 4, 64, 8000, "fp8")
+
+
+def test_without_a_flag_the_engine_does_what_its_version_does():
+    names = ("kv.prefix_caching", "kv.admission", "kv.full_prompt", "kv.memory_fraction", "batching.planning")
+    assert keys("vllm serve Qwen/Qwen3-8B", *names) == (True, "on_demand", True, 0.92, "asynchronous")
+    assert keys("sglang serve --model Qwen/Qwen3-8B", *names[:3], "batching.policy") == (
+        True, "on_demand", False, "continuous",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ("--tp 8 --dp-size 8 --enable-dp-attention --ep-size 8", (1, 8, 8, "gather")),
+        ("--tp-size 8 --attn-dp-size 2 --moe-a2a-backend deepep", (4, 2, 8, "all_to_all")),
+        ("--tp-size 4 --dp-size 2", (4, 2, 1, "gather")),
+    ],
+)
+def test_data_parallel_ranks_of_sglang(flags, wanted):
+    names = ("tensor_parallel", "data_parallel", "expert_parallel", "expert_exchange")
+    assert keys(f"python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 {flags}", *names) == wanted
+
+
+def test_experts_of_vllm_are_spread_over_all_ranks():
+    text = "vllm serve deepseek-ai/DeepSeek-R1 -tp 2 -dp 8 -ep --eplb-config.num_redundant_experts 32 --enable-eplb"
+    names = ("expert_parallel", "redundant_experts", "expert_exchange")
+    assert keys(text, *names) == (16, 32, "gather")
+
+
+def test_a_line_for_each_replica_and_roles_by_their_flags():
+    assert keys("vllm serve Qwen/Qwen3-8B --port 1 &\nvllm serve Qwen/Qwen3-8B --port 2 &", "replicas") == (2,)
+    role = '--kv-transfer-config \'{"kv_connector": "NixlConnector", "kv_role": "kv_%s"}\''
+    text = "\n".join(f"vllm serve Qwen/Qwen3-8B {role % side} &" for side in ("producer", "producer", "consumer"))
+    pools = read_script(text, "serve.sh").tree["pools"]
+    assert {name: (pool["role"], pool["replicas"]) for name, pool in pools.items()} == {
+        "prefill": ("prefill", 2), "decode": ("decode", 1),
+    }  # fmt: skip
+
+
+def test_drafts_are_read_but_for_their_acceptance(tmp_path):
+    script = tmp_path / "serve.sh"
+    script.write_text('vllm serve Qwen/Qwen3-8B -sc \'{"method": "ngram", "num_speculative_tokens": 3}\'')
+    tree = {"workload": WORKLOAD, "deployment": {"from": str(script), "hardware": "h100-sxm"}}
+    with pytest.raises(InputError, match=r"deployment.speculative.acceptance: is required"):
+        load_scenario(tree)
+    tree["deployment"]["speculative"] = {"acceptance": 0.5}
+    assert load_scenario(tree).deployment.speculative.tokens == 3
+
+
+def test_what_is_unknown_and_what_means_nothing_is_listed():
+    started = read_script("vllm serve Qwen/Qwen3-8B --foo 3 --trust-remote-code --seed 7 -xyz -q awq", "serve.sh")
+    assert started.unknown == ("--foo", "-xyz")
+    assert started.ignored == ("--trust-remote-code", "--seed", "--quantization")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "serve.sh: starts no server that can be read; looked for vllm serve"),
+        ("echo hello", "starts no server"),
+        ("vllm serve", "vllm serve says no model"),
+        ("vllm serve nobody/knows-this", "model nobody/knows-this is not in the catalog"),
+        ("vllm serve Qwen/Qwen3-8B -tp two", "--tensor-parallel-size of vllm takes int, got 'two'"),
+        ("vllm serve Qwen/Qwen3-8B -tp", "-tp of vllm takes a value; there is none"),
+        ("vllm serve Qwen/Qwen3-8B --eplb-config {]", "--eplb-config of vllm takes json"),
+        ("vllm serve 'Qwen/Qwen3-8B", "not readable as a shell's line"),
+        ("# evaluator: {]\nvllm serve Qwen/Qwen3-8B", "a comment of evaluator is damaged"),
+        ("x" * 2_000_000, "are no script that starts servers"),
+    ],
+)
+def test_one_message_for_what_cannot_be_read(text, message):
+    with pytest.raises(InputError) as error:
+        read_script(text, "serve.sh")
+    assert message in str(error.value)
+
+
+@settings(max_examples=tried(300), deadline=None)
+@given(
+    some.text(), some.lists(some.sampled_from(["-tp", "--", "-", "--no-", "=", "{", "'", "\\", "$X", "--dtype", "4"]))
+)
+def test_whatever_is_written_is_read_or_refused(text, words):
+    for script in (text, f"vllm serve Qwen/Qwen3-8B {' '.join(words)} {text}"):
+        with contextlib.suppress(InputError):
+            read_script(script, "serve.sh")
+
+
+# --- deployment: {from: serve.sh}
+
+
+def scenario(tmp_path, script, **beside):
+    (tmp_path / "serve.sh").write_text(script)
+    path = tmp_path / "s.yaml"
+    said = "".join(f", {key}: {value}" for key, value in beside.items())
+    path.write_text(f"workload: {{arrivals: {{process: poisson, rate_rps: 1}}, lengths: {{source: azure-conv-2023}}}}\n"
+                    f"deployment: {{from: serve.sh{said}}}\n")  # fmt: skip
+    return path
+
+
+def test_a_scenario_takes_its_deployment_from_a_script_beside_it(tmp_path):
+    path = scenario(tmp_path, "vllm serve Qwen/Qwen3-8B -tp 2 --max-num-seqs 7", hardware="l40s", tensor_parallel=4)
+    loaded = load_scenario(path, ["deployment.batching.max_num_seqs=9"])
+    deployment = loaded.deployment
+    assert (deployment.model, deployment.hardware, deployment.tensor_parallel) == ("qwen3-8b", "l40s", 4)
+    assert deployment.batching.max_num_seqs == 9 and "from" not in loaded.text and "max_num_seqs: 9" in loaded.text
+
+
+def test_a_script_says_no_hardware(tmp_path):
+    with pytest.raises(InputError, match=r"deployment.hardware: is required"):
+        load_scenario(scenario(tmp_path, "vllm serve Qwen/Qwen3-8B"))
+
+
+def test_a_flag_that_nobody_knows_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"deployment.from: .*--tensor-paralel-size, which vllm 0.28.0 does not take"):
+        load_scenario(scenario(tmp_path, "vllm serve Qwen/Qwen3-8B --tensor-paralel-size 2", hardware="l40s"))
+
+
+@pytest.mark.parametrize("value, message", [("nowhere.sh", "there is no file nowhere.sh"), (3, "expected the name")])
+def test_a_script_that_is_not_there(value, message):
+    with pytest.raises(InputError, match=message):
+        load_scenario({"workload": WORKLOAD, "deployment": {"from": value}})

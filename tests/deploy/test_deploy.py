@@ -1,0 +1,210 @@
+"""From a result to command lines: which design is taken, what is stated, what is said, what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+
+from evaluator.arguments import read_script
+from evaluator.deploy import deploy
+from evaluator.deploy.design import read_design
+from evaluator.errors import InputError
+from evaluator.run import sweep
+from evaluator.scenario import load_scenario
+from evaluator.traffic.roles import ROLES
+
+WORKLOAD = {
+    "arrivals": {"process": "poisson", "rate_rps": 2},
+    "lengths": {"source": "fixed", "prompt_tokens": 300, "output_tokens": 8},
+    "requests": 20,
+    "warmup_requests": 2,
+}
+POOL = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "batching": {"max_num_seqs": 16}}
+
+
+def result(axes=None, workload=None, **deployment):
+    tree = {"workload": {**WORKLOAD, **(workload or {})}, "deployment": {**POOL, **deployment}, "sweep": axes}
+    return sweep(tree, simulator="token", progress=False)
+
+
+@pytest.fixture(scope="module")
+def layouts():
+    return result({"deployment.tensor_parallel": [1, 2], "deployment.kv.prefix_caching": [False, True]})
+
+
+def script(deployed):
+    return deployed.files["serve.sh"]
+
+
+def test_the_best_design_is_taken_by_the_ranking_of_the_result(layouts):
+    deployed = deploy(layouts)
+    assert deployed.chosen.startswith("the best of 4 designs, by ")
+    best = int(deployed.chosen.rpartition("=")[2].rstrip(")"))
+    assert deploy(layouts, ["1"]).chosen.startswith(f"number 1, by {''}") and f"(config={best})" in deployed.chosen
+
+
+def test_a_design_is_named_by_its_number_its_values_or_its_row(layouts):
+    assert "--tensor-parallel-size 2" in script(deploy(layouts, ["tp=2"]))
+    assert "--enable-prefix-caching" in script(deploy(layouts, ["tp=1,prefix_caching=true"]))
+    third = deploy(layouts, ["config=2"])
+    assert "(config=2)" in third.chosen and "--tensor-parallel-size 2" in script(third)
+    assert deploy(layouts, ["#4"]).chosen.startswith("number 4, by")
+
+
+@pytest.mark.parametrize(
+    ("select", "message"),
+    [
+        (["9"], "--select 9: r.nc ranks 4 designs, from 1"),
+        (["tp=8"], "--select tp=8: not in r.nc; tensor_parallel is 1, 2"),
+        (["tensor_paralel=1"], "did you mean tensor_parallel?"),
+        (["tp=two"], "tensor_parallel is a number"),
+        (["tp=1", "config=3"], "no design of r.nc has all of it"),
+        (["nonsense"], "NAME=VALUE is wanted"),
+    ],
+)
+def test_what_cannot_be_selected(layouts, select, message):
+    with pytest.raises(InputError) as error:
+        deploy(layouts, select, source="r.nc")
+    assert message in str(error.value)
+
+
+def test_all_that_the_simulation_took_is_stated(layouts):
+    text = script(deploy(layouts, ["config=0"]))
+    for flag in (
+        "--max-num-seqs 16", "--max-num-batched-tokens 8192", "--enable-chunked-prefill", "--block-size 16",
+        "--gpu-memory-utilization 0.9", "--kv-cache-dtype auto", "--dtype bfloat16", "--watermark 0.0",
+        "--no-scheduler-reserve-full-isl", "--no-enable-prefix-caching", "--no-async-scheduling",
+        "--max-model-len 308", "vllm serve meta-llama/Llama-3.1-8B",
+    ):  # fmt: skip
+        assert f"{flag} \\\n" in text, flag
+    capacity = int(layouts["kv_capacity_tokens"].values[0])
+    assert f"--num-gpu-blocks-override {capacity // 16} " in text
+
+
+def test_a_script_read_again_is_the_design(layouts, tmp_path):
+    (tmp_path / "serve.sh").write_text(script(deploy(layouts, ["tp=2,prefix_caching=true"])))
+    path = tmp_path / "again.yaml"
+    path.write_text(f"workload: {json.dumps(WORKLOAD)}\ndeployment: {{from: serve.sh}}\n")
+    again = sweep(load_scenario(path), simulator="token", progress=False)
+    row = np.flatnonzero((layouts["tensor_parallel"].values == 2) & layouts["prefix_caching"].values)[0]
+    for name in ("ttft_s", "tpot_s", "e2e_s", "kv_capacity_tokens"):
+        np.testing.assert_array_equal(again[name].values[0], layouts[name].values[row])
+
+
+def test_a_script_is_one_for_a_shell(layouts, tmp_path):
+    text = script(deploy(result(replicas=3)))
+    assert subprocess.run(["sh", "-n"], input=text.encode(), check=False).returncode == 0
+    # What it would run, with the program replaced
+    ran = subprocess.run(["sh"], input=text.replace("vllm serve", "echo $devices").encode(), capture_output=True)
+    lines = sorted(ran.stdout.decode().splitlines())
+    assert [line.split()[0] for line in lines] == ["0", "1", "2"]
+    assert [line.split()[-1] for line in lines] == ["8000", "8001", "8002"]
+
+
+def test_replicas_have_a_router_with_their_policy():
+    turns = {"sessions": {"turns": 2}}
+    files = deploy(result(workload=turns, replicas=2, router="session", kv={"prefix_caching": True})).files
+    assert "--policy consistent_hash" in files["router.sh"] and "http://127.0.0.1:8001" in files["router.sh"]
+    deployed = deploy(result(replicas=2, router="least_kv"))
+    assert any("router least_kv: the router has no such policy" in remark for remark in deployed.remarks)
+    assert "router.sh" not in deploy(result()).files
+
+
+def test_what_has_no_flag_is_said_at_the_head_and_among_the_remarks():
+    deployed = deploy(result(batching={"policy": "sarathi", "max_num_seqs": 16}))
+    (remark,) = [remark for remark in deployed.remarks if "sarathi" in remark]
+    assert remark == "batching.policy sarathi: vLLM has no flag for it, and its server has chunked"
+    assert f"# not the same: {remark}" in script(deployed)
+
+
+def test_a_model_without_a_repository_and_its_remedy():
+    model = {"like": "llama-3.1-8b", "layers": 16}
+    deployed = deploy(result(model=model))
+    assert "vllm serve MODEL_ID" in script(deployed)
+    assert any("--model-id ORGANISATION/NAME" in remark for remark in deployed.remarks)
+    named = deploy(result(model=model), model_id="me/half-a-llama")
+    assert "vllm serve me/half-a-llama" in script(named)
+    assert read_script(script(named), "x").tree["model"] == {"like": "llama-3.1-8b", "layers": 16}
+
+
+def test_a_device_that_does_not_exist_is_said():
+    deployed = deploy(result(hardware={"like": "h100-sxm", "memory_bandwidth": 5e12}))
+    assert any("is hypothetical: the flags are those of the design" in remark for remark in deployed.remarks)
+
+
+def test_an_engine_s_own_target_and_no_other():
+    ds = result(engine="sglang")
+    deployed = deploy(ds)
+    assert "python3 -m sglang.launch_server" in script(deployed) and "--max-prefill-tokens" in script(deployed)
+    with pytest.raises(InputError, match=r"--to vllm: the design was simulated with SGLang.*--to sglang"):
+        deploy(ds, to="vllm")
+    with pytest.raises(InputError, match="--to nomad: is no target; allowed: vllm"):
+        deploy(ds, to="nomad")
+
+
+def test_prefill_and_decode_pools():
+    pools = {"front": {"role": "prefill", "replicas": 2}, "back": {"role": "decode", "tensor_parallel": 2}}
+    deployed = deploy(result(pools=pools))
+    started = read_script(script(deployed), "serve.sh")
+    assert {name: (pool["role"], pool["replicas"]) for name, pool in started.tree["pools"].items()} == {
+        "front": ("prefill", 2), "back": ("decode", 1),
+    }  # fmt: skip
+    assert started.tree["transfer"]["link"] == "rdma-400g"
+    assert "--vllm-pd-disaggregation" in deployed.files["router.sh"]
+    assert "--decode http://127.0.0.1:8002" in deployed.files["router.sh"]
+
+
+def test_no_design_that_can_run():
+    with pytest.raises(InputError, match="no design that was asked for can run: "):
+        deploy(result(model="llama-3.1-405b"))
+
+
+def test_a_saturated_design_is_refused():
+    ds = result(workload={"arrivals": {"process": "poisson", "rate_rps": 1000}, "requests": 2000})
+    assert ds["saturated"].values.all()
+    with pytest.raises(InputError, match=r"is saturated.*no server can be checked against it"):
+        deploy(ds)
+
+
+# --- the load
+
+
+def load_of(ds):
+    head, *requests = (json.loads(line) for line in deploy(ds).files["load.jsonl"].splitlines())
+    return head, requests
+
+
+def test_the_load_is_the_one_that_was_simulated(layouts):
+    head, requests = load_of(layouts)
+    design = read_design(layouts, (), "r")
+    jobs = design.sampler.jobs(design.workload, 0, ROLES["mixed"])
+    np.testing.assert_allclose([request["at_s"] for request in requests], jobs.ready_s, atol=1e-6)
+    assert {sum(tokens for _, tokens in request["prompt"]) for request in requests} == {300}
+    assert {request["output_tokens"] for request in requests} == {8} and head["users"] is None
+
+
+def test_users_cached_prefixes_and_system_prompts():
+    head, _ = load_of(result(workload={"arrivals": {"process": "closed_loop", "users": 3}}))
+    assert head["users"] == 3
+    deployed = deploy(result(workload={"cached_tokens": 64}))
+    assert "--enable-prefix-caching" in script(deployed) and any("prefix caching is on" in r for r in deployed.remarks)
+    head, requests = load_of(result(workload={"cached_tokens": 64}))
+    assert head["warm"] == [[["cached", 64]]] and requests[0]["prompt"][0] == ["cached", 64]
+    sessions = {"system_prompts": 2, "system_tokens": 128}
+    head, requests = load_of(result(workload={"sessions": sessions}, kv={"prefix_caching": True}))
+    assert [prompt[0][0] for prompt in head["warm"]] == ["system 0", "system 1"]
+    assert [request["prompt"][0] for request in requests[:3]] == [
+        ["system 0", 128],
+        ["system 1", 128],
+        ["system 0", 128],
+    ]
+
+
+def test_turns_go_on_where_the_answer_before_ended():
+    sessions = {"turns": 3, "think_s": 0.5}
+    _, requests = load_of(result(workload={"sessions": sessions, "requests": 12}, kv={"prefix_caching": True}))
+    turns = [request for request in requests if "after" in request]
+    assert turns and all(request["prompt"][0][1] == 300 and request["think_s"] == 0.5 for request in turns)
