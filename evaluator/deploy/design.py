@@ -101,7 +101,7 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
     config = int(ds["config"].values[row])
     if "search" in ds.attrs:
         scenario, _ = without_rates(scenario)
-    whole = plan(_at(scenario, ds, config), simulator="auto")
+    whole = plan(_at(scenario, ds, row), simulator="auto")
     configuration = whole.configurations[0]
     if configuration.status != OK:
         raise InputError(f"{source}: the design that was chosen cannot run any more: {configuration.status}")
@@ -122,25 +122,29 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
     )
 
 
-def _at(scenario: Scenario, ds: xr.Dataset, config: int) -> Scenario:
+def _at(scenario: Scenario, ds: xr.Dataset, row: int) -> Scenario:
     """The scenario with the steps of one row in the place of its sweep.
 
-    A search adds axes of its own behind those of the scenario: the replicas that a design may have, from 1 on.
+    A search adds axes of its own behind those of the scenario, of layouts and of replicas: they are as the coordinates
+    have them.
     """
     sizes = [int(axis["size"]) for axis in json.loads(ds.attrs.get("grid", "[]"))]
     axes = list(scenario.sweep)
-    for names in axes_of(ds)[len(axes) :]:
-        path = str(ds[names[0]].attrs["description"]).removeprefix("swept: ")
-        numbers = tuple(range(1, sizes[len(axes)] + 1))
-        axes.append(Axis(path, numbers, tuple({path: number} for number in numbers)))
-    if [len(axis.values) for axis in axes] != sizes:
+    if [len(axis.values) for axis in axes] != sizes[: len(axes)]:
         raise InputError("the sweep of the result is not that of the scenario in it; run the sweep or search again")
-    steps = np.unravel_index(config, tuple(sizes)) if sizes else ()
-    chosen = tuple(
+    steps = np.unravel_index(int(ds["config"].values[row]), tuple(sizes)) if sizes else ()
+    chosen = [
         replace(axis, values=(axis.values[step],), changes=(axis.changes[step],))
-        for axis, step in zip(axes, steps, strict=True)
-    )
-    return replace(scenario, sweep=chosen, where=())
+        for axis, step in zip(axes, steps, strict=False)
+    ]
+    for names in axes_of(ds)[len(axes) :]:
+        changes = {}
+        for name in names:
+            path = str(ds[name].attrs["description"]).removeprefix("swept: ")
+            if "." in path:  # else it names the steps
+                changes[path] = ds[name].values[row].item()
+        chosen.append(Axis(names[0], (0,), (changes,), tuple(changes)))
+    return replace(scenario, sweep=tuple(chosen), where=())
 
 
 def _workload(ds: xr.Dataset, row: int, workload: Workload, sampler: RequestSampler) -> Workload:

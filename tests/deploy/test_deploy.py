@@ -14,6 +14,7 @@ from evaluator.deploy.design import read_design
 from evaluator.errors import InputError
 from evaluator.run import sweep
 from evaluator.scenario import load_scenario
+from evaluator.search import optimize
 from evaluator.traffic.roles import ROLES
 
 WORKLOAD = {
@@ -208,3 +209,24 @@ def test_turns_go_on_where_the_answer_before_ended():
     _, requests = load_of(result(workload={"sessions": sessions, "requests": 12}, kv={"prefix_caching": True}))
     turns = [request for request in requests if "after" in request]
     assert turns and all(request["prompt"][0][1] == 300 and request["think_s"] == 0.5 for request in turns)
+
+
+def test_what_a_search_adds_to_a_sweep_is_of_the_design():
+    tree = {
+        "workload": {**WORKLOAD, "requests": 60},
+        "deployment": {"model": "qwen3-8b", "hardware": "l40s", "batching": {"max_num_seqs": 16}},
+        "slo": {"ttft": {"p90": "1s"}},
+        "sweep": {"deployment.kv.prefix_caching": [False, True], "workload.arrivals.rate_rps": [1, 2]},
+        "budget": {"devices": 4, "fill": True, "layouts": True},
+    }
+    ds = optimize(tree, bracket=0.5, simulator="token", progress=False)
+    for row in range(ds.sizes["config"]):
+        if ds["goodput_rps"].values[row] > 0:
+            design = read_design(ds, (f"config={ds['config'].values[row]}",), "r")
+            (pool,) = design.pools
+            assert (pool.keys["tensor_parallel"], pool.replicas) == (
+                ds["tensor_parallel"].values[row], ds["replicas"].values[row],
+            )  # fmt: skip
+            assert pool.keys["kv"]["prefix_caching"] == ds["prefix_caching"].values[row]
+            assert design.workload.arrivals.rate_rps == pytest.approx(ds["goodput_rps"].values[row])
+    assert ds["replicas"].values.max() > 1
