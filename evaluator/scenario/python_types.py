@@ -7,6 +7,7 @@ module writes: into every wheel and every installation for development (``hatch_
 from __future__ import annotations
 
 from collections.abc import Mapping
+from keyword import iskeyword
 from textwrap import wrap
 from typing import Any
 
@@ -85,6 +86,8 @@ def _object(schema: Mapping[str, Any], name: str, made: dict[str, str]) -> str:
 def _class(name: str, schema: Mapping[str, Any], made: dict[str, str]) -> str:
     lines = [f"class {name}(TypedDict, total=False):", *_doc(schema.get("description", "") or _words(name), "    ")]
     for key, value in schema["properties"].items():
+        if iskeyword(key):  # deployment.from, of which a class body can have no field
+            continue
         hint = _annotation(_without_null(value), _named(key), made)
         lines += [f"    {key}: {hint}", *_doc(value.get("description", ""), "    ")]
     text = "\n".join(lines) + "\n"
