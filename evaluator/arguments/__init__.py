@@ -4,7 +4,7 @@
 with one another, ``vllm.py`` and ``sglang.py`` the tables of the two, ``shell.py`` the scripts that start them.
 """
 
-from evaluator.arguments.flags import WHOLE, CommandLine, Server, unsaid
+from evaluator.arguments.flags import WHOLE, CommandLine, StatedPool, unsaid
 from evaluator.arguments.shell import COMMAND_LINES, FLEET_NOTE, POOL_NOTE, Started, read_script
 from evaluator.arguments.table import Arguments, Flags, arguments_of, get, leaves, tree_of
 
@@ -16,8 +16,8 @@ __all__ = [
     "Arguments",
     "CommandLine",
     "Flags",
-    "Server",
     "Started",
+    "StatedPool",
     "arguments_of",
     "get",
     "leaves",

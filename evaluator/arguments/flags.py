@@ -17,7 +17,7 @@ WHOLE = ("model", "hardware", "router", "transfer", "speculative")
 
 
 @dataclass(frozen=True)
-class Row:
+class FlagOfKey:
     """A key and its flag.
 
     ``words``: our value -> what the flag says; of those that say the same the first is what it is read as. ``also``:
@@ -44,7 +44,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Server:
+class StatedPool:
     """What a command line is written from: a pool's keys, everything stated, and what is known beside them.
 
     ``experts``: the model has routed experts. ``longest``: tokens of the longest request, prompt and output.
@@ -75,9 +75,9 @@ class CommandLine:
     engine: str
     program: tuple[str, ...]
     model_flag: str | None
-    rows: tuple[Row, ...]
+    rows: tuple[FlagOfKey, ...]
     does: Mapping[str, Any]
-    write: Callable[[Server], Flags]
+    write: Callable[[StatedPool], Flags]
     read: Callable[[Flags, dict[str, Any]], tuple[str, ...]]
 
     @property
@@ -85,7 +85,7 @@ class CommandLine:
         """As recorded of its version."""
         return arguments_of(self.engine)
 
-    def flags(self, server: Server) -> Flags:
+    def flags(self, server: StatedPool) -> Flags:
         """Every flag of a server, nothing left to the engine where it has one."""
         flags: Flags = {} if self.model_flag is None else {self.model_flag: server.repository}
         for row in self.rows:
@@ -111,7 +111,7 @@ class CommandLine:
         return tree, tuple(flag for flag in flags if flag not in known)
 
 
-def unsaid(line: CommandLine, server: Server, flags: Flags) -> dict[str, Any]:
+def unsaid(line: CommandLine, server: StatedPool, flags: Flags) -> dict[str, Any]:
     """The keys, by their dotted paths, that a reader of the command line would not have as the server has them."""
     wanted, read = leaves(server.keys, WHOLE), leaves(line.keys(flags)[0], WHOLE)
     differing = {key: value for key, value in wanted.items() if read.get(key) != value}

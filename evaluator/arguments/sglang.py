@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evaluator.arguments.flags import CommandLine, Row, Server
+from evaluator.arguments.flags import CommandLine, FlagOfKey, StatedPool
 from evaluator.arguments.table import Flags, get, put
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -12,17 +12,17 @@ _KV = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 _METHODS = {"ngram": "NGRAM", "mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE"}
 
 ROWS = (
-    Row("pipeline_parallel", "--pp-size", 1),
-    Row("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
-    Row("batching.packing", "--schedule-policy", "fcfs", {"fcfs": "fcfs"}),
-    Row("kv.memory_fraction", "--mem-fraction-static"),
-    Row("kv.block_tokens", "--page-size"),
-    Row("kv.capacity_tokens", "--max-total-tokens"),
-    Row("kv.prefix_caching", "--disable-radix-cache", True, {True: False, False: True}),
+    FlagOfKey("pipeline_parallel", "--pp-size", 1),
+    FlagOfKey("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
+    FlagOfKey("batching.packing", "--schedule-policy", "fcfs", {"fcfs": "fcfs"}),
+    FlagOfKey("kv.memory_fraction", "--mem-fraction-static"),
+    FlagOfKey("kv.block_tokens", "--page-size"),
+    FlagOfKey("kv.capacity_tokens", "--max-total-tokens"),
+    FlagOfKey("kv.prefix_caching", "--disable-radix-cache", True, {True: False, False: True}),
 )
 
 
-def _write(server: Server) -> Flags:
+def _write(server: StatedPool) -> Flags:
     flags: Flags = {}
     tensor, ranks = server["tensor_parallel"] or 1, server["data_parallel"] or 1
     # Ranks that share experts are groups of attention within one tensor-parallel group; those of a dense model are

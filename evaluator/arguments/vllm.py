@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evaluator.arguments.flags import CommandLine, Row, Server
+from evaluator.arguments.flags import CommandLine, FlagOfKey, StatedPool
 from evaluator.arguments.table import Flags, get, put
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -13,31 +13,31 @@ _METHODS = {"ngram": "ngram", "mtp": "mtp", "eagle": "eagle3", "draft": "draft_m
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 ROWS = (
-    Row("tensor_parallel", "--tensor-parallel-size", 1),
-    Row("pipeline_parallel", "--pipeline-parallel-size", 1),
-    Row("data_parallel", "--data-parallel-size", 1),
-    Row("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
-    Row("batching.max_num_seqs", "--max-num-seqs"),
-    Row("batching.max_num_batched_tokens", "--max-num-batched-tokens"),
-    Row("batching.policy", "--enable-chunked-prefill", "chunked", {"chunked": True, "mixed": False}),
-    Row("batching.long_prefill_token_threshold", "--long-prefill-token-threshold", 0),
-    Row("batching.packing", "--scheduling-policy", "fcfs", {"fcfs": "fcfs"}),
-    Row(
+    FlagOfKey("tensor_parallel", "--tensor-parallel-size", 1),
+    FlagOfKey("pipeline_parallel", "--pipeline-parallel-size", 1),
+    FlagOfKey("data_parallel", "--data-parallel-size", 1),
+    FlagOfKey("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
+    FlagOfKey("batching.max_num_seqs", "--max-num-seqs"),
+    FlagOfKey("batching.max_num_batched_tokens", "--max-num-batched-tokens"),
+    FlagOfKey("batching.policy", "--enable-chunked-prefill", "chunked", {"chunked": True, "mixed": False}),
+    FlagOfKey("batching.long_prefill_token_threshold", "--long-prefill-token-threshold", 0),
+    FlagOfKey("batching.packing", "--scheduling-policy", "fcfs", {"fcfs": "fcfs"}),
+    FlagOfKey(
         "batching.planning",
         "--async-scheduling",
         "asynchronous",
         {"asynchronous": True, "queued": False, "at_once": False},
     ),
     # ``CacheConfig`` of 0.28: 0.92, where versions before had 0.9
-    Row("kv.memory_fraction", "--gpu-memory-utilization", 0.92),
-    Row("kv.block_tokens", "--block-size", 16),
-    Row("kv.watermark", "--watermark", 0.0),
-    Row("kv.full_prompt", "--scheduler-reserve-full-isl", True, {True: True, False: False}),
-    Row("kv.prefix_caching", "--enable-prefix-caching", True, {True: True, False: False}),
+    FlagOfKey("kv.memory_fraction", "--gpu-memory-utilization", 0.92),
+    FlagOfKey("kv.block_tokens", "--block-size", 16),
+    FlagOfKey("kv.watermark", "--watermark", 0.0),
+    FlagOfKey("kv.full_prompt", "--scheduler-reserve-full-isl", True, {True: True, False: False}),
+    FlagOfKey("kv.prefix_caching", "--enable-prefix-caching", True, {True: True, False: False}),
 )
 
 
-def _write(server: Server) -> Flags:
+def _write(server: StatedPool) -> Flags:
     flags: Flags = {}
     weights, activations, kv = (server[f"precision.{part}"] for part in ("weights", "activations", "kv"))
     if weights == "fp8" and "fp8" not in server.checkpoint:

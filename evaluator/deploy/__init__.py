@@ -15,7 +15,7 @@ from evaluator.deploy.design import Design, read_design
 from evaluator.deploy.launch import launches, remarks_of
 from evaluator.deploy.load import load_files
 from evaluator.deploy.router import policies, router_script
-from evaluator.deploy.targets import TARGETS, Target
+from evaluator.deploy.targets import TARGETS, DeployTarget
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def deploy(
     return Deployed(files, f"{design.chosen} (config={design.config})", tuple(remarks))
 
 
-def _target(design: Design, to: str | None) -> Target:
+def _target(design: Design, to: str | None) -> DeployTarget:
     engines = list(dict.fromkeys(pool.engine for pool in design.pools))
     if len(engines) > 1:
         raise InputError(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evaluator.arguments import COMMAND_LINES, FLEET_NOTE, POOL_NOTE, Arguments, Server, get, unsaid
+from evaluator.arguments import COMMAND_LINES, FLEET_NOTE, POOL_NOTE, Arguments, StatedPool, get, unsaid
 from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.published import model_name, repository_of
 from evaluator.catalog.read_model import load_model
@@ -70,7 +70,7 @@ def launches(design: Design, model_id: str | None) -> list[Launch]:
 
 def _launch(design: Design, pool: PoolDesign, port: int, model_id: str | None) -> Launch:
     repository, missing = _repository(pool, model_id)
-    server = Server(
+    server = StatedPool(
         pool.keys,
         repository,
         experts=pool.model.has_experts,

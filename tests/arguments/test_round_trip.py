@@ -13,7 +13,7 @@ from evaluator.arguments import (
     FLEET_NOTE,
     POOL_NOTE,
     WHOLE,
-    Server,
+    StatedPool,
     leaves,
     read_script,
     tree_of,
@@ -104,7 +104,7 @@ def command(keys, name="engine"):
     model, line = load_model(keys["model"]), COMMAND_LINES[keys["engine"]]
     stored = frozenset((model.checkpoint.attention, model.checkpoint.experts))
     repository = repository_of(model.name, model.source)
-    server = Server(keys, repository, model.has_experts, 4000, checkpoint=stored, draft="meta-llama/Llama-3.1-8B")
+    server = StatedPool(keys, repository, model.has_experts, 4000, checkpoint=stored, draft="meta-llama/Llama-3.1-8B")
     flags = line.flags(server)
     note = json.dumps({"pool": name, **unsaid(line, server, flags)})
     words = [*line.program, *(() if line.model_flag else (repository,))]

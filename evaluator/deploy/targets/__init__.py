@@ -14,7 +14,7 @@ Problem = Callable[[Design], str | None]
 
 
 @dataclass(frozen=True)
-class Target:
+class DeployTarget:
     """``write`` gives files by their names, that which starts the servers first. ``problem``: why it cannot hold a
     design, with the remedy. ``routes``: it has a router of its own."""
 
@@ -26,10 +26,10 @@ class Target:
     routes: bool = False
 
 
-TARGETS: dict[str, Target] = {
+TARGETS: dict[str, DeployTarget] = {
     target.name: target
     for target in (
-        Target("vllm", "vLLM", ("vllm",), script),
-        Target("sglang", "SGLang", ("sglang",), script),
+        DeployTarget("vllm", "vLLM", ("vllm",), script),
+        DeployTarget("sglang", "SGLang", ("sglang",), script),
     )
 }
