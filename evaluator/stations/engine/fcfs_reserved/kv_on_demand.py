@@ -20,8 +20,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.kv import units
-from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
-from evaluator.stations.engine.common.rings import read, read_once, tagged_add, write
+from evaluator.stations.engine.common.arrays import Array, Flag, Float, FloatPerRequest, Int
+from evaluator.stations.engine.common.rings import read, tagged_add, write
 
 if TYPE_CHECKING:
     from evaluator.stations.engine.fcfs_reserved.admission import Intake
@@ -53,6 +53,10 @@ class Moments(NamedTuple):
     taken: Float
     places: Float  # times the number of the iteration
     squares: Float  # times its square
+
+    def plus(self, other: Moments) -> Moments:
+        """Both together."""
+        return Moments(*(one + more for one, more in zip(self, other, strict=True)))
 
     def enter(self, iteration: Int, more: Float) -> Moments:
         """With so many units more in one iteration."""
@@ -86,55 +90,52 @@ def nothing_taken(given: Given) -> KvGrowth:
     return KvGrowth(jnp.zeros(2 * structure.block_tokens + AT_ONCE), zero, zero)
 
 
-def take_kv(given: Given, state: State, intake: Intake, stalled: Flag) -> tuple[Float, KvGrowth]:
-    """Units in use in the iteration, with what its decodes and its prompts take, and what will be taken after it.
+class Completions(NamedTuple):
+    """After the prompts that an iteration completes."""
 
-    vLLM v1 gives its running requests KV before it admits others; v0 after it, where it has found no prompt.
+    first_token_s: FloatPerRequest
+    kv: Float  # units in use in the iteration
+    growth: KvGrowth
+
+
+def complete_prompts(given: Given, state: State, intake: Intake, clock: Float, stalled: Flag) -> Completions:
+    """Prompts have their first tokens at ``clock`` and the KV that they take in the iteration, and so have decodes.
+
+    vLLM v1 gives its running requests KV before it admits others. v0 does it after that, but only where it has found no
+    prompt, so that nobody has asked for KV before.
     """
     own, growth, policy, resident = given.on_demand, state.kv_growth, given.limits.policy, given.limits.prompts_resident
     assert own is not None and growth is not None
-    grown, last = _growth_at(given, growth.steps, state.step), policy.prefill_alone & ~resident
+    grown = jnp.where(stalled, 0.0, _growth_at(given, growth.steps, state.step))
     # Requests decode from the step after that of their last chunk on, resident ones at once.
     begin = state.step + jnp.where(resident | policy.prefill_alone, 0, 1)
 
-    def enter(carry: tuple[Int, Float, KvGrowth]) -> tuple[Int, Float, KvGrowth]:
-        """A request whose prompt is complete."""
-        i, kv, growth = carry
+    def complete(carry: tuple[Int, Completions]) -> tuple[Int, Completions]:
+        i, (times, kv, growth) = carry
         steps = growth.steps
         steps = _note(given, steps, i, begin) if given.structure.windowed else _enter(given, steps, i, begin, 1.0)
         whole, starts = read(own.prompt_units, i).astype(jnp.float64), (i > state.head) | (state.progress == 0)
-        kv, growth = _raised(given, kv, growth, starts, whole, whole)
-        return i + 1, kv, growth._replace(steps=steps, head_units=jnp.zeros((), jnp.float64))
+        asked = jnp.where(starts, jnp.maximum(growth.asked, kv + whole + own.watermark_units), growth.asked)
+        growth = KvGrowth(steps, jnp.zeros((), jnp.float64), asked)
+        return i + 1, Completions(write(times, i, clock), kv + whole - carry[1].growth.head_units, growth)
 
-    start = (state.head, state.kv + jnp.where(last, 0.0, grown), growth)
-    head, kv, growth = lax.while_loop(lambda carry: carry[0] < intake.head, enter, start)
+    start = Completions(state.first_token_s, state.kv + grown, growth)
+    head, found = lax.while_loop(lambda carry: carry[0] < intake.head, complete, (state.head, start))
 
-    def begun(carry: tuple[Flag, Float, KvGrowth]) -> tuple[Flag, Float, KvGrowth]:
-        """The next one, of whose prompt a part is computed."""
-        _, kv, growth = carry
+    def compute(kv: Float, before: Float, asked: Float) -> tuple[Float, Float, Float]:
+        """A part of the next prompt."""
         whole = read(own.prompt_units, head).astype(jnp.float64)
         cached = read(given.requests.prompt_tokens, head) - read(given.requests.compute_tokens, head)
         held = units(own.kv, cached.astype(jnp.float64) + intake.progress) - read(own.shared_units, head)
         held = jnp.maximum(held, jnp.where(own.whole_kv, whole, 0.0))
+        # vLLM ``KVCacheManager.allocate_slots``, ``full_sequence_must_fit``; the watermark is that of v0, too.
+        wanted = jnp.maximum(held, jnp.where(own.full_prompt, whole, 0.0)) + own.watermark_units
         starts = (head > state.head) | (state.progress == 0)
-        wanted = jnp.maximum(held, jnp.where(own.full_prompt, whole, 0.0))
-        kv, growth = _raised(given, kv, growth, starts, held, wanted)
-        return jnp.zeros((), bool), kv, growth._replace(head_units=held)
+        return kv + (held - before), held, jnp.where(starts, jnp.maximum(asked, kv + wanted), asked)
 
-    _, kv, growth = lax.while_loop(lambda carry: carry[0], begun, (intake.progress > 0, kv, growth))
-    return kv + jnp.where(last & ~stalled, grown, 0.0), growth
-
-
-def _raised(
-    given: Given, kv: Float, growth: KvGrowth, starts: Flag, held: Float, wanted: Float
-) -> tuple[Float, KvGrowth]:
-    """A prompt now holds so many units. Where it ``starts``, so many ``wanted`` units were to be free for it.
-
-    vLLM ``KVCacheManager.allocate_slots``, ``full_sequence_must_fit``; the watermark is that of v0 ``can_allocate``.
-    """
-    assert given.on_demand is not None
-    asked = jnp.where(starts, kv + wanted + given.on_demand.watermark_units, 0.0)
-    return kv + (held - growth.head_units), growth._replace(asked=jnp.maximum(growth.asked, asked))
+    scalars = found.kv, found.growth.head_units, found.growth.asked
+    kv, head_units, asked = lax.cond(intake.progress > 0, compute, lambda *same: same, *scalars)
+    return Completions(found.first_token_s, kv, found.growth._replace(head_units=head_units, asked=asked))
 
 
 # -- of decodes
@@ -186,8 +187,8 @@ def _enter(given: Given, steps: Array, i: Int, step: Int, decodes: float) -> Arr
 def _growth_at(given: Given, steps: Array, step: Int) -> Float:
     """Units that the decodes take for their tokens of a step."""
     if not given.structure.windowed:
-        return read_once(steps, lax.rem(step, _block(given)))
-    cell = read_once(steps, step % given.structure.ring)
+        return read(steps, lax.rem(step, _block(given)))
+    cell = read(steps, step % given.structure.ring)
     return jnp.where(cell >> 32 == step, cell & 0xFFFFFFFF, 0).astype(jnp.float64)
 
 
@@ -219,20 +220,24 @@ def _taken_later(given: Given, steps: Array, step: Int, later: Int) -> Moments:
     block = _block(given)
     rounds, rest = lax.div(later, block), lax.rem(later, block)  # all remainders, and some of them once more
     every, times = block.astype(jnp.float64), rounds.astype(jnp.float64)
-    whole = _taken(steps, lax.rem(step, block), jnp.where(rounds > 0, block, 0)).repeated(times, every)
+    none = Moments(*(jnp.zeros((), jnp.float64),) * 3)
+    whole = lax.cond(
+        rounds > 0, lambda: _taken(steps, lax.rem(step, block), block).repeated(times, every), lambda: none
+    )
     part = _taken(steps, lax.rem(step, block), rest).later(times * every)
-    return Moments(*(one + other for one, other in zip(whole, part, strict=True)))
+    return whole.plus(part)
 
 
 def _taken(steps: Array, place: Int, later: Int) -> Moments:
     """The same of at most a block's tokens, from a remainder on."""
 
     def look(ahead: Int, taken: Moments) -> Moments:
-        cells = lax.dynamic_slice(steps, (place + ahead,), (AT_ONCE,))
-        for number in range(AT_ONCE):
-            at = ahead + number
-            taken = taken.enter(at, jnp.where(at <= later, cells[number], 0.0))
-        return taken
+        cells, left = lax.dynamic_slice(steps, (place + ahead,), (AT_ONCE,)), later - ahead
+        here = Moments(cells[0], jnp.zeros((), jnp.float64), jnp.zeros((), jnp.float64))
+        for number in range(1, AT_ONCE):
+            more = jnp.where(number <= left, cells[number], 0.0)
+            here = Moments(here.taken + more, here.places + number * more, here.squares + number**2 * more)
+        return taken.plus(here.later(ahead.astype(jnp.float64)))
 
     return _sum(AT_ONCE, later, look)
 

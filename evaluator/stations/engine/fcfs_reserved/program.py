@@ -31,14 +31,14 @@ from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth, share_touched
 from evaluator.cost.quantities import batch_tokens, raised
-from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest, Int
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, iterations_until, once
 from evaluator.stations.engine.common.rings import read, steps_to_event, tagged_count, unmark, write
 from evaluator.stations.engine.common.speculation import AcceptedTokens
 from evaluator.stations.engine.fcfs_reserved.admission import Intake, admit
 from evaluator.stations.engine.fcfs_reserved.departures import depart
-from evaluator.stations.engine.fcfs_reserved.kv_on_demand import KvGrowth, KvUse, kv_of_leap, take_kv
+from evaluator.stations.engine.fcfs_reserved.kv_on_demand import KvGrowth, KvUse, complete_prompts, kv_of_leap
 from evaluator.stations.engine.fcfs_reserved.lane import Given, Lane, Structure
 from evaluator.stations.engine.fcfs_reserved.speculative_steps import uneven_leap
 from evaluator.stations.engine.fcfs_reserved.state import State, initial_state
@@ -162,11 +162,10 @@ def _loop_step(given: Given, state: State) -> State:
     run = _run(given, state, intake, now, batch, stalled)
     clock = jnp.where(run.count == 0, jnp.inf, now + run.took_s)  # a lane that is stuck never ends
     steps = LoopSteps(jnp.where(stalled, 0, run.count), now + run.first_s, now + run.two_s, clock)
-    first_token_s = first_tokens(state.first_token_s, state.head, intake.head, now + run.first_s)
+    first_token_s, kv, growth = _complete_prompts(given, state, intake, run, now, stalled)
     gaps = enter_gaps(given, state, intake, first_token_s, steps)
     step = state.step + steps.count
     slot = step % ring
-    kv, growth = _kv_use(given, state, intake, run, stalled)
     out = depart(given, intake, growth, step, state.last_token_s, clock)
     full = tagged_count(intake.crossing, slot, step) if given.structure.windowed else 0.0
     touched = run.iterations * share_touched(given.cost, batch_tokens(given.cost, batch))
@@ -203,13 +202,17 @@ def _loop_step(given: Given, state: State) -> State:
     )
 
 
-def _kv_use(given: Given, state: State, intake: Intake, run: Run, stalled: Flag) -> tuple[KvUse, KvGrowth | None]:
-    """The KV in use in the iterations of a trip, and what was asked for."""
+def _complete_prompts(
+    given: Given, state: State, intake: Intake, run: Run, now: Float, stalled: Flag
+) -> tuple[FloatPerRequest, KvUse, KvGrowth | None]:
+    """First tokens after a trip, the KV in use in its iterations and, on demand, what was asked for."""
+    first_s = now + run.first_s
     if state.kv_growth is None:
-        return KvUse(intake.kv, intake.kv * run.took_s), None
-    first, growth = take_kv(given, state, intake, stalled)
-    use = kv_of_leap(given, growth, state.step, first, run.count, run.first_s, run.two_s - 2.0 * run.first_s)
-    return use, growth._replace(asked=jnp.maximum(growth.asked, use.last))
+        times = first_tokens(state.first_token_s, state.head, intake.head, first_s)
+        return times, KvUse(intake.kv, intake.kv * run.took_s), None
+    times, kv, growth = complete_prompts(given, state, intake, first_s, stalled)
+    use = kv_of_leap(given, growth, state.step, kv, run.count, run.first_s, run.two_s - 2.0 * run.first_s)
+    return times, use, growth._replace(asked=jnp.maximum(growth.asked, use.last))
 
 
 def _follows_from_times(given: Given) -> bool:
