@@ -5,9 +5,10 @@ WORKERS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+BEFORE ?= main
 DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 
-.PHONY: help setup demo test test-fast test-thorough check typed bench oracle pictures errors accuracy clean
+.PHONY: help setup demo test test-fast test-thorough check typed bench bench-regression oracle pictures errors accuracy clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -18,6 +19,7 @@ help:
 	@echo "make check      formatting, lint and types"
 	@echo "make typed      write evaluator/typed.pyi anew, after a change of the scenario's keys"
 	@echo "make bench      the benchmarks (minutes)"
+	@echo "make bench-regression BEFORE=main   processor time of two commits in turns; AFTER=COMMIT instead of this tree"
 	@echo "make oracle     random configurations on vLLM's own scheduler and on ours (CASES=\"--feature drafts --cases 50\")"
 	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
 	@echo "make errors     the tables of expected errors anew, from measurements in DATA ($(DATA)); half an hour"
@@ -65,6 +67,9 @@ typed: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks
+
+bench-regression: $(READY)
+	$(BIN)/python -m tests.benchmarks.regression $(BEFORE) $(AFTER)
 
 # vLLM's own scheduler, in an environment of its own: nothing of it is a dependency of the package. Builds of
 # torchvision, torchaudio and torchcodec that it brings do not go with this torch, and are not needed.
