@@ -82,10 +82,10 @@ def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -
         if simulator == ITERATION and some[0].joint_pools:
             keys, compiled = (_key_of_pools(some[0]),), some[0].stations[len(some[0].answering) :]
             having.setdefault(keys[0], []).extend((some[0], station) for station in some[0].answering)
-        each = tuple(_key(some[0].workload, station) for station in compiled)
-        for key, station in zip(each, compiled, strict=True):
+        of_stations = tuple(_key(some[0].workload, station) for station in compiled)
+        for key, station in zip(of_stations, compiled, strict=True):
             having.setdefault(key, []).append((some[0], station))
-        keys += each
+        keys += of_stations
         together.setdefault((simulator, requests, ends, keys, _route(some[0])), []).extend(some)
     shaped = {key: _shaped(key, stations, seeds) for key, stations in having.items()}
     position = {id(configuration): number for number, configuration in enumerate(configurations)}
@@ -133,12 +133,12 @@ def _with_costs(which: CompileKey, replicas: Sequence[RunnableReplica], requests
 
 def _forms(pipeline_ranks: int, replicas: Sequence[RunnableReplica]) -> tuple[tuple[Hashable, ...], ...]:
     """The forms of the costs of each pipeline rank; none where all replicas have the same."""
-    found = []
+    of_ranks = []
     for number in range(pipeline_ranks):
         # A replica with fewer ranks has a batch in none behind its last: any of its costs will do there.
         costs = (replica.costing.typical[min(number, len(replica.costing.typical) - 1)] for replica in replicas)
-        found.append(tuple(sorted({structure(cost) for cost in costs}, key=repr)))
-    return tuple(found) if any(len(forms) > 1 for forms in found) else ()
+        of_ranks.append(tuple(sorted({structure(cost) for cost in costs}, key=repr)))
+    return tuple(of_ranks) if any(len(forms) > 1 for forms in of_ranks) else ()
 
 
 def _has_experts(cost: IterationCost) -> bool:

@@ -85,8 +85,8 @@ def run_chain(stations: Sequence[Station | JointStations], jobs: ChunkJobs) -> C
         station_visits += visits
         own_roles = [visit.station.role for visit in visits]
         # Jobs go from one to the next within the loop; what is asked here is only who comes out, and when.
-        for place, visit in enumerate(visits if goes_on else ()):
-            jobs = _onwards(visit, aside, hands_on(own_roles, place))
+        for phase, visit in enumerate(visits if goes_on else ()):
+            jobs = _onwards(visit, aside, hands_on(own_roles, phase))
     return chain_result_of(station_visits)
 
 

@@ -57,7 +57,10 @@ def visits_in_one_loop(
     """The jobs of a chunk at all pools that give the answers, over all seeds; ``jobs`` as they come to the first."""
     # Behind stages jobs come in any order. The loop knows them by their ids, as the reference does: of several at one
     # time the lowest goes first. The order in which they are sent is told apart (``Network.order``).
-    jobs = [[one if whole_table(one) else one.some(np.argsort(one.id)) for one in of_seeds] for of_seeds in jobs]
+    jobs = [
+        [of_run if whole_table(of_run) else of_run.some(np.argsort(of_run.id)) for of_run in of_seeds]
+        for of_seeds in jobs
+    ]
     lanes = lanes_of(plan, configurations, jobs)
     size = lanes_per_call(group)
     results = results_of(program_of(group), lambda some: engine_input(group, lanes[some]), len(lanes), size)
@@ -150,15 +153,15 @@ def _unlike_costs(group: StationGroup, serving: list[StationPlan], number: int) 
     ranks = [station.design.ready.pipeline_ranks for station in serving]
     costs = [of_ranks[min(number, len(of_ranks) - 1)] for of_ranks in ranks]
     forms = group.key.forms[number] if group.key.forms else (structure(costs[0]),)
-    own = np.array([forms.index(structure(cost)) for cost in costs], dtype=np.int32)
+    chosen = np.array([forms.index(structure(cost)) for cost in costs], dtype=np.int32)
     stacked = []
     for form in range(len(forms)):
-        any_of_form = costs[int((own == form).argmax())]
+        any_of_form = costs[int((chosen == form).argmax())]
         rows = stack(
-            [cost if which == form else any_of_form for cost, which in zip(costs, own, strict=True)], group.rows
+            [cost if which == form else any_of_form for cost, which in zip(costs, chosen, strict=True)], group.rows
         )
         stacked.append(jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), rows))
-    return stacked[0] if len(forms) == 1 else OneOf(tuple(stacked), own)
+    return stacked[0] if len(forms) == 1 else OneOf(tuple(stacked), chosen)
 
 
 def _speculation(group: StationGroup, lanes: Sequence[JointLane]) -> Speculation | None:
@@ -168,15 +171,15 @@ def _speculation(group: StationGroup, lanes: Sequence[JointLane]) -> Speculation
         return None
     chances = np.zeros((len(lanes), group.key.pools, most))
     drafts = np.zeros(chances.shape[:2])
-    own = np.zeros((len(lanes), group.lane_requests + 1), dtype=np.uint32)
+    random_keys = np.zeros((len(lanes), group.lane_requests + 1), dtype=np.uint32)
     for row, lane in enumerate(lanes):
         ids = np.concatenate([jobs.id for jobs in lane.phases])
-        own[row, : len(ids)] = keys(lane.seed, ids)
+        random_keys[row, : len(ids)] = keys(lane.seed, ids)
         for number, station in enumerate(lane.configuration.answering):
             drafts[row, number] = station.drafts
             if station.speculative is not None:
                 chances[row, number, : station.drafts] = station.speculative.chances
-    return Speculation(chances, drafts, own)
+    return Speculation(chances, drafts, random_keys)
 
 
 def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
