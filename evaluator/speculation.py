@@ -166,6 +166,7 @@ def decode_tokens(drafting: Drafting | None) -> int:
 def hashed(x: Any) -> Any:
     """A hash of uint32 numbers, an array of NumPy or JAX: the best of C. Wellons' hash-prospector (16, 15, 15)."""
     x = x ^ (x >> np.uint32(16))
+    # Products of uint32 wrap around, in NumPy and in JAX alike.
     x = x * np.uint32(0x21F0AAAD)
     x = x ^ (x >> np.uint32(15))
     x = x * np.uint32(0xD35A2D97)
@@ -174,6 +175,8 @@ def hashed(x: Any) -> Any:
 
 def keys(seed: int, ids: NDArray[np.int64]) -> NDArray[np.uint32]:
     """What the draws of each request follow from, (request,); ``ids`` are the numbers of the requests."""
+    # The constant is 2**32 over the golden ratio. The hash leaves 0 as it is, so that seed 0 would not enter without
+    # it.
     of_seed = hashed(np.array([seed % (1 << 32)], dtype=np.uint32) + np.uint32(0x9E3779B9))
     return hashed(hashed(np.asarray(ids).astype(np.uint32)) ^ of_seed)
 
@@ -186,4 +189,6 @@ def uniform(key: Any, iteration: Any) -> Any:
 def tokens_given(chances: tuple[float, ...], key: np.unsignedinteger, iterations: int) -> NDArray[np.int64]:
     """Tokens that each of the first so many decode iterations of a request gives, (iteration,)."""
     drawn = uniform(np.array([key], dtype=np.uint32), np.arange(iterations, dtype=np.uint32))
+    # The chances fall with the position: as many drafts in a row are accepted as have a chance above the number
+    # drawn.
     return 1 + (drawn[:, None] < np.array(chances)).sum(axis=1)

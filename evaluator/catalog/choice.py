@@ -39,6 +39,7 @@ def load_calibration(
         measured = _measured(str(of), serving_engine(engine).name)
         if measured is not None:
             return measured
+        # A user's own set of this name goes before the one that is made of others.
         if device is not None and is_like_measured(device) and not has("calibrations", TRANSFERRED):
             return set_of_others(device, serving_engine(engine).name, device.architecture)
         name = TRANSFERRED if device is not None and is_like_measured(device) else SHEET
@@ -64,6 +65,7 @@ def _measured(hardware: str, engine: str) -> Calibration | None:
     if has("calibrations", serving):
         return named_set(serving, hardware)
     if has("calibrations", kernels):
+        # Kernels were timed alone. What a server's host adds is taken to be alike on all devices.
         calibration = named_set(kernels, hardware)
         if has("calibrations", host):
             return with_host(calibration, named_set(host, hardware))

@@ -42,6 +42,8 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
     """Why the request-level engine cannot run a pool that others can; None where it can."""
     deployment, built = station.deployment, station.design
     batching, record = deployment.batching, policy(deployment.batching.policy)
+    # BestServe's replica computes whole prompts while its decodes are suspended. A policy that cuts prompts, or
+    # computes them beside decodes, has iterations that it knows nothing of.
     alone = (record.whole_prompts and record.prefill_alone) or station.role.prompt_resident
     refused = {
         "a closed loop; use arrivals with a rate": workload.arrivals.process == "closed_loop",
@@ -57,6 +59,7 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
         "cached prompt tokens; leave out cached_tokens and prefix_caching": station.extremes.cached > 0
         and not station.role.prompt_resident,
         f"the windowed layers of {built.model.name}": built.ready.kv.window is not None,
+        # A fit is checked against the largest batches of a run, which are not recorded where there are no iterations.
         f"calibration {built.calibration.name}, whose measured range it cannot check; use a roofline": built.ready.fit
         is not None,
     }

@@ -62,6 +62,7 @@ def stages_problem(
                 f"infeasible: pipeline.{batched.label}: pool {batched.pool} serves {served} in batches, and no others "
                 "fit into them; give it a pool of its own"
             )
+    # Where sessions wait for answers, arrivals depend on departures, and stations are served one after the other.
     if workload.sessions.feedback:
         return (
             "unsupported: sessions that think from the answer with a pipeline; use workload.sessions.think_from arrival"

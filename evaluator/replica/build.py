@@ -32,6 +32,8 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     model, hardware, calibration = _catalog(spec)
     built = ReplicaBuild(spec, model, hardware, calibration)
     precision, parallel = spec.precision, spec.parallel
+    # In the order of the reasons: what the program does not know, then what the engine refuses, then what does not
+    # fit. The first is the status, since the later checks suppose that the earlier ones passed.
     unknown = fitted_problem(calibration, model, hardware, precision, parallel) or lockstep_problem(model, parallel)
     if unknown is not None:
         return replace(built, problem=Problem(UNSUPPORTED, unknown))
@@ -84,6 +86,8 @@ def _as_used(calibration: Same[Calibration], beyond: bool, change: Change | None
     """A set, maybe ``beyond`` what it was fitted to (on a device that nobody measured, for another engine), with an
     input changed; the same object for all that ask so."""
     efficiency_of = calibration.of
+    # A data sheet says no more of a device that was measured than of another: only what was fitted can be
+    # extrapolated.
     if beyond and efficiency_of.provenance == "calibrated":
         efficiency_of = replace(efficiency_of, provenance="extrapolated")
     return efficiency_of if change is None else changed_calibration(efficiency_of, change)

@@ -39,6 +39,8 @@ def changed_calibration(calibration: Calibration, change: Change) -> Calibration
     match change.input:
         case "memory_bandwidth" | "flops" | "link_bandwidth":
             pass
+        # What a message takes beside its bytes stands in three places: the fixed times of collectives and the
+        # messages of an eager set are of the calibration, the latency of a link is of the device.
         case "link_latency":
             calibration = _eager_longer(_classes_longer(calibration, factor, collectives=True), factor, ("message_s",))
         case "kernel_overhead":

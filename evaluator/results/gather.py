@@ -53,6 +53,7 @@ def gather(out: str | Path) -> Gathered:
         lefts = [store.left(Shard(number, store.count)) for number in range(1, store.count + 1)]
         note = reduce(add, lefts).note
         try:
+            # Finished before it gets its name: whoever finds a store under its name finds it whole.
             finish(store.path, {**header["attributes"], **note, "created": now()}, header["coordinates"])
             _move(store.path, path)
         except OSError as error:
@@ -86,6 +87,8 @@ def _chosen(path: Path, stores: Sequence[tuple[Store, dict[str, Any]]]) -> tuple
 
 def _move(store: Path, path: Path) -> None:
     """Give the store its name. Whatever stops it, the store is at one of the two places."""
+    # A folder cannot be renamed onto another one that has files. The old store is put aside first and removed last,
+    # which is what takes long and may be stopped.
     old = path.with_name(f".{path.name}.{os.getpid()}.part")
     if path.exists():
         path.rename(old)

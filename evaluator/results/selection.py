@@ -58,6 +58,7 @@ def select(axes: Sequence[Axis], wanted: Mapping[str, str]) -> tuple[int, ...]:
 def _axis(axes: Sequence[Axis], name: str) -> int:
     long = SHORT_NAMES.get(name, name)
     matching = [i for i, axis in enumerate(axes) if any(_is_end(long, path) for path in _paths(axis))]
+    # A name may be an axis of its own and the end of another's path (``hardware``): the axis goes before the path.
     exact = [i for i in matching if axes[i].name in (name, long)]
     if len(exact or matching) == 1:
         return (exact or matching)[0]
@@ -73,6 +74,7 @@ def _axis(axes: Sequence[Axis], name: str) -> int:
 
 def _positions(axis: Axis, name: str, text: str, among: list[int]) -> list[int]:
     long = SHORT_NAMES.get(name, name)
+    # The value itself goes before those that round to it: of rates 1 and 1.2, "1" is the first.
     for same in (_equal, _rounded):
         matching = [i for i in among if any(same(value, text) for value in _values(axis, i, long))]
         if matching:
@@ -119,6 +121,7 @@ def _rounded(value: Any, text: str) -> bool:
     if number is None or wanted is None:
         return False
     mantissa = re.match(r"[-+0-9.]*", text)
+    # Significant digits as they are written: zeros in front are none, those behind are.
     digits = len(mantissa.group().replace(".", "").lstrip("+-0")) if mantissa else 0
     return math.isclose(float(f"{number:.{digits or 1}g}"), wanted, rel_tol=1e-12)
 

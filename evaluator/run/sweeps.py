@@ -64,6 +64,7 @@ def sweep(
             target = check_output(out)
             checkpoint = Checkpoint.beside(target, task.fingerprint)
             stack.enter_context(exclusive(lock_of(target), target))
+            # Under the lock only: the parts of a writer that is alive are not left-overs.
             clear_parts(target)
             if fresh:
                 checkpoint.remove()
@@ -118,12 +119,14 @@ def sweep_shard(
         if fresh:
             store.forget(shard)
             checkpoint.remove()
+        # Asked under the lock: whoever was writing it is done, or this process would not hold it.
         if store.is_written(shard):
             return ShardState.WRITTEN
         rows = shard.rows(store.total)
         if not rows:
             store.write(shard, None, {}, FallbackReport(simulator))
             return ShardState.COMPUTED
+        # A cluster is started only here, where there is something to compute.
         watched = stack.enter_context(followed(progress, len(rows), requests_per_unit=task.requests))
         context = RunContext(checkpoint, watched, stack.enter_context(connected(cluster)))
         dataset, first = dataset_of(task, np.arange(rows.start, rows.stop, dtype=np.int64), context)

@@ -195,6 +195,7 @@ def _check_path(path: str, where: Place) -> None:
 
 
 def _check_overlap(axes: Sequence[RawAxis], bounds: Mapping[str, Between], place: Place) -> None:
+    # An axis that is sampled from has no steps yet, and sets its key all the same.
     owner = {path: path for path in bounds}
     for axis in axes:
         for path in axis.keys:

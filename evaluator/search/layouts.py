@@ -118,6 +118,7 @@ def _described(scenario: Scenario, name: str) -> tuple[list[Model], list[Hardwar
     said = pool.usd_per_device_hour or outer.usd_per_device_hour
     prices = [said or device.usd_per_hour for device in hardware]
     if budget.usd_per_hour is not None and (stated := [price for price in prices if price]):
+        # Prices are decimals: three devices at 3.3 must not be too dear for 9.9 by a rounding error.
         limits.append(floor(budget.usd_per_hour / min(stated) * (1.0 + 1e-12)) - others)
     return models, hardware, max(min(limits), 1)
 
@@ -169,6 +170,7 @@ def _fitting(whole: Plan, counts: Sequence[int]) -> list[list[int]]:
     """For each pool the places of its layouts with which some design can run; the axes are the last of the plan's."""
     rows = np.arange(len(whole.configurations)) if whole.grid.rows is None else whole.grid.rows
     able = np.array([configuration.status == OK for configuration in whole.configurations], dtype=bool)
+    # The axes of layouts come last and vary the fastest, so that a row modulo their sizes is the place among them.
     places = np.unravel_index(rows[able] % int(np.prod(counts)), tuple(counts))
     return [sorted(set(column.tolist())) for column in places]
 
@@ -187,6 +189,7 @@ def pruned(
     able = 0
     for ladder in ladders:
         design = next((configuration for configuration in ladder if configuration.status == OK), None)
+        # A ladder is one design with more and more replicas; the first that can run stands for it.
         promise = 0.0 if design is None else starts.rate(design) / (design.accelerators if for_a_rate else 1)
         able += design is not None
         groups.setdefault(whole.grid.steps(ladder[0].config)[:said], []).append((promise, ladder))

@@ -69,5 +69,7 @@ def _release_times(slot: LaneJobs, frontend: Frontend, result: LaneResult) -> np
     if follows is not None:
         after_s = answered_s[follows.before] + follows.think_s
         return np.where(follows.before < 0, slot.jobs.ready_s[slot.served], after_s)
+    # A closed loop: whoever has an answer sends the next request, so the n-th that is sent after the first of each
+    # user goes when the n-th answer is there. Who of them it is makes no difference, for users are alike.
     answered_s = np.sort(answered_s)
     return np.concatenate([np.zeros(slot.users), answered_s[: slot.count - slot.users]])

@@ -126,6 +126,7 @@ JobColumns = dict[str, np.ndarray]
 
 def by_id(jobs: ChunkJobs, served: JobColumns) -> RequestTimes:
     """The times of jobs by their ids: columns are not copied where that is the same, as it most often is."""
+    # Most configurations share the arrays of a seed, each of which is looked at once.
     distinct = {id(run_jobs.id): run_jobs for _, run_jobs in by_run(jobs)}
     if all(map(whole_table, distinct.values())):
         return RequestTimes(**served)
@@ -165,5 +166,6 @@ def order_of(jobs: ChunkJobs) -> np.ndarray:
     order = np.empty(shape, dtype=np.int64)
     order[...] = np.arange(shape[-1])
     for run, run_jobs in by_run(jobs):
+        # The rest keeps its own positions, so that the row stays a permutation.
         order[run][: len(run_jobs)] = order[run][run_jobs.order]
     return order
