@@ -24,6 +24,9 @@ from evaluator.keys import (
 
 LOWEST_RPS = 1e-6
 """Requests per second. A clock that counts the years between them would lose the milliseconds that they take."""
+HIGHEST_RPS = 1e9
+"""Gaps of less than a nanosecond are none: all requests would come at once, and a short run of them would say of any
+rate that it meets the objectives."""
 _above_zero = quantity("1/s", above=0)
 
 
@@ -31,6 +34,11 @@ def _rate(value: Any, place: Place) -> float:
     rate = _above_zero(value, place)
     if rate < LOWEST_RPS:
         raise place.error(f"{shown(value)} is too low for the clock of a run; use at least {LOWEST_RPS:g} requests/s")
+    if rate > HIGHEST_RPS:
+        raise place.error(
+            f"{shown(value)} is too high for the clock of a run; use at most {HIGHEST_RPS:g} requests/s, or "
+            "process: all_at_once"
+        )
     return rate
 
 

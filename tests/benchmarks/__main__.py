@@ -23,6 +23,7 @@ from tests.benchmarks import (  # noqa: F401
     reference,
     request_level,
     search,
+    session,
     sweep,
     vidur,
 )

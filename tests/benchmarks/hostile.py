@@ -103,7 +103,7 @@ def scenario(rng: random.Random, folder: Path) -> Case:
 
 EXTREME: dict[str, list[Any]] = {
     "workload.arrivals": [
-        {"process": "poisson", "rate_rps": 1e-9}, {"process": "poisson", "rate_rps": 1e12},
+        {"process": "poisson", "rate_rps": 1e-9}, {"process": "poisson", "rate_rps": 1e9},
         {"process": "gamma", "rate_rps": 3, "cv": 4}, {"process": "closed_loop", "users": 500},
         {"process": "all_at_once"}, {"process": "burst", "rate_rps": 5, "factor": 2, "on_s": 1e-6, "off_s": 1e-6},
         {"process": "normal", "rate_rps": 2, "std_s": 1e6},

@@ -182,6 +182,10 @@ BAD = {
         "workload.arrivals.rate_rps=1e-7",
         r"rate_rps: 1e-07 is too low for the clock of a run; use at least 1e-06",
     ),
+    "fast": (
+        "workload.arrivals.rate_rps=1e300",
+        r"rate_rps: 1e\+300 is too high for the clock of a run; use at most 1e\+09 requests/s, or process: all_at_once",
+    ),
     "model type": (
         "deployment.model=7",
         r"deployment\.model: expected a name or {like: llama-3\.1-8b, layers: 40}, got 7",
