@@ -139,7 +139,7 @@ def _engines(
     ]  # fmt: skip
     if several:
         missing += [
-            *lacking_jointly(several, stations, workload),
+            *lacking_jointly(several, workload),
             *too_many_together(several[0], stations, workload),
         ]
     else:

@@ -54,7 +54,7 @@ def why_joint(
     return tuple(name for name, applies in reasons.items() if applies)
 
 
-def lacking_jointly(whys: Sequence[str], stations: Sequence[StationPlan], workload: Workload) -> tuple[str, ...]:
+def lacking_jointly(whys: Sequence[str], workload: Workload) -> tuple[str, ...]:
     """What only the reference knows of pools in one loop; why they are in one, ``whys``, is said with it.
 
     The loop is of pools alone: stages of a pipeline in front of them and behind are served before and after it. That is
@@ -64,14 +64,7 @@ def lacking_jointly(whys: Sequence[str], stations: Sequence[StationPlan], worklo
     round_trips = [why for why in whys if "pipeline" in why]
     if round_trips:
         return tuple(round_trips)
-    why, deployments = whys[0], [station.deployment for station in stations]
-    whole = any(not policy(deployment.batching.policy).pipeline for deployment in deployments)
-    reasons = {
-        f"{why} with workload.reasoning.branches": workload.reasoning.several,
-        f"{why} with policy lightllm beside a pipeline": whole
-        and any(deployment.pipeline_parallel > 1 for deployment in deployments),
-    }
-    return tuple(name for name, applies in reasons.items() if applies)
+    return (f"{whys[0]} with workload.reasoning.branches",) if workload.reasoning.several else ()
 
 
 def too_many_together(why: str, stations: Sequence[StationPlan], workload: Workload) -> tuple[str, ...]:

@@ -227,12 +227,11 @@ def lacking(
 
     ``alone``: it does not run in one loop with other pools, of which ``joint_pools`` knows what is lacking.
     """
-    record, planning = policy(deployment.batching.policy), deployment.batching.planning
+    planning = deployment.batching.planning
     keys = {
         f"batching.planning {planning}": planning == ASYNCHRONOUS
         or (planning == QUEUED and deployment.pipeline_parallel > 1),
         "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
-        f"policy {record.name} with pipeline_parallel": not record.pipeline and deployment.pipeline_parallel > 1,
         "prefix caching by content with deployment.speculative": deployment.speculative is not None
         and cached_by_content(workload, deployment),
     }

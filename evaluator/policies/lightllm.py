@@ -10,5 +10,4 @@ LIGHTLLM = BatchingPolicy(
     admission="on_demand",
     look_every=10,  # LightLLM's max_wait_tokens
     preemptive_program=True,
-    pipeline=False,
 )

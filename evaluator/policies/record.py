@@ -10,8 +10,8 @@ class BatchingPolicy:
     """Which requests take part in an iteration, and how the KV cache is dealt out to them.
 
     Every iteration gives each decoding request a token, computes prompts, or does both; the fields say which, within
-    which limits, and what KV a request must get to be admitted. ``preemptive_program`` and ``pipeline`` say how far the
-    vectorised engine goes with the policy. Errors: ValueError for decisions that no engine can combine.
+    which limits, and what KV a request must get to be admitted. ``preemptive_program`` says which program of the
+    vectorised engine it needs. Errors: ValueError for decisions that no engine can combine.
     """
 
     name: str  # in scenario files
@@ -26,7 +26,6 @@ class BatchingPolicy:
     look_every: int = 0  # decode iterations between two looks at who waits, see ``by_future_peak``; 0: looks always
     preemptive_program: bool = False  # needs the program ``preemptive`` even with KV reserved, first come, first served
     plans_ahead: bool = False  # its next batch may be planned before the one under way ends, as vLLM's engine core does
-    pipeline: bool = True  # the vectorised engine runs it on several pipeline ranks (else only the reference does)
 
     def __post_init__(self) -> None:
         peak = self.by_future_peak
@@ -39,10 +38,7 @@ class BatchingPolicy:
             ),
             (self.admission not in (None, "reserve", "on_demand"), f"admission {self.admission!r} is unknown"),
             (peak and self.admission != "on_demand", "look_every needs admission on_demand"),
-            (
-                peak and (self.pipeline or not self.preemptive_program),
-                "look_every needs preemptive_program and no pipeline",
-            ),
+            (peak and not self.preemptive_program, "look_every needs preemptive_program"),
         ):
             if contradicts:
                 raise ValueError(f"policy {self.name}: {why}")

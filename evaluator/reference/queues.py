@@ -44,7 +44,7 @@ class Queues:
         self.short_of_kv = False  # in this iteration a running request did not get KV at once: nobody new comes in
         self.admitted = 0  # in this iteration
         self.continued = False  # in this iteration a prompt under way goes on
-        self.newcomers: list[Request] = []  # those of them that had nothing to compute
+        self.newcomers: list[Request] = []  # since the last batch with decodes: who had nothing to compute
         self.cached: list[tuple[int, int]] = []  # of them all: (request, tokens found in the prefix cache)
         self.moved_units = 0  # swapped in or out since a batch was sent
         self.preemptions = 0
@@ -70,7 +70,6 @@ class Queues:
     def begin(self) -> None:
         """A new iteration is to be put together."""
         self.preempted = []
-        self.newcomers = []
         self.cached = []
         # ``take_off`` puts aside what was left out of a batch that was sent; this batch was empty, so that nothing
         # was.

@@ -231,6 +231,9 @@ class Replica:
         for chunk in batch.chunks:
             if chunk.request.scheduled_s == math.inf:
                 chunk.request.scheduled_s = start
+        # Beside a prompt that is computed alone they decode in a later batch: this one is their first all the same.
+        for request in self.queues.newcomers:
+            request.scheduled_s = min(request.scheduled_s, start)
         if batch.decodes is not None:
             self._send_decodes(batch, flight)
         # The decodes that were left out of this batch are those of the next one, until this batch has ended.
@@ -247,9 +250,9 @@ class Replica:
     def _send_decodes(self, batch: Batch, flight: RunningBatch) -> None:
         queues, group = self.queues, batch.decodes
         assert group is not None
-        flight.newcomers = queues.newcomers
-        for request in flight.newcomers:
-            request.scheduled_s = min(request.scheduled_s, flight.start_s)
+        # Whoever was preempted for want of KV since it came in, or left out of this batch, has no token with it.
+        flight.newcomers = [request for request in queues.newcomers if request.group is group]
+        queues.newcomers = [request for request in queues.newcomers if request.group not in (None, group)]
         queues.decode_iterations += 1
         # The group is in flight as a whole; who gets its first token meanwhile decodes with the batch of another
         # rank.

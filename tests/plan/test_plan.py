@@ -110,11 +110,6 @@ STATUSES = {
 LACKING: dict[tuple[str, ...], dict[str, Any]] = {
     (): {"deployment__router": "least_work", "deployment__batching__policy": "mixed"},  # one replica: nothing to choose
     ("preemption swap",): {"deployment__kv": "{admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}"},
-    ("policy lightllm with pipeline_parallel",): {
-        "deployment__batching__policy": "lightllm",
-        "deployment__pipeline_parallel": 2,
-        "deployment__kv__block_tokens": 1,
-    },
     ("router least_kv over 9,000 replicas with outputs of up to 5,000 tokens",): {
         "deployment__router": "least_kv",
         "deployment__replicas": 9_000,
@@ -142,6 +137,14 @@ IN_ANY_ORDER: list[tuple[dict[str, Any], CompileKey]] = [
     (
         {"deployment__batching__policy": "lightllm", "deployment__kv__block_tokens": 1},
         CompileKey(True, peaks=True),
+    ),
+    (
+        {
+            "deployment__batching__policy": "lightllm",
+            "deployment__kv__block_tokens": 1,
+            "deployment__pipeline_parallel": 2,
+        },
+        CompileKey(True, pipeline_ranks=2, peaks=True),
     ),
 ]
 

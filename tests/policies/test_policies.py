@@ -56,7 +56,6 @@ LOOKING = {
     "prefill_alone": True,
     "admission": "on_demand",
     "preemptive_program": True,
-    "pipeline": False,
 }
 
 
@@ -69,7 +68,7 @@ LOOKING = {
         ({"prefill_alone": True, "whole_prompts": False}, "prefill_alone needs whole_prompts: chunks share iterations"),
         ({"admission": "later"}, "admission 'later' is unknown"),
         ({**LOOKING, "admission": None}, "look_every needs admission on_demand"),
-        ({**LOOKING, "pipeline": True}, "look_every needs preemptive_program and no pipeline"),
+        ({**LOOKING, "preemptive_program": False}, "look_every needs preemptive_program"),
     ],
 )
 def test_decisions_that_no_engine_can_combine_are_refused(decisions, why):

@@ -67,6 +67,13 @@ class TestLightLlm:
         log = log_of(SECOND, "lightllm", self.limits(), requests)
         assert [each.start_s for each in log if each.chunks] == [0.0, 7.0]  # looks at 4 s and at 7 s
 
+    def test_a_resident_prompt_beside_one_that_is_computed_alone(self):
+        """As after a preemption on a decode side: it comes in with that batch, and decodes in the next one."""
+        requests = [request(0, 0.0, 3, 2), Request(1, 0.0, 0, 4, 2, 6)]
+        log = log_of(SECOND, "lightllm", self.limits(), requests)
+        assert work(log) == [(((0, 3),), ()), ((), (0, 1)), ((), (1,))]
+        assert (requests[1].scheduled_s, requests[1].first_token_s, requests[1].last_token_s) == (0.0, 2.0, 3.0)
+
     # Request 0 holds 4 + 4 - 1 tokens at its end, request 1 holds 6 + 2 - 1; when 1 ends, 0 holds 5.
     @pytest.mark.parametrize(("tokens", "together"), [(12, True), (11, False)])
     def test_requests_are_admitted_if_their_peak_fits(self, tokens, together):

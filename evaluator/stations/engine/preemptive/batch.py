@@ -24,7 +24,7 @@ from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.preemptive.decode_groups import join
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
-from evaluator.stations.engine.preemptive.peak import enter_end, peak_units
+from evaluator.stations.engine.preemptive.peak import enter_end, mend_order, peak_units
 from evaluator.stations.engine.preemptive.preemption import grow_decodes, make_room
 from evaluator.stations.engine.preemptive.state import State, no_batch
 from evaluator.stations.engine.preemptive.waiting import any_waiting, head, pop
@@ -41,6 +41,8 @@ def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> tuple[St
     any_kind = policy.drain_first | (rules.look_every > 0)  # one admission takes requests with and without a prompt
     # Where prompts are computed alone (vLLM v0: ``_schedule_prefills``) admission comes first.
     first = on & alone & looks
+    if given.structure.peaks and given.structure.pipeline_ranks > 1:
+        state = mend_order(given, state, first & (rules.look_every > 0))
     state = _admit(given, state, start_s, computing=first, resident=first & any_kind)
     replica = state.replica
     last_look = jnp.where(state.batch.admitted > 0, replica.decode_iterations, replica.last_look)

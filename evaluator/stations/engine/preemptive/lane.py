@@ -178,7 +178,7 @@ class Structure(NamedTuple):
     ring: int  # steps in the rings, a power of two above the longest output
     windowed: bool  # the model has sliding-window layers
     pipeline_ranks: int  # pipeline ranks, and batches in flight
-    peaks: bool  # some lane admits by its future peak of KV (LightLLM); with one rank only
+    peaks: bool  # some lane admits by its future peak of KV (LightLLM)
     replicas: int = 1  # most replicas of a lane, see ``engine.joint``
     frontend: bool = False  # of a closed loop: users get their answers later than the engine has them; several replicas
     lockstep: bool = False  # replicas are data-parallel ranks that start together, see ``joint.lockstep``

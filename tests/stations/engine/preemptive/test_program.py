@@ -17,7 +17,7 @@ CASES = tried(200, 0.24)
 ALL = Kind(windowed=True, experts=True, peaks=True)
 KINDS = {
     "all policies, windows, experts": ALL,
-    "three pipeline ranks, windows, experts": Kind(windowed=True, experts=True, pipeline_ranks=3),
+    "three pipeline ranks, windows, experts": Kind(windowed=True, experts=True, pipeline_ranks=3, peaks=True),
 }
 """Some programs, each with much in it: to compile one takes longer than to run its cases."""
 
