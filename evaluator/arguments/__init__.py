@@ -7,11 +7,14 @@ with one another, ``vllm.py`` and ``sglang.py`` the tables of the two, ``shell.p
 from evaluator.arguments.flags import WHOLE, CommandLine, StatedPool, unsaid
 from evaluator.arguments.shell import COMMAND_LINES, FLEET_NOTE, POOL_NOTE, Started, read_script
 from evaluator.arguments.table import Arguments, Flags, arguments_of, get, leaves, tree_of
+from evaluator.arguments.trtllm import CONFIG, TRTLLM
 
 __all__ = [
     "COMMAND_LINES",
+    "CONFIG",
     "FLEET_NOTE",
     "POOL_NOTE",
+    "TRTLLM",
     "WHOLE",
     "Arguments",
     "CommandLine",

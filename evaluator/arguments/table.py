@@ -23,7 +23,14 @@ Flags = dict[str, Any]
 
 _NUMBER = re.compile(r"-?(\d|\.\d)")
 _SHORT_COUNT = re.compile(r"([\d.]+)([kKmMgGtT])")
-_OF_PLACES = ("--port", "--node-rank", "--base-gpu-id", "--data-parallel-rank", "--data-parallel-start-rank")
+_OF_PLACES = (
+    "--port",
+    "--disaggregation-bootstrap-port",
+    "--node-rank",
+    "--base-gpu-id",
+    "--data-parallel-rank",
+    "--data-parallel-start-rank",
+)
 """Flags that tell servers apart, which scripts compute."""
 _SCALES = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 """vLLM ``human_readable_int`` and SGLang's of the same name: 1k is 1,000 and 1K is 1,024."""

@@ -14,7 +14,7 @@ from evaluator.catalog.engines import serving_engine
 from evaluator.deploy.design import Design, read_design
 from evaluator.deploy.launch import launches, remarks_of
 from evaluator.deploy.load import load_files
-from evaluator.deploy.router import policies, router_script
+from evaluator.deploy.router import has_router, policies, router_script
 from evaluator.deploy.targets import TARGETS, DeployTarget
 from evaluator.errors import InputError
 
@@ -52,7 +52,8 @@ def deploy(
     remarks = remarks_of(design, servers)
     if not target.routes:
         files |= router_script(design, servers)
-        remarks += policies(design)[1] if router_script(design, servers) else []
+    if has_router(design) and target.name in ("vllm", "sglang", "compose", "kubernetes"):
+        remarks += policies(design)[1]
     files |= load_files(design, {launch.pool.model.name: launch.repository for launch in servers})
     return Deployed(files, f"{design.chosen} (config={design.config})", tuple(remarks))
 

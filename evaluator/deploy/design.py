@@ -107,12 +107,16 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
         raise InputError(f"{source}: the design that was chosen cannot run any more: {configuration.status}")
     deployment = whole.grid.points[0][1]
     sampler = RequestSampler()
+    # A decode side gives all tokens but the first, and its server is asked for all.
+    longest = max(
+        station.extremes.sequence + (station.deployment.role == "decode") for station in configuration.answering
+    )
     return Design(
         source=source,
         title=str(ds.attrs.get("title", scenario.name)),
         chosen=chosen,
         config=config,
-        pools=tuple(_pool(station) for station in configuration.answering),
+        pools=tuple(_pool(station, longest) for station in configuration.answering),
         router=_router(deployment),
         transfer=written(deployment.transfer),
         workload=_workload(ds, row, configuration.workload, sampler),
@@ -158,7 +162,7 @@ def _workload(ds: xr.Dataset, row: int, workload: Workload, sampler: RequestSamp
     return sampler.at_rate(workload, rate)
 
 
-def _pool(station: StationPlan) -> PoolDesign:
+def _pool(station: StationPlan, longest: int) -> PoolDesign:
     deployment, replica = station.deployment, station.design.ready
     kv = deployment.kv
     tokens = replica.kv.capacity_tokens
@@ -173,7 +177,7 @@ def _pool(station: StationPlan) -> PoolDesign:
         station.name,
         tree_of(leaves(keys, WHOLE)),
         station.design.model,
-        station.extremes.sequence,
+        longest,
     )
 
 

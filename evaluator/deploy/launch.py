@@ -8,15 +8,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from evaluator.arguments import COMMAND_LINES, FLEET_NOTE, POOL_NOTE, Arguments, StatedPool, get, unsaid
+from evaluator.arguments import (
+    COMMAND_LINES,
+    CONFIG,
+    FLEET_NOTE,
+    POOL_NOTE,
+    TRTLLM,
+    Arguments,
+    StatedPool,
+    get,
+    tree_of,
+    unsaid,
+)
 from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.published import model_name, repository_of
 from evaluator.catalog.read_model import load_model
 from evaluator.deploy.design import Design, PoolDesign
 from evaluator.errors import InputError
 from evaluator.traffic.requests import Tokens, request_tokens
+from evaluator.yaml import dumps_yaml
 
 FIRST_PORT = 8000
+LINES = {**COMMAND_LINES, TRTLLM.engine: TRTLLM}
 NO_REPOSITORY = "MODEL_ID"
 """Stands where the repository of a model is not known."""
 
@@ -81,7 +94,7 @@ def _launch(design: Design, pool: PoolDesign, port: int, model_id: str | None) -
         ),
         draft=_draft(pool),
     )
-    line = COMMAND_LINES[pool.engine]
+    line = LINES[pool.engine]
     flags = line.flags(server)
     note = unsaid(line, server, flags)
     remarks = [*missing, *_remarks(pool, note, line.keys(flags)[0])]
@@ -90,12 +103,17 @@ def _launch(design: Design, pool: PoolDesign, port: int, model_id: str | None) -
     if _read_back(repository) == note.get("model"):
         del note["model"]
     program = (*line.program, *(() if line.model_flag else (repository,)))
-    return Launch(pool, program, tuple(line.arguments.words(flags)), note, tuple(remarks), port, repository)
+    line.arguments.words(flags)  # all are checked, also those of a YAML
+    config = {flag.removeprefix(CONFIG): value for flag, value in flags.items() if flag.startswith(CONFIG)}
+    files = {f"{pool.name}.yaml": dumps_yaml(tree_of(config))} if config else {}
+    of_command = {flag: value for flag, value in flags.items() if not flag.startswith(CONFIG)}
+    words = [*line.arguments.words(of_command), *(("--config", name) for name in files)]
+    return Launch(pool, program, tuple(words), note, tuple(remarks), port, repository, files)
 
 
 def arguments_of(launch: Launch) -> Arguments:
     """The recorded arguments that its flags were checked by."""
-    return COMMAND_LINES[launch.pool.engine].arguments
+    return LINES[launch.pool.engine].arguments
 
 
 def _repository(pool: PoolDesign, model_id: str | None) -> tuple[str, list[str]]:

@@ -12,7 +12,7 @@ from evaluator.deploy.launch import Launch, quoted
 
 ROUTER = "router.sh"
 PORT = 9000
-_BOOTSTRAP = 8998  # SGLang: --disaggregation-bootstrap-port
+BOOTSTRAP = 8998  # SGLang: --disaggregation-bootstrap-port
 _COMMON = {"random": "random", "round_robin": "round_robin", "prefix_aware": "cache_aware"}
 POLICIES: Mapping[str, Mapping[str, str]] = {
     "vllm": _COMMON | {"session": "consistent_hash"},
@@ -45,26 +45,36 @@ def policies(design: Design) -> tuple[dict[str, str], list[str]]:
     return chosen, remarks
 
 
-def words(design: Design, launches: list[Launch], hosts: Mapping[str, str] | None = None) -> list[list[str]]:
+def router_words(design: Design, launches: list[Launch], hosts: Mapping[str, str], domains: bool = False) -> list[str]:
+    """The whole command where servers are hosts of their own; ``domains``: of a Service, as pods of a StatefulSet."""
+    options = [word for option in words(design, launches, hosts, domains) for word in option]
+    return [*_PROGRAMS[design.engine], *options, "--host", "0.0.0.0", "--port", str(PORT)]
+
+
+def words(
+    design: Design, launches: list[Launch], hosts: Mapping[str, str] | None = None, domains: bool = False
+) -> list[list[str]]:
     """The words of each option. ``hosts``: of each pool, where its replicas are reached by one name each."""
     options, _ = policies(design)
     if not design.phases:
-        urls = [url for launch in launches for url in _urls(launch, hosts)]
+        urls = [url for launch in launches for url in _urls(launch, hosts, domains)]
         return [["--worker-urls", *urls], *([option, policy] for option, policy in options.items())]
     apart = "--vllm-pd-disaggregation" if design.engine == "vllm" else "--pd-disaggregation"
     lines = [[apart]]
     for launch in launches:
-        for number, url in enumerate(_urls(launch, hosts)):
-            bootstrap = (
-                [str(_BOOTSTRAP + number)] if design.engine == "sglang" and launch.pool.role == "prefill" else []
-            )
+        for number, url in enumerate(_urls(launch, hosts, domains)):
+            bootstrap = []
+            if design.engine == "sglang" and launch.pool.role == "prefill":
+                bootstrap = [str(BOOTSTRAP if hosts else BOOTSTRAP + number)]  # each its own where all share a host
             lines.append([f"--{launch.pool.role}", url, *bootstrap])
     return [*lines, *([option, policy] for option, policy in options.items())]
 
 
-def _urls(launch: Launch, hosts: Mapping[str, str] | None) -> list[str]:
+def _urls(launch: Launch, hosts: Mapping[str, str] | None, domains: bool) -> list[str]:
     if hosts is not None:
-        return [f"http://{hosts[launch.pool.name]}-{n}:{launch.port}" for n in range(launch.pool.replicas)]
+        host = hosts[launch.pool.name]
+        under = f".{host}" if domains else ""
+        return [f"http://{host}-{n}{under}:{launch.port}" for n in range(launch.pool.replicas)]
     return [f"http://127.0.0.1:{launch.port + n}" for n in range(launch.pool.replicas)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from evaluator.deploy.design import Design
 from evaluator.deploy.launch import Launch, fleet_note, head, pool_notes, quoted
+from evaluator.deploy.router import BOOTSTRAP
 
 SCRIPT = "serve.sh"
 
@@ -32,6 +33,7 @@ def _pool(design: Design, launch: Launch) -> list[str]:
     numbers = " ".join(map(str, range(pool.replicas)))
     # NIXL of vLLM meets its other side at a port of its own, one for each server on a machine.
     of_transfer = pool.engine == "vllm" and pool.role != "mixed"
+    bootstrap = pool.engine == "sglang" and pool.role == "prefill"
     side = f"VLLM_NIXL_SIDE_CHANNEL_PORT=$((5600 + {launch.port - 8000} + replica)) " if of_transfer else ""
     return [
         pool_notes(design, launch),
@@ -39,8 +41,10 @@ def _pool(design: Design, launch: Launch) -> list[str]:
         f'  devices=$(seq -s , "$device" $((device + {width - 1})))',
         f"  device=$((device + {width}))",
         f"  port=$(({launch.port} + replica))",
+        *([f"  bootstrap=$(({BOOTSTRAP} + replica))"] if bootstrap else []),
         f'  {side}CUDA_VISIBLE_DEVICES="$devices" {quoted(launch.program)} \\',
         *(f"    {flag} \\" for flag in flags),
+        *(['    --disaggregation-bootstrap-port "$bootstrap" \\'] if bootstrap else []),
         '    --port "$port" &',
         "done",
     ]

@@ -1,0 +1,88 @@
+"""Dynamo: a DynamoGraphDeployment with a frontend and a worker service for every pool.
+
+Keys are those of ``examples/backends/vllm/deploy/disagg.yaml`` of ai-dynamo/dynamo (Apache-2.0). Its frontend routes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evaluator.deploy.design import Design
+from evaluator.deploy.launch import Launch, head
+from evaluator.deploy.targets.kubernetes import too_large
+from evaluator.routing import name_of
+from evaluator.yaml import dumps_yaml
+
+GRAPH = "dynamo.yaml"
+VERSION = "1.6.1"
+"""The newest ai-dynamo on PyPI when this was written; images have the same tags."""
+_BACKENDS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrtllm"}
+_ROLE_FLAGS = {
+    "vllm": {"prefill": ("--is-prefill-worker",), "decode": ("--is-decode-worker",)},
+    "sglang": {},  # --disaggregation-mode, which is among its flags
+    "trtllm": {"prefill": ("--disaggregation-mode", "prefill"), "decode": ("--disaggregation-mode", "decode")},
+}
+_SAID_BY_DYNAMO = ("--kv-transfer-config",)
+_MODES = {"round_robin": "round-robin", "random": "random", "prefix_aware": "kv"}
+
+
+def dynamo_problem(design: Design) -> str | None:
+    """Why one graph cannot hold a design; None where it can."""
+    roles = [pool.role for pool in design.pools]
+    if sorted(roles) not in (["mixed"], ["decode", "prefill"]):
+        return (
+            f"a frontend of Dynamo has one pool of workers, or one for prefill and one for decode, and the design has "
+            f"{len(roles)} ({', '.join(roles)}); use --to kubernetes"
+        )
+    return too_large(design)
+
+
+def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
+    """``dynamo.yaml``, for ``kubectl apply``."""
+    picture = f"nvcr.io/nvidia/ai-dynamo/{_BACKENDS[design.engine]}-runtime:{VERSION}"
+    mode, remark = _mode(design)
+    frontend = {
+        "componentType": "frontend",
+        "replicas": 1,
+        "envs": [{"name": "DYN_ROUTER_MODE", "value": mode}],
+        "extraPodSpec": {"mainContainer": {"image": picture}},
+    }
+    services: dict[str, Any] = {"Frontend": frontend}
+    for launch in launches:
+        services[f"{launch.pool.name.title().replace('_', '')}Worker"] = _worker(launch, picture)
+    graph = {
+        "apiVersion": "nvidia.com/v1alpha1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": {"name": "evaluator-design"},
+        "spec": {"services": services},
+    }
+    return {GRAPH: "\n".join([*head(design, launches), *remark]) + "\n" + dumps_yaml(graph)}
+
+
+def _mode(design: Design) -> tuple[str, list[str]]:
+    router = design.router
+    if isinstance(router, dict):
+        router = router.get("prefill", next(iter(router)))
+    name = name_of(router) if isinstance(router, str) else next(iter(router))
+    if name in _MODES:
+        return _MODES[name], []
+    return "kv", [f"# not the same: router {name}: Dynamo's routes by prefixes and load (kv)"]
+
+
+def _worker(launch: Launch, picture: str) -> dict[str, Any]:
+    pool = launch.pool
+    flags = [word for flag in launch.flags if flag[0] not in _SAID_BY_DYNAMO for word in flag]
+    model = [] if "--model-path" in flags else ["--model", launch.repository]
+    container = {
+        "image": picture,
+        "command": ["python3", "-m", f"dynamo.{pool.engine}"],
+        "args": [*model, *flags, *_ROLE_FLAGS[pool.engine].get(pool.role, ())],
+    }
+    worker: dict[str, Any] = {
+        "componentType": "worker",
+        "envFromSecret": "hf-token",
+        "replicas": pool.replicas,
+        "resources": {"limits": {"gpu": str(pool.devices)}},
+        "extraPodSpec": {"mainContainer": container},
+    }
+    return worker if pool.role == "mixed" else {**worker, "subComponentType": pool.role}

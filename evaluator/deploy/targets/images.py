@@ -1,0 +1,23 @@
+"""Container images of the engines, at the version that their arguments were recorded of."""
+
+from __future__ import annotations
+
+from evaluator.deploy.launch import Launch
+
+_IMAGES = {
+    "vllm": "vllm/vllm-openai:v{version}",
+    "sglang": "lmsysorg/sglang:v{version}",
+    "trtllm": "nvcr.io/nvidia/tensorrt-llm/release:{version}",
+}
+"""As the projects publish them; mirrors and builds of one's own have other names."""
+ROUTER_IMAGES = {"vllm": "vllm/vllm-router:v0.1.17", "sglang": "lmsysorg/sgl-router:v0.3.2"}
+
+
+def image(launch: Launch, version: str) -> str:
+    """The image of a pool's engine."""
+    return _IMAGES[launch.pool.engine].format(version=version)
+
+
+def entrypoint(launch: Launch) -> list[str]:
+    """The first words of the command, which run in the place of what the image would start."""
+    return list(launch.program[:2] if launch.program[0] != "python3" else launch.program)

@@ -1,0 +1,72 @@
+"""llm-d: values of its Helm chart llm-d-modelservice, for one pool or for a prefill and a decode pool of vLLM.
+
+Keys are those of ``guides/pd-disaggregation/ms-pd/values.yaml`` of llm-d (Apache-2.0). Its inference scheduler routes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from evaluator.deploy.design import Design
+from evaluator.deploy.launch import Launch, arguments_of, head
+from evaluator.deploy.targets.compose import service_name
+from evaluator.deploy.targets.images import image
+from evaluator.deploy.targets.kubernetes import environment, too_large
+from evaluator.yaml import dumps_yaml
+
+VALUES = "llm-d-values.yaml"
+_SERVED, _BEHIND_PROXY = 8000, 8200
+"""Ports of the chart: the service's, and that of a decode server behind its routing proxy."""
+
+
+def llmd_problem(design: Design) -> str | None:
+    """Why the chart cannot hold a design; None where it can."""
+    roles = [pool.role for pool in design.pools]
+    if sorted(roles) not in (["mixed"], ["decode", "prefill"]):
+        return (
+            f"the chart of llm-d has one pool, or one for prefill and one for decode, and the design has "
+            f"{len(roles)} ({', '.join(roles)}); use --to kubernetes"
+        )
+    return too_large(design)
+
+
+def llmd(design: Design, launches: list[Launch]) -> dict[str, str]:
+    """``llm-d-values.yaml``, for ``helm install -f``."""
+    repository = launches[0].repository
+    values: dict[str, Any] = {
+        "multinode": False,
+        "modelArtifacts": {"uri": f"hf://{repository}", "name": repository, "authSecretName": "hf-token"},
+        "routing": {"servicePort": _SERVED, "proxy": {"connector": "nixlv2", "secure": False}},
+    }
+    if not design.phases:
+        values["routing"]["proxy"] = {"enabled": False}
+    sides = {launch.pool.role: launch for launch in launches}
+    for side in ("decode", "prefill"):
+        launch = sides.get(side) or (launches[0] if side == "decode" else None)
+        values[side] = {"create": False} if launch is None else _side(design, launch)
+    remark = "# not the same: llm-d's scheduler routes by load and prefix, and not as the design's router\n"
+    return {VALUES: "\n".join(head(design, launches)) + "\n" + remark + dumps_yaml(values)}
+
+
+def _side(design: Design, launch: Launch) -> dict[str, Any]:
+    pool = launch.pool
+    port = _BEHIND_PROXY if design.phases and pool.role == "decode" else _SERVED
+    # The chart itself says the model, the port, and how many devices share it.
+    said = ("--tensor-parallel-size", "--data-parallel-size")
+    args = [word for flag in launch.flags if flag[0] not in said for word in flag]
+    container = {
+        "name": service_name(launch),
+        "image": image(launch, arguments_of(launch).version),
+        "modelCommand": "vllmServe",
+        "args": args,
+        "env": environment(launch),
+        "ports": [{"containerPort": port, "name": "vllm"}],
+        "mountModelVolume": True,
+    }
+    keys = pool.keys
+    return {
+        "create": True,
+        "replicas": pool.replicas,
+        "parallelism": {"tensor": keys["tensor_parallel"], "data": keys["data_parallel"]},
+        "containers": [container],
+    }

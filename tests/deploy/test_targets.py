@@ -1,0 +1,157 @@
+"""Files of each target: what they start, by their own schemas where these are there, and what they refuse."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+import yaml
+
+from evaluator.arguments import COMMAND_LINES, read_script
+from evaluator.deploy import TARGETS, deploy
+from evaluator.errors import InputError
+from tests.deploy.test_deploy import result
+
+PHASES = {"front_end": {"role": "prefill", "replicas": 2}, "back": {"role": "decode", "tensor_parallel": 2}}
+
+
+@pytest.fixture(scope="module")
+def phases():
+    return result(pools=PHASES)
+
+
+@pytest.fixture(scope="module")
+def single():
+    return result()
+
+
+def documents(deployed):
+    return list(yaml.safe_load_all(next(iter(deployed.files.values()))))
+
+
+def started(command):
+    """The deployment that the words of a container start."""
+    return read_script(shlex.join(command), "container").tree
+
+
+def test_compose_has_a_service_for_each_replica_and_a_router(phases):
+    (text,) = documents(deploy(phases, to="compose"))
+    services = text["services"]
+    assert list(services) == ["front-end-0", "front-end-1", "back-0", "router"]
+    reserved = [
+        services[name]["deploy"]["resources"]["reservations"]["devices"][0]["device_ids"] for name in list(services)[:3]
+    ]
+    assert reserved == [["0"], ["1"], ["2", "3"]]
+    back = started(services["back-0"]["entrypoint"] + services["back-0"]["command"])
+    (pool,) = back["pools"].values()
+    assert pool["tensor_parallel"] == 2 and pool["role"] == "decode" and pool["model"] == "llama-3.1-8b"
+    assert "http://front-end-1:8000" in services["router"]["entrypoint"]
+    assert services["router"]["ports"] == ["9000:9000"] and services["router"]["depends_on"] == list(services)[:3]
+
+
+def test_compose_of_one_server_has_no_router(single):
+    (text,) = documents(deploy(single, to="compose"))
+    assert list(text["services"]) == ["engine-0"] and text["services"]["engine-0"]["ports"] == ["8000:8000"]
+
+
+def test_kubernetes_has_a_set_and_a_service_for_each_pool(phases):
+    manifests = documents(deploy(phases, to="kubernetes"))
+    kinds = [(document["kind"], document["metadata"]["name"]) for document in manifests]
+    assert kinds == [
+        ("StatefulSet", "front-end"), ("Service", "front-end"), ("StatefulSet", "back"), ("Service", "back"),
+        ("Deployment", "router"), ("Service", "router"),
+    ]  # fmt: skip
+    front = manifests[0]["spec"]
+    (container,) = front["template"]["spec"]["containers"]
+    assert front["replicas"] == 2 and container["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    assert all(isinstance(word, str) for word in container["args"])
+    (pool,) = started(container["command"] + container["args"])["pools"].values()
+    assert pool["role"] == "prefill" and pool["batching"]["max_num_seqs"] == 16
+    assert front["selector"]["matchLabels"].items() <= front["template"]["metadata"]["labels"].items()
+    assert manifests[1]["spec"]["selector"] == front["template"]["metadata"]["labels"]
+    (router,) = manifests[4]["spec"]["template"]["spec"]["containers"]
+    assert "http://front-end-1.front-end:8000" in router["command"]
+
+
+@pytest.mark.parametrize("engine", COMMAND_LINES)
+def test_manifests_are_valid_by_the_schema_of_kubernetes(engine):
+    validator = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    for ds in (result(pools=PHASES, engine=engine), result(engine=engine, replicas=2)):
+        for document in documents(deploy(ds, to="kubernetes")):
+            validator.validate(document, "1.34", strict=True)
+
+
+def test_values_of_llm_d(phases, single):
+    (values,) = documents(deploy(phases, to="llm-d"))
+    assert values["modelArtifacts"]["uri"] == "hf://meta-llama/Llama-3.1-8B"
+    assert (values["prefill"]["replicas"], values["decode"]["parallelism"]["tensor"]) == (2, 2)
+    (decode,) = values["decode"]["containers"]
+    assert decode["modelCommand"] == "vllmServe" and "--tensor-parallel-size" not in decode["args"]
+    assert decode["ports"][0]["containerPort"] == 8200 and values["routing"]["proxy"]["connector"] == "nixlv2"
+    (values,) = documents(deploy(single, to="llm-d"))
+    assert values["prefill"] == {"create": False} and values["decode"]["replicas"] == 1
+
+
+def test_a_graph_of_dynamo(phases):
+    (graph,) = documents(deploy(phases, to="dynamo"))
+    services = graph["spec"]["services"]
+    assert graph["kind"] == "DynamoGraphDeployment" and list(services) == ["Frontend", "FrontEndWorker", "BackWorker"]
+    front, back = services["FrontEndWorker"], services["BackWorker"]
+    assert front["subComponentType"] == "prefill" and front["replicas"] == 2
+    container = back["extraPodSpec"]["mainContainer"]
+    assert container["command"] == ["python3", "-m", "dynamo.vllm"] and "--is-decode-worker" in container["args"]
+    assert back["resources"]["limits"] == {"gpu": "2"} and "--kv-transfer-config" not in container["args"]
+    assert services["Frontend"]["envs"] == [{"name": "DYN_ROUTER_MODE", "value": "round-robin"}]
+
+
+def test_tensorrt_llm_has_its_yaml():
+    deployed = deploy(result(engine="trtllm", kv={"prefix_caching": True}))
+    assert list(deployed.files) == ["serve.sh", "engine.yaml", "load.jsonl", "bench.py"]
+    config = yaml.safe_load(deployed.files["engine.yaml"])
+    assert config["kv_cache_config"] | {"max_tokens": 0} == {
+        "tokens_per_block": 32, "max_tokens": 0, "enable_block_reuse": True, "dtype": "auto",
+    }  # fmt: skip
+    assert config["scheduler_config"] == {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"}
+    text = deployed.files["serve.sh"]
+    assert "trtllm-serve serve meta-llama/Llama-3.1-8B" in text and "--config engine.yaml" in text
+    assert "--max_batch_size 16" in text and "--max_num_tokens 8192" in text
+
+
+def test_tensorrt_llm_orchestrates_prefill_and_decode():
+    files = deploy(result(engine="trtllm", pools=PHASES)).files
+    orchestrator = yaml.safe_load(files["disaggregated.yaml"])
+    assert orchestrator["context_servers"] == {"num_instances": 2, "urls": ["localhost:8000", "localhost:8001"]}
+    assert orchestrator["generation_servers"]["urls"] == ["localhost:8002"]
+    assert yaml.safe_load(files["back.yaml"])["cache_transceiver_config"]["backend"] == "NIXL"
+    with pytest.raises(InputError, match="several servers of TensorRT-LLM need a router"):
+        deploy(result(engine="trtllm", replicas=2))
+
+
+@pytest.mark.parametrize("target", ["llm-d", "dynamo"])
+def test_several_pools_that_a_target_cannot_hold(target):
+    pools = {"a": {"role": "mixed"}, "b": {"role": "mixed", "hardware": "h200-sxm"}}
+    with pytest.raises(InputError, match=rf"--to {target}: .*the design has 2 \(mixed, mixed\); use --to kubernetes"):
+        deploy(result(pools=pools), to=target)
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "llm-d", "dynamo"])
+def test_a_replica_larger_than_a_machine(target):
+    ds = result(model="llama-3.1-70b", tensor_parallel=8, pipeline_parallel=2)
+    with pytest.raises(InputError, match="has 16 devices, more than the 8 of a machine"):
+        deploy(ds, to=target)
+    assert "--pipeline-parallel-size 2" in deploy(ds).files["serve.sh"]
+
+
+def test_sglang_on_every_target_that_has_it():
+    ds = result(engine="sglang")
+    for name, target in TARGETS.items():
+        if "sglang" in target.engines:
+            assert "sglang" in next(iter(deploy(ds, to=name).files.values()))
+
+
+def test_prefill_servers_of_sglang_meet_decodes_at_ports_of_their_own():
+    files = deploy(result(engine="sglang", pools=PHASES)).files
+    assert '--disaggregation-bootstrap-port "$bootstrap"' in files["serve.sh"]
+    assert "--prefill http://127.0.0.1:8001 8999" in files["router.sh"]
+    assert set(read_script(files["serve.sh"], "serve.sh").tree["pools"]) == set(PHASES)
+    assert files["serve.sh"].count("--context-length 308") == 2
