@@ -72,7 +72,7 @@ def _target(design: Design, to: str | None) -> DeployTarget:
         label = serving_engine(engines[0]).label
         others = [known.name for known in TARGETS.values() if engines[0] in known.engines]
         raise InputError(
-            f"--to {name}: the design was simulated with {label}, whose kernels and scheduler it does not have; use "
+            f"--to {name}: the design was simulated with {label}, whose kernels and scheduler are its own; use "
             f"--to {' or '.join(others)}, or simulate it with --set deployment.engine={target.engines[0]}"
         )
     problem = target.problem(design)

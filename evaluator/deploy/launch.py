@@ -212,6 +212,11 @@ def remarks_of(design: Design, launch_list: Sequence[Launch]) -> list[str]:
     of_pools = [
         f"{launch.pool.name}: {remark}" if several else remark for launch in launch_list for remark in launch.remarks
     ]
+    if design.engine == "trtllm" and not design.phases and sum(launch.pool.replicas for launch in launch_list) > 1:
+        of_pools.append(
+            f"router {design.router}: trtllm-serve has one for prefill and decode alone; put one of your own before "
+            "these servers"
+        )
     return list(dict.fromkeys([*design.left_out, *of_pools]))
 
 

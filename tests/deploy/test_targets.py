@@ -123,8 +123,11 @@ def test_tensorrt_llm_orchestrates_prefill_and_decode():
     assert orchestrator["context_servers"] == {"num_instances": 2, "urls": ["localhost:8000", "localhost:8001"]}
     assert orchestrator["generation_servers"]["urls"] == ["localhost:8002"]
     assert yaml.safe_load(files["back.yaml"])["cache_transceiver_config"]["backend"] == "NIXL"
-    with pytest.raises(InputError, match="several servers of TensorRT-LLM need a router"):
-        deploy(result(engine="trtllm", replicas=2))
+    deployed = deploy(result(engine="trtllm", replicas=2))
+    assert deployed.remarks[-1].startswith("router round_robin: trtllm-serve has one for prefill and decode alone")
+    assert deployed.remarks[-1] in deployed.files["serve.sh"]
+    with pytest.raises(InputError, match="--to dynamo: the design was simulated with TensorRT-LLM"):
+        deploy(result(engine="trtllm"), to="dynamo")
 
 
 @pytest.mark.parametrize("target", ["llm-d", "dynamo"])

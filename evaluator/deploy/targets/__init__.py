@@ -12,7 +12,7 @@ from evaluator.deploy.targets.dynamo import dynamo, dynamo_problem
 from evaluator.deploy.targets.kubernetes import kubernetes, too_large
 from evaluator.deploy.targets.llmd import llmd, llmd_problem
 from evaluator.deploy.targets.script import script
-from evaluator.deploy.targets.trtllm import several_problem, trtllm
+from evaluator.deploy.targets.trtllm import trtllm
 
 _SERVERS = ("vllm", "sglang")
 Write = Callable[[Design, list[Launch]], dict[str, str]]
@@ -37,10 +37,10 @@ TARGETS: dict[str, DeployTarget] = {
     for target in (
         DeployTarget("vllm", "vLLM", ("vllm",), script),
         DeployTarget("sglang", "SGLang", ("sglang",), script),
-        DeployTarget("trtllm", "TensorRT-LLM", ("trtllm",), trtllm, several_problem, routes=True),
+        DeployTarget("trtllm", "TensorRT-LLM", ("trtllm",), trtllm, routes=True),
         DeployTarget("compose", "Docker Compose", _SERVERS, compose, routes=True),
         DeployTarget("kubernetes", "Kubernetes", _SERVERS, kubernetes, too_large, routes=True),
         DeployTarget("llm-d", "llm-d", ("vllm",), llmd, llmd_problem, routes=True),
-        DeployTarget("dynamo", "Dynamo", (*_SERVERS, "trtllm"), dynamo, dynamo_problem, routes=True),
+        DeployTarget("dynamo", "Dynamo", _SERVERS, dynamo, dynamo_problem, routes=True),
     )
 }

@@ -10,17 +10,14 @@ from typing import Any
 from evaluator.deploy.design import Design
 from evaluator.deploy.launch import Launch, head
 from evaluator.deploy.targets.kubernetes import too_large
-from evaluator.routing import name_of
 from evaluator.yaml import dumps_yaml
 
 GRAPH = "dynamo.yaml"
 VERSION = "1.6.1"
 """The newest ai-dynamo on PyPI when this was written; images have the same tags."""
-_BACKENDS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrtllm"}
-_ROLE_FLAGS = {
+_ROLE_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "vllm": {"prefill": ("--is-prefill-worker",), "decode": ("--is-decode-worker",)},
     "sglang": {},  # --disaggregation-mode, which is among its flags
-    "trtllm": {"prefill": ("--disaggregation-mode", "prefill"), "decode": ("--disaggregation-mode", "decode")},
 }
 _SAID_BY_DYNAMO = ("--kv-transfer-config",)
 _MODES = {"round_robin": "round-robin", "random": "random", "prefix_aware": "kv"}
@@ -39,7 +36,7 @@ def dynamo_problem(design: Design) -> str | None:
 
 def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
     """``dynamo.yaml``, for ``kubectl apply``."""
-    picture = f"nvcr.io/nvidia/ai-dynamo/{_BACKENDS[design.engine]}-runtime:{VERSION}"
+    picture = f"nvcr.io/nvidia/ai-dynamo/{design.engine}-runtime:{VERSION}"
     mode, remark = _mode(design)
     frontend = {
         "componentType": "frontend",
@@ -63,7 +60,7 @@ def _mode(design: Design) -> tuple[str, list[str]]:
     router = design.router
     if isinstance(router, dict):
         router = router.get("prefill", next(iter(router)))
-    name = name_of(router) if isinstance(router, str) else next(iter(router))
+    name = router if isinstance(router, str) else next(iter(router))
     if name in _MODES:
         return _MODES[name], []
     return "kv", [f"# not the same: router {name}: Dynamo's routes by prefixes and load (kv)"]

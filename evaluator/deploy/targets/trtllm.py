@@ -28,14 +28,3 @@ def trtllm(design: Design, launches: list[Launch]) -> dict[str, str]:
         config[name] = {"num_instances": len(urls), "urls": urls}
     start = f"#!/bin/sh\nexec trtllm-serve disaggregated -c {ORCHESTRATED}\n"
     return {**files, "router.sh": start, ORCHESTRATED: dumps_yaml(config)}
-
-
-def several_problem(design: Design) -> str | None:
-    """TensorRT-LLM has no router for servers that do the same."""
-    roles = [pool.role for pool in design.pools]
-    if sum(pool.replicas for pool in design.pools) > 1 and set(roles) == {"mixed"}:
-        return (
-            "several servers of TensorRT-LLM need a router, and trtllm-serve has one for prefill and decode alone; "
-            "use --to dynamo"
-        )
-    return None
