@@ -13,8 +13,11 @@ import numpy as np
 from evaluator.device import configure
 from evaluator.execution.cluster import computed_on
 from evaluator.execution.workers import WorkerPool, as_asked
+from evaluator.kv_managers import MANAGERS
 from evaluator.plan import Configuration, Plan
 from evaluator.plan.simulators import ITERATION, PLAIN
+from evaluator.policies import POLICIES
+from evaluator.routing import ROUTERS
 from evaluator.simulation.summaries import Values, summaries
 
 if TYPE_CHECKING:
@@ -116,6 +119,8 @@ def _are_many(whole: Plan, chunks: list[ConfigurationChunk]) -> bool:
     stages = whole.scenario.deployment.pipeline.values()
     if any(type(stage.parameters).__module__ == "__main__" for stage in stages):
         return False  # a stage of the script that runs: another process could not import it
+    if POLICIES.own or ROUTERS.own or MANAGERS.own:
+        return False  # nor does it know other parts of one's own, which a scenario has by their names
     groups = [whole.group_of(chunk[0]) for chunk in chunks]
     mine = [
         len(chunk) * group.requests for chunk, group in zip(chunks, groups, strict=True) if group.simulator in PLAIN

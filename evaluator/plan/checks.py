@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.memory import KvLayout, kv_units
+from evaluator.kv_managers import manager
 from evaluator.plan.simulators import on_demand
 from evaluator.plan.station import StationPlan, longest_prompt
 from evaluator.policies import policy
@@ -188,6 +193,22 @@ def drafts_problem(station: StationPlan) -> str | None:
     return None
 
 
+def manager_problem(workload: Workload, station: StationPlan) -> str | None:
+    """Why a KV manager of one's own cannot keep the KV of a pool; None where it can, or there is none."""
+    deployment = station.deployment
+    own = manager(deployment.kv.manager)
+    if own is None:
+        return None
+    others = {
+        "kv.admission on_demand; use reserve": own.units is not None and on_demand(deployment),
+        "kv.prefix_caching; leave it out": deployment.kv.prefix_caching,
+        "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
+        "several branches of a request; use one": station.extremes.branches > 1,
+    }
+    problem = next((what for what, applies in others.items() if applies), None)
+    return None if problem is None else f"unsupported: kv.manager {own.name} with {problem}"
+
+
 def limit_problem(
     deployment: Deployment, built: ReplicaBuild, extremes: Extremes, largest_units: int | None = None
 ) -> str | None:
@@ -206,6 +227,9 @@ def limit_problem(
     # A decode has slots for its drafts beside its own token; a prefill side verifies none.
     drafts = 0 if ROLES[deployment.role].first_token_only else deployment.decode_tokens - 1
     units = int(kv_units(kv, extremes.kv_tokens + drafts)) if largest_units is None else largest_units
+    own = manager(deployment.kv.manager)
+    if own is not None and own.units is not None:
+        units = int(own.units(np.array([units]))[0])
     return _budget_problem(deployment, budget, longest) or _kv_problem(deployment, kv, extremes, units)
 
 
@@ -255,3 +279,13 @@ def _more_room(deployment: Deployment) -> str:
 def watermark_units(deployment: Deployment, kv: KvLayout) -> int:
     """KV units that an admission leaves free; rounded down as vLLM does."""
     return int(deployment.kv.watermark * kv.capacity_units) if on_demand(deployment) else 0
+
+
+def swap_space(station: StationPlan) -> tuple[float, float]:
+    """Of preemption by swapping: (KV units that host memory has room for, seconds in which one is copied there)."""
+    kv, layout, change = station.deployment.kv, station.design.ready.kv, station.design.change
+    bandwidth = kv.swap_bandwidth
+    assert bandwidth is not None
+    if change and change.input == "link_bandwidth":
+        bandwidth *= change.factor
+    return math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes, layout.unit_bytes / bandwidth

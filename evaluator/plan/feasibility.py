@@ -10,6 +10,7 @@ from evaluator.plan.checks import (
     branches_problem,
     drafts_problem,
     limit_problem,
+    manager_problem,
     planning_problem,
     policy_problem,
     prefix_problem,
@@ -111,7 +112,7 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
             problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)
-            problem = problem or planning_problem(station)
+            problem = problem or planning_problem(station) or manager_problem(workload, station)
             problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)
             problem = problem or (
                 request_problem(workload, station) if simulator == REQUEST else queue_problem(station)

@@ -56,6 +56,7 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
         and not shares_queue(deployment),
         "workload.reasoning.branches": station.extremes.branches > 1,
         "deployment.speculative": deployment.speculative is not None,
+        "kv.manager": deployment.kv.manager is not None,
         "cached prompt tokens; leave out cached_tokens and prefix_caching": station.extremes.cached > 0
         and not station.role.prompt_resident,
         f"the windowed layers of {built.model.name}": built.ready.kv.window is not None,

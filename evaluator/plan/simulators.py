@@ -9,6 +9,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from evaluator.catalog import Calibration
+from evaluator.kv_managers import manager
 from evaluator.policies import policy
 from evaluator.routing import Choice, name_of, router_of
 from evaluator.scenario import Deployment, Routers, Workload
@@ -44,6 +45,9 @@ class CompileKey:
     pipeline_ranks: int = 1  # in ``preemptive`` only: batches in flight, of several pools the most of any
     fewer_ranks: bool = False  # some of several pools has fewer
     peaks: bool = False  # in ``preemptive`` only: some lane admits by the future peak of its KV (LightLLM)
+    asynchronous: bool = False  # in ``preemptive`` only: batches are planned before the one under way ends
+    swapping: bool = False  # in ``preemptive`` only: preempted requests may go to host memory
+    kv_manager: str = ""  # in ``preemptive`` only: the one that keeps the KV by hooks of its own
     replicas: int = 1  # several run together in ``joint``: as many or fewer of them
     frontend: bool = False  # in ``joint``: users of a closed loop get their answers later than the engine has them
     branches: int = 1  # in ``fcfs_reserved`` only: of a request, as many or fewer of them
@@ -111,12 +115,22 @@ def program(
             session_turns=session_turns,
             lockstep=locked,
         )
+    swapping = swaps(deployment)
     if cached or out_of_order(deployment) or (drafts and on_demand(deployment)):
-        return CompileKey(True, pipeline_ranks, peaks=peaks, drafts=width, cached=cached)
+        return CompileKey(
+            True,
+            pipeline_ranks,
+            peaks=peaks,
+            asynchronous=plans_ahead(deployment),
+            swapping=swapping,
+            kv_manager=kv_hooks(deployment),
+            drafts=width,
+            cached=cached,
+        )
     if drafts:
         return CompileKey(drafts=width)
     if on_demand(deployment):
-        return CompileKey(on_demand=True)
+        return CompileKey(on_demand=True, swapping=swapping)
     return CompileKey(branches=1 << (branches - 1).bit_length()) if branches > 1 else FCFS_RESERVED
 
 
@@ -139,6 +153,8 @@ def out_of_order(deployment: Deployment) -> str | None:
         f"policy {record.name}": record.preemptive_program,
         f"packing {batching.packing}": batching.packing != "fcfs",
         "long_prefill_token_threshold": batching.long_prefill_token_threshold > 0 and not record.whole_prompts,
+        f"batching.planning {batching.planning}": plans_ahead(deployment),
+        f"kv.manager {deployment.kv.manager}": bool(kv_hooks(deployment)),
     }
     return next((name for name, applies in reasons.items() if applies), None)
 
@@ -164,6 +180,22 @@ def ring_bytes(replicas: int, ring: int, pipeline_ranks: int = 1, windowed: bool
     """
     groups = replicas * (1 if pipeline_ranks == 1 else pipeline_ranks + 1)
     return groups * ring * (12 + 8 * windowed + 8 * drafts * (1 + windowed))
+
+
+def plans_ahead(deployment: Deployment) -> bool:
+    """The next batch is planned before the tokens of the one under way are known."""
+    return deployment.batching.planning == ASYNCHRONOUS
+
+
+def swaps(deployment: Deployment) -> bool:
+    """Preempted requests go to host memory, as far as it has room."""
+    return on_demand(deployment) and deployment.kv.preemption == "swap"
+
+
+def kv_hooks(deployment: Deployment) -> str:
+    """The name of the KV manager whose hooks keep a replica's KV; nothing where the package's own do."""
+    own = manager(deployment.kv.manager)
+    return own.name if own is not None and own.hooks is not None else ""
 
 
 def on_demand(deployment: Deployment) -> bool:
@@ -229,11 +261,8 @@ def lacking(
     """
     planning = deployment.batching.planning
     keys = {
-        f"batching.planning {planning}": planning == ASYNCHRONOUS
-        or (planning == QUEUED and deployment.pipeline_parallel > 1),
-        "preemption swap": deployment.kv.admission == "on_demand" and deployment.kv.preemption == "swap",
-        "prefix caching by content with deployment.speculative": deployment.speculative is not None
-        and cached_by_content(workload, deployment),
+        f"batching.planning {planning} with pipeline_parallel": planning == QUEUED and deployment.pipeline_parallel > 1,
+        "preemption swap with pipeline_parallel": swaps(deployment) and deployment.pipeline_parallel > 1,
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
     if apart is None and on_demand(deployment):
@@ -241,6 +270,16 @@ def lacking(
     keys[f"workload.reasoning.branches with {apart}"] = branches and apart is not None
     what = why_together(workload, deployment, frontend, lockstep) if alone else None
     keys[f"workload.reasoning.branches with {what}"] = branches and what is not None
+    together_for = what if alone else "several pools in one loop"
+    if together_for is not None:
+        # These parts are of the program for a replica by itself.
+        drafts_cached = deployment.speculative is not None and cached_by_content(workload, deployment)
+        keys |= {
+            f"batching.planning {planning} with {together_for}": plans_ahead(deployment),
+            f"preemption swap with {together_for}": swaps(deployment),
+            f"prefix caching by content with deployment.speculative and {together_for}": drafts_cached,
+            f"kv.manager {kv_hooks(deployment)} with {together_for}": bool(kv_hooks(deployment)),
+        }
     return tuple(name for name, applies in keys.items() if applies)
 
 

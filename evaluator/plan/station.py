@@ -8,6 +8,7 @@ import numpy as np
 
 from evaluator.cost.frontend import Frontend
 from evaluator.cost.memory import kv_units
+from evaluator.kv_managers import manager
 from evaluator.plan.simulators import on_demand
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, design, token_budget
@@ -68,7 +69,8 @@ class StationPlan:
 
     def held_units(self, demand: Demand) -> np.ndarray:
         """KV units that each job holds at its end, (job,)."""
-        return held_units(demand, self.design.ready.kv, self.drafts)
+        units, own = held_units(demand, self.design.ready.kv, self.drafts), manager(self.deployment.kv.manager)
+        return units if own is None or own.units is None else own.units(units)
 
     @property
     def usd_per_device_hour(self) -> float | None:

@@ -1,9 +1,9 @@
 """The batching policies: one record each, by the name that scenario files use.
 
 A policy that combines decisions which others have made (see ``record.BatchingPolicy``) is a file here and its line in
-``POLICIES``: checks, the vectorised engine and the reference read the record. One whose order of decisions is new also
-needs a field of the record that tells it apart, a scheduler in ``reference.schedulers`` and the same order in the
-engine's program for any order.
+``POLICIES``, or a record of one's own that is given to ``register``: checks, the vectorised engine and the reference
+read the record (docs/parts.md). One whose order of decisions is new also needs a field of the record that tells it
+apart, a scheduler in ``reference.schedulers`` and the same order in the engine's program for any order.
 """
 
 from evaluator.errors import InputError
@@ -15,13 +15,14 @@ from evaluator.policies.orca import ORCA
 from evaluator.policies.record import BatchingPolicy
 from evaluator.policies.sarathi import SARATHI
 from evaluator.policies.static import STATIC
+from evaluator.registry import Registry
 
-__all__ = ["CHUNKED", "ENCODING", "MIXED", "POLICIES", "BatchingPolicy", "policy"]
+__all__ = ["CHUNKED", "ENCODING", "MIXED", "POLICIES", "BatchingPolicy", "policy", "register"]
 
-POLICIES: dict[str, BatchingPolicy] = {
-    policy.name: policy for policy in (STATIC, CONTINUOUS, CHUNKED, MIXED, ORCA, SARATHI, LIGHTLLM)
-}
-
+POLICIES: Registry[BatchingPolicy] = Registry(
+    "batching policy", (STATIC, CONTINUOUS, CHUNKED, MIXED, ORCA, SARATHI, LIGHTLLM)
+)
+register = POLICIES.register
 
 ENCODING = CONTINUOUS
 """Of a pool that says none and computes encoders, whose attention needs whole texts."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Limits:
     prefix_caching: bool = False
     kv_reserved: bool = False  # requests come with KV that was reserved for them: see ``queues.Queues.reserve``
     drafts: int = 0  # speculative decoding: tokens that a decode verifies in an iteration beside the one it is sure of
+    manager: Callable[[Limits], Any] | None = None  # makes the cache of a user's KV manager, see ``kv.Kv``
     look_every: int = 0  # of a policy that looks at who waits now and then: 0 stands for the policy's own number
 
     def __post_init__(self) -> None:

@@ -26,7 +26,8 @@ class Queues:
 
     def __init__(self, limits: Limits, window: int) -> None:
         self.limits = limits
-        self.kv: Kv = PrefixCache(limits) if limits.prefix_caching else CountedKv(limits)
+        own = PrefixCache if limits.prefix_caching else CountedKv
+        self.kv: Kv = (limits.manager or own)(limits)
         self.on_demand = limits.admission == "on_demand"
         self.by_priority = limits.packing == "priority"
         packing = PACKINGS[limits.packing]

@@ -2,18 +2,30 @@
 
 A router that knows before the run where each request goes is a file here with both its forms (``record.Independent``);
 one that looks at the replicas names the counter of which it takes the least (``record.COUNTERS``), or goes by their
-prefix caches. Its line in ``ROUTERS`` is all that the checks, both engines and the scenario reader need.
+prefix caches. Its line in ``ROUTERS`` is all that the checks, both engines and the scenario reader need; a router of
+one's own is given to ``register`` instead (docs/parts.md).
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.errors import InputError
+from evaluator.registry import Registry
 from evaluator.routing.heavy_light import HEAVY_LIGHT, HeavyLight
 from evaluator.routing.least import LEAST_CONTEXT, LEAST_KV, LEAST_OUTSTANDING, LEAST_TOKENS, LEAST_WORK
 from evaluator.routing.prefix_aware import PREFIX_AWARE, PrefixAware
 from evaluator.routing.random import RANDOM
-from evaluator.routing.record import COUNTERS, Choice, InTurn, Router, Sent, name_of, stream
+from evaluator.routing.record import (
+    COUNTERS,
+    Choice,
+    Independent,
+    InTurn,
+    Router,
+    Sent,
+    by_turns,
+    name_of,
+    stream,
+)
 from evaluator.routing.round_robin import ROUND_ROBIN
 from evaluator.routing.session import SESSION
 from evaluator.routing.shared_queue import SHARED_QUEUE
@@ -27,18 +39,21 @@ __all__ = [
     "Choice",
     "HeavyLight",
     "InTurn",
+    "Independent",
     "PrefixAware",
     "Router",
     "Sent",
     "assign",
+    "by_turns",
     "name_of",
+    "register",
     "router_of",
     "stream",
 ]
 
-ROUTERS: dict[str, Router] = {
-    record.name: record
-    for record in (
+ROUTERS: Registry[Router] = Registry(
+    "router",
+    (
         RANDOM,
         ROUND_ROBIN,
         LEAST_OUTSTANDING,
@@ -50,8 +65,9 @@ ROUTERS: dict[str, Router] = {
         SHARED_QUEUE,
         SESSION,
         PREFIX_AWARE,
-    )
-}
+    ),
+)
+register = ROUTERS.register
 
 
 def router_of(choice: Choice) -> Router:

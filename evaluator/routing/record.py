@@ -68,6 +68,21 @@ class Independent:
     by_session: bool = False  # it looks at the session, so that shares depend on who sends how much
 
 
+def by_turns(
+    in_turn: Callable[[Any, int, np.random.Generator], InTurn], by_prompt: bool = False, by_session: bool = False
+) -> Independent:
+    """An independent router of its second form alone: for all requests at once each is asked for in its turn."""
+
+    def assign(choice: Any, sent: Sent) -> NDArray[np.int64]:
+        choose = in_turn(choice, sent.replicas, sent.draws)
+        count = len(sent.prompt_tokens)
+        session = np.zeros(count, np.int64) if sent.session is None else sent.session
+        pairs = zip(sent.prompt_tokens.tolist(), session.tolist(), strict=True)
+        return np.fromiter((choose(prompt, number) for prompt, number in pairs), np.int64, count)
+
+    return Independent(assign, in_turn, by_prompt, by_session)
+
+
 @dataclass(frozen=True)
 class Router:
     """One of four kinds: ``independent`` of the state of the replicas, the replica with the least of ``counts``,

@@ -34,8 +34,10 @@ from evaluator.keys import (
     schema_of,
     section,
     section_of,
+    shown,
     table_of,
 )
+from evaluator.kv_managers import MANAGERS
 from evaluator.policies import POLICIES
 from evaluator.routing import Choice
 from evaluator.scenario.pipeline import Stage
@@ -51,6 +53,15 @@ PHASES = ("mixed", "prefill", "decode")
 
 # Those registered when a file is read or a schema written, so that a policy of one's own counts.
 _policy = Reader(lambda value, place: choice(*POLICIES)(value, place), lambda: schema_of(choice(*POLICIES)))
+
+
+def _registered_manager(value: Any, place: Place) -> str:
+    if not MANAGERS:
+        raise place.error(f"no KV manager {shown(value)} is registered; see docs/parts.md")
+    return choice(*MANAGERS)(value, place)
+
+
+_manager = Reader(_registered_manager, lambda: {"type": "string"})
 
 AT_ONCE, QUEUED, ASYNCHRONOUS = "at_once", "queued", "asynchronous"
 PLANNINGS = (AT_ONCE, QUEUED, ASYNCHRONOUS)
@@ -145,6 +156,9 @@ class KvCache:
     )
     prefix_caching: bool = key(
         flag, False, "Whether blocks of prompts and outputs that are known by their content are computed once."
+    )
+    manager: str | None = key(
+        _manager, None, "A KV manager that a program of one's own has registered (docs/parts.md); else the engine's."
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from evaluator.keys import (
@@ -24,34 +25,44 @@ from evaluator.keys import (
 )
 from evaluator.routing import ROUTERS, Choice
 
-WITH_KEYS: dict[str, Section] = {
-    name: section(router.keys) for name, router in ROUTERS.items() if router.keys is not None
-}
-"""Routers with keys of their own, written {NAME: {KEY: VALUE}}."""
-NEEDING_KEYS = tuple(name for name, keys in WITH_KEYS.items() if required(keys.table))
-_by_name = choice(*(name for name in ROUTERS if name not in NEEDING_KEYS))
+
+@cache
+def _section(keys: type) -> Section:
+    return section(keys)
+
+
+def with_keys() -> dict[str, Section]:
+    """Routers with keys of their own, written {NAME: {KEY: VALUE}}; those registered by now."""
+    return {name: _section(router.keys) for name, router in ROUTERS.items() if router.keys is not None}
+
+
+def _by_name() -> Reader:
+    """Reads a router that is named alone, which one that needs keys is not."""
+    sections = with_keys()
+    return choice(*(name for name in ROUTERS if name not in sections or not required(sections[name].table)))
 
 
 def _router(value: Any, place: Place) -> Choice:
-    if isinstance(value, str) and value in NEEDING_KEYS:
-        raise place.error(f"{value} needs its keys: {{{value}: {{{listed(WITH_KEYS[value].table)}}}}}")
-    if isinstance(value, str) and value in WITH_KEYS:
-        return WITH_KEYS[value]({}, place)
+    sections = with_keys()
+    if isinstance(value, str) and value in sections:
+        if required(sections[value].table):
+            raise place.error(f"{value} needs its keys: {{{value}: {{{listed(sections[value].table)}}}}}")
+        return sections[value]({}, place)
     if not isinstance(value, Mapping):
-        return _by_name(value, place)
+        return _by_name()(value, place)
     (name,) = value if len(value) == 1 else (None,)
-    if name not in WITH_KEYS:
-        forms = " or ".join(f"{{{name}: {{...}}}}" for name in WITH_KEYS)
+    if name not in sections:
+        forms = " or ".join(f"{{{name}: {{...}}}}" for name in sections)
         raise place.error(f"expected the name of a router or {forms}, got {shown(value)}")
-    return WITH_KEYS[name](value[name], place.key(name))
+    return sections[name](value[name], place.key(name))
 
 
 def _router_schema() -> Schema:
-    with_keys = [
+    forms = [
         {"type": "object", "properties": {name: schema_of(keys)}, "additionalProperties": False, "required": [name]}
-        for name, keys in WITH_KEYS.items()
+        for name, keys in with_keys().items()
     ]
-    return {"anyOf": [schema_of(_by_name), *with_keys]}
+    return {"anyOf": [schema_of(_by_name()), *forms]}
 
 
 _one_router = Reader(_router, _router_schema)
@@ -66,7 +77,7 @@ class Routers:
 
 
 def _routers(value: Any, place: Place) -> Choice | Routers:
-    if isinstance(value, Mapping) and not any(name in value for name in WITH_KEYS):
+    if isinstance(value, Mapping) and not any(name in value for name in with_keys()):
         return Routers(**read_section(value, table_of(Routers), place))
     return _router(value, place)
 

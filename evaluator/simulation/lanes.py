@@ -13,9 +13,10 @@ import numpy as np
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import kv_units, units_of
 from evaluator.device import bounded
+from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
-from evaluator.plan.checks import watermark_units
-from evaluator.plan.simulators import in_any_order, on_demand, ring_bytes
+from evaluator.plan.checks import swap_space, watermark_units
+from evaluator.plan.simulators import in_any_order, on_demand, ring_bytes, swaps
 from evaluator.policies import policy
 from evaluator.replica.batched_costs import costs_of as replica_costs
 from evaluator.simulation.request_dependencies import by_prefix, cache_shape, contents_of, session_turns_of
@@ -117,7 +118,8 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
     structure = preemptive.Structure(
         group.ring, group.key.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend,
         which.lockstep, cache,
-        which.pools, which.phases, which.route_at_first_token, which.kv_reservation,
+        which.pools, which.phases, which.route_at_first_token, which.kv_reservation, which.asynchronous,
+        MANAGERS[which.kv_manager] if which.kv_manager else None,
     )  # fmt: skip
     run = preemptive.run_lanes if structure.alone else joint.run_lanes
     return partial(bounded(run), structure=structure, vectorise=vectorise)
@@ -169,6 +171,7 @@ def _lanes(
         session_turns,
         _speculation(group, serving, slots),
         None if group.key.replicas == 1 else _cluster(group, serving, slots),
+        _host_memory(serving) if group.key.swapping else None,
     )
 
 
@@ -195,6 +198,12 @@ def _on_demand(group: StationGroup, serving: list[StationPlan], slots: list[Lane
         prompt_units=np.maximum(prompts - shared, 0),
         shared_units=shared,
     )
+
+
+def _host_memory(serving: list[StationPlan]) -> preemptive.HostMemory:
+    """Where preempted requests of each lane go; no room where they are computed anew."""
+    spaces = [swap_space(pool) if swaps(pool.deployment) else (-1.0, 0.0) for pool in serving]  # (room, seconds a unit)
+    return preemptive.HostMemory(*np.array(spaces, dtype=float).T)
 
 
 def _branches(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> fcfs_reserved.Branches | None:

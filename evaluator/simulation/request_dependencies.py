@@ -13,7 +13,6 @@ from evaluator.scenario import Deployment
 from evaluator.stations.engine.preemptive import BlockContent, ByPrefix, CacheShape, SessionTurns
 from evaluator.stations.lane_jobs import LaneJobs, follows_of
 from evaluator.traffic.block_names import block_names
-from evaluator.traffic.jobs import held_units
 
 SMALLEST = 256
 
@@ -25,7 +24,7 @@ def cache_shape(pools: Sequence[StationPlan], slots: Sequence[LaneJobs]) -> Cach
     # A cache never holds more blocks than its requests ask for in all, which bounds the arrays of short runs.
     used = [min(all_of_them, kv.capacity_units) for all_of_them, kv in zip(held, kvs, strict=True)]
     names = (block_names(slot.jobs, kv.block_tokens).count for slot, kv in zip(slots, kvs, strict=True))
-    most_due = max(kv.block_tokens for kv in kvs)
+    most_due = max(kv.block_tokens for kv in kvs) + any(pools[slot.position].drafts for slot in slots)
     return CacheShape(_rounded(max(names)), _rounded(max(used)), _rounded(max(held)), 1 << (most_due - 1).bit_length())
 
 
@@ -74,7 +73,7 @@ def by_prefix(deployments: Sequence[Deployment]) -> ByPrefix:
 
 
 def _units(slot: LaneJobs, pool: StationPlan) -> np.ndarray:
-    return held_units(slot.jobs.demand, pool.design.ready.kv)[slot.served]
+    return pool.held_units(slot.jobs.demand)[slot.served]
 
 
 def _rounded(size: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import lzma
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from tests.stations.engine.preemptive.build import Kind, run_engine
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json.xz"))
 CHUNKED = Kind()
 CACHED = Kind(windowed=True, experts=True, cached=True)  # as in the engine's own tests, to share their programs
+AHEAD = Kind(windowed=True, experts=True, asynchronous=True)
+AHEAD_CACHED = replace(AHEAD, cached=True)
 
 
 @cache
@@ -80,13 +83,18 @@ def of_engine(kind: Kind) -> list[tuple[Case, Log]]:
         (case, log)
         for path in RECORDINGS
         for case, log in recorded(path)
-        if not (case.priority or case.drafts or case.asynchronous or case.pipeline_ranks > 1)
-        and case.prefix_caching == kind.cached
+        if not (case.priority or case.drafts or case.pipeline_ranks > 1)
+        and (case.prefix_caching, case.asynchronous) == (kind.cached, kind.asynchronous)
         and not (kind.cached and (case.long_prefill_token_threshold or case.block_tokens > 16))
     ]
 
 
-@pytest.mark.parametrize("kind", [CHUNKED, CACHED], ids=["chunked", "prefix cache"])
+KINDS = {
+    "chunked": CHUNKED, "prefix cache": CACHED, "asynchronous": AHEAD, "asynchronous, prefix cache": AHEAD_CACHED
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 def test_the_vectorised_engine_does_what_vllm_did(kind):
     pairs = of_engine(kind)
     assert len(pairs) >= 2

@@ -122,6 +122,27 @@ def test_the_stage_of_the_docs_runs(tmp_path):
     assert 0 < two < one / 4
 
 
+def printed_by(folder, code):
+    """The numbers that a program of the docs prints."""
+    (folder / "part.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, str(folder / "part.py")]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    return [float(word) for word in printed.split()]
+
+
+def test_the_parts_of_the_docs_run(tmp_path):
+    policy, router, units, hooks = (printed_by(tmp_path, code) for code in blocks("parts.md", "python"))
+    continuous, unbounded = policy
+    assert 0 < unbounded < continuous  # iterations of all prompts that wait are fewer
+    in_turn, by_length = router
+    assert 0 < in_turn != by_length > 0
+    blocks_of_16, powers = units
+    assert powers > 2 * blocks_of_16 > 0  # 4,096 tokens where 2,099 are needed
+    vectorised, reference = hooks
+    assert vectorised == pytest.approx(reference, rel=1e-9) and vectorised > blocks_of_16
+
+
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_has_no_gaps(name):
     words = TEXTS[name].split()

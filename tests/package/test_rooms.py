@@ -16,7 +16,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "evaluator"
 
 ORDER = (
     # What knows nothing of serving
-    ("errors", "version", "progress", "device", "records"),
+    ("errors", "version", "progress", "device", "records", "registry"),
     ("units", "yaml"),
     # What things are, and how long an iteration takes
     ("catalog",),
@@ -25,7 +25,7 @@ ORDER = (
     # How a scenario says them: readers of keys, which stand on the records that they fill, in any room from here on
     ("keys",),
     ("cost",),
-    ("policies", "routing", "speculation"),
+    ("policies", "routing", "kv_managers", "speculation"),
     # Formulas on results; they know no scenario, and give the others their names of variables and states
     ("metrics",),
     # From what the user asks to what has to be run
@@ -55,6 +55,7 @@ ORDER = (
     ("compare",),
     ("calibrate",),
     ("measure",),
+    ("parts",),  # what users build parts of their own from
     ("__init__",),
     ("cli",),
     ("__main__",),

@@ -109,7 +109,16 @@ STATUSES = {
 
 LACKING: dict[tuple[str, ...], dict[str, Any]] = {
     (): {"deployment__router": "least_work", "deployment__batching__policy": "mixed"},  # one replica: nothing to choose
-    ("preemption swap",): {"deployment__kv": "{admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}"},
+    ("preemption swap with router least_kv",): {
+        "deployment__kv": "{admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}",
+        "deployment__router": "least_kv",
+        "deployment__replicas": 2,
+    },
+    ("batching.planning asynchronous with a closed loop with a frontend",): {
+        "deployment__batching__planning": "asynchronous",
+        "deployment__replicas": 2,
+        "workload__arrivals": "{process: closed_loop, users: 4}",
+    },
     ("router least_kv over 9,000 replicas with outputs of up to 5,000 tokens",): {
         "deployment__router": "least_kv",
         "deployment__replicas": 9_000,
@@ -134,6 +143,7 @@ IN_ANY_ORDER: list[tuple[dict[str, Any], CompileKey]] = [
     ({"deployment__kv": "{admission: on_demand, full_prompt: true, watermark: 0.01}"}, CompileKey(on_demand=True)),
     ({"deployment__kv__admission": "on_demand", "deployment__batching__packing": "least_work_left"}, CompileKey(True)),
     ({"deployment__pipeline_parallel": 2}, CompileKey(True, pipeline_ranks=2)),
+    ({"deployment__batching__planning": "asynchronous"}, CompileKey(True, asynchronous=True)),
     (
         {"deployment__batching__policy": "lightllm", "deployment__kv__block_tokens": 1},
         CompileKey(True, peaks=True),

@@ -52,8 +52,10 @@ BOTH_ENGINES = {
     "a session's own replica, without a cache": (FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session"),
     **{f"four of {router}": (CACHING, *FOUR, f"deployment.router={router}") for router in ROUTERS},
 }  # fmt: skip
-if THOROUGH:  # a program of its own, whose parts others have
+if THOROUGH:  # programs of their own, whose parts others have
     BOTH_ENGINES["answers without a cache"] = ("deployment.replicas=2", "deployment.router=least_work")
+    BOTH_ENGINES["drafts beside a cache"] = (*TIGHT, FROM_ARRIVAL, DRAFTS)
+    BOTH_ENGINES["planned ahead"] = (*TIGHT, FROM_ARRIVAL, "deployment.batching.planning=asynchronous")
 DESIGNS = Designs({name: (*TALKS, *asked) for name, asked in BOTH_ENGINES.items()})
 
 
@@ -155,12 +157,12 @@ def test_what_is_known_before_the_run_counts_as_hits():
 
 
 def test_the_reference_takes_what_the_engine_lacks_and_says_so():
-    asked = (*TALKS, CACHING, "workload.requests=60", DRAFTS)
+    asked = (*TALKS, CACHING, "workload.requests=60", "deployment.batching.planning=asynchronous")
     (configuration,) = plan(scenario(*asked)).configurations
     assert configuration.simulator == "token"
     ds = sweep(scenario(*asked))
     assert (ds["status"].item(), ds["engine"].item()) == ("ok", "token")
-    assert "prefix caching by content with deployment.speculative" in ds.attrs["engine_note"]
+    assert "planning asynchronous with sessions that think from the answer" in ds.attrs["engine_note"]
 
 
 @pytest.mark.parametrize("name", BOTH_ENGINES)

@@ -11,9 +11,10 @@ import numpy as np
 
 from evaluator.cost.frontend import delay_s
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
+from evaluator.kv_managers import manager as kv_manager
 from evaluator.metrics.use import PoolTotals, pooled
 from evaluator.plan import Configuration, StationPlan
-from evaluator.plan.checks import watermark_units
+from evaluator.plan.checks import swap_space, watermark_units
 from evaluator.plan.simulators import routed_by
 from evaluator.reference import Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.reference.network import Conversations
@@ -103,11 +104,8 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
     """The limits of one replica as the reference takes them."""
     deployment, layout = pool.deployment, pool.design.ready.kv
     batching, kv = deployment.batching, deployment.kv
-    swap_bandwidth = kv.swap_bandwidth if kv.preemption == "swap" else None
-    change = pool.design.change
-    if swap_bandwidth and change and change.input == "link_bandwidth":
-        swap_bandwidth *= change.factor
-    plain = _of_blocks(layout)
+    swap_units, swap_unit_s = swap_space(pool) if kv.preemption == "swap" else (math.inf, 0.0)
+    plain, own = _of_blocks(layout), kv_manager(kv.manager)
     return Limits(
         max_num_seqs=batching.max_num_seqs,
         max_num_batched_tokens=pool.max_num_batched_tokens,
@@ -119,14 +117,15 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
         units_of_prefix=None if plain else lru_cache(partial(_prefix_units, layout)),
         watermark_units=watermark_units(deployment, layout),
         preemption=kv.preemption,
-        swap_units=math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes,
-        swap_unit_s=layout.unit_bytes / swap_bandwidth if swap_bandwidth else 0.0,
+        swap_units=swap_units,
+        swap_unit_s=swap_unit_s,
         long_prefill_token_threshold=batching.long_prefill_token_threshold,
         packing=batching.packing,
         full_prompt=kv.full_prompt,
         batch_queue=batching.planning != AT_ONCE,
         asynchronous=batching.planning == ASYNCHRONOUS,
         drafts=pool.drafts,
+        manager=None if own is None else own.reference,
     )
 
 

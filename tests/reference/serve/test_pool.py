@@ -140,13 +140,26 @@ def test_no_gaps():
 
 
 BEYOND = {
-    "swap": (("deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}",), "preemption swap"),
+    "swap": (
+        (
+            "deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}",
+            "deployment.replicas=2",
+            "deployment.router=least_work",
+        ),
+        "preemption swap with router least_work",
+    ),
     "lightllm in a pipeline": (
         ("deployment.batching.policy=lightllm", "deployment.kv.block_tokens=1", PIPELINE),
         "policy lightllm with pipeline_parallel",
     ),
-    "asynchronous": (("deployment.batching.planning=asynchronous",), "batching.planning asynchronous"),
-    "batch queue in a pipeline": (("deployment.batching.planning=queued", PIPELINE), "batching.planning queued"),
+    "asynchronous": (
+        ("deployment.batching.planning=asynchronous", "deployment.replicas=2", "deployment.router=least_work"),
+        "batching.planning asynchronous with router least_work",
+    ),
+    "batch queue in a pipeline": (
+        ("deployment.batching.planning=queued", PIPELINE),
+        "batching.planning queued with pipeline_parallel",
+    ),
 }
 
 
@@ -185,8 +198,8 @@ def test_replicas_of_a_pipeline_share_the_devices():
 
 
 def test_a_sweep_may_mix_engines():
-    axes = {"deployment__kv__preemption": ["recompute", "swap"], "workload__arrivals__rate_rps": [1, 2, 3]}
-    ds = sweep(scenario("deployment.kv={admission: on_demand, swap_bandwidth: 25GB/s}", **axes))
+    axes = {"deployment__kv__admission": ["reserve", "on_demand"], "workload__arrivals__rate_rps": [1, 2, 3]}
+    ds = sweep(scenario("workload.reasoning={branches: 2}", **axes))
     assert ds["engine"].values.tolist() == ["iteration"] * 3 + ["token"] * 3
     assert ds.attrs["engine_note"].startswith("3 of 6 configurations were")
     np.testing.assert_allclose(ds["ttft_s_mean"][:3], ds["ttft_s_mean"][3:], rtol=1e-9)  # KV is not short
@@ -194,8 +207,8 @@ def test_a_sweep_may_mix_engines():
 
 
 def test_worker_processes_give_the_same(monkeypatch):
-    swap = "deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}"
-    small = scenario(swap, deployment__router=["round_robin", "random"], deployment__replicas=[2, 3])
+    queued = ("deployment.batching.planning=queued", PIPELINE)
+    small = scenario(*queued, deployment__router=["round_robin", "random"], deployment__replicas=[2, 3])
     here = sweep(small)
     asked = []
     monkeypatch.setattr("evaluator.execution.schedule.TOKEN_REQUESTS_PER_CHUNK", 60)

@@ -32,6 +32,8 @@ KINDS = [
     Kind(windowed=True, pipeline_ranks=2, speculating=True),
     *([Kind(windowed=True, pipeline_ranks=2)] if THOROUGH else []),
 ]
+ALONE = [Kind(windowed=True, asynchronous=True), Kind(windowed=True, swapping=True)]
+"""Of a replica with a loop of its own."""
 
 
 def mismatches(value: Any, hint: Any, axes: dict[str, int], place: str) -> list[str]:
@@ -106,7 +108,7 @@ def test_in_order_on_demand():
         assert mismatches(value, type(value), axes_of(structure) | {"branch": 1}, type(value).__name__) == []
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("kind", [*KINDS, *ALONE], ids=str)
 def test_preemptive(kind):
     configure()
     lanes, requests = preemptive_build.stacked(preemptive_build.random_cases(kind, 2))

@@ -27,6 +27,7 @@ from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.peak import enter_end, mend_order, peak_units
 from evaluator.stations.engine.preemptive.preemption import grow_decodes, make_room
 from evaluator.stations.engine.preemptive.state import State, no_batch
+from evaluator.stations.engine.preemptive.swapping import swap_in
 from evaluator.stations.engine.preemptive.waiting import any_waiting, head, pop
 
 
@@ -199,6 +200,8 @@ def _take_head(given: Given, state: State, start_s: Float) -> State:
     one = _candidate(given, state, i, kv_of(given).found_tokens(given, state))
     batch, scheduled_s = state.batch, read_once(state.sequences.scheduled_s, i)
     has_room = _has_room(given, scheduled_s) if given.structure.kv_reservation else False
+    if state.swapped is not None:
+        state = swap_in(given, state, i)
     state = kv_of(given).admit(given, state, i, _needed_units(given, i, one), one.start)
     if state.router_counts is not None:
         waiting_units = state.router_counts.waiting_units - jnp.where(has_room, 0, given.kv_units(i))

@@ -29,6 +29,14 @@ class BlockCounts(NamedTuple):
     known: Int  # how many have a name
 
 
+class DraftedVisits(NamedTuple):
+    """Of decodes that verify drafts: the step at which one next needs a block, or fills one, is found as it goes."""
+
+    computed: IntPerRequest  # tokens of the KV of a decode at that step
+    place: IntPerRequest  # how many decodes had joined a group before it
+    joins: Int  # how many have
+
+
 class Cache(NamedTuple):
     """The blocks of the KV, and which of them each request holds."""
 
@@ -44,6 +52,7 @@ class Cache(NamedTuple):
     due: LinkedList  # decodes by the remainder of the step that opens a block for them, see ``prefix_cache.bucket``
     hits: Int  # leading blocks of the waiting queue's head that are there, and
     idle_hits: Int  # those of them that nobody uses
+    drafted: DraftedVisits | None = None  # None where every decode gives one token
 
 
 def initial_cache(given: Given) -> Cache | None:
@@ -61,4 +70,5 @@ def initial_cache(given: Given) -> Cache | None:
         held=jnp.zeros(shape.held, jnp.int32), units=zeros, named=zeros, hit_tokens=zeros,
         due=LinkedList.empty(slots + shape.due * given.structure.decode_groups()),
         hits=number, idle_hits=number,
+        drafted=None if given.speculation is None else DraftedVisits(zeros, zeros, number),
     )  # fmt: skip

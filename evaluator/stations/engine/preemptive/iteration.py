@@ -30,6 +30,7 @@ from evaluator.stations.engine.preemptive.kv import kv_of
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.preemption import growth_at
 from evaluator.stations.engine.preemptive.state import State
+from evaluator.stations.engine.preemptive.swapping import copy_s
 from evaluator.stations.engine.preemptive.waiting import any_waiting
 
 
@@ -88,6 +89,8 @@ def launch(given: Given, state: State, batch: Scheduled, bound: Bound) -> tuple[
     """The batch that was formed starts at the time of the clock; an empty one makes no iteration."""
     cost = given.pipeline_ranks[0]  # without a pipeline there is one rank, which has all layers
     first_s = batch_time(cost, batch.sums)
+    if state.swapped is not None:
+        first_s = first_s + copy_s(given, state)
     growing = read(state.decode_groups.growing, state.schedulable)
     # Prompts are computed once: what is longer from one iteration to the next is the decodes' share of the time.
     slope_s = jnp.where(batch.decodes, decode_growth(cost, batch.sums, growing), 0.0)
@@ -136,7 +139,11 @@ def leap_kv(given: Given, state: State, most: Int, first_s: Float, slope_s: Floa
 
     With KV on demand, decodes take more of it in every step after the first, which had it when the batch was formed; so
     the leap ends before the step that finds too little, and a batch is formed that preempts.
+
+    Planned asynchronously, a step takes its KV when the one before starts. The integral over KV is then from the start
+    of the leap until that of its last step.
     """
+    ahead_of = 1 if given.structure.asynchronous else 0
     step, on_demand, kv = read(state.decode_groups.step, state.schedulable), given.rules.on_demand, state.replica.kv
 
     def fits(carry: tuple[Int, Float, Float]) -> Flag:
@@ -147,12 +154,14 @@ def leap_kv(given: Given, state: State, most: Int, first_s: Float, slope_s: Floa
     def go_on(carry: tuple[Int, Float, Float]) -> tuple[Int, Float, Float]:
         ahead, kv, kv_unit_s = carry
         kv = kv + growth_at(given, state, step + ahead)
-        return ahead + 1, kv, kv_unit_s + kv * (first_s + slope_s * ahead)
+        return ahead + 1, kv, kv_unit_s + kv * (first_s + slope_s * (ahead - ahead_of if ahead_of else ahead))
 
-    ahead, after, kv_unit_s = lax.while_loop(fits, go_on, (jnp.int32(1), kv, kv * first_s))
+    start = kv * 0.0 if ahead_of else kv * first_s
+    ahead, after, kv_unit_s = lax.while_loop(fits, go_on, (jnp.int32(1), kv, start))
     count = jnp.where(on_demand, ahead, most).astype(jnp.float64)  # reserved KV never runs out
     took_s = Leap(count, first_s, slope_s).duration_s()
-    return LeapKv(count, took_s, after, jnp.where(on_demand, kv_unit_s, kv * took_s))
+    held_s = Leap(count - ahead_of, first_s, slope_s).duration_s() if ahead_of else took_s
+    return LeapKv(count, took_s, after, jnp.where(on_demand, kv_unit_s, kv * held_s))
 
 
 def complete(

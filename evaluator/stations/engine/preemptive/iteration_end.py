@@ -266,23 +266,41 @@ def _held(given: Given, state: State, i: Int, decodes: Flag) -> Int | Float:
 
 
 def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag, held: Int | Float) -> State:
-    """A request has its last token, if ``on``: it gives back its seat, and its KV, of which it ``held`` such units."""
+    """A request has its last token, if ``on``; of its KV it ``held`` such units."""
+    if state.planned is None:
+        return give_back(given, state, i, end_s, on, held)
+    last_token_s = read_once(state.sequences.last_token_s, i)
+    sequences = state.sequences._replace(
+        last_token_s=write(state.sequences.last_token_s, i, jnp.where(on, end_s, last_token_s))
+    )
+    planned = state.planned._replace(leaving=state.planned.leaving.push(i, on))
+    return state._replace(planned=planned, sequences=sequences)
+
+
+def give_back(
+    given: Given, state: State, i: Int, end_s: Float, on: Flag, held: Int | Float, seated: Flag | None = None
+) -> State:
+    """A request that has its last token, if ``on``, gives back its seat, and its KV, of which it ``held`` such units.
+
+    ``seated`` is False of one that was preempted after its last token was planned, and has neither any more.
+    """
+    here = on if seated is None else seated
     last_token_s = read_once(state.sequences.last_token_s, i)
     if state.router_counts is not None:
         whole = known_tokens(given, i, read(given.requests.output_tokens, i))
         left_context = state.router_counts.left_context + jnp.where(on, whole, 0.0)
         state = state._replace(router_counts=state.router_counts._replace(left_context=left_context))
-    state = kv_of(given).release(given, state, i, held, on)
+    state = kv_of(given).release(given, state, i, held, here)
     # Of two sides the one behind is told, and its user only when that is done with the request.
     if state.listed is None:
         state = release_next(given, state, i, end_s, on)
     else:
         state = state._replace(listed=state.listed.push(i, on))
-    return state.at_replica(running_count=state.replica.running_count - on)._replace(
+    return state.at_replica(running_count=state.replica.running_count - here)._replace(
         sequences=state.sequences._replace(
             last_token_s=write(state.sequences.last_token_s, i, jnp.where(on, end_s, last_token_s))
         ),
-        running=state.running.remove(i, on),
+        running=state.running.remove(i, here),
         by_end=state.by_end.remove(i, on) if given.structure.peaks else state.by_end,
         finished=state.finished + on,
     )

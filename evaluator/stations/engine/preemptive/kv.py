@@ -5,13 +5,18 @@ hooks of ``KvPart`` and know nothing of how it counts. There are two:
 
 * ``UnitKv`` keeps a number of units in use. They are reserved on admission, or taken on demand as tokens come;
 * ``BlockKv`` keeps every block by what is in it, so that requests with the same beginning share blocks (a prefix cache,
-  ``prefix_cache``). It counts the blocks that somebody uses.
+  ``prefix_cache``). It counts the blocks that somebody uses. ``PlannedBlockKv`` and ``DraftedBlockKv`` are
+  the same with batches that are planned asynchronously, and with drafts.
 
-Another one is a class with these hooks and, where numbers of units will not do, a sub-state that ``State`` carries; it
-is chosen in ``kv_of`` by what is compiled in (``Structure``).
+Another one is a class with these hooks and, where the number of units in use will not do, a sub-state of the replica
+(``KvPart.initial``). A user's program registers it as a ``KvManager`` (docs/parts.md); ``kv_of`` chooses by what is
+compiled in (``Structure``).
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -19,7 +24,7 @@ from jax import lax
 from evaluator.cost.kv import units
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import read, read_once, write
-from evaluator.stations.engine.preemptive import prefix_cache
+from evaluator.stations.engine.preemptive import drafted_blocks, prefix_cache
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.linked_lists import turned
 from evaluator.stations.engine.preemptive.speculative_steps import held_tokens, path_since
@@ -29,8 +34,19 @@ from evaluator.stations.engine.preemptive.state import State
 class KvPart:
     """The hooks. Those that do nothing unless they are overridden are for KV that goes by its content."""
 
+    grows_in_turn: bool = False
+    """Decodes get the KV of their next token one after the other (``grow_in_turn``), and not all at once (``grow``)."""
+
     waiting_hits_change: bool = False
     """What the head of the waiting queue finds may change with every step, so that a leap must not keep it waiting."""
+
+    def initial(self, given: Given) -> Any:
+        """What a replica carries for it in ``ReplicaState.own_kv``, before anything has happened: a tuple of numbers.
+
+        None: nothing. Hooks change it by ``state.at_replica(own_kv=...)``. Of the package's own parts, whose sub-state
+        is made with the rest (``state.initial_state``), it is not asked.
+        """
+        return None
 
     # -- of the waiting queue's head
 
@@ -80,6 +96,10 @@ class KvPart:
 
     def grow(self, given: Given, state: State, more: Float) -> State:
         """The decodes at rest take so many units for their next token, on demand."""
+        raise NotImplementedError
+
+    def grow_in_turn(self, given: Given, state: State, on: Flag, preempt_last: Callable[[State], State]) -> State:
+        """The same one by one, if ``on``; where one lacks KV, ``preempt_last`` preempts the request admitted last."""
         raise NotImplementedError
 
     def take_step(self, given: Given, state: State, step: Int, on: Flag) -> State:
@@ -183,21 +203,69 @@ class BlockKv(KvPart):
 
         def take(carry: tuple[Int, State]) -> tuple[Int, State]:
             ahead, state = carry
-            return ahead + 1, self.take_step(given, state, step + ahead, jnp.ones((), bool))
+            return ahead + 1, self.leap_step(given, state, step + ahead)
 
         # Those of the first step have theirs since the batch was formed.
         return lax.while_loop(lambda carry: carry[0] < steps, take, (jnp.int32(1), state))[1]
+
+    def leap_step(self, given: Given, state: State, step: Int) -> State:
+        """One of them."""
+        return self.take_step(given, state, step, jnp.ones((), bool))
 
     def leaving_order(self, links: Int, first: Int) -> tuple[Int, Int]:
         return turned(links, first)  # the order in which blocks come free decides which are taken first
 
 
-UNITS, BLOCKS = UnitKv(), BlockKv()
+class PlannedBlockKv(BlockKv):
+    """The same where batches are planned asynchronously: the token with which a decode fills a block is known late."""
+
+    grows_in_turn = True
+
+    def grow_in_turn(self, given: Given, state: State, on: Flag, preempt_last: Callable[[State], State]) -> State:
+        return prefix_cache.grow_in_turn(
+            given, state, on, lambda state, i: read_once(state.block_cache.units, i) + 1, preempt_last
+        )
+
+    def take_step(self, given: Given, state: State, step: Int, on: Flag) -> State:
+        return prefix_cache.name_blocks_before(given, state, step, on)
+
+    def leap_step(self, given: Given, state: State, step: Int) -> State:
+        there = jnp.ones((), bool)
+        return self.take_step(given, prefix_cache.open_blocks(given, state, step, there), step, there)
+
+
+class DraftedBlockKv(BlockKv):
+    """The same where decodes verify drafts, so that they fill blocks and need new ones at uneven steps.
+
+    vLLM ``KVCacheManager.allocate_slots``: a step has slots for all tokens that it verifies; blocks get their names up
+    to the tokens that are known, drafts apart.
+    """
+
+    grows_in_turn = True
+
+    def grow_in_turn(self, given: Given, state: State, on: Flag, preempt_last: Callable[[State], State]) -> State:
+        return drafted_blocks.grow(given, state, on, preempt_last)
+
+    def join(self, given: Given, state: State, i: Int, decode_group: Int, opens: Int, on: Flag) -> State:
+        return drafted_blocks.join(given, state, i, decode_group, on)
+
+    def take_step(self, given: Given, state: State, step: Int, on: Flag) -> State:
+        return drafted_blocks.take_step(given, state, step, on)
+
+
+UNITS, BLOCKS, PLANNED_BLOCKS, DRAFTED_BLOCKS = UnitKv(), BlockKv(), PlannedBlockKv(), DraftedBlockKv()
 
 
 def kv_of(given: Given) -> KvPart:
     """How the replicas keep their KV."""
-    return UNITS if given.structure.cache is None else BLOCKS
+    if given.structure.kv_manager is not None:
+        hooks: KvPart = given.structure.kv_manager.hooks
+        return hooks
+    if given.structure.cache is None:
+        return UNITS
+    if given.structure.asynchronous:
+        return PLANNED_BLOCKS
+    return BLOCKS if given.speculation is None else DRAFTED_BLOCKS
 
 
 def own_units(given: Given, i: Int, tokens: Float) -> Float:

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kv import KvUnits
+from evaluator.kv_managers import KvManager
 from evaluator.stations.engine.common.arrays import (
     Array,
     Flag,
@@ -72,7 +73,7 @@ class CacheShape(NamedTuple):
     names: int
     blocks: int  # that are ever used: at most the capacity
     held: int  # blocks of all requests
-    due: int  # tokens of a block
+    due: int  # tokens of a block, with drafts one more
 
 
 class ByPrefix(NamedTuple):
@@ -145,6 +146,13 @@ class Network(NamedTuple):
     order: IntPerRequest | None = None  # the requests in the order in which they are sent; None: that of their numbers
 
 
+class HostMemory(NamedTuple):
+    """Where the KV of preempted requests is kept, as far as it fits, and copied back from when they are admitted."""
+
+    units: Float  # room there; below 0 in a lane that computes all of it anew
+    unit_s: Float  # to copy a unit in or out; the next batch takes so much longer
+
+
 class Cluster(NamedTuple):
     """Replicas that run together; users and requests are those of all of them."""
 
@@ -170,6 +178,7 @@ class Lane(NamedTuple):
     session_turns: SessionTurns | None = None  # None: nobody waits for an answer, but users of a closed loop
     speculation: Speculation | None = None  # None: a decode iteration gives one token
     cluster: Cluster | None = None  # None: one replica by itself
+    host_memory: HostMemory | None = None  # None: preempted requests are computed anew
 
 
 class Structure(NamedTuple):
@@ -187,6 +196,8 @@ class Structure(NamedTuple):
     phases: int = 1  # 2: a prefill and a decode side
     route_at_first_token: bool = False  # the decode replica is chosen with the first token, not when the KV is there
     kv_reservation: bool = False  # back-pressure: KV is sent when the decode replica has room, and kept until then
+    asynchronous: bool = False  # the next batch is planned while one runs, see ``asynchronous``; alone, with one rank
+    kv_manager: KvManager | None = None  # a user's own, whose hooks keep the KV; alone
 
     @property
     def alone(self) -> bool:
@@ -217,6 +228,7 @@ class Given(NamedTuple):
     session_turns: SessionTurns | None
     speculation: Speculation | None
     cluster: Cluster | None
+    host_memory: HostMemory | None
     requests: Requests
     structure: Structure
     pool: Int | None = None  # of several pools: the number of the one whose figures these are

@@ -22,6 +22,7 @@ from evaluator.stations.engine.preemptive.iteration_end import IterationEnd, Mea
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.rounds import go_round, note_pace
 from evaluator.stations.engine.preemptive.state import State
+from evaluator.stations.engine.preemptive.swapping import copy_s, launched
 from evaluator.stations.engine.preemptive.waiting import arrive, next_arrival
 
 
@@ -38,6 +39,8 @@ def pipeline_step(given: Given, state: State) -> State:
     state, batch = form_batch(given, state, start_s, room)
     goes = room & batch.there
     state = send_batch(given, state, batch, start_s, goes)
+    if state.swapped is not None:
+        state = launched(state, goes)
     again = (goes | (room & state.batch.preempted)) & has_room(given, state)
     if state.batch_paces is not None:
         state = go_round(given, state, ~again)
@@ -68,8 +71,11 @@ def send_batch(
     pipeline = state.pipeline
     clock, free, busy = start_s, [], jnp.zeros(())
     times = _rank_times(given, batch, on) if passage is None else passage.times
+    # Copies to and from host memory delay this batch alone: what the next ones take follows from ``times``.
+    copies_s = None if state.swapped is None else jnp.where(on, copy_s(given, state), 0.0)
     # A rank starts on the batch at the later of two times: the rank before is done with it, or it with the one before.
-    for pipeline_rank, took_s in enumerate(times):
+    for pipeline_rank, time_s in enumerate(times):
+        took_s = time_s if copies_s is None else time_s + copies_s
         if given.ranks is not None:  # nor does anybody wait in a rank that the pool does not have
             took_s = jnp.where(pipeline_rank < given.ranks, took_s, 0.0)
         clock = jnp.maximum(clock, pipeline.free_s[pipeline_rank]) + took_s

@@ -1,5 +1,5 @@
 """KV on demand: running requests take more of it with every token, and where there is none left, the request admitted
-last is preempted (vLLM's preemption by recomputation)."""
+last is preempted: computed anew (vLLM's preemption by recomputation), or swapped to host memory (``swapping``)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from evaluator.stations.engine.preemptive.decode_groups import known_tokens, lea
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import State
+from evaluator.stations.engine.preemptive.swapping import swap_out
 from evaluator.stations.engine.preemptive.waiting import go_back
 
 
@@ -23,6 +24,11 @@ def grow_decodes(given: Given, state: State, on: Flag) -> State:
     and preemption ends as soon as the others' need fits.
     """
     on = on & given.rules.on_demand
+    if kv_of(given).grows_in_turn:
+        state = kv_of(given).grow_in_turn(
+            given, state, on, lambda state: preempt(given, state, newest_at_rest(given, state))
+        )
+        return state._replace(batch=state.batch._replace(grown=on))
 
     def needed(state: State) -> Float:
         # Sequences without a prompt to compute, admitted into this batch, have the KV of their first token already.
@@ -106,6 +112,12 @@ def preempt(given: Given, state: State, i: Int) -> State:
     only if none of these was short.
     """
     held, left = kv_of(given).held(given, state, i), jnp.int32(0)
+    waits: Flag | bool = True
+    if state.planned is not None:
+        # The last token of a request may be planned already (vLLM ``AsyncScheduler``: ``num_output_placeholders``). It
+        # comes all the same, so that the request gives up its seat and its KV, and does not wait again.
+        waits = read_once(state.sequences.last_token_s, i) == jnp.inf
+        held = jnp.where(waits, held, given.kv_units(i))
     if state.router_counts is not None:  # tokens left to compute before the preemption: none of a decode
         left = read_once(state.sequences.target, i) - read_once(state.sequences.computed, i)
     # The condition always holds. It makes every write below depend on what was read above (``common.rings``).
@@ -122,6 +134,10 @@ def preempt(given: Given, state: State, i: Int) -> State:
         waiting_units = state.router_counts.waiting_units + given.kv_units(i)
         again = state.router_counts.again + known - kept - jnp.maximum(left, 0)
         state = state._replace(router_counts=state.router_counts._replace(again=again, waiting_units=waiting_units))
+    if state.swapped is not None:
+        state, swaps = swap_out(given, state, i)
+        known = jnp.where(swaps, read_once(sequences.target, i), known)
+        kept = jnp.where(swaps, read_once(sequences.computed, i), kept)
     state = state._replace(
         sequences=sequences._replace(
             target=write(sequences.target, i, known),
@@ -134,4 +150,4 @@ def preempt(given: Given, state: State, i: Int) -> State:
         batch=state.batch._replace(short=~jnp.zeros((), bool), preempted=~jnp.zeros((), bool)),
     )
     state = state.at_replica(running_count=state.replica.running_count - 1)
-    return go_back(given, state.in_totals(preemptions=state.totals.preemptions + 1), i)
+    return go_back(given, state.in_totals(preemptions=state.totals.preemptions + 1), i, waits)

@@ -193,11 +193,14 @@ def release(given: Given, state: State, i: Int, on: Flag | bool) -> State:
 def bucket(given: Given, decode_group: Int, step: Int) -> Int:
     """The sentinel in ``Cache.due`` of the decodes of a decode group that open a block with a step.
 
-    It is the same every ``block_tokens`` steps. They fill a block with the step before.
+    It is the same every ``block_tokens`` steps. They fill a block with the step before. With drafts it is of the
+    decodes that need a block, or fill one, with that step, which is at most ``block_tokens`` steps after the last such
+    step: one bucket more keeps the two apart.
     """
     shape = given.structure.cache
     assert shape is not None
-    return given.requests.arrival_s.shape[0] + decode_group * shape.due + step % block_tokens(given)
+    first = given.requests.arrival_s.shape[0] + decode_group * shape.due
+    return first + step % (block_tokens(given) if given.speculation is None else block_tokens(given) + 1)
 
 
 def enter_due(given: Given, cache: Cache, i: Int, decode_group: Int, opens: Int, on: Flag) -> Cache:
@@ -212,19 +215,93 @@ def take_step(given: Given, state: State, step: Int, on: Flag) -> State:
 
     With reserved KV they have their blocks. With KV on demand there are enough: who found none was preempted before.
     """
+    state = open_blocks(given, state, step, on)
+
+    def fill_block(state: State, i: Int) -> State:
+        return register(given, state, i, _computed(state, i, step) + 1)
+
+    return _for_due(given, state, bucket(given, state.schedulable, step + 1), on, fill_block)
+
+
+def open_blocks(given: Given, state: State, step: Int, on: Flag) -> State:
+    """The decodes at rest take the blocks that a step opens, if ``on`` and KV is taken on demand; there are enough."""
 
     def open_block(state: State, i: Int) -> State:
         cache = _cache(state)
         return extend(given, state, i, read_once(cache.units, i) + 1)
 
-    def fill_block(state: State, i: Int) -> State:
-        sequences = state.sequences
-        computed = read_once(sequences.computed, i) + step - read_once(sequences.since, i)
-        return register(given, state, i, computed + 1)
+    return _for_due(given, state, bucket(given, state.schedulable, step), on & given.rules.on_demand, open_block)
 
-    decode_group = state.schedulable
-    state = _for_due(given, state, bucket(given, decode_group, step), on & given.rules.on_demand, open_block)
-    return _for_due(given, state, bucket(given, decode_group, step + 1), on, fill_block)
+
+def name_blocks_before(given: Given, state: State, step: Int, on: Flag) -> State:
+    """The blocks that the decodes at rest have filled with the step before get their names, if ``on``.
+
+    So it is where batches are planned asynchronously: the token with which a decode fills a block is not known when its
+    step is planned (vLLM ``KVCacheManager.allocate_slots`` caches up to ``request.num_tokens``).
+    """
+
+    def name_block(state: State, i: Int) -> State:
+        return register(given, state, i, _computed(state, i, step))
+
+    return _for_due(given, state, bucket(given, state.schedulable, step), on, name_block)
+
+
+def grow_in_turn(
+    given: Given, state: State, on: Flag, needed: Callable[[State, Int], Int], preempt_last: Callable[[State], State]
+) -> State:
+    """The decodes at rest that need blocks for their next step, ``needed`` in all, take them in order of admission.
+
+    Where one finds too few, requests are preempted, the one admitted last first, itself at the end. All at once would
+    come to the same if a victim left one block without a name at most: those come before all others that are free, and
+    a decode that takes its block before the victim is preempted makes one of the others forget what it holds.
+    """
+    requests, padding = given.requests.arrival_s.shape[0], given.requests.arrival_s.shape[0] - 1
+    sentinel = bucket(given, state.schedulable, read(state.decode_groups.step, state.schedulable))
+
+    def runs(state: State, i: Int) -> Flag:
+        return read_once(state.running.newer, i) != i  # else it was the last itself, and is preempted
+
+    def give(carry: tuple[State, Int]) -> tuple[State, Int]:
+        state, i = carry
+        units = needed(state, i)
+        more = units - read_once(_cache(state).units, i)
+
+        def lacks(state: State) -> Flag:
+            return runs(state, i) & (more > given.limits.kv_units - state.replica.kv)
+
+        state = lax.while_loop(lacks, preempt_last, state)
+        there = runs(state, i)
+        state = extend(given, state, jnp.where(there, i, padding), jnp.where(there, units, 0))
+        # Where it is preempted itself, whoever was admitted later was so before.
+        return state, jnp.where(there, following(state, i), sentinel)
+
+    def following(state: State, i: Int) -> Int:
+        """Of the bucket, the one that was admitted after ``i``; the first, after the sentinel."""
+        cache, admission = _cache(state), state.sequences.admission
+        before = jnp.where(i < requests, read_once(admission, jnp.minimum(i, padding)), -1)
+
+        def look(carry: tuple[Int, Int, Int]) -> tuple[Int, Int, Int]:
+            j, found, lowest = carry
+            number = read_once(admission, j)
+            nearer = (number > before) & (number < lowest)
+            return read_once(cache.due.newer, j), jnp.where(nearer, j, found), jnp.where(nearer, number, lowest)
+
+        # The bucket is in the order in which they joined the decodes. That is the order of admission, unless a prompt
+        # was overtaken, as it may be where only shares of long ones are computed, or groups of a pipeline were merged.
+        joined = jnp.asarray(given.structure.pipeline_ranks == 1) & (given.rules.long_prefill_tokens == jnp.inf)
+        after = read_once(cache.due.newer, i)
+        first = jnp.where(joined, sentinel, read_once(cache.due.newer, sentinel))
+        start = (first, sentinel, jnp.int32(1 << 30))
+        found = lax.while_loop(lambda carry: carry[0] < requests, look, start)[1]
+        return jnp.where(joined, after, found)
+
+    first = jnp.where(on, following(state, sentinel), sentinel)
+    return lax.while_loop(lambda carry: carry[1] < requests, give, (state, first))[0]
+
+
+def _computed(state: State, i: Int, step: Int) -> Int:
+    """Tokens of the KV of a decode before a step of its group."""
+    return read_once(state.sequences.computed, i) + step - read_once(state.sequences.since, i)
 
 
 def _for_due(given: Given, state: State, sentinel: Int, on: Flag, do: Callable[[State, Int], State]) -> State:

@@ -26,12 +26,14 @@ from jax import lax
 from evaluator.stations.engine.common.arrays import Float
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED, iterations_until
+from evaluator.stations.engine.preemptive.asynchronous import asynchronous_step
 from evaluator.stations.engine.preemptive.batch import form_batch
 from evaluator.stations.engine.preemptive.iteration import complete, launch
 from evaluator.stations.engine.preemptive.kv import kv_of
 from evaluator.stations.engine.preemptive.lane import Given, Lane, Structure
 from evaluator.stations.engine.preemptive.pipeline import pipeline_step
 from evaluator.stations.engine.preemptive.state import State, initial_state
+from evaluator.stations.engine.preemptive.swapping import launched
 from evaluator.stations.engine.preemptive.waiting import any_waiting, arrival_goes_first, arrive, next_arrival
 
 
@@ -52,6 +54,8 @@ def _loop_step(given: Given, state: State) -> State:
     """
     state, batch = form_batch(given, arrive(given, state), state.clock, ~jnp.zeros((), bool))
     running_batch, leap = launch(given, state, batch, functools.partial(_until_arrival, given, state))
+    if state.swapped is not None:
+        state = launched(state, batch.there)
     # Whoever was preempted for want of KV may be admitted at once: no time passes, and the next trip looks again.
     idle = ~batch.there & ~state.batch.preempted
     took_s = jnp.where(batch.there, leap.took_s, 0.0)
@@ -60,12 +64,18 @@ def _loop_step(given: Given, state: State) -> State:
     stuck = idle & (any_waiting(given, state) | (clock == jnp.inf))
     state = kv_of(given).leap(given, state, jnp.where(batch.decodes, running_batch.iterations, 0.0))
     state = state.at_replica(kv=jnp.where(batch.there, leap.kv, state.replica.kv))
-    state = complete(given, state, running_batch, took_s, jnp.where(batch.there, leap.kv_unit_s, 0.0))
+    kv_unit_s = jnp.where(batch.there, leap.kv_unit_s, 0.0)
+    if given.structure.kv_manager is not None:  # it may keep KV while nothing runs; others hold none then
+        waits_s = jnp.where(idle & (clock < jnp.inf), clock - state.clock, 0.0)
+        kv_unit_s = kv_unit_s + state.replica.kv * waits_s
+    state = complete(given, state, running_batch, took_s, kv_unit_s)
     return state._replace(clock=clock, stuck=stuck)
 
 
 def _run_lane(given: Given) -> LaneResult:
     loop_step = _loop_step if given.structure.pipeline_ranks == 1 else pipeline_step
+    if given.structure.asynchronous:
+        loop_step = asynchronous_step
     final = lax.while_loop(
         lambda state: (state.finished < given.limits.requests) & ~state.stuck,
         lambda state: loop_step(given, state),

@@ -24,6 +24,7 @@ from evaluator.stations.engine.common.arrays import (
     Bins,
     Flag,
     FlagPerRank,
+    FlagPerRequest,
     Float,
     FloatPerGroup,
     FloatPerGroupRank,
@@ -75,6 +76,21 @@ class Listed(NamedTuple):
         """With ``i``, if ``on``; it must not be in it."""
         after = jnp.where(on, self.first, read_once(self.next, i))
         return Listed(jnp.where(on, i, self.first), write(self.next, i, after))
+
+
+class SwappedKv(NamedTuple):
+    """Of a replica that copies the KV of preempted requests to host memory (``swapping``)."""
+
+    there: FlagPerRequest  # the request's KV is there
+    units: Float  # in all
+    moved: Float  # copied in either direction since a batch was launched
+
+
+class PlannedAhead(NamedTuple):
+    """Of a replica that plans its next batch before the tokens of the one under way are known (``asynchronous``)."""
+
+    end_s: Float  # when the batch that was planned last ends
+    leaving: Listed  # requests whose last token comes with it: they hold their seats and KV until it has ended
 
 
 class RouterCounts(NamedTuple):
@@ -163,6 +179,7 @@ class ReplicaState(NamedTuple):
     reserved: Float | None = None  # back-pressure: those that no running request holds (``joint.kv_reservation``)
     pipeline: PipelineState | None = None  # None: one rank
     blocks: BlockCounts | None = None  # None: no prefix cache
+    own_kv: Any = None  # of a user's KV manager, what its hooks carry (``kv.KvPart.initial``)
 
 
 class Totals(NamedTuple):
@@ -230,6 +247,8 @@ class State(NamedTuple):
     listed: Listed | None = None  # of two sides: requests that are done here or, back-pressure, have begun
     room_since_s: FloatPerRequest | None = None  # back-pressure: when a request got room
     accepted: AcceptedTokens | None = None  # None where every decode gives one token; cells as of ``Rings``
+    swapped: SwappedKv | None = None  # None: preempted requests are computed anew
+    planned: PlannedAhead | None = None  # None: a batch is planned when the one before has ended
 
     def at_replica(self, **changes: Any) -> State:
         """With other values of ``ReplicaState``."""
@@ -298,6 +317,8 @@ def initial_state(given: Given) -> State:
         listed=Listed(none[0], none) if structure.phases > 1 else None,
         room_since_s=jnp.full(slots, jnp.inf) if structure.kv_reservation else None,
         accepted=_initial_accepted(given),
+        swapped=None if given.host_memory is None else SwappedKv(jnp.zeros(slots, bool), zero, zero),
+        planned=PlannedAhead(zero, Listed(none[0], none)) if structure.asynchronous else None,
     )  # fmt: skip
 
 
@@ -313,6 +334,7 @@ def initial_replica(given: Given) -> ReplicaState:
         reserved=zero if structure.kv_reservation else None,
         pipeline=_initial_pipeline(given),
         blocks=None if structure.cache is None else BlockCounts(number, number),
+        own_kv=None if structure.kv_manager is None else structure.kv_manager.hooks.initial(given),
     )  # fmt: skip
 
 

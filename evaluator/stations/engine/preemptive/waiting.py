@@ -79,8 +79,8 @@ def pop(given: Given, state: State, i: Int) -> State:
     return state.at_replica(queue=ends)._replace(queue_links=links)
 
 
-def go_back(given: Given, state: State, i: Int) -> State:
-    """A preempted request waits again: in front of all others, or by its work.
+def go_back(given: Given, state: State, i: Int, on: Flag | bool = True) -> State:
+    """A preempted request waits again, if ``on``: in front of all others, or by its work.
 
     The number of preemptions so far, which counts this one already, makes the priority of a stack.
     """
@@ -89,7 +89,12 @@ def go_back(given: Given, state: State, i: Int) -> State:
     if given.structure.kv_reservation:
         work = work + jnp.where(given.limits.prompts_resident, _BEHIND_ALL, 0)
     priority = jnp.where(given.rules.least_work, work, -state.totals.preemptions)
-    links, top = _pushed(links, ends.top, i, priority)
+    if on is True:
+        links, top = _pushed(links, ends.top, i, priority)
+    else:  # the padding cell becomes the top of an empty heap, which is then forgotten
+        padding = links.next.shape[0] - 1
+        links, top = _pushed(links, jnp.where(on, ends.top, NONE), jnp.where(on, i, padding), priority)
+        top = jnp.where(on, top, ends.top)
     ends = ends._replace(top=top)
     if ends.preempted is not None:
         ends = ends._replace(preempted=ends.preempted + 1)

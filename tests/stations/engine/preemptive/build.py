@@ -16,7 +16,16 @@ from evaluator.device import configure
 from evaluator.policies import policy as policy_named
 from evaluator.reference import Limits, PoolOutcome, Request, simulate
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests
-from evaluator.stations.engine.preemptive import BlockContent, CacheShape, KvUnits, Lane, Rules, Structure, run_lanes
+from evaluator.stations.engine.preemptive import (
+    BlockContent,
+    CacheShape,
+    HostMemory,
+    KvUnits,
+    Lane,
+    Rules,
+    Structure,
+    run_lanes,
+)
 from tests.reference.build import random_cost
 from tests.stations.engine.fcfs_reserved import build as fcfs_reserved
 from tests.stations.engine.fcfs_reserved.build import (
@@ -42,7 +51,8 @@ POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
 class Kind:
     """What the cases of one compiled structure have in common. ``peaks``: some of them are of LightLLM.
 
-    ``cached``: replicas have a prefix cache. ``speculating``: decodes verify drafts.
+    ``cached``: replicas have a prefix cache. ``speculating``: decodes verify drafts. ``asynchronous``: batches are
+    planned ahead, which only ``chunked`` is. ``swapping``: most cases copy what is preempted to host memory.
     """
 
     windowed: bool = False
@@ -51,11 +61,20 @@ class Kind:
     peaks: bool = False
     cached: bool = False
     speculating: bool = False
+    asynchronous: bool = False
+    swapping: bool = False
 
     @property
     def structure(self) -> Structure:
-        cache = CACHE if self.cached else None
-        return Structure(RING, self.windowed, self.pipeline_ranks, self.peaks, cache=cache)
+        cache = CACHE._replace(due=CACHE.due + self.speculating) if self.cached else None
+        return Structure(
+            RING, self.windowed, self.pipeline_ranks, self.peaks, cache=cache, asynchronous=self.asynchronous
+        )
+
+    @property
+    def policies(self) -> tuple[str, ...]:
+        """Of the cases, but for LightLLM."""
+        return ("chunked",) if self.asynchronous else POLICIES
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +106,7 @@ def random_case(seed: int, kind: Kind) -> Case:
     """A random case with any policy, KV reserved or on demand, watermark, packing, and shares of long prompts."""
     rng = np.random.default_rng([seed, kind.windowed, kind.experts, kind.pipeline_ranks, kind.peaks])
     case = fcfs_reserved.random_case(seed, kind.experts, kind.windowed)
-    policy = "lightllm" if kind.peaks and rng.random() < 0.2 else str(rng.choice(POLICIES))
+    policy = "lightllm" if kind.peaks and rng.random() < 0.2 else str(rng.choice(kind.policies))
     on_demand = policy == "lightllm" or (policy not in ("static", "orca") and rng.random() < 0.7)
     block = 1 if policy == "lightllm" else int(rng.integers(1, 17))
     seats, budget = int(rng.integers(1, 41)), int(rng.choice([2, 16, 64, 512, 2048]))
@@ -107,7 +126,12 @@ def random_case(seed: int, kind: Kind) -> Case:
         long_prefill_token_threshold=int(rng.choice([0, 1, 7, 50])) if policy in CHUNKING else 0,
         packing=str(rng.choice(["fcfs", "least_work_left"])), look_every=int(rng.integers(1, 12)),
         full_prompt=bool(np.random.default_rng([seed, 13]).random() < 0.3),
+        batch_queue=kind.asynchronous, asynchronous=kind.asynchronous,
     )  # fmt: skip
+    if kind.swapping and seed % 4:
+        drawn = np.random.default_rng([seed, 17])
+        room = np.inf if drawn.random() < 0.5 else float(drawn.integers(0, 2 * units.max()))
+        limits = replace(limits, preemption="swap", swap_units=room, swap_unit_s=float(10 ** drawn.uniform(-5, -2)))
     more = (random_cost(rng, experts=kind.experts, windowed=kind.windowed) for _ in range(kind.pipeline_ranks - 1))
     shares = on_demand and layout is None and policy != "lightllm" and rng.random() < 0.3
     shared = (case.prompt_tokens - case.compute_tokens) // block * shares
@@ -155,8 +179,10 @@ def random_cached_case(seed: int, kind: Kind) -> Case:
         budget = max(budget, longest + (40 if case.policy in ("mixed", "orca") else 0))
     capacity = int(units.max() * rng.uniform(1, rng.choice([1.5, 3, 6]))) + limits.watermark_units
     limits = replace(
-        limits, max_num_batched_tokens=budget, kv_units=capacity, units_of_blocks=None, prefix_caching=True
-    )
+        limits, max_num_batched_tokens=budget, kv_units=capacity, units_of_blocks=None, prefix_caching=True,
+        # Planned as vLLM's engine core does it, the reference names blocks in order of admission (docs/equality.md).
+        long_prefill_token_threshold=0 if kind.asynchronous else limits.long_prefill_token_threshold,
+    )  # fmt: skip
     whole = (prompt + output - 1) // limits.block_tokens
     known = np.where(rng.random(len(prompt)) < 0.5, whole, prompt // limits.block_tokens)
     session, first = rng.integers(0, rng.integers(1, 8), len(prompt)), rng.integers(0, 3)
@@ -172,9 +198,8 @@ def random_cached_case(seed: int, kind: Kind) -> Case:
 @cache
 def random_cases(kind: Kind, count: int) -> list[Case]:
     """``count`` random cases of one structure."""
-    if kind.speculating:
-        return [drafted(random_case(seed, kind), seed, kind) for seed in range(count)]
-    return [(random_cached_case if kind.cached else random_case)(seed, kind) for seed in range(count)]
+    cases = [(random_cached_case if kind.cached else random_case)(seed, kind) for seed in range(count)]
+    return [drafted(given, seed, kind) for seed, given in enumerate(cases)] if kind.speculating else cases
 
 
 def _content_of(given: Case, slots: int) -> BlockContent:
@@ -196,7 +221,7 @@ def _content_of(given: Case, slots: int) -> BlockContent:
     return BlockContent(padded, columns[0], columns[1], np.int32(1), columns[2], columns[3])
 
 
-def _lane_of(given: Case, slots: int) -> Lane:
+def _lane_of(given: Case, slots: int, swapping: bool) -> Lane:
     case, limits = given.case, given.case.limits
     record = policy_named(case.policy)
     budget = limits.max_num_batched_tokens if record.token_budget else np.inf
@@ -221,13 +246,19 @@ def _lane_of(given: Case, slots: int) -> Lane:
     shared = np.zeros(slots + 1, np.int32)
     shared[: len(given.shared_units)] = given.shared_units
     content = _content_of(given, slots) if given.contents else None
-    return Lane(given.costs, lane_limits, rules, shared, content, None, speculation_of(case, slots))
+    swaps = limits.preemption == "swap"
+    host = HostMemory(np.float64(limits.swap_units if swaps else -1.0), np.float64(limits.swap_unit_s))
+    return Lane(
+        given.costs, lane_limits, rules, shared, content, None, speculation_of(case, slots),
+        host_memory=host if swapping else None,
+    )  # fmt: skip
 
 
 def stacked(cases: Sequence[Case]) -> tuple[Lane, Requests]:
     """Cases of one structure with a leading lane axis."""
     slots = slots_for(len(given.case.arrival_s) for given in cases)
-    pairs = [(_lane_of(given, slots), requests_of(given.case, slots)) for given in cases]
+    swapping = any(given.case.limits.preemption == "swap" for given in cases)
+    pairs = [(_lane_of(given, slots, swapping), requests_of(given.case, slots)) for given in cases]
     return jax.tree.map(lambda *values: np.stack([np.asarray(value) for value in values]), *pairs)
 
 

@@ -13,6 +13,7 @@ CASES = tried(100)
 KINDS = {
     "windows and experts": Kind(windowed=True, experts=True, speculating=True),
     "two pipeline ranks": Kind(pipeline_ranks=2, speculating=True),
+    "prefix cache": Kind(windowed=True, experts=True, cached=True, speculating=True),
 }
 
 
@@ -27,6 +28,9 @@ def test_equal_to_the_plain_loop(kind):
         assert (result.decoded, result.decoded_tokens) == (expected.decoded, expected.decoded_tokens), given.case
         np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
         np.testing.assert_allclose(result.experts_touched, expected.experts_touched, rtol=TOLERANCE)
+        if kind.cached:
+            found = [request.hit_tokens for request in expected.requests]
+            np.testing.assert_array_equal(result.hit_tokens, found, err_msg=str(given.case))
         preemptions += expected.preemptions
     assert preemptions > CASES // 5
     assert {given.case.policy for given in cases} == set(POLICIES)

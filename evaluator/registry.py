@@ -1,0 +1,40 @@
+"""Parts by the name that scenario files use: those of the package, and those that a user's program adds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+
+class PartRecord(Protocol):
+    """A record of a part."""
+
+    @property
+    def name(self) -> str:
+        """In scenario files."""
+
+
+Part = TypeVar("Part", bound=PartRecord)
+
+
+class Registry(dict[str, Part]):
+    """The records of one kind of parts, in the order in which they were added; ``what`` says of which kind."""
+
+    def __init__(self, what: str, parts: Iterable[Part]) -> None:
+        super().__init__((part.name, part) for part in parts)
+        self._what = what
+        self._of_the_package = frozenset(self)
+
+    def register(self, part: Part) -> None:
+        """Make a part of one's own known to scenarios; it replaces one of the same name, as a notebook's cell needs it.
+
+        Errors: ValueError for the name of a part of the package.
+        """
+        if part.name in self._of_the_package:
+            raise ValueError(f"there is a {self._what} {part.name} already; give yours another name")
+        self[part.name] = part
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """The names of those that were added, which other processes do not know."""
+        return tuple(name for name in self if name not in self._of_the_package)
