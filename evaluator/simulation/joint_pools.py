@@ -141,6 +141,7 @@ def _costs(group: StationGroup, serving: list[StationPlan]) -> tuple[IterationCo
     """The cost of each pipeline rank, with a leading axis (station,)."""
     if group.key.forms or group.key.fewer_ranks:
         return tuple(_unlike_costs(group, serving, number) for number in range(group.key.pipeline_ranks))
+    # The usual case: pools that share a costing are folded together, once for all devices that do.
     costs, rows = costs_of(group, serving)
     return jax.tree.map(lambda values: values[rows], costs)
 

@@ -165,6 +165,7 @@ def _next_steps(
     tokens, sequences = _sizes(given, cluster, mine, there)
     ahead_s = jnp.where(there, together.own_s, -jnp.inf).max()
     growth_s = jnp.where(there & (together.own_s == ahead_s), together.growth_s, -jnp.inf).max()
+    # Of equally slow ranks the one whose time grows fastest leads: it is the slowest from the next iteration on.
     sums = Ranks(
         tokens=tokens,
         sequences=sequences,
@@ -196,6 +197,8 @@ def _launch_batch(given: Given, cluster: ClusterState, first: Int, mine: FlagPer
     kv, reserved = cluster.replicas.kv, cluster.replicas.reserved
     running = kv if reserved is None else kv - reserved
     held_unit_s = jnp.where(there, running, 0.0).sum() * first_s
+    # On demand the first iteration is integrated here and the others as routers ask or the leap ends (``grow_to``), of
+    # all ranks in the sum of the first: those of one pool are told together.
     taken = flies & own.rules.on_demand  # of reserved KV the integral is taken at the end
     cluster = with_kv_unit_s(cluster, first, kv_unit_s(cluster, first) + jnp.where(taken, held_unit_s, 0.0))
     return cluster._replace(
@@ -240,8 +243,10 @@ def send_together(given: Given, cluster: ClusterState) -> ClusterState:
         state = send_batch(given_at(given, r, cluster.several), state, batch, start_s, ~jnp.zeros((), bool), passage)
         return r + 1, ends_at(put_back(cluster, r, state), r, oldest_end(state))
 
+    # Where nobody has a batch none is sent, not even a dummy one: the replica waits for an arrival.
     beyond = jnp.where(flies, first + ranks_of(given, first), first)
     _, cluster = lax.while_loop(lambda carry: carry[0] < beyond, send, (first, cluster))
+    # Any rank says whether there is room, for all have as many batches under way.
     again = flies & has_room(own, cluster, first)
     return cluster._replace(ready=cluster.ready.pop(~again), ending=jnp.zeros((), bool))
 
@@ -249,6 +254,7 @@ def send_together(given: Given, cluster: ClusterState) -> ClusterState:
 def _passage(given: Given, cluster: ClusterState, mine: FlagPerReplica, there: FlagPerReplica) -> Passage:
     """What the batches ``there`` take in each pipeline rank, as the slowest of the data-parallel ranks ``mine``."""
     tokens, sequences = _sizes(given, cluster, mine, there)
+    # No iteration follows another of the same batches, so that how fast they grow is not asked.
     zero, steps = jnp.zeros(()), []
     for cost in given.pipeline_ranks:
         device, sums = rank_cost(cost), cluster.running_batches.sums  # of every replica's batch, (replica,)
