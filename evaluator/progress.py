@@ -97,6 +97,7 @@ class Progress:
     def rate(self, now: float) -> float:
         """Units per second, without the first report and what it compiled where later ones are known; 0 if unknown."""
         worked = self.done - self._kept
+        # The first report waits for the compilation: once there is a later one, the speed is what came after the first.
         start, before = self._start, 0
         if self._first is not None and worked > self._first[1]:
             start, before = self._first

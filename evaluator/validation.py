@@ -131,6 +131,7 @@ def stratified(whole: Plan, configurations: list[Configuration], count: int, see
     if len(configurations) <= count:
         return configurations
     pressures = np.array([_pressures(whole, configuration) for configuration in configurations])
+    # Thirds of what the scenario has, since no limits of load or KV suit all scenarios.
     thirds = [np.searchsorted(np.quantile(column, (1 / 3, 2 / 3)), column) for column in pressures.T]
     deployments = [[station.deployment for station in configuration.stations] for configuration in configurations]
     policies = [tuple((pool.batching.policy, program(pool)) for pool in pools) for pools in deployments]
@@ -142,6 +143,8 @@ def stratified(whole: Plan, configurations: list[Configuration], count: int, see
     chosen: list[Configuration] = []
     while len(chosen) < count:
         left = [stratum for stratum in strata if strata[stratum]]
+        # The stratum next, whose policy and thirds have been chosen least: strata themselves may be more than the
+        # sample.
         next_ = min(left, key=lambda stratum: sum(used[part] for part in enumerate(stratum)))
         used.update(enumerate(next_))
         chosen.append(strata[next_].pop())
@@ -175,6 +178,7 @@ def _compared(
     levels: np.ndarray,
 ) -> list[dict]:
     """A row for each metric of one configuration, which the vectorised engine had at a position of its chunk."""
+    # One at a time, so that progress is told after each: it is the reference that takes the time.
     single = replace(chosen, simulator=TOKEN).of(np.array([configuration.config]))
     exact = simulate_configurations(single, single.configurations)
     exact_values = summarise(exact, levels)

@@ -32,6 +32,7 @@ class HeavyLight:
 
 def _assign(choice: HeavyLight, sent: Sent) -> NDArray[np.int64]:
     heavy = sent.prompt_tokens >= choice.prompt_tokens
+    # With one replica both kinds share it: ``rest`` is at least one, counted from the end.
     first = min(choice.heavy_replicas, sent.replicas)
     rest = max(sent.replicas - first, 1)
     return np.where(heavy, (np.cumsum(heavy) - 1) % first, (sent.replicas - rest) + (np.cumsum(~heavy) - 1) % rest)

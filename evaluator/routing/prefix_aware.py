@@ -39,6 +39,7 @@ class PrefixAware:
         uneven = most - least > self.imbalance and most > self.imbalance_ratio * least
         longest = max(hit_share)
         replicas = range(len(requests))
+        # With threshold 0 a prompt of which no cache has anything would go by prefix, to the first of the idlest.
         if longest >= self.threshold and longest > 0 and not uneven:
             return min((n for n in replicas if hit_share[n] == longest), key=lambda n: requests[n])
         return min(replicas, key=lambda n: (requests[n], known_blocks[n]))

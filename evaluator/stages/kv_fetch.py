@@ -27,7 +27,7 @@ from evaluator.catalog.storage import ALL, Storage
 from evaluator.keys import Place, Reader, count, flag, in_catalog, key, number, quantity, schema_of, section, shown
 from evaluator.stages.record import StageKind, StageRequests, Work
 from evaluator.stages.steps import Delay, Served, Step
-from evaluator.tiers import Popularity, TierSize, found, hit_rates
+from evaluator.tiers import Popularity, TierSize, held_shares, hit_rates
 
 ANY = "any"
 
@@ -173,7 +173,7 @@ def work(fetch: KvFetch, visit: StageRequests) -> Work:
     rates = _rates(fetch, visit.replicas, mean)
     # Inverse transform over the tiers: of two designs that differ in a hit rate, a request finds its context in the
     # one with the higher rate in the same tier or an earlier one, so that they are compared on the same luck.
-    tier_found = np.searchsorted(np.cumsum(found(np.array(rates)))[:-1], draws[:, 0], side="right")
+    tier_found = np.searchsorted(np.cumsum(held_shares(np.array(rates)))[:-1], draws[:, 0], side="right")
     is_found = asks & (tier_found < len(fetch.tiers))
     replica = (draws[:, 1] * visit.replicas).astype(np.int64)
     asked = np.where(asks, np.minimum(tier_found + 1, len(fetch.tiers)), 0)  # tiers in which the context was looked up

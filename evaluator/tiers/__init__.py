@@ -4,8 +4,8 @@
 them a tier still has.
 """
 
-from evaluator.tiers.latency import expected_s, fetch_s, found
+from evaluator.tiers.latency import expected_s, fetch_s, held_shares
 from evaluator.tiers.lru import TierSize, hit_rates
 from evaluator.tiers.popularity import Popularity
 
-__all__ = ["Popularity", "TierSize", "expected_s", "fetch_s", "found", "hit_rates"]
+__all__ = ["Popularity", "TierSize", "expected_s", "fetch_s", "held_shares", "hit_rates"]

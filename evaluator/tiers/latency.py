@@ -22,7 +22,7 @@ def fetch_s(size: Batched, lookup_s: Batched, bandwidth: Batched) -> Batched:
     return xp.cumsum(lookup_s, axis=-1) + xp.asarray(size)[..., None] / bandwidth
 
 
-def found(hit: Batched) -> Batched:
+def held_shares(hit: Batched) -> Batched:
     """The part of the contexts that each tier holds, and the part that none does: (..., tier + 1), which sum to 1.
 
     ``hit`` (..., tier) is, of the contexts that a tier is asked for, the part that it holds.

@@ -68,7 +68,10 @@ def hit_rates(popularity: Popularity, tiers: tuple[TierSize, ...], replicas: int
     for tier in tiers:
         counts, ways, of_way = count, tier.replicas / group, group / replicas
         if popularity.at_home:
+            # A context that comes to one replica only has one way, and competes with its like: such a tier sees that
+            # part of the contexts, each at its full rate.
             counts, ways, of_way = count * (tier.replicas / replicas), 1.0, 1.0
+        # Rates of contexts that every tier above holds fall to 0, and gaps are their reciprocals.
         stream = Stream(np.maximum(passing, 1e-300) * of_way, pause_s)
         stays_s = characteristic_time(stream, ways, counts, tier.contexts)
         held = np.ones_like(passing) if math.isinf(stays_s) else _held(stream, ways, stays_s)
@@ -99,6 +102,8 @@ def characteristic_time(stream: Stream, ways: float, count: Floats, fitting: flo
         return float((count * lately).sum() - fitting)
 
     low = math.log(fitting / (stream.rate * ways * count).sum())  # not more contexts than requests in that time
+    # The other end is looked for in growing strides: with a steep law of Zipf it may lie at many thousand times the
+    # time.
     high = low + 1.0
     while surplus(high) < 0.0:
         high += 2.0 * (high - low)

@@ -46,11 +46,11 @@ def shares(contexts: int, zipf: float) -> tuple[Floats, Floats]:
     else:
         edges = np.append(edges, contexts + 0.5)
     counts = np.diff(edges)
-    middle = np.where(counts == 1.0, edges[:-1] + 0.5, 0.0)
     binned = counts > 1.0
-    weights = np.where(counts == 1.0, np.where(middle > 0, middle, 1.0) ** -zipf, 0.0)
+    weights = (edges[:-1] + 0.5) ** -zipf
     weights[binned] = _integral(edges[:-1][binned], edges[1:][binned], zipf) / counts[binned]
     weights /= (weights * counts).sum()
+    # The cache hands out the same arrays to all who ask.
     for array in (weights, counts):
         array.flags.writeable = False
     return weights, counts

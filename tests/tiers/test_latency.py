@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evaluator.catalog import load_storage
-from evaluator.tiers import expected_s, fetch_s, found
+from evaluator.tiers import expected_s, fetch_s, held_shares
 
 SIZES = np.array([2**power for power in range(18, 31)], dtype=float)  # 256 KB to 1 GB
 LOOKUP_S = np.array([80e-9, 50e-6, 20e-3])
@@ -24,7 +24,7 @@ def test_one_device_takes_its_latency_and_its_bytes(name, latency_s, bandwidth):
 
 def test_the_recursion_is_the_mean_over_where_a_context_is_found():
     hit = np.random.default_rng(0).random((7, 1, 3))
-    parts = found(hit)
+    parts = held_shares(hit)
     np.testing.assert_allclose(parts.sum(axis=-1), 1.0, rtol=1e-12)
     times = fetch_s(SIZES, LOOKUP_S, BANDWIDTH)
     missed_s = LOOKUP_S.sum() + 0.5
