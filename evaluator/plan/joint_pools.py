@@ -61,6 +61,7 @@ def lacking_jointly(whys: Sequence[str], workload: Workload) -> tuple[str, ...]:
     the same as long as nobody at a stage waits for what a pool does. Where somebody does (users of a closed loop,
     agents, a queue that several stages share), all of it needs one clock.
     """
+    # These three of ``why_joint`` couple stages; what else couples pools is within the loop of the engine.
     round_trips = [why for why in whys if "pipeline" in why]
     if round_trips:
         return tuple(round_trips)
@@ -89,6 +90,8 @@ def too_many_together(why: str, stations: Sequence[StationPlan], workload: Workl
         ),
         default=0,
     )
+    # As the program is compiled: for a power of two of replicas, and for the longest output of its group, which is that
+    # of a configuration that fits itself.
     rings = ring_bytes(together(replicas), ring_of(output), pipeline_ranks, windowed, drafts)
     reasons = {
         f"{why} over {replicas:,} replicas with outputs of up to {output:,} tokens": rings > RING_BYTES,

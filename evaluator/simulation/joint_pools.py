@@ -154,6 +154,7 @@ def _unlike_costs(group: StationGroup, serving: list[StationPlan], number: int) 
     ranks = [station.design.ready.pipeline_ranks for station in serving]
     costs = [of_ranks[min(number, len(of_ranks) - 1)] for of_ranks in ranks]
     forms = group.key.forms[number] if group.key.forms else (structure(costs[0]),)
+    # Those of the group, sorted, so that every configuration of a chunk numbers them alike.
     chosen = np.array([forms.index(structure(cost)) for cost in costs], dtype=np.int32)
     stacked = []
     for form in range(len(forms)):
@@ -174,6 +175,7 @@ def _speculation(group: StationGroup, lanes: Sequence[JointLane]) -> Speculation
     drafts = np.zeros(chances.shape[:2])
     random_keys = np.zeros((len(lanes), group.lane_requests + 1), dtype=np.uint32)
     for row, lane in enumerate(lanes):
+        # A request has the same luck with its drafts wherever it decodes: keys are of its id, not of the job's slot.
         ids = np.concatenate([jobs.id for jobs in lane.phases])
         random_keys[row, : len(ids)] = keys(lane.seed, ids)
         for number, station in enumerate(lane.configuration.answering):
@@ -197,7 +199,7 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
     measured[: lane.jobs] = np.concatenate([jobs.measured for jobs in lane.phases])
     choices = choices_of(configuration, lane.seed, lane.phases, width, group.key.tables)
     order = None
-    if group.key.reordered:
+    if group.key.reordered:  # else no array is there, and the loop counts requests up
         order = np.zeros(width, dtype=np.int32)
         order[:requests] = np.arange(requests)[lane.phases[0].order]
 
@@ -229,6 +231,7 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
 def _lockstep(lane: JointLane, by_replica: Callable[[Any, int], np.ndarray]) -> preemptive.Lockstep:
     """Which replicas are data-parallel ranks that start together; pools begin with the first rank of a replica."""
     pool, stations = lane.pool_of_replica, lane.configuration.answering
+    # ``deployment.ranks`` counts data-parallel ranks as replicas, so that those of a pool fill whole replicas.
     ranks = np.array([station.lockstep for station in stations])[pool]
     start = np.searchsorted(pool, pool)
     numbers = np.arange(len(pool))
