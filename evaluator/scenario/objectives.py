@@ -55,7 +55,7 @@ class Budget:
         flag,
         False,
         "Whether every layout of a replica that fits is tried, for each pool that says none: tensor, pipeline, data "
-        "and expert parallelism. What promises less than half of the best in closed form is left out.",
+        "and expert parallelism. What promises less than 0.4 of the best in closed form is left out.",
     )
 
 

@@ -112,6 +112,43 @@ def test_loads_of_vllm(tmp_path, change, arrivals):
     assert dict(read_runs(path)[0].arrivals) == arrivals
 
 
+def test_a_rate_that_a_concurrency_caps_is_compared_as_the_rate(tmp_path):
+    def capped(content):
+        content["input_config"]["phases"][0]["concurrency"] = 8
+
+    run = read_runs(_written(tmp_path, capped, "aiperf-0.13.0-rate.json"))[0]
+    assert dict(run.arrivals) == {"process": "poisson", "rate_rps": 20}
+    assert run.notes == ("concurrency 8 beside a rate is not modelled",)
+    run = read_runs(_written(tmp_path, lambda content: content.update(request_rate=5)))[0]
+    assert run.notes == ("max_concurrency 4 beside a rate is not modelled",)
+
+
+GENAI_PERF = {
+    "request_throughput": {"unit": "requests/sec", "avg": 3.0},
+    "request_latency": {"unit": "ms", "avg": 900.0, "p50": 880.0, "p99": 1200.0, "min": 700.0, "std": 90.0},
+    "time_to_first_token": {"unit": "ms", "avg": 60.0, "p99": 90.0},
+    "inter_token_latency": {"unit": "ms", "avg": 8.0, "p99": 9.0},
+    "output_token_throughput": {"unit": "tokens/sec", "avg": 300.0},
+    "output_sequence_length": {"unit": "tokens", "avg": 100.0},
+    "input_sequence_length": {"unit": "tokens", "avg": 500.0},
+    "request_count": {"unit": "count", "avg": 60.0},
+    "input_config": {
+        "model_names": ["meta-llama/Llama-3.1-8B-Instruct"],
+        "perf_analyzer": {"stimulus": {"concurrency": 3}},
+    },
+}
+"""As ``JsonExporter`` of genai-perf 0.0.16 puts it together: statistics by metric, and the command's configuration."""
+
+
+def test_genai_perf_has_the_form_of_aiperf(tmp_path):
+    path = tmp_path / "profile_export_genai_perf.json"
+    path.write_text(json.dumps(GENAI_PERF))
+    (run,) = read_runs(path)
+    assert run.generator == "GenAI-Perf" and dict(run.arrivals) == {"process": "closed_loop", "users": 3}
+    assert (run.requests, run.prompt_tokens, run.output_tokens) == (60, 500, 100)
+    assert run.metrics["tpot_p99"] == pytest.approx(0.009) and run.model == "meta-llama/Llama-3.1-8B-Instruct"
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [

@@ -10,7 +10,7 @@ import evaluator
 from evaluator.catalog import load_hardware, load_model
 from evaluator.errors import InputError
 from evaluator.search.designs import designs_of
-from evaluator.search.layouts import KEYS, layouts, short
+from evaluator.search.layouts import KEPT, KEYS, layouts, short
 from evaluator.search.run import layout_of
 from evaluator.search.start import Starts
 from tests.search.build import axes, scenario
@@ -53,7 +53,7 @@ def test_pools_get_every_layout_and_split_and_what_promises_little_is_pruned():
     designs = designs_of(scenario(BIG, H200, POOLS, budget=budget), "iteration")
     starts = Starts(designs.plan)
     promises = [starts.rate(ladder[0]) for ladder in designs.ladders]
-    assert min(promises) >= 0.5 * max(promises)
+    assert min(promises) >= KEPT * max(promises)
     found = {layout_of(ladder[0]) for ladder in designs.ladders}
     assert "p 2 x tp8, d 1 x tp8" in found and "p 1 x tp8, d 1 x tp8" not in found  # which has room for another
     assert "layouts that fit" in designs.note

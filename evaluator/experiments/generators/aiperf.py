@@ -37,11 +37,10 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
             metrics[ours] = value
     requests = _average(content, "request_count")
     config = content.get("input_config")
-    arrivals, asked = _load(config if isinstance(config, Mapping) else {})
+    arrivals, asked, notes = _load(config if isinstance(config, Mapping) else {})
     count = int(requests or asked or 0)
     if not count:
         raise InputError("request_count is missing, and so is the number of requests in input_config")
-    notes = []
     if content.get("was_cancelled") or content.get("is_complete") is False:
         notes.append("the run was cancelled")
     if errors := _average(content, "error_request_count"):
@@ -67,8 +66,8 @@ def _average(content: Mapping[str, Any], name: str) -> float | None:
     return value if value is not None and 0 < value < float("inf") else None
 
 
-def _load(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
-    """Arrivals and the number of requests asked for: of AIPerf's phases, or GenAI-Perf's stimulus."""
+def _load(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, list[str]]:
+    """Arrivals, the number of requests asked for, and what is not heeded: of AIPerf, or GenAI-Perf."""
     phases = config.get("phases")
     if isinstance(phases, Sequence) and not isinstance(phases, str):
         own = [one for one in phases if isinstance(one, Mapping) and one.get("kind", "profiling") == "profiling"]
@@ -87,13 +86,12 @@ def _load(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None]:
     if rate:
         if kind not in ("poisson", "constant", "gamma", "request_rate"):
             raise InputError(f"input_config: requests sent by {kind[:40]!r} are not compared; poisson and constant are")
-        if users:
-            raise InputError("input_config: a rate with a concurrency has no one load; send one of them")
-        return open_loop(rate, "the request rate", 0.0 if kind == "constant" else _cv(stated)), asked
+        held_back = [f"concurrency {users:g} beside a rate is not modelled"] if users else []
+        return open_loop(rate, "the request rate", 0.0 if kind == "constant" else _cv(stated)), asked, held_back
     if users:
-        return closed_loop(users, "concurrency"), asked
+        return closed_loop(users, "concurrency"), asked, []
     if kind in ("throughput", "burst"):
-        return dict(AT_ONCE), asked
+        return dict(AT_ONCE), asked, []
     raise InputError("input_config says neither a concurrency nor a request rate")
 
 
