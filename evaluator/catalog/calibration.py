@@ -53,11 +53,11 @@ HOST = (
     "graph_tokens",
     "expert_skew",
     "launches",
-    "penalty_token_s",
+    "penalty_sequence_s",
 )
 """Figures of the engine and its load, of which measurements of kernels know nothing; the class SORT is one more."""
 _OPTIONAL_SOURCES = (SORT, "expert_skew", "dispatch_s", "frontend_s", "lookahead_steps", "warm_up_s", "graph_tokens",
-                     "launches", "penalty_token_s")  # fmt: skip
+                     "launches", "penalty_sequence_s")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Calibration:
     warm_up_s: float = 0.0  # that the first request waits for kernels of experts to be compiled; of single runs alone
     graph_tokens: float = 0.0  # batches are padded to multiples of so many tokens, of which graphs are kept (0: none)
     launches: Launches | None = None  # the least that iterations take that are no whole CUDA graph; None: nothing
-    penalty_token_s: float = 0.0  # host, per token of a sequence so far and iteration, where what was said is penalised
+    penalty_sequence_s: float = 0.0  # host, per decode and iteration, where what was said is penalised
     form: str = "roofline"  # roofline | polynomial | table | eager
     beyond: str = "refuse"  # refuse | extend: configurations that leave the range of the measured iterations
     iterations: tuple[Iterations, ...] = ()
@@ -155,7 +155,7 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         warm_up_s=given.quantity("warm_up_s", "s", 0.0, zero=True),
         graph_tokens=given.number("graph_tokens", 0.0),
         launches=read_launches(given),
-        penalty_token_s=given.quantity("penalty_token_s", "s", 0.0, zero=True),
+        penalty_sequence_s=given.quantity("penalty_sequence_s", "s", 0.0, zero=True),
         serving_runs=_serving_runs(given.inner("serving_runs", {})),
     )
     given.finish()

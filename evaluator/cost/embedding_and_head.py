@@ -22,7 +22,7 @@ PENALTY_BYTES, PENALTY_KERNELS = 90, 14.0
 counted into 8 bytes per entry of the vocabulary (filled, compared, made a mask: 17 each); the repetition penalty reads
 both masks and changes the score (10); frequency and presence are a product and a difference each (46). Source:
 ``get_token_bin_counts_and_mask`` and ``apply_penalties`` of vLLM (``model_executor/layers/utils.py``); an estimate.
-What the host does for it, list by list, is ``Calibration.penalty_token_s``."""
+What the host does for it, list by list, is ``Calibration.penalty_sequence_s``."""
 
 
 def vocabulary_shard(model: Model, tensor: int) -> int:

@@ -9,9 +9,11 @@ device computes, so that an iteration takes the longer of both (``iteration.laun
 Data-parallel ranks that share experts agree on the size of an iteration before they launch it
 (``coordinate_batch_across_dp`` in ``vllm/v1/worker/dp_utils.py``), in decodes, too.
 
-Where requests ask for penalties, the tokens of each sequence so far, lists in Python, are made rows of a tensor
-(``make_tensor_with_pad`` in ``vllm/v1/sample/ops/penalties.py``) before the sampler can start. That waits for the
-tokens of the iteration before, with asynchronous scheduling, too, so that it adds to the device's time.
+Where requests ask for penalties, the tokens that each sequence has generated, lists in Python, are made rows of a
+tensor (``make_tensor_with_pad`` in ``vllm/v1/sample/ops/penalties.py``) before the sampler can start. That waits for
+the tokens of the iteration before, with asynchronous scheduling, too, so that it adds to the device's time. It is
+proportional to what was generated, which the statistics of a batch do not tell from prompts: a time per sequence stands
+for it.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def with_model_host(
 ) -> CostParameters:
     """The cost of a pipeline rank (None: of all layers) with what its host takes; as it is where a set says nothing."""
     if model.penalties and pipeline_rank in (None, parallel.pipeline - 1):
-        cost = cost._replace(context_s=cost.context_s + calibration.penalty_token_s)
+        cost = cost._replace(decode_s=cost.decode_s + calibration.penalty_sequence_s)
     figures = calibration.launches
     if figures is None:
         return cost

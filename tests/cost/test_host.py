@@ -14,7 +14,7 @@ from evaluator.catalog.served import with_host
 from evaluator.catalog.what_if import read_changed_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.fitted import iteration_cost, iteration_costs
-from evaluator.cost.iteration import decode_growth, device_time, iteration_time, launched
+from evaluator.cost.iteration import device_time, iteration_time, launched
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.steady import steady_state
@@ -122,8 +122,8 @@ def test_a_section_without_a_figure_is_refused():
         read_calibration(document, "mine.yaml")
 
 
-def test_penalties_cost_by_what_was_said_and_by_the_vocabulary():
-    known = replace(SET, launches=None, penalty_token_s=4e-8)
+def test_penalties_cost_by_sequence_and_by_the_vocabulary():
+    known = replace(SET, launches=None, penalty_sequence_s=3e-5)
     asking = replace(LLAMA_8B, penalties=True)
     without, penalised = cost_of(calibration=known), cost_of(model=asking, calibration=known)
     few, many = decode_batch(8.0, 500.0, None), decode_batch(64.0, 500.0, None)
@@ -132,16 +132,13 @@ def test_penalties_cost_by_what_was_said_and_by_the_vocabulary():
         kernels = known.of("elementwise")
         device_s = 14 * kernels.launch_s
         logits_s = asking.vocabulary * 90 / (kernels.bandwidth_efficiency * H100.memory_bandwidth)
-        assert more_s == pytest.approx(4e-8 * batch.decode_context + device_s + batch.decodes * logits_s, rel=0.01)
-    # The next iteration attends to a token more of each sequence: leaps must know.
-    growth_s = decode_growth(penalised, few, 0.0) - decode_growth(without, few, 0.0)
-    assert growth_s == pytest.approx(8 * 4e-8)
+        assert more_s == pytest.approx(device_s + batch.decodes * (3e-5 + logits_s), rel=0.01)
 
 
 def test_only_the_last_rank_of_a_pipeline_samples():
-    asking, known = replace(LLAMA_8B, penalties=True), replace(SET, launches=None, penalty_token_s=4e-8)
+    asking, known = replace(LLAMA_8B, penalties=True), replace(SET, launches=None, penalty_sequence_s=3e-5)
     first, last = (cost_of(model=asking, calibration=known, parallel=Parallel(1, 2), rank=rank) for rank in (0, 1))
-    assert last.context_s == pytest.approx(first.context_s + 4e-8)
+    assert last.decode_s == pytest.approx(first.decode_s + 3e-5)
 
 
 def test_a_scenario_asks_for_what_the_model_does_not():
