@@ -32,7 +32,7 @@ from evaluator.stations.engine.preemptive.waiting import any_waiting, head, pop
 
 
 def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> tuple[State, Scheduled]:
-    """The next batch, which will start at ``start_s``, if ``on``; its decodes are the decode group at rest."""
+    """The next batch, which will start at ``start_s``, if ``on``; its decodes are the schedulable decode group."""
     state = state._replace(batch=no_batch())
     policy, rules = given.limits.policy, given.rules
     alone = policy.prefill_alone
@@ -66,12 +66,12 @@ class Scheduled(NamedTuple):
     """What a batch that was formed costs and does: the sums for its time, and whether it has decodes, or anything."""
 
     sums: BatchStatistics  # each field a Float
-    decodes: Flag  # the decode group at rest takes a step
+    decodes: Flag  # the schedulable decode group takes a step
     there: Flag  # it has decodes or prompt tokens
 
 
 def _scheduled(given: Given, state: State) -> Scheduled:
-    """The sums of ``state.batch`` and the decode group at rest, whose decodes wait where prompts are computed alone."""
+    """The sums of ``state.batch`` and the schedulable decode group, which waits where prompts are computed alone."""
     decode_group, decode_groups, prompts = state.schedulable, state.decode_groups, state.batch.prompts
     stalled = given.limits.policy.prefill_alone & (prompts.tokens > 0)
     part = jnp.where(stalled, 0.0, 1.0)
@@ -239,7 +239,7 @@ def _has_room(given: Given, scheduled_s: Float) -> Flag:
 
 
 def _move_in(given: Given, state: State, i: Int, units: Float, start_s: Float, first: Flag) -> State:
-    """A request is admitted where rooms are reserved: ``units`` that were reserved for it are its own now.
+    """A request is admitted where room is reserved: ``units`` that were reserved for it are its own now.
 
     Of a prefill side, requests that are admitted for the ``first`` time are listed: layer by layer they ask for room
     from now on.

@@ -47,7 +47,7 @@ def known_tokens(given: Given, i: Int, generated: Int) -> Float:
 
 
 def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> State:
-    """A sequence joins the decode group at rest, if ``on``; ``has_kv``: it has the KV of its first token there."""
+    """A sequence joins the schedulable decode group, if ``on``; ``has_kv``: it has the KV of its first token there."""
     sequences, decode_group = state.sequences, state.schedulable
     step = read(state.decode_groups.step, decode_group)
     generated = read_once(sequences.generated, i)

@@ -35,7 +35,7 @@ def join(given: Given, state: State, i: Int, decode_group: Int, on: Flag) -> Sta
 
 
 def grow(given: Given, state: State, on: Flag, preempt_last: Callable[[State], State]) -> State:
-    """The decodes at rest take the blocks of their next step, if ``on``: slots for the sure token and all drafts."""
+    """The schedulable decodes take the blocks of their next step, if ``on``: for the sure token and all drafts."""
     rows = given.rows(1.0).astype(jnp.int32)
 
     def needed(state: State, i: Int) -> Int:
@@ -47,7 +47,7 @@ def grow(given: Given, state: State, on: Flag, preempt_last: Callable[[State], S
 
 
 def take_step(given: Given, state: State, step: Int, on: Flag) -> State:
-    """The decodes at rest take a step, if ``on``: blocks that it fills get their names.
+    """The schedulable decodes take a step, if ``on``: blocks that it fills get their names.
 
     They are known up to the sure token: drafts that the step will accept are named with the next one.
     """

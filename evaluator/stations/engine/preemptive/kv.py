@@ -95,7 +95,7 @@ class KvPart:
         return state
 
     def grow(self, given: Given, state: State, more: Float) -> State:
-        """The decodes at rest take so many units for their next token, on demand."""
+        """The schedulable decodes take so many units for their next token, on demand."""
         raise NotImplementedError
 
     def grow_in_turn(self, given: Given, state: State, on: Flag, preempt_last: Callable[[State], State]) -> State:
@@ -103,7 +103,7 @@ class KvPart:
         raise NotImplementedError
 
     def take_step(self, given: Given, state: State, step: Int, on: Flag) -> State:
-        """The decodes at rest take a step, if ``on``."""
+        """The schedulable decodes take a step, if ``on``."""
         return state
 
     def leap(self, given: Given, state: State, steps: Float) -> State:

@@ -207,8 +207,8 @@ class Structure(NamedTuple):
     def decode_groups(self) -> int:
         """Decode groups of decoding sequences, see ``state.DecodeGroups``.
 
-        A pipeline has one in each batch in flight and one at rest. Without a pipeline a single one will do, because a
-        batch is formed only after the one before has ended. Each replica has its own.
+        A pipeline has one in each batch in flight and a schedulable one. Without a pipeline a single one will do,
+        because a batch is formed only after the one before has ended. Each replica has its own.
         """
         return self.replicas * (1 if self.pipeline_ranks == 1 else self.pipeline_ranks + 1)
 

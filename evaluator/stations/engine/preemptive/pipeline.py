@@ -64,7 +64,7 @@ class Passage(NamedTuple):
 def send_batch(
     given: Given, state: State, batch: Scheduled, start_s: Float, on: Flag, passage: Passage | None = None
 ) -> State:
-    """The batch enters the pipeline, if ``on``, and its decodes are no longer at rest.
+    """The batch enters the pipeline, if ``on``, and its decodes are no longer schedulable.
 
     Each rank begins with it when the rank before has ended with it and the rank has ended with the batch before.
     """

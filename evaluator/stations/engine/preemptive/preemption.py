@@ -17,7 +17,7 @@ from evaluator.stations.engine.preemptive.waiting import go_back
 
 
 def grow_decodes(given: Given, state: State, on: Flag) -> State:
-    """KV for the next token of every decode at rest, if ``on``; where it does not suffice, requests are preempted.
+    """KV for the next token of every schedulable decode, if ``on``; where it does not suffice, requests are preempted.
 
     vLLM gives KV to the running requests one after the other and preempts the one admitted last whenever one finds
     none. All at once comes to the same: the victim is always the last, a victim frees its KV and no longer needs any,
@@ -44,7 +44,7 @@ def grow_decodes(given: Given, state: State, on: Flag) -> State:
 
 
 def growth_at(given: Given, state: State, step: Int) -> Float:
-    """Units that a step of the decode group at rest needs more than the one before."""
+    """Units that a step of the schedulable decode group needs more than the one before."""
     return growth_of(given, state, state.schedulable, step)
 
 

@@ -211,7 +211,7 @@ def enter_due(given: Given, cache: Cache, i: Int, decode_group: Int, opens: Int,
 
 
 def take_step(given: Given, state: State, step: Int, on: Flag) -> State:
-    """The decodes at rest take the blocks that a step opens, if ``on``, and those that it fills get their names.
+    """The schedulable decodes take the blocks that a step opens, if ``on``, and those that it fills get their names.
 
     With reserved KV they have their blocks. With KV on demand there are enough: who found none was preempted before.
     """
@@ -224,7 +224,7 @@ def take_step(given: Given, state: State, step: Int, on: Flag) -> State:
 
 
 def open_blocks(given: Given, state: State, step: Int, on: Flag) -> State:
-    """The decodes at rest take the blocks that a step opens, if ``on`` and KV is taken on demand; there are enough."""
+    """The schedulable decodes take the blocks that a step opens, if ``on`` and KV is on demand; there are enough."""
 
     def open_block(state: State, i: Int) -> State:
         cache = _cache(state)
@@ -234,7 +234,7 @@ def open_blocks(given: Given, state: State, step: Int, on: Flag) -> State:
 
 
 def name_blocks_before(given: Given, state: State, step: Int, on: Flag) -> State:
-    """The blocks that the decodes at rest have filled with the step before get their names, if ``on``.
+    """The blocks that the schedulable decodes have filled with the step before get their names, if ``on``.
 
     So it is where batches are planned asynchronously: the token with which a decode fills a block is not known when its
     step is planned (vLLM ``KVCacheManager.allocate_slots`` caches up to ``request.num_tokens``).
@@ -249,7 +249,7 @@ def name_blocks_before(given: Given, state: State, step: Int, on: Flag) -> State
 def grow_in_turn(
     given: Given, state: State, on: Flag, needed: Callable[[State, Int], Int], preempt_last: Callable[[State], State]
 ) -> State:
-    """The decodes at rest that need blocks for their next step, ``needed`` in all, take them in order of admission.
+    """The schedulable decodes that need blocks for their next step, ``needed`` in all, take them in order of admission.
 
     Where one finds too few, requests are preempted, the one admitted last first, itself at the end. All at once would
     come to the same if a victim left one block without a name at most: those come before all others that are free, and

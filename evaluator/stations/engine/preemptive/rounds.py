@@ -41,7 +41,7 @@ from evaluator.stations.engine.preemptive.waiting import next_arrival
 
 
 def note_pace(given: Given, state: State, batch: Scheduled, took_s: tuple[Float, ...], on: Flag) -> BatchPaces | None:
-    """The paces after the decode group at rest was sent, if ``on``."""
+    """The paces after the batch of the schedulable decode group was sent, if ``on``."""
     batch_paces = state.batch_paces
     if batch_paces is None:
         return None

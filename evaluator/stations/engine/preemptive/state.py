@@ -10,7 +10,7 @@ state holds the row of the replica at hand. So all functions here are of one rep
 
 A decode group is a set of sequences that decode in the same batches. In a pipeline several batches are in flight at
 once, and a sequence cannot be in two of them: its next token needs the one before. So each batch in flight has a decode
-group of its own, and one more decode group is *at rest*: the sequences that the next batch may take.
+group of its own, and one more decode group is *schedulable*: the sequences that the next batch may take.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class QueueEnds(NamedTuple):
     first: Int  # of the line, or NONE; with a loop of its own the next arrival
     last: Int  # of the line
     top: Int  # of the heap, or NONE
-    preempted: Int | None = None  # where rooms are reserved: how many wait that lost theirs in a preemption
+    preempted: Int | None = None  # where room is reserved: how many wait that lost theirs in a preemption
 
 
 class QueueLinks(NamedTuple):
@@ -157,7 +157,7 @@ class RunningBatches(NamedTuple):
 class PipelineState(NamedTuple):
     """Of a replica with several pipeline ranks."""
 
-    schedulable: Int  # the cohort that no batch in flight has
+    schedulable: Int  # the decode group that no batch in flight has
     launched_batches: Int  # batches that have started
     completed_batches: Int  # batches that have ended
     running_batches: RunningBatches
@@ -388,7 +388,7 @@ def _initial_rings(given: Given) -> Rings:
 
 
 def _initial_pipeline(given: Given) -> PipelineState | None:
-    """No batch in flight; the first decode group of the replica is at rest, each cell of a flight has one of the
+    """No batch in flight; the first decode group of the replica is schedulable, each cell of a flight has one of the
     others."""
     ranks = given.structure.pipeline_ranks
     if ranks == 1:

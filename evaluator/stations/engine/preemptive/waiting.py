@@ -58,7 +58,7 @@ def any_waiting(given: Given, state: State) -> Flag:
 def arrival_goes_first(given: Given, line: Flag, heap: Flag) -> Flag:
     """Whoever arrives may get before those that wait, or nobody does: a leap that keeps it waiting has to end.
 
-    ``line``, ``heap``: somebody waits there. Those in the heap who lost their rooms go behind arrivals that have one.
+    ``line``, ``heap``: somebody waits there. Those in the heap who lost their room go behind arrivals that have theirs.
     """
     if given.structure.kv_reservation:
         heap = heap & ~given.limits.prompts_resident
