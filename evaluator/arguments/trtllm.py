@@ -1,6 +1,7 @@
 """``trtllm-serve`` and its YAML, by the table in ``trtllm.json``; it is written here, and not read.
 
-Keys of the YAML are flags that begin with ``config.``.
+Keys of the YAML are flags that begin with ``config.``. Of two spellings of a flag the older is written, which versions
+before take, too.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ CONFIG = "config."
 _METHODS = {"ngram": "NGram", "mtp": "MTP", "eagle": "Eagle", "draft": "Draft_Target"}
 
 ROWS = (
-    FlagOfKey("pipeline_parallel", "--pipeline_parallel_size", 1),
-    FlagOfKey("expert_parallel", "--moe_expert_parallel_size", 1),
+    FlagOfKey("pipeline_parallel", "--pp_size", 1),
+    FlagOfKey("expert_parallel", "--ep_size", 1),
     FlagOfKey("batching.max_num_seqs", "--max_batch_size"),
     FlagOfKey("batching.max_num_batched_tokens", "--max_num_tokens"),
-    FlagOfKey("batching.policy", "--enable_chunked_prefill", "mixed", {"chunked": True, "mixed": False}),
-    FlagOfKey("kv.memory_fraction", "--free_gpu_memory_fraction", 0.9),
+    FlagOfKey("batching.policy", "config.enable_chunked_prefill", "mixed", {"chunked": True, "mixed": False}),
+    FlagOfKey("kv.memory_fraction", "--kv_cache_free_gpu_memory_fraction", 0.9),
     FlagOfKey("kv.block_tokens", "config.kv_cache_config.tokens_per_block", 32),
     FlagOfKey("kv.capacity_tokens", "config.kv_cache_config.max_tokens"),
     FlagOfKey("kv.prefix_caching", "config.kv_cache_config.enable_block_reuse", True, {True: True, False: False}),
@@ -42,7 +43,7 @@ def _write(server: StatedPool) -> Flags:
     flags: Flags = {"--backend": "pytorch"}
     tensor, ranks = server["tensor_parallel"] or 1, server["data_parallel"] or 1
     together = ranks if server.experts else 1
-    flags["--tensor_parallel_size"] = tensor * together
+    flags["--tp_size"] = tensor * together
     flags["config.enable_attention_dp"] = together > 1  # each device is a rank then
     kv = server["precision.kv"]
     flags["config.kv_cache_config.dtype"] = kv if kv in ("fp8", "nvfp4") else "auto"
@@ -67,7 +68,7 @@ def _write(server: StatedPool) -> Flags:
 
 def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     """What the server will do, to tell what it will not; nobody has a command line of another's read."""
-    devices = flags["--tensor_parallel_size"]
+    devices = flags["--tp_size"]
     apart = flags["config.enable_attention_dp"]
     tree["data_parallel"], tree["tensor_parallel"] = (devices, 1) if apart else (1, devices)
     dtype = flags["config.kv_cache_config.dtype"]

@@ -60,6 +60,13 @@ def _write(server: StatedPool) -> Flags:
         flags["--enable-prefix-caching"] = True  # else nothing could be cached that the load says is
     if server.longest is not None:
         flags["--max-model-len"] = server.longest
+        # A bound above the longest request, which vLLM refuses, bounds nothing.
+        threshold = server["batching.long_prefill_token_threshold"] or 0
+        flags["--long-prefill-token-threshold"] = min(threshold, server.longest)
+        budget = server["batching.max_num_batched_tokens"]
+        if server["batching.policy"] == "mixed" and budget is not None:
+            # ``SchedulerConfig.verify_max_model_len``: without chunks an iteration has room for the longest request
+            flags["--max-num-batched-tokens"] = max(budget, server.longest)
     if (drafts := server["speculative"]) is not None:
         config = {"method": _METHODS[drafts["method"]], "num_speculative_tokens": drafts["tokens"]}
         if drafts["method"] in ("draft", "eagle"):

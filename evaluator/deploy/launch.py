@@ -107,7 +107,7 @@ def _launch(design: Design, pool: PoolDesign, port: int, model_id: str | None) -
     config = {flag.removeprefix(CONFIG): value for flag, value in flags.items() if flag.startswith(CONFIG)}
     files = {f"{pool.name}.yaml": dumps_yaml(tree_of(config))} if config else {}
     of_command = {flag: value for flag, value in flags.items() if not flag.startswith(CONFIG)}
-    words = [*line.arguments.words(of_command), *(("--config", name) for name in files)]
+    words = [*line.arguments.words(of_command), *(("--extra_llm_api_options", name) for name in files)]
     return Launch(pool, program, tuple(words), note, tuple(remarks), port, repository, files)
 
 
@@ -175,8 +175,15 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
             if value["method"] == "eagle":
                 remarks.append("DRAFT_MODEL_ID stands for the repository of the EAGLE head")
             continue
+        if key == "batching.long_prefill_token_threshold":
+            continue  # above the longest request, where it bounds nothing
         if key == "batching.planning" and value == "at_once":
             continue  # the same where no batch is planned ahead
+        if key == "batching.max_num_batched_tokens":
+            remarks.append(
+                f"{key} {value}: {label} takes no fewer without chunks than the longest request has, {pool.longest}"
+            )
+            continue
         reason = _WHY.get(key, "")
         has = get(server, key)
         remarks.append(

@@ -39,18 +39,23 @@ class Load:
     def prompt(self, request):
         said = []
         if "after" in request:
-            said = self.prompts[request["after"]] + self.answers[request["after"]]
+            before = request["after"]
+            if before not in self.answers:  # it is sent at its time, answered or not
+                self.answered(self.requests[before], [])
+            said = self.prompts[before] + self.answers[before]
         for source, tokens in request["prompt"]:
             said = said + text_of(source, tokens, self.head["vocabulary"], self.head["seed"])
+        if request["id"] in self.asked_after:
+            self.prompts[request["id"]] = said
         return said
 
-    def answered(self, request, prompt, tokens):
-        if request["id"] in self.asked_after:
+    def answered(self, request, tokens):
+        if request["id"] in self.asked_after and request["id"] not in self.answers:
             wanted = request["output_tokens"]
             if len(tokens) != wanted:  # the server counts tokens, and does not tell which
                 self.invented += 1
                 tokens = text_of(f"answer {request['id']}", wanted, self.head["vocabulary"], self.head["seed"])
-            self.prompts[request["id"]], self.answers[request["id"]] = prompt, tokens
+            self.answers[request["id"]] = tokens
 
 
 async def stream(url, body, time_limit):
@@ -133,7 +138,7 @@ async def send(load, request, url, start, time_limit, rows):
     except (TimeoutError, OSError, ValueError, EOFError) as error:
         row["error"] = str(error) or type(error).__name__
     rows.append(row)
-    load.answered(request, prompt, tokens)
+    load.answered(request, tokens)
     load.done[request["id"]].set()
 
 
@@ -150,9 +155,8 @@ async def run(load, url, time_limit, rows):
     free = asyncio.Semaphore(users) if users else None
 
     async def one(request):
-        if "after" in request:
-            await load.done[request["after"]].wait()
         if "think_s" in request:
+            await load.done[request["after"]].wait()
             await asyncio.sleep(request["think_s"])
         elif not users:
             await asyncio.sleep(max(0.0, request["at_s"] - (time.perf_counter() - start)))
@@ -201,7 +205,10 @@ def told(load, rows, seconds):
         asked = sum(row["prompt_tokens"] for row in kept)
         lines.append(f"prefix cache: {100 * sum(hits) / asked:.1f}% of prompt tokens were cached")
     if load.invented:
-        lines.append(f"{load.invented} answers came without token ids: the turns after them share only prompts")
+        lines.append(
+            f"{load.invented} answers were not known token by token when the next turn was sent: "
+            "the turns after them share only prompts"
+        )
     return lines
 
 

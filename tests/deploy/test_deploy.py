@@ -230,3 +230,21 @@ def test_what_a_search_adds_to_a_sweep_is_of_the_design():
             assert pool.keys["kv"]["prefix_caching"] == ds["prefix_caching"].values[row]
             assert design.workload.arrivals.rate_rps == pytest.approx(ds["goodput_rps"].values[row])
     assert ds["replicas"].values.max() > 1
+
+
+def test_without_chunks_an_iteration_has_room_for_the_longest_request():
+    batching = {"policy": "mixed", "max_num_seqs": 16, "max_num_batched_tokens": 302}
+    deployed = deploy(result(batching=batching))
+    assert "--max-num-batched-tokens 308" in script(deployed) and "--max-model-len 308" in script(deployed)
+    assert any(
+        "max_num_batched_tokens 302: vLLM takes no fewer" in remark
+        for remark in deployed.remarks
+    )
+    assert read_script(script(deployed), "x").tree["batching"]["max_num_batched_tokens"] == 302
+
+
+def test_a_bound_of_chunks_beyond_all_requests_is_one_that_vllm_takes():
+    ds = result(batching={"policy": "chunked", "max_num_seqs": 16, "long_prefill_token_threshold": 5000})
+    deployed = deploy(ds)
+    assert "--long-prefill-token-threshold 308" in script(deployed)
+    assert read_script(script(deployed), "x").tree["batching"]["long_prefill_token_threshold"] == 5000

@@ -106,3 +106,10 @@ def test_no_server(server, tmp_path):
     server.server_close()
     ran, rows = run(server, tmp_path, [request(0, ("r", 2))])
     assert ran.returncode == 1 and "1 failed" in ran.stdout and rows[0]["error"]
+
+
+def test_a_turn_that_is_sent_at_its_time_waits_for_no_answer(server, tmp_path):
+    requests = [request(0, ("request 0", 4)), request(1, ("turn 1", 5), after=0) | {"at_s": 0.0}]
+    ran, rows = run(server, tmp_path, requests)
+    assert ran.returncode == 0 and [row["prompt_tokens"] for row in rows] == ["4", "12"]
+    assert "1 answers were not known token by token" in ran.stdout

@@ -113,7 +113,7 @@ def test_tensorrt_llm_has_its_yaml():
     }  # fmt: skip
     assert config["scheduler_config"] == {"capacity_scheduler_policy": "GUARANTEED_NO_EVICT"}
     text = deployed.files["serve.sh"]
-    assert "trtllm-serve serve meta-llama/Llama-3.1-8B" in text and "--config engine.yaml" in text
+    assert "trtllm-serve serve meta-llama/Llama-3.1-8B" in text and "--extra_llm_api_options engine.yaml" in text
     assert "--max_batch_size 16" in text and "--max_num_tokens 8192" in text
 
 
