@@ -175,11 +175,11 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
             if value["method"] == "eagle":
                 remarks.append("DRAFT_MODEL_ID stands for the repository of the EAGLE head")
             continue
-        if key == "batching.long_prefill_token_threshold":
+        if key == "batching.long_prefill_token_threshold" and pool.engine == "vllm":
             continue  # above the longest request, where it bounds nothing
         if key == "batching.planning" and value == "at_once":
             continue  # the same where no batch is planned ahead
-        if key == "batching.max_num_batched_tokens":
+        if key == "batching.max_num_batched_tokens" and pool.engine == "vllm":
             remarks.append(
                 f"{key} {value}: {label} takes no fewer without chunks than the longest request has, {pool.longest}"
             )

@@ -236,10 +236,7 @@ def test_without_chunks_an_iteration_has_room_for_the_longest_request():
     batching = {"policy": "mixed", "max_num_seqs": 16, "max_num_batched_tokens": 302}
     deployed = deploy(result(batching=batching))
     assert "--max-num-batched-tokens 308" in script(deployed) and "--max-model-len 308" in script(deployed)
-    assert any(
-        "max_num_batched_tokens 302: vLLM takes no fewer" in remark
-        for remark in deployed.remarks
-    )
+    assert any("max_num_batched_tokens 302: vLLM takes no fewer" in remark for remark in deployed.remarks)
     assert read_script(script(deployed), "x").tree["batching"]["max_num_batched_tokens"] == 302
 
 
@@ -248,3 +245,8 @@ def test_a_bound_of_chunks_beyond_all_requests_is_one_that_vllm_takes():
     deployed = deploy(ds)
     assert "--long-prefill-token-threshold 308" in script(deployed)
     assert read_script(script(deployed), "x").tree["batching"]["long_prefill_token_threshold"] == 5000
+
+
+def test_sglang_has_no_bound_of_chunks():
+    ds = result(engine="sglang", batching={"policy": "chunked", "max_num_seqs": 16, "long_prefill_token_threshold": 99})
+    assert any("long_prefill_token_threshold 99: SGLang has no flag" in remark for remark in deploy(ds).remarks)
