@@ -65,6 +65,9 @@ def compare(
     """Compare predictions with measured serving results: error by metric, model, GPU and load."""
     check_output(out, "--out", TABLE_SUFFIXES)
     check_output(errors, "--errors", (".yaml",))
+    for file in files:
+        if not file.is_file():
+            raise InputError(f"there is no file {file}")
     if _are_results(files, scenario, changes):
         if fit is not None or held_out is not None or errors is not None:
             raise InputError("results of load generators are compared: without --fit, --held-out and --errors")

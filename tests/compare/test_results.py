@@ -116,6 +116,7 @@ def test_the_command_takes_results_of_several_generators(closed, tmp_path):
             ["deployment.hardware=h100-sxm", "deployment.model=llama-3.1-8b"],
             "lengths of prompts; give --scenario",
         ),
+        (["nothing.json"], ["deployment.hardware=h100-sxm"], "there is no file"),
         (["inference-perf-0.7.0-summary.json"], ["deployment.hardware=h100-sxm"], "give the file of each stage"),
     ],
 )

@@ -178,6 +178,7 @@ def test_what_cannot_be_compared_is_said(tmp_path, name, change, message):
         ("[" * 100_000, "."),
         ('{"request_throughput": 1' + "0" * 6000 + "}", "."),
         ("[1, 2]", "a list"),
+        ('{"metadata": {}, "metrics": {}}\n{"metadata": {}, "metrics": {}}', "profile_export_aiperf.json beside it"),
         ("concurrency,ttft_mean_ms\n", "there is no row below the heading"),
         ("concurrency,ttft_mean_ms\nmany,3\n", "row 1: concurrency must be a number"),
         ("concurrency,ttft_mean_ms\n4,-3\n", "row 1: ttft_mean_ms must be a number of at least 0"),

@@ -107,6 +107,8 @@ def _objects(text: str) -> list[tuple[int, Any]]:
 
 
 def _shape(content: Any) -> str:
+    if isinstance(content, Mapping) and {"metadata", "metrics"} <= set(content):
+        return "a record of AIPerf's profile_export.jsonl; profile_export_aiperf.json beside it has the run"
     if isinstance(content, Mapping):
         return f"an object with {', '.join(str(key)[:40] for key in list(content)[:8]) or 'no keys'}"
     return f"a {type(content).__name__}"
