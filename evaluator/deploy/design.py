@@ -16,6 +16,7 @@ from evaluator.errors import InputError
 from evaluator.keys import table_of, written
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import StationPlan, plan
+from evaluator.plan.route import PipelinePlan
 from evaluator.report.search import question_of
 from evaluator.results.schema import axes_of
 from evaluator.routing import name_of
@@ -76,6 +77,7 @@ class Design:
     sampler: RequestSampler
     predicted: dict[str, Any]
     left_out: tuple[str, ...]
+    pipeline: PipelinePlan | None = None  # what stages make of requests before they come to the LLM
 
     @property
     def engine(self) -> str:
@@ -123,6 +125,7 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
         sampler=sampler,
         predicted=_predicted(ds, row),
         left_out=_left_out(deployment, configuration.workload),
+        pipeline=configuration.pipeline,
     )
 
 
@@ -217,7 +220,7 @@ def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
     if stages:
         said.append(
             f"the stages {', '.join(stages)} of the pipeline are left out: they are services of their own beside the "
-            "LLM, and predicted times of whole requests have them"
+            "LLM, and predicted times of whole requests have them; what they add to prompts is in the load"
         )
     pools = [name for name, pool in (deployment.pools or {}).items() if pool.role == STAGE]
     if pools:

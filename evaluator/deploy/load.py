@@ -54,7 +54,7 @@ def _warm(design: Design) -> list[list[list[Any]]]:
 
 def _most_cached(design: Design) -> int:
     workload = design.workload
-    jobs = design.sampler.jobs(workload, workload.seeds[0], ROLES["mixed"])
+    jobs = design.sampler.jobs(workload, workload.seeds[0], ROLES["mixed"], pipeline=design.pipeline)
     return int(jobs.demand.cached_tokens.max(initial=0))
 
 
@@ -62,7 +62,7 @@ def requests(design: Design) -> Iterator[dict[str, Any]]:
     """Every request of the first seed."""
     workload = design.workload
     seed = workload.seeds[0]
-    jobs = design.sampler.jobs(workload, seed, ROLES["mixed"])
+    jobs = design.sampler.jobs(workload, seed, ROLES["mixed"], pipeline=design.pipeline)
     turns = design.sampler.turns(workload, seed)
     demand, sharing = jobs.demand, jobs.sharing
     prompt, output = demand.prompt_tokens.tolist(), demand.output_tokens.tolist()

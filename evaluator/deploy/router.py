@@ -42,6 +42,12 @@ def policies(design: Design) -> tuple[dict[str, str], list[str]]:
         elif isinstance(wanted, dict) and wanted[name]:
             remarks.append(f"router {name}: the router's own thresholds stand in for {wanted[name]}")
         chosen[option] = policy or NEAREST
+    models = dict.fromkeys(pool.model.name for pool in design.pools)
+    if len(models) > 1:
+        remarks.append(
+            f"the router does not choose by model: send requests for {' and '.join(models)} to servers of their own, "
+            "as a gateway does"
+        )
     return chosen, remarks
 
 

@@ -250,3 +250,30 @@ def test_a_bound_of_chunks_beyond_all_requests_is_one_that_vllm_takes():
 def test_sglang_has_no_bound_of_chunks():
     ds = result(engine="sglang", batching={"policy": "chunked", "max_num_seqs": 16, "long_prefill_token_threshold": 99})
     assert any("long_prefill_token_threshold 99: SGLang has no flag" in remark for remark in deploy(ds).remarks)
+
+
+def test_several_models_and_what_a_router_does_not_do():
+    models = {"llama-3.1-8b": 0.5, "qwen3-8b": 0.5}
+    pools = {"a": {"role": "mixed"}, "b": {"role": "mixed", "model": "qwen3-8b"}}
+    ds = result(workload={"models": models}, pools=pools)
+    deployed = deploy(ds)
+    assert any("the router does not choose by model" in remark for remark in deployed.remarks)
+    assert "vllm serve Qwen/Qwen3-8B" in script(deployed) and "vllm serve meta-llama/Llama-3.1-8B" in script(deployed)
+    head, requests = load_of(ds)
+    assert head["models"] == ["meta-llama/Llama-3.1-8B", "Qwen/Qwen3-8B"]
+    assert {request["model"] for request in requests} == {0, 1}
+
+
+def test_stages_are_said_and_left_out():
+    ds = result()
+    tree = {
+        "workload": WORKLOAD,
+        "deployment": POOL,
+        "pipeline": [{"stage": "tool", "seconds": "20ms", "tokens": 50}, {"stage": "prefill"}, {"stage": "decode"}],
+    }
+    ds = sweep(tree, simulator="token", progress=False)
+    deployed = deploy(ds)
+    assert any("the stages tool of the pipeline are left out" in remark for remark in deployed.remarks)
+    assert "# not the same: the stages tool" in script(deployed)
+    _, requests = load_of(ds)
+    assert {sum(tokens for _, tokens in request["prompt"]) for request in requests} == {350}
