@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 BEFORE ?= main
 DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 
-.PHONY: help setup demo test test-fast test-thorough check typed bench bench-regression oracle pictures errors accuracy clean
+.PHONY: help setup demo test test-fast test-thorough check typed bench bench-regression bench-gpu oracle pictures errors accuracy clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -20,6 +20,7 @@ help:
 	@echo "make typed      write evaluator/typed.pyi anew, after a change of the scenario's keys"
 	@echo "make bench      the benchmarks (minutes)"
 	@echo "make bench-regression BEFORE=main   processor time of two commits in turns; AFTER=COMMIT instead of this tree"
+	@echo "make bench-gpu  100,000 lanes in step on the device that JAX has, compared with the processor"
 	@echo "make oracle     random configurations on vLLM's own scheduler and on ours (CASES=\"--feature drafts --cases 50\")"
 	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
 	@echo "make errors     the tables of expected errors anew, from measurements in DATA ($(DATA)); half an hour"
@@ -70,6 +71,9 @@ bench: $(READY)
 
 bench-regression: $(READY)
 	$(BIN)/python -m tests.benchmarks.regression $(BEFORE) $(AFTER)
+
+bench-gpu: $(READY)
+	$(BIN)/python -m tests.benchmarks.accelerator
 
 # vLLM's own scheduler, in an environment of its own: nothing of it is a dependency of the package. Builds of
 # torchvision, torchaudio and torchcodec that it brings do not go with this torch, and are not needed.
