@@ -262,7 +262,6 @@ def lacking(
     planning = deployment.batching.planning
     keys = {
         f"batching.planning {planning} with pipeline_parallel": planning == QUEUED and deployment.pipeline_parallel > 1,
-        "preemption swap with pipeline_parallel": swaps(deployment) and deployment.pipeline_parallel > 1,
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
     if apart is None and on_demand(deployment):

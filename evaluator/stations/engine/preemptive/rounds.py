@@ -103,6 +103,9 @@ def go_round(given: Given, state: State, on: Flag) -> State:
         & (state.prompts.oldest(replica.sentinel) == replica.sentinel)
         & ~(open_to_arrivals & (replica.queue.top >= 0))
     )
+    if state.swapped is not None:
+        # All that ran at rest may have been swapped out: the copies delay the next batch, which a trip has to send.
+        quiet = quiet & (state.swapped.moved == 0.0)
     arrival_s = jnp.where(open_to_arrivals, next_arrival(given, state), jnp.inf)
     first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
     weight = jnp.where(first_token_s < jnp.inf, 1.0, 0.0)

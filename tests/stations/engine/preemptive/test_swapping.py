@@ -7,10 +7,12 @@ import pytest
 
 from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.preemptive.build import Kind, random_cases, run_engine, run_reference
-from tests.thorough import tried
+from tests.thorough import THOROUGH, tried
 
 CASES = tried(200, 0.3)
 KINDS = {"all policies, windows, experts": Kind(windowed=True, experts=True, peaks=True, swapping=True)}
+if THOROUGH:
+    KINDS["two pipeline ranks"] = Kind(windowed=True, pipeline_ranks=2, swapping=True)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
