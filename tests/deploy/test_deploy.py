@@ -277,3 +277,17 @@ def test_stages_are_said_and_left_out():
     assert "# not the same: the stages tool" in script(deployed)
     _, requests = load_of(ds)
     assert {sum(tokens for _, tokens in request["prompt"]) for request in requests} == {350}
+
+
+def test_a_trace_is_looked_for_in_the_current_directory(tmp_path, monkeypatch):
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,5\n0.5,120,6\n1,80,4\n")
+    monkeypatch.chdir(tmp_path)
+    tree = {"workload": {"arrivals": {"process": "trace", "file": "t.csv"}}, "deployment": POOL}
+    ds = sweep(tree, simulator="token", progress=False)
+    _, requests = load_of(ds)
+    assert [(request["at_s"], request["prompt"][-1][1], request["output_tokens"]) for request in requests] == [
+        (0.0, 100, 5), (0.5, 120, 6), (1.0, 80, 4),
+    ]  # fmt: skip
+    (tmp_path / "t.csv").unlink()
+    with pytest.raises(InputError, match=r"t\.csv.*files that it names are looked for in the current directory"):
+        deploy(ds, source="r.nc")
