@@ -50,8 +50,8 @@ def test_requests_of_an_axis_are_what_they_are():
 
 
 def test_what_only_the_reference_runs_is_told():
-    swap = "deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}"
-    found = foretold({"deployment.tensor_parallel": [4]}, [swap])
+    branches = ["workload.reasoning={branches: 4, scale: 2}", "deployment.kv.admission=on_demand"]
+    found = foretold({"deployment.tensor_parallel": [4]}, branches)
     assert (found.by_token, found.compilations) == (1, 0)
     assert "; 1 design token by token" in str(found)
 
