@@ -148,10 +148,6 @@ BEYOND = {
         ),
         "preemption swap with router least_work",
     ),
-    "lightllm in a pipeline": (
-        ("deployment.batching.policy=lightllm", "deployment.kv.block_tokens=1", PIPELINE),
-        "policy lightllm with pipeline_parallel",
-    ),
     "asynchronous": (
         ("deployment.batching.planning=asynchronous", "deployment.replicas=2", "deployment.router=least_work"),
         "batching.planning asynchronous with router least_work",
