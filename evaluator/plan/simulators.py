@@ -272,11 +272,9 @@ def lacking(
     together_for = what if alone else "several pools in one loop"
     if together_for is not None:
         # These parts are of the program for a replica by itself.
-        drafts_cached = deployment.speculative is not None and cached_by_content(workload, deployment)
         keys |= {
             f"batching.planning {planning} with {together_for}": plans_ahead(deployment),
             f"preemption swap with {together_for}": swaps(deployment),
-            f"prefix caching by content with deployment.speculative and {together_for}": drafts_cached,
             f"kv.manager {kv_hooks(deployment)} with {together_for}": bool(kv_hooks(deployment)),
         }
     return tuple(name for name, applies in keys.items() if applies)

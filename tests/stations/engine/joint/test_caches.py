@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
+
 from evaluator.routing import PrefixAware, name_of
 from tests.stations.engine.joint.build import dispatched, mostly_in_lockstep, random_cases
 from tests.stations.engine.joint.compare import assert_equal, preemptions
 from tests.stations.engine.preemptive.build import Kind
-from tests.thorough import tried
+from tests.thorough import THOROUGH, tried
 
 CACHED = Kind(experts=True, cached=True)
 PIPELINED = Kind(windowed=True, pipeline_ranks=2, cached=True)
+DRAFTING = Kind(experts=True, cached=True, speculating=True)
 CASES = tried(120)
 
 
@@ -31,3 +34,9 @@ def test_equal_to_the_reference_in_a_pipeline():
     outcomes = assert_equal(random_cases(PIPELINED, CASES), PIPELINED)
     hits = sum(request.hit_tokens > 0 for outcome in outcomes for request in outcome.requests)
     assert preemptions(outcomes) > CASES // 4 and hits > 2 * CASES
+
+
+@pytest.mark.skipif(not THOROUGH, reason="a program of its own, whose parts others have")
+def test_equal_to_the_reference_with_drafts():
+    cases = mostly_in_lockstep(random_cases(DRAFTING, CASES))
+    assert preemptions(assert_equal(cases, DRAFTING)) > CASES // 4
