@@ -96,7 +96,7 @@ def test_what_does_not_fit_is_counted_and_the_progress_expects_only_what_is_comp
 
 def test_nothing_to_compare():
     with pytest.raises(InputError, match="both engines can run; the first is computed by the reference alone"):
-        validate(scenario("deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}"))
+        validate(scenario("deployment.batching.planning=queued", "deployment.pipeline_parallel=2"))
 
 
 def test_what_only_one_knows_is_infinitely_apart():

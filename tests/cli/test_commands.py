@@ -219,11 +219,12 @@ def test_estimate_with_drafts(evaluator):
 
 
 def test_a_sweep_says_what_it_computed_token_by_token(evaluator, small):
-    axis = "sweep={deployment.kv.preemption: [recompute, swap]}"
-    swap = "deployment.kv={admission: on_demand, swap_bandwidth: 25GB/s}"
-    code, _, err = evaluator("sweep", small, "--set", axis, "--set", swap)
+    axis = "sweep={deployment.batching.planning: [at_once, queued]}"
+    code, _, err = evaluator("sweep", small, "--set", axis, "--set", "deployment.pipeline_parallel=2")
     assert code == 0
-    assert "4 of 8 configurations were computed token by token: preemption swap\n" in err
+    assert (
+        "4 of 8 configurations were computed token by token: batching.planning queued with pipeline_parallel\n" in err
+    )
     code, _, err = evaluator("sweep", small, "--simulator", "token")
     assert code == 0 and "token by token" not in err
 
@@ -247,7 +248,6 @@ def test_validate(evaluator, small, tmp_path):
     code, out, _ = evaluator("validate", small, "--sample", "1", "--tolerance", "0", "-q")
     assert code == 3 and "1 of them differ by more than 0;" in out
     assert " of configuration " in out.splitlines()[-1]
-    code, _, err = evaluator(
-        "validate", small, "--set", "deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 25GB/s}"
-    )
+    queued = ("--set", "deployment.batching.planning=queued", "--set", "deployment.pipeline_parallel=2")
+    code, _, err = evaluator("validate", small, *queued)
     assert code == 2 and "no configuration that both engines can run" in err

@@ -35,8 +35,8 @@ def test_members_at_other_rates_are_the_scenario_at_these_rates(simulator, monke
 
 def test_variants_of_several_groups_keep_their_order():
     configure()
-    fixed = "deployment.kv={admission: on_demand, swap_bandwidth: 25GB/s}"
-    axes = {"deployment__kv__preemption": ["recompute", "swap"]}
+    fixed = "deployment.pipeline_parallel=2"
+    axes = {"deployment__batching__planning": ["at_once", "queued"]}
     known = sweep(scenario(fixed, **axes, workload__arrivals__rate_rps=RATES))
     whole = plan(scenario(fixed, **axes))
     one, two = whole.configurations

@@ -142,6 +142,13 @@ def test_no_other_room_knows_a_policy_by_its_name():
         "scenario/deployment.py",
         "scenario/pools.py",
         "traffic/roles.py",
+        "arguments/sglang.py",
+        "arguments/shell.py",
+        "arguments/trtllm.py",
+        "arguments/vllm.py",
+        "deploy/design.py",
+        "deploy/load.py",
+        *(f"deploy/targets/{target}.py" for target in ("dynamo", "kubernetes", "llmd", "script")),
     )
     assert found == {
         ("scenario/deployment.py", "chunked"),  # the default
@@ -151,4 +158,6 @@ def test_no_other_room_knows_a_policy_by_its_name():
         ("simulation/trace.py", "mixed"),  # an iteration of prompts and decodes
         ("huggingface/pattern.py", "chunked"),  # local attention in chunks
         ("huggingface/families/experts.py", "chunked"),  # the same
+        *((f"arguments/{engine}.py", "chunked") for engine in ("sglang", "trtllm", "vllm")),  # what their flags say
+        ("arguments/sglang.py", "continuous"),
     }

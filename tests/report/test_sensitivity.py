@@ -224,8 +224,7 @@ def test_engines_and_processes_agree(monkeypatch):
 
 
 def test_what_is_left_to_the_reference_has_elasticities_too():
-    kv = "deployment.kv={admission: on_demand, swap_bandwidth: 25GB/s}"
-    small = scenario(kv, deployment__kv__preemption=["recompute", "swap"])
+    small = scenario("deployment.pipeline_parallel=2", deployment__batching__planning=["at_once", "queued"])
     ds = sweep(small, sensitivity=True)
     assert ds["engine"].values.tolist() == ["iteration", "token"]
     assert (ds["e2e_s_mean_elasticity"].sel(input="memory_bandwidth") < -0.3).all()

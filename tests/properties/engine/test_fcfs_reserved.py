@@ -226,7 +226,8 @@ def test_every_input_is_tried():
     }
     names = {name.split(".")[0].removesuffix(" of requests") for name in INPUTS}
     assert names >= {"cost", *LaneLimits._fields, *Requests._fields}
-    assert {*Lane._fields} == {"cost", "limits", "branches", "speculation"}  # the last two: tests of their own
+    # All but the first two have tests of their own.
+    assert {*Lane._fields} == {"cost", "limits", "branches", "speculation", "on_demand"}
 
 
 @pytest.mark.parametrize("name", INPUTS)
