@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evaluator.errors import InputError
 from evaluator.report.layouts import laid_out, short_layout
 from evaluator.report.picture.labels import axis_title, name_and_unit, text, title
 from evaluator.report.ranking import is_constant, quantities
 from evaluator.report.search import in_layout
 from evaluator.results.schema import axes_of
+from evaluator.yaml import loads_yaml
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -135,6 +139,33 @@ def _path(ds: xr.Dataset, name: str) -> str:
     return path if "." in path else ""
 
 
+@lru_cache(maxsize=4)
+def _descriptions(scenario: str) -> dict[tuple[str, Any], str]:
+    """What the sweep of a scenario's text calls by a ``name`` of its own: JSON, by the swept key and that name.
+
+    The catalog does not know such a device or model, so that its name alone sets nothing.
+    """
+    found: dict[tuple[str, Any], str] = {}
+
+    def look(tree: Any) -> None:
+        if isinstance(tree, Mapping):
+            for key, value in tree.items():
+                for step in value if isinstance(value, list) else [value]:
+                    if isinstance(step, Mapping) and isinstance(step.get("name"), str):
+                        found[str(key), step["name"]] = json.dumps(step)
+                look(value)
+        elif isinstance(tree, list):
+            for step in tree:
+                look(step)
+
+    try:
+        tree = loads_yaml(scenario, "scenario")
+        look(tree.get("sweep") if isinstance(tree, Mapping) else None)
+    except (InputError, TypeError):  # a text that is no scenario, or with dates, describes nothing
+        return {}
+    return found
+
+
 def settings(ds: xr.Dataset, names: tuple[str, ...], row: int) -> list[str]:
     """``key.path=value`` of the coordinates ``names`` that a design has set, as ``--set`` takes it."""
     settings_of_row = []
@@ -142,6 +173,7 @@ def settings(ds: xr.Dataset, names: tuple[str, ...], row: int) -> list[str]:
         path = _path(ds, name)
         if path and _is_set(ds, name, row):
             value = ds.variables[name].values[row].item()
+            value = _descriptions(str(ds.attrs.get("scenario", ""))).get((path, value), value)
             whole = isinstance(value, float) and value.is_integer()  # a count, in a column where others have none
             settings_of_row.append(
                 f"{path}={value if isinstance(value, str) else json.dumps(int(value) if whole else value)}"

@@ -52,6 +52,15 @@ def test_times_are_those_of_the_estimate_at_the_load_of_the_run(ds):
     assert "the mean 8 sequences of a replica" in found["phases"][1]["about"]
 
 
+def test_a_device_that_the_sweep_describes_has_a_plan(ds):
+    assert configuration_of(ds, 4).status == "ok"
+    ds["hardware"] = ("config", np.repeat(["h100-sxm", "mine", "mi300x"], 3), ds["hardware"].attrs)
+    assert configuration_of(ds, 4) is None  # a name alone is none of the catalog
+    mine = "{name: mine, like: h100-sxm, memory_bandwidth: 5TB/s}"
+    ds.attrs["scenario"] = SCENARIO.replace("l40s", mine)
+    assert configuration_of(ds, 4).answering[0].design.hardware.memory_bandwidth == 5e12
+
+
 def test_drafts_are_operators_of_a_decode_step(ds):
     speculative = "{method: eagle, tokens: 3, acceptance: 0.6, vocabulary: 32000}"
     ds.attrs["scenario"] = SCENARIO.replace("replicas: 2", f"replicas: 2, speculative: {speculative}")

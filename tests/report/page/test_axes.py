@@ -50,6 +50,19 @@ def test_settings_are_what_set_takes():
     assert found == ["deployment.hardware=l40s", "workload.arrivals.rate_rps=2"]
 
 
+def test_a_device_that_the_sweep_describes_is_set_by_its_description():
+    ds = sweep(HARDWARE, RATE)
+    ds.attrs["scenario"] = """
+sweep:
+  both:
+    zip:
+      - deployment.hardware: [h100-sxm, {name: l40s, like: h100-sxm, memory_bandwidth: 5TB/s}]
+"""
+    described = 'deployment.hardware={"name": "l40s", "like": "h100-sxm", "memory_bandwidth": "5TB/s"}'
+    assert settings(ds, ("hardware",), 9) == [described]
+    assert settings(ds, ("hardware",), 0) == ["deployment.hardware=h100-sxm"]
+
+
 def test_a_page_holds_the_levels_of_its_designs_and_no_others():
     ds = sweep(HARDWARE, RATE)
     hardware, rate = (axis_json(ds, axis, np.array([3, 1, 9])) for axis in axes_shown(ds))
