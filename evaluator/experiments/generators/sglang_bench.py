@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.errors import InputError
 from evaluator.experiments.entry import ConfigEntry, as_number
-from evaluator.experiments.generators.measured_run import MeasuredRun, mean_of, per_request, rates_of
-from evaluator.experiments.generators.vllm_bench import latencies, load_of
+from evaluator.experiments.generators.measured_run import MeasuredRun, mean_of, rates_of
+from evaluator.experiments.generators.vllm_bench import latencies, lengths_of, load_of
 
 NAME = "sglang.bench_serving"
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2e_latency"}
@@ -35,9 +34,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     prompts: np.ndarray | float | None = mean_of(as_number(content.get("total_input_tokens")), requests)
     outputs: np.ndarray | float | None = mean_of(as_number(content.get("total_output_tokens")), requests)
     if content.get("input_lens") is not None and content.get("output_lens") is not None:
-        given = [per_request(content[name], name) for name in ("input_lens", "output_lens")]
-        if len(given[0]) != len(given[1]):
-            raise InputError(f"input_lens has {len(given[0])} requests and output_lens {len(given[1])}")
+        given = lengths_of(content)
         answered = (given[0] > 0) & (given[1] > 0)
         prompts, outputs = given[0][answered], given[1][answered]
         requests = len(prompts)

@@ -81,6 +81,14 @@ def latencies(content: Mapping[str, Any], metrics: Mapping[str, str]) -> dict[st
     return found
 
 
+def lengths_of(content: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
+    """``input_lens`` and ``output_lens`` of all requests, answered or not."""
+    prompts, outputs = (per_request(content[name], name) for name in ("input_lens", "output_lens"))
+    if len(prompts) != len(outputs):
+        raise InputError(f"input_lens has {len(prompts)} requests and output_lens {len(outputs)}")
+    return prompts, outputs
+
+
 def load_of(content: Mapping[str, Any], sent: int) -> tuple[dict[str, Any], list[str]]:
     """How the requests were sent, of ``request_rate``, ``burstiness`` and ``max_concurrency``."""
     if content.get("ramp_up_strategy"):
@@ -107,12 +115,7 @@ def load_of(content: Mapping[str, Any], sent: int) -> tuple[dict[str, Any], list
 
 def _requests(content: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Prompt and output tokens of the requests that were answered, in order of sending, and when each was sent."""
-    prompts, outputs = (
-        per_request(content["input_lens"], "input_lens"),
-        per_request(content["output_lens"], "output_lens"),
-    )
-    if len(prompts) != len(outputs):
-        raise InputError(f"input_lens has {len(prompts)} requests and output_lens {len(outputs)}")
+    prompts, outputs = lengths_of(content)
     begun = None
     if content.get("start_times") is not None:
         begun = per_request(content["start_times"], "start_times")

@@ -39,7 +39,7 @@ def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> tuple[St
     looks = jnp.where(
         rules.look_every > 0, _looks(given, state), ~policy.drain_first | (state.replica.running_count == 0)
     )
-    any_kind = policy.drain_first | (rules.look_every > 0)  # one admission takes requests with and without a prompt
+    any_kind = given.admits_any_kind()
     # Where prompts are computed alone (vLLM v0: ``_schedule_prefills``) admission comes first.
     first = on & alone & looks
     if given.structure.peaks and given.structure.pipeline_ranks > 1:

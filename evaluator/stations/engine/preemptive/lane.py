@@ -266,15 +266,18 @@ class Given(NamedTuple):
         """The attention window in tokens; None for a model without windowed layers."""
         return self.limits.window if self.structure.windowed else None
 
+    def admits_any_kind(self) -> Flag:
+        """One admission takes requests with and without a prompt to compute."""
+        return self.limits.policy.drain_first | (self.rules.look_every > 0)
+
     def every_token_takes_a_unit(self) -> Flag:
         """Then the growth of a decode group is its number of decodes, and need not be noted step by step."""
-        kv, rules, policy = self.rules.kv, self.rules, self.limits.policy
+        kv = self.rules.kv
         if self.speculation is not None:
             return kv.block_tokens < 0.0
         # A request without anything to compute has the KV of its first token on admission. Where it may be admitted
         # beside a prompt that is computed alone, it decodes in a later batch, which must not count that token again:
         # only the rings know that.
-        any_kind = policy.drain_first | (rules.look_every > 0)
         keeps = self.limits.prompts_resident | (self.host_memory is not None)
-        waits = policy.prefill_alone & any_kind & keeps
+        waits = self.limits.policy.prefill_alone & self.admits_any_kind() & keeps
         return (kv.block_tokens == 1.0) & (kv.window == 0.0) & (kv.sequence == 0.0) & ~waits

@@ -27,6 +27,7 @@ from evaluator.stations.engine.preemptive import (
     run_lanes,
 )
 from tests.reference.build import random_cost
+from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.fcfs_reserved import build as fcfs_reserved
 from tests.stations.engine.fcfs_reserved.build import (
     LANES,
@@ -284,3 +285,16 @@ def run_reference(given: Case) -> PoolOutcome:
     return simulate(
         given.costs, case.policy, case.limits, requests, users=case.users, window=case.window or None, tokens=True
     )
+
+
+def assert_equal_to_the_plain_loop(given: Case, result: LaneResult, kind: Kind) -> PoolOutcome:
+    """A lane and the reference on the same case; what the reference gives is returned."""
+    expected = run_reference(given)
+    assert_same(given.case, result, expected)
+    assert result.preemptions == expected.preemptions, given.case
+    np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
+    np.testing.assert_allclose(result.experts_touched, expected.experts_touched, rtol=TOLERANCE)
+    if kind.cached:
+        found = [request.hit_tokens for request in expected.requests]
+        np.testing.assert_array_equal(result.hit_tokens, found, err_msg=str(given.case))
+    return expected

@@ -8,9 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-from tests.stations.engine.compare import TOLERANCE, assert_same
+from tests.stations.engine.compare import TOLERANCE
 from tests.stations.engine.fcfs_reserved import build as fcfs_reserved
-from tests.stations.engine.preemptive.build import POLICIES, Case, Kind, random_cases, run_engine, run_reference
+from tests.stations.engine.preemptive.build import (
+    POLICIES,
+    Case,
+    Kind,
+    assert_equal_to_the_plain_loop,
+    random_cases,
+    run_engine,
+)
 from tests.thorough import tried
 
 CASES = tried(200, 0.24)
@@ -27,11 +34,7 @@ def test_equal_to_the_plain_loop(kind):
     cases = random_cases(kind, CASES)
     preemptions = 0
     for given, result in zip(cases, run_engine(cases, kind), strict=True):
-        expected = run_reference(given)
-        assert_same(given.case, result, expected)
-        assert result.preemptions == expected.preemptions, given.case
-        np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
-        np.testing.assert_allclose(result.experts_touched, expected.experts_touched, rtol=TOLERANCE)
+        expected = assert_equal_to_the_plain_loop(given, result, kind)
         preemptions += expected.preemptions
     assert preemptions > CASES // 3
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from tests.stations.engine.compare import TOLERANCE, assert_same
-from tests.stations.engine.preemptive.build import Kind, random_cases, run_engine, run_reference
+from tests.stations.engine.preemptive.build import Kind, assert_equal_to_the_plain_loop, random_cases, run_engine
 from tests.thorough import THOROUGH, tried
 
 CASES = tried(200, 0.3)
@@ -20,10 +18,7 @@ def test_equal_to_the_plain_loop(kind):
     cases = random_cases(kind, CASES)
     preemptions = swapping = 0
     for given, result in zip(cases, run_engine(cases, kind), strict=True):
-        expected = run_reference(given)
-        assert_same(given.case, result, expected)
-        assert result.preemptions == expected.preemptions, given.case
-        np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
+        expected = assert_equal_to_the_plain_loop(given, result, kind)
         preemptions += expected.preemptions
         swapping += expected.preemptions > 0 and given.case.limits.preemption == "swap"
     assert preemptions > CASES // 3 and swapping > CASES // 16
