@@ -28,6 +28,7 @@ def rotary_bytes(model: Model) -> float:
 
 
 def _rotated(mixer: Mixer | None) -> int:
+    # Bidirectional models add learned positions to the embedding, whose table is among the weights.
     if isinstance(mixer, SoftmaxAttention):
         return 0 if mixer.bidirectional else mixer.head_dim
     return mixer.rope_head_dim if isinstance(mixer, LatentAttention) else 0
@@ -44,16 +45,19 @@ def activation_bytes(
     mostly. Every sequence takes LOGIT_BYTES per vocabulary entry, if there is a head
     (``max_num_seqs`` 0: of an engine that leaves sampling out).
     """
+    # Layers run one after the other and free what they took, so that the widest part of any layer counts and no sum.
     mixers = (_mixer_width(model, kind.mixer, parallel) for kind in model.layers)
     feed_forwards = (_feed_forward_width(model, kind.feed_forward, precision, parallel) for kind in model.layers)
     widest = max(*mixers, *feed_forwards)
     per_token = (2 * model.hidden + widest) * stream_bytes(precision.activations)
+    # A sequence brings at least one token, so that a small token budget bounds the rows of logits, too.
     logits = min(max_num_seqs, max_num_batched_tokens) * model.vocabulary * LOGIT_BYTES if model.gives_tokens else 0.0
     return max_num_batched_tokens * per_token + logits
 
 
 def _mixer_width(model: Model, mixer: Mixer | None, parallel: Parallel) -> float:
     """Outputs of the largest projection and inputs of the last one."""
+    # The widest output is that of QKV; what attention makes of it, the input of the last projection, lies beside it.
     projections = mixer_projections(mixer, model.hidden, parallel)
     return max(projection.outputs for projection in projections) + projections[-1].inputs if projections else 0
 
@@ -63,9 +67,11 @@ def _feed_forward_width(
 ) -> float:
     if feed_forward is None:
         return 0
+    # Gate, up and their product are there at once; without a gate, up and its activation.
     sides = 3 if feed_forward.gated else 2
     if isinstance(feed_forward, DenseFeedForward):
         return sides * feed_forward.intermediate / parallel.tensor
+    # A row of a routed expert has an output of the residual's width of its own until the experts are summed up.
     rows = rows_kept(model, feed_forward, precision, parallel)
     shared = sides * feed_forward.shared_intermediate / parallel.tensor
     routed = rows * (sides * feed_forward.intermediate / parallel.expert_shards + model.hidden)

@@ -13,6 +13,7 @@ def attention_area(prompt: Any, cached: Any = 0.0, window: Any = None) -> Any:
     """Tokens attended to by positions ``cached`` + 1 .. ``prompt``, summed; each at most ``window``. Any shape."""
 
     def up_to(last: Any) -> Any:
+        # A position p sees min(p, window) tokens: summed up, a triangle as far as the window and a rectangle beyond.
         if window is None:
             return 0.5 * last * (last + 1.0)
         ramp = np.minimum(last, np.asarray(window, dtype=float))
@@ -29,6 +30,7 @@ def prefill_batch(prompts: Any, prompt_tokens: Any, window: int | None, past_tok
     """
     last = past_tokens + prompt_tokens
     read = last if window is None else np.minimum(last, prompt_tokens + window - 1.0)
+    # Zeros of the arguments' common shape, which every field needs to be stacked with those of other batches.
     zero = 0.0 * np.asarray(prompts, dtype=float)
     return BatchStatistics(
         decodes=zero,

@@ -60,9 +60,11 @@ def block_problem(model: Model, precision: Precision, parallel: Parallel) -> str
 def _cut(model: Model, precision: Precision, parallel: Parallel) -> tuple[Projection, Projection] | None:
     """The first matrix that is cut within a block: the shard, and the whole."""
     dtypes = weight_dtypes(model, precision)
+    # Only weights in blocks can be cut within one; all other models have nothing to look through.
     for kind in model.layers if "fp8_block" in dtypes.values() else ():
         shards, wholes = (_projections(kind, model.hidden, split) for split in (parallel, Parallel()))
         for shard, whole in zip(shards, wholes, strict=True):
+            # A matrix that is whole on every device may end within a block: the checkpoint has a scale for that rest.
             if dtypes[shard.part] == "fp8_block" and shard.inputs != whole.inputs and shard.inputs % BLOCK:
                 return shard, whole
     return None
@@ -81,6 +83,7 @@ def _remedy(model: Model, precision: Precision, parallel: Parallel) -> str:
     def loads(split: Parallel) -> bool:
         return split_problem(model, split) is None and _cut(model, precision, split) is None
 
+    # With whole experts the devices share out experts instead of the rows of each, so that no expert is cut.
     whole = replace(parallel, expert=parallel.expert_devices)
     fewer = (replace(parallel, tensor=n) for n in range(parallel.tensor - 1, 0, -1) if parallel.tensor % n == 0)
     remedies = [f"expert_parallel {whole.expert}"] if whole != parallel and loads(whole) else []

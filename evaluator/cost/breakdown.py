@@ -99,25 +99,27 @@ def breakdown(
         operators = tuple(kernel for kernel in operators if kernel.op_class != SORT)
     rate = rates(hardware, calibration)
     links = reach(hardware), mesh(hardware), calibration.tuned_experts()
+    # Each operator as a cost of its own, without the host: it works once per iteration, whatever the operators.
     single = [fold_rates(coefficients((kernel,), *links), rate, overheads=False) for kernel in operators]
     alone_s = iteration_time(stack(single), batch, queries=rows.queries, sampled=rows.sampled)
     times = np.broadcast_to(alone_s, (len(operators),))
     host, total = _host(rate, batch, times.sum())
 
-    known = coefficients(operators, *links)
-    statistics = scaling_statistics(batch, known.log_expert_missed, float(rate.expert_skew), rows)
+    work = coefficients(operators, *links)
+    statistics = scaling_statistics(batch, work.log_expert_missed, float(rate.expert_skew), rows)
+    # The bound is judged by amounts and rates, not by the folded cost, which no longer knows the sides of a sum.
     amounts = _amounts(operators, statistics, batch)
-    bounds = np.argmax(_sides(known, rate, amounts), axis=0)
-    moved = known.weight_bytes * amounts.y + known.activation_bytes * amounts.z + known.token_bytes * amounts.computed
+    bounds = np.argmax(_sides(work, rate, amounts), axis=0)
+    moved = work.weight_bytes * amounts.y + work.activation_bytes * amounts.z + work.token_bytes * amounts.computed
     operator_times = [
         OperatorTime(
             name=operator.name,
             op_class=operator.op_class,
             time_s=float(times[at]),
             share=float(times[at] / total),
-            flops=float(known.flops[at] * amounts.x[at]),
+            flops=float(work.flops[at] * amounts.x[at]),
             bytes=float(moved[at]),
-            message_bytes=float(known.message_bytes[at] * amounts.z[at]),
+            message_bytes=float(work.message_bytes[at] * amounts.z[at]),
             bound=BOUNDS[int(bounds[at])],
         )
         for at, operator in enumerate(operators)
@@ -150,15 +152,17 @@ def _amounts(
     return _Amounts(x, y, z, computed)
 
 
-def _sides(known: Coefficients, rate: Rates, amounts: _Amounts) -> np.ndarray:
+def _sides(work: Coefficients, rate: Rates, amounts: _Amounts) -> np.ndarray:
     """Seconds that each of BOUNDS takes by itself, (bound, operator)."""
     x, y, z, computed = amounts
-    unit = unit_times(known, rate)
-    collective = known.steps.any(axis=1)
-    started = np.where(collective, 0.0, known.launches * rate.launch_s[known.op_class])
+    unit = unit_times(work, rate)
+    # Starting a collective is part of its measured latency, so that it counts for the network and not as overhead.
+    collective = work.steps.any(axis=1)
+    started = np.where(collective, 0.0, work.launches * rate.launch_s[work.op_class])
     return np.array(
         [
             unit.flop_s * x + unit.padding_s * y,
+            # Kernels that nobody tuned take other tiles for more tokens than experts, and then read weights slower.
             (unit.weight_s + unit.crowded_s * (x > unit.crowd)) * y + unit.activation_s * z + unit.traffic_s * computed,
             unit.message_s * z + unit.fixed_s - started,
             started,

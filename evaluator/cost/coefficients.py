@@ -95,6 +95,7 @@ def coefficients(
             [kernel.held.experts / kernel.held.ranks if kernel.held else 0.0 for kernel in operators], dtype=float
         ),
         placed=tuple(operator.placed for operator in operators),
+        # See the docstring: the most experts touched, so that the time is never too short.
         log_expert_missed=min((operator.log_expert_missed for operator in operators), default=0.0),
         scaling={name: np.flatnonzero(scaling == name) for name in _SCALINGS},
     )
@@ -148,6 +149,8 @@ def size_weights(collective: str | None, devices: float) -> np.ndarray:
     (size,), see ``rates.GROUPED``; 0 for a collective that has none.
     """
     weights = np.zeros((len(GROUPED), len(GROUP_SIZES)))
+    # A weight per measured size instead of an interpolated figure: ``size @ figures`` is then one product for all
+    # operators, and differentiable in the figures.
     if collective in GROUPED:
         place = np.interp(np.log2(max(devices, 1)), np.log2(GROUP_SIZES), np.arange(len(GROUP_SIZES)))
         weights[GROUPED.index(collective)] = np.maximum(0.0, 1.0 - np.abs(np.arange(len(GROUP_SIZES)) - place))
@@ -157,6 +160,7 @@ def size_weights(collective: str | None, devices: float) -> np.ndarray:
 def _size_weights(operator: Operator, reach: tuple[int | None, ...]) -> np.ndarray:
     if operator.ranks is None or not reach:
         return size_weights(None, 1)
+    # Sets have figures of collectives within a node; of one that spans nodes, its part within a node counts.
     return size_weights(operator.collective, level_sizes(operator.ranks, reach)[0])
 
 

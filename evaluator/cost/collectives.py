@@ -46,9 +46,12 @@ def level_sizes(ranks: range, reach: tuple[int | None, ...]) -> tuple[int, ...]:
     ``reach`` is how many devices each level joins (None: any number). Their product covers the ranks; beyond the last
     level's reach the last level serves.
     """
+    # Ranks may be strided, one of every node for instance: the nearest links then join a step-th part of their
+    # devices.
     sizes, left, inside = [], len(ranks), ranks.step
     for level, joined in enumerate(reach):
         last = level == len(reach) - 1
+        # ``joined`` counts devices, of which each group that meets at this level already holds ``inside``.
         here = left if joined is None or last else min(left, max(1, joined // inside))
         sizes.append(here)
         left = math.ceil(left / here)
@@ -102,8 +105,12 @@ def collective_terms(
             count, volume = direct_all_gather(size)
             volume /= inside
         elif spread is None:
+            # Of the parts of a message, one per rank, those for ``size - 1`` other groups of ``inside`` devices cross
+            # this level and no nearer one.
             count, volume = 1.0 * (size > 1), (size - 1) * inside / len(ranks)
         else:
+            # The message counts a token once per device that wants it; across this level it goes once per group of
+            # devices. The device's own group is one of ``size`` and needs nothing sent.
             share_sent = spread.groups(len(ranks) / inside) / spread.groups(len(ranks))
             count, volume = 1.0 * (size > 1), share_sent * (size - 1) / size
         steps.append(count)
@@ -123,6 +130,7 @@ def _detour(size: int, joined: int | None, mesh: bool) -> float:
 def _pair(ranks: range, reach: tuple[int | None, ...], mesh: tuple[bool, ...]) -> Terms:
     """One message between two ranks over the nearest level that joins both."""
     first, second = ranks[0], ranks[-1]
+    # Both in the same run of ``joined`` consecutive devices, which is what a link of this level joins.
     level = next(
         (at for at, joined in enumerate(reach) if joined is None or first // joined == second // joined), len(reach) - 1
     )

@@ -46,7 +46,9 @@ class Dispatched(NamedTuple):
         therefore be too small, which is harmless: the engine ends its leap early and asks again.
         """
         spare_s = self.dispatch_s - iteration_time(self.device, batch)
+        # 1e-30: a batch without decodes does not grow, and any number of steps is right.
         fastest_s = decode_growth(self.device, batch, batch.decodes)
         xp = array_namespace(spare_s, fastest_s)
         ahead = 1.0 + xp.floor(xp.minimum(spare_s / xp.maximum(fastest_s, 1e-30), 1e9))
+        # Once the device is the slower it stays so, since contexts only grow: its own growth holds for good.
         return xp.where(spare_s > 0.0, ahead, float("inf"))

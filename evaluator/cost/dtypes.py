@@ -67,6 +67,7 @@ def compute_dtype(weight: str, activations: str) -> str:
     if weight in _ON_THE_FLY and _BITS[activations] == 16:
         return _ON_THE_FLY[weight]
     dtype = wider(weight, activations)
+    # There is no peak for 4-bit integers, whose units went with Hopper: int4 under int8 runs as int8.
     return {"fp8_block": "fp8", "int4": "int8", "mxfp4": "fp4", "nvfp4": "fp4"}.get(dtype, dtype)
 
 
@@ -84,6 +85,7 @@ def experts_dtype(weight: str, activations: str) -> str:
 
 def is_unpacked(weight: str, activations: str) -> bool:
     """Whether experts in 4 bits are computed in 16 bits on any device, by kernels that unpack them."""
+    # The compute dtypes fp4 and mxfp8 are not in _BITS and give 0: units that take them need no unpacking.
     return _BITS[weight] == 4 and _BITS[activations] == 16 and _BITS.get(experts_dtype(weight, activations), 0) == 16
 
 

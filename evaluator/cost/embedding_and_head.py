@@ -39,6 +39,7 @@ def first_operators(model: Model, precision: Precision, parallel: Parallel) -> l
     """Embedding lookup; sharded by vocabulary, so its rows are summed over the ranks (arXiv:1909.08053)."""
     stream = stream_bytes(precision.activations)
     return [
+        # A row is read and a row is written for every token.
         traffic("embedding", 2 * model.hidden * stream, 1.0),
         *all_reduce("embedding.all_reduce", model, precision, parallel),
     ]
@@ -60,6 +61,7 @@ def last_operators(model: Model, precision: Precision, parallel: Parallel) -> li
     ]
     if parallel.tensor > 1:
         operators.append(
+            # Every rank needs all scores to sample, as each draws the token by itself.
             Operator("head.all_gather", "all_reduce", "linear_sequences", message_bytes=model.vocabulary * stream,
                      collective="all_gather", ranks=range(parallel.tensor))
         )  # fmt: skip
@@ -82,6 +84,7 @@ def pipeline_link(model: Model, precision: Precision, parallel: Parallel, sender
     message = 2 * model.hidden * stream_bytes(precision.activations)
     tensor = parallel.tensor
     apart = parallel.expert_devices  # devices of one pipeline rank, those of all data-parallel ranks together
+    # Rank s + 1 lies ``apart`` devices behind rank s; the range below has these two ends and nothing between.
     first = sender * apart
     messages = [
         Operator("pipeline.send", "p2p", "linear_tokens", message_bytes=message / tensor, collective="p2p",

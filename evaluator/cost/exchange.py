@@ -35,6 +35,7 @@ def exchange(model: Model, moe: MoeFeedForward, precision: Precision, parallel: 
     if parallel.exchange == ALL_TO_ALL:
         dtype = compute_dtype(weight_dtypes(model, precision)["experts"], precision.activations)
         spread = _spread(moe, parallel)
+        # A rank's devices share out its tokens, so that each sends a tensor-th part of them.
         sent = width * spread.groups(parallel.expert_devices) / parallel.tensor
         messages = [
             Operator(name, "all_to_all", "gathered", message_bytes=sent * size, collective="all_to_all", ranks=devices,
@@ -42,6 +43,7 @@ def exchange(model: Model, moe: MoeFeedForward, precision: Precision, parallel: 
             for name, size in zip(SIDES, (input_bytes(dtype, stream), stream), strict=True)
         ]  # fmt: skip
     else:
+        # The unit of ``gathered`` is a token of every rank, hence ``data`` states.
         gathered = parallel.data * width * stream
         messages = [
             Operator(name, "all_reduce", "gathered", message_bytes=gathered, collective="all_gather", ranks=devices)
@@ -98,6 +100,8 @@ def routing_elements(model: Model, moe: MoeFeedForward, precision: Precision, pa
         summed = here + (2.0 * visited + 1.0) / parallel.tensor  # of tokens that came, and of sums that come back
         return sides * rows * inside + summed * hidden
     summed = rows + parallel.data
+    # Marlin empties its output before it writes, and needs to only where rows of other devices' experts stay
+    # unwritten. Kernels by a map write zeros behind each of their products, as wide as its output.
     if is_unpacked(weight_dtypes(model, precision)["experts"], precision.activations):
         emptied = rows * hidden * (rows > here)
     else:

@@ -45,6 +45,7 @@ def log_expert_missed(moe: MoeFeedForward, parallel: Parallel) -> float:
     Routing is uniform. A redundant copy takes a share of its expert's visits, as if there were so many more experts.
     """
     experts = moe.experts + parallel.redundant
+    # 1e-300 for a model that visits all its experts: the log of a chance of 0 is no number to fold.
     return parallel.data * math.log(max(1e-300, 1.0 - moe.experts_per_token / experts))
 
 
@@ -61,6 +62,8 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
             experts_class(weight, precision.activations),
             "experts",
             dtype=dtype,
+            # Rows that are computed are visits; the weights below are those of all experts held, scaled by the
+            # touched share.
             flops=2.0 * here * projection.inputs * projection.outputs,
             weight_bytes=shards * projection.inputs * projection.outputs * BYTES[weight],
             activation_bytes=here * (projection.inputs * input_bytes(dtype, stream) + projection.outputs * stream),
@@ -99,5 +102,6 @@ def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, 
     routing = replace(traffic("experts.routing", routed * stream, 3.0), op_class=kernel)
     return [
         traffic("experts.elementwise", elements * stream, 2.0 + (shared > 0)),
+        # With several ranks the kernels also see rows that other ranks' tokens sent here.
         routing if parallel.data == 1 else replace(routing, scaling="gathered"),
     ]

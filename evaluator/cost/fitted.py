@@ -59,11 +59,13 @@ def iteration_cost(
 ) -> IterationCost:
     """The iteration cost of a replica, or of one of its pipeline ranks; ``fitted_problem`` must have found none."""
     if calibration.eager is not None:
+        # No pipeline rank is asked for: ``eager_split_problem`` refuses replicas that have several.
         return eager_cost(model, hardware, parallel.tensor, calibration.eager)
     rank_operators = operators(model, precision, parallel, pipeline_rank)
     fit = fit_of(calibration, model, precision, parallel)
     if fit is None:
         cost = with_model_host(fold(rank_operators, hardware, calibration), model, calibration, parallel, pipeline_rank)
+        # The floor of a host that runs ahead is a structure of its own: other sets compile without it.
         return Dispatched(cost, np.float64(calibration.dispatch_s)) if calibration.dispatch_s else cost
     return fitted_cost(
         calibration.form, fit.phases, min((operator.log_expert_missed for operator in rank_operators), default=0.0)
@@ -79,6 +81,7 @@ def iteration_costs(
     pipeline_rank: int | None = None,
 ) -> IterationCost:
     """``iteration_cost`` on many devices whose links join as many devices, with a trailing axis ``device``."""
+    # A fit has the same few numbers on every device; only folding is worth doing for all devices in one pass.
     if calibration.eager is not None or fit_of(calibration, model, precision, parallel) is not None:
         split = precision, parallel, pipeline_rank
         return stack([iteration_cost(model, device, calibration, *split) for device in devices])
@@ -115,6 +118,7 @@ def _table(phase: MeasuredPhase | None, name: str) -> MeasuredGrid:
 
 def fit_of(calibration: Calibration, model: Model, precision: Precision, parallel: Parallel) -> Iterations | None:
     """The fit that a set has of this model, split and precision; None without one (always so under the roofline)."""
+    # A fit is of one data-parallel rank. Ranks of a dense model are replicas of their own, each with that split.
     parallel = of_rank(model, parallel)
     for fit in calibration.iterations:
         split = Parallel(fit.tensor_parallel, 1, fit.expert_parallel)
@@ -192,12 +196,14 @@ def verdict(
 
 def _unmeasured(calibration: Calibration, fit: Iterations, peaks: Sequence[float] | np.ndarray) -> str | None:
     """Refuses a run that had iterations of a phase which was never measured: the fit has no number for them at all."""
-    known = fit.phases.get("prefill")
+    prefill = fit.phases.get("prefill")
     run = dict(zip(PEAKS, peaks, strict=True))
+    # A fit to iterations of prompts alone has 0 as the largest number of decodes beside them.
+    alone = prefill is not None and not prefill.ranges["decodes"][1]
     kinds = {
-        "with prompts": known is None and run["prefill", "prefill_tokens"] > 0,
+        "with prompts": prefill is None and run["prefill", "prefill_tokens"] > 0,
         "without prompts": "decode" not in fit.phases and run["decode", "decodes"] > 0,
-        "with prompts and decodes together": known and not known.ranges["decodes"][1] and run["prefill", "decodes"] > 0,
+        "with prompts and decodes together": alone and run["prefill", "decodes"] > 0,
     }
     for kind, missing in kinds.items():
         if missing:
@@ -210,6 +216,7 @@ def _unmeasured(calibration: Calibration, fit: Iterations, peaks: Sequence[float
 
 def _beyond(calibration: Calibration, fit: Iterations, peaks: Sequence[float] | np.ndarray) -> str | None:
     for (phase, quantity), peak in zip(PEAKS, peaks, strict=True):
+        # Means over a batch are quotients, which may round to just above the range that they were measured at.
         if phase in fit.phases and peak > fit.phases[phase].ranges[quantity][1] * (1.0 + 1e-9):
             beside = " beside prompts" if (phase, quantity) == ("prefill", "decodes") else ""
             return (

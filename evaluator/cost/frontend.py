@@ -34,6 +34,7 @@ def delay_s(around: Frontend, first_token_s: Any, last_token_s: Any, output_toke
     asynchronously has the next one planned when a request comes, which then enters the one after; each lasts as long
     as the request's own iterations do on average. A single-token output says nothing of that and gets ``frontend_s``.
     """
+    # One token has no gap, so that the difference below is 0, whatever divides it.
     steps = np.maximum(output_tokens - 1, 1)
     return around.frontend_s + around.lookahead_steps * (last_token_s - first_token_s) / steps
 

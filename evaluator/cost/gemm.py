@@ -40,6 +40,7 @@ def gemm(
 
 def input_bytes(dtype: str, stream: float) -> float:
     """Bytes of one element as a product that computes in ``dtype`` reads it (mxfp8: as the stream has it)."""
+    # fp4 is packed by twos; mxfp8 is no dtype of tensors here, and its activations are quantised inside the kernel.
     return min(stream, 0.5 if dtype == "fp4" else BYTES.get(dtype, stream))
 
 

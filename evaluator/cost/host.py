@@ -45,6 +45,7 @@ def with_model_host(
     cost: CostParameters, model: Model, calibration: Calibration, parallel: Parallel, pipeline_rank: int | None = None
 ) -> CostParameters:
     """The cost of a pipeline rank (None: of all layers) with what its host takes; as it is where a set says nothing."""
+    # The pipeline rank with the head samples, and applies the penalties to its logits.
     if model.penalties and pipeline_rank in (None, parallel.pipeline - 1):
         cost = cost._replace(decode_s=cost.decode_s + calibration.penalty_sequence_s)
     figures = calibration.launches
@@ -53,8 +54,10 @@ def with_model_host(
     kinds = rank_kinds(model, parallel.pipeline, pipeline_rank)
     pieces_s = sum(count * _pieces_s(kind, figures, parallel) for kind, count in kinds)
     between_s = sum(count * _between_s(kind, figures) for kind, count in kinds)
+    # In decodes, too, which replay a graph without any of the pieces below: hence ``iteration_s``.
     if parallel.data > 1 and model.has_experts:
         cost = cost._replace(iteration_s=cost.iteration_s + figures.agreed_s)
+    # Zeros with an axis of devices where there is one.
     like = np.zeros_like(cost.iteration_s)  # with an axis of devices where there is one
     return cost._replace(
         pieces_s=like + pieces_s, between_s=like + between_s, captured_tokens=like + figures.captured_tokens

@@ -29,9 +29,11 @@ def slowest_share(placed: Placed, skew: Scalar) -> Scalar:
         return _balanced_share(placed, float(skew))
     xp = array_namespace(skew)
     ninth = skew * placed.parts / placed.experts / 9.0
+    # 1e-30, because the slope of a root at 0 is infinite and would make gradients in ``skew`` NaN.
     deviation = xp.sqrt(ninth + 1e-30)
     first, second, third = _largest_normal(placed.parts)
     mean = 1.0 - ninth
+    # The largest gamma variable is the cube of mean + deviation x the largest normal one: its expectation by moments.
     cube = mean**3 + 3.0 * mean**2 * deviation * first + 3.0 * mean * ninth * second + ninth * deviation * third
     return xp.where(skew > 0.0, cube, 1.0)
 
@@ -39,13 +41,14 @@ def slowest_share(placed: Placed, skew: Scalar) -> Scalar:
 @cache
 def _largest_normal(count: int) -> tuple[float, float, float]:
     """First three moments of the largest of ``count`` standard normal variables, by quadrature of its density."""
-    at = np.linspace(-12.0, 12.0, 48001)
-    density = np.exp(-0.5 * at * at) / np.sqrt(2.0 * np.pi)
-    step = at[1] - at[0]
+    x = np.linspace(-12.0, 12.0, 48001)
+    density = np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi)
+    # The midpoint rule: of the step that x is in, half lies below it.
+    step = x[1] - x[0]
     below = np.clip((np.cumsum(density) - 0.5 * density) * step, 0.0, 1.0)
     weight = count * below ** (count - 1) * density * step
     weight /= weight.sum()
-    first, second, third = (float(np.sum(weight * at**power)) for power in (1, 2, 3))
+    first, second, third = (float(np.sum(weight * x**power)) for power in (1, 2, 3))
     return first, second, third
 
 
@@ -58,6 +61,7 @@ def _balanced_share(placed: Placed, skew: float) -> float:
     """
     if skew <= 0.0:
         return 1.0
+    # SciPy takes long to import, and only replicas with redundant experts ask for this.
     from scipy.stats import gamma
 
     loads = gamma.ppf((np.arange(placed.experts) + 0.5) / placed.experts, 1.0 / skew, scale=skew)
@@ -65,10 +69,12 @@ def _balanced_share(placed: Placed, skew: float) -> float:
     for _ in range(placed.redundant):
         copies[np.argmax(loads / copies)] += 1.0
     pieces = np.sort(np.repeat(loads / copies, copies.astype(int)))[::-1]
+    # EPLB gives every device equally many copies, as the engine's tensors of experts have equal sizes.
     room = np.full(placed.parts, len(pieces) // placed.parts)
-    held = np.zeros(placed.parts)
+    loads_held = np.zeros(placed.parts)
     for piece in pieces:
-        device = np.argmin(np.where(room > 0, held, np.inf))
+        # The emptiest of those that have a place left; a full one counts as infinitely loaded.
+        device = np.argmin(np.where(room > 0, loads_held, np.inf))
         room[device] -= 1
-        held[device] += piece
-    return float(held.max() * placed.parts / loads.sum())
+        loads_held[device] += piece
+    return float(loads_held.max() * placed.parts / loads.sum())

@@ -181,6 +181,7 @@ def product_time(row: OperatorRows, x: Batched, y: Batched, z: Batched, rows: Ti
     does not split it; ``rows`` are its tiles along the rows (None: proportional to x, as experts' products).
     Experts' weights are read more slowly where a kernel takes other tiles for more tokens than experts (``crowded``).
     """
+    # Structure decides below, not numbers: a table of rows is of experts or of dense products as a whole.
     weight = row.weight
     flop = row.flop * x + row.padding * y
     if rows is None:
@@ -233,9 +234,10 @@ def decode_context_s(parameters: CostParameters, decodes: Batched) -> Batched:
     """
     xp = array_namespace(parameters.context_s, decodes)
     # Of no decodes the context is 0, too, so that any finite factor will do.
-    one = 1.0 / xp.maximum(decodes, 1.0)
+    per_decode = 1.0 / xp.maximum(decodes, 1.0)
     late_s = parameters.late_s * waiting(decodes, parameters.late_decodes)
-    return xp.maximum(parameters.context_s + (parameters.spread_s + late_s) * one, parameters.unsplit_s * one)
+    split_s = parameters.context_s + (parameters.spread_s + late_s) * per_decode
+    return xp.maximum(split_s, parameters.unsplit_s * per_decode)
 
 
 def experts_touched(log_expert_missed: Batched, tokens: Batched, skew: Batched = 0.0) -> Batched:
@@ -246,6 +248,7 @@ def experts_touched(log_expert_missed: Batched, tokens: Batched, skew: Batched =
     """
     xp = array_namespace(log_expert_missed, tokens, skew)
     # In logarithms, because 1 - (1 - k/E)^tokens loses all digits for few tokens and many experts.
+    # gamma's Laplace transform, (1 + skew x)^(-1/skew), in logarithms; the where keeps a division by 0 out of it.
     visits = -tokens * log_expert_missed
     spread = xp.log1p(skew * visits) / xp.where(skew > 0.0, skew, 1.0)
     return -xp.expm1(-xp.where(skew > 0.0, spread, visits))
@@ -270,6 +273,8 @@ def decode_growth(parameters: IterationCost, batch: BatchStatistics, window_grow
     context is still shorter than the window. The growth is the same for the next ``alike_steps`` iterations.
     """
     if isinstance(parameters, CostParameters):
+        # Affine in the contexts, so that the growth is the slope times the tokens by which all contexts grow
+        # together.
         grows_s = decode_context_s(parameters, batch.decodes) * batch.decodes
         return grows_s + parameters.window_context_s * window_growing
     return parameters.growth(batch, window_growing)
@@ -282,6 +287,7 @@ def alike_steps(parameters: IterationCost, batch: BatchStatistics) -> Batched:
 
 def share_touched(parameters: IterationCost, tokens: Batched) -> Batched:
     """Fraction of the routed experts that an iteration of so many tokens touches; 0 for a model without any."""
+    # How many rows there are is structure, so that models without experts compile no exponential.
     if isinstance(parameters, CostParameters) and not len(parameters.expert_rows.flop):
         return 0.0
     return experts_touched(parameters.log_expert_missed, tokens, parameters.expert_skew)
@@ -313,6 +319,7 @@ def iteration_time(
     if not isinstance(parameters, CostParameters):
         return parameters.time(batch)
     time = device_time(parameters, batch, prefill_attention_s, queries, sampled)
+    # A floor and no addend: the host launches while the device computes.
     least_s = launched(parameters, batch, queries)
     return array_namespace(time, least_s).maximum(time, least_s)
 
@@ -370,8 +377,11 @@ def time_without_experts(
         + decode_context_s(parameters, batch.decodes) * batch.decode_context
         + parameters.window_context_s * batch.decode_window_context
         + parameters.decode_s * batch.decodes
+        # Once per iteration with decodes; the mean batches of ``cost.steady`` have fractions of a sequence.
         + parameters.join_s * xp.minimum(batch.decodes, 1.0)
         + parameters.prefill_token_s * prompt
+        # 0 for small messages and ``ramp_s`` for large ones, half of it at ``ramp_tokens``; smooth, for fits by
+        # gradients.
         + parameters.ramp_s * tokens / (tokens + parameters.ramp_tokens)
         + parameters.handover_s * (tokens >= parameters.handover_tokens)
         + _products_time(parameters.token_rows, tokens, 1.0, tokens, tiles(tokens))
@@ -379,6 +389,7 @@ def time_without_experts(
         + (prefill_attention_time(parameters, batch) if prefill_attention_s is None else prefill_attention_s)
     )
     time = time + _ramps_time(parameters.ramp_rows, tokens, sequences)
+    # Structure again: only sets that state what decodes take beside prompts have such rows.
     if len(parameters.beside_rows.work):
         chunks = batch.prefill_area, batch.prefill_context, prompt, prompts
         for row in zip(*parameters.beside_rows, strict=True):
@@ -390,6 +401,8 @@ def _ramps_time(rows: RampRows, tokens: Batched, sequences: Batched) -> Batched:
     """Seconds that the messages of these collectives take beyond the affine form."""
     time: Batched = 0.0
     for ramp, half, by_sequence in zip(*rows, strict=True):
+        # by_sequence is 0 or 1: a number, so that one program serves rows of both kinds.
         units = tokens + by_sequence * (sequences - tokens)
+        # 1e-9, since a row that only pads has no ``half``, and a batch may have no unit.
         time = time + ramp * units / (units + half + 1e-9)
     return time

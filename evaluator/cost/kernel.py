@@ -104,25 +104,28 @@ class Operator:
         )
 
 
-def merge(found: Iterable[Operator]) -> tuple[Operator, ...]:
+def merge(operators: Iterable[Operator]) -> tuple[Operator, ...]:
     """One operator for all that differ by a factor only (their times add up exactly), in order of first appearance."""
     merged: list[Operator] = []
-    places: dict[tuple, list[int]] = {}
-    for operator in found:
+    # By all that a time depends on beside the amount of work: indices into ``merged``. Layers of a model with several
+    # widths have equal keys and other proportions, and stay apart.
+    same_key: dict[tuple, list[int]] = {}
+    for operator in operators:
         key = (operator.name, operator.op_class, operator.scaling, operator.dtype, operator.collective, operator.ranks,
                operator.log_expert_missed, operator.inputs, operator.outputs, operator.heads,
                operator.kv_heads, operator.masked, operator.placed, operator.held)  # fmt: skip
-        for place in places.setdefault(key, []):
-            if _proportional(merged[place], operator):
-                merged[place] = _add(merged[place], operator)
+        for index in same_key.setdefault(key, []):
+            if _proportional(merged[index], operator):
+                merged[index] = _add(merged[index], operator)
                 break
         else:
-            places[key].append(len(merged))
+            same_key[key].append(len(merged))
             merged.append(operator)
     return tuple(merged)
 
 
 def _proportional(one: Operator, other: Operator) -> bool:
+    # A single side needs no proportion: its seconds are the product of work and rate, whatever is added.
     if one.scaling.startswith("linear"):
         return True
     sides = (
@@ -132,6 +135,7 @@ def _proportional(one: Operator, other: Operator) -> bool:
         (one.token_bytes, other.token_bytes),
         (one.matrices, other.matrices),
     )
+    # Ratios as products crosswise, so that a side of 0 divides by nothing.
     return all(abs(a * d - b * c) <= 1e-12 * abs(a * d) for a, b in sides for c, d in sides)
 
 

@@ -36,8 +36,9 @@ def beyond(kv: KvUnits, tokens: Batched, prefix_tokens: Batched) -> Batched:
     """The same without the whole blocks of a prefix in the layers that keep every token, which others keep for it."""
     xp = array_namespace(kv.unit, tokens)
     held = xp.ceil(tokens / kv.block_tokens) * kv.block_tokens
-    own = held - xp.floor(prefix_tokens / kv.block_tokens) * kv.block_tokens
-    size = kv.full * own + kv.sequence + kv.window * xp.minimum(held, kv.window_tokens)
+    # vLLM forks by whole blocks (Kwon et al., section 4.4): the prefix's last, partly filled one is copied.
+    unshared = held - xp.floor(prefix_tokens / kv.block_tokens) * kv.block_tokens
+    size = kv.full * unshared + kv.sequence + kv.window * xp.minimum(held, kv.window_tokens)
     return xp.ceil(size / kv.unit * (1 - 1e-12))
 
 

@@ -44,7 +44,7 @@ def pad_rows(parameters: CostParameters, counts: RowCounts) -> CostParameters:
     A row of zeros costs 5e-31 s: the root of the tiny term in ``roofline``, halved.
     """
     have = row_counts(parameters)
-    if any(is_there > wanted for is_there, wanted in zip(have, counts, strict=True)):
+    if any(rows > wanted for rows, wanted in zip(have, counts, strict=True)):
         raise ValueError(f"cannot pad {have} to {counts}")
     return parameters._replace(
         **{name: _pad(getattr(parameters, name), wanted) for name, wanted in zip(counts._fields, counts, strict=True)}
@@ -90,8 +90,10 @@ def _shapes(values: Any) -> Hashable:
 
 def common_counts(lanes: Sequence[IterationCost]) -> RowCounts:
     """Rows that hold every lane: the most that any lane has in each table, token rows rounded up to TOKEN_ROWS."""
+    # Of a pair of rooflines, of drafts and of their verification, both get the same counts.
     counts = [row_counts(part) for lane in lanes for part in rooflines(lane)]
     largest = np.max([(0,) * len(RowCounts._fields), *counts], axis=0).tolist()
+    # Token rows differ most between models. To round them up costs rows of zeros and saves a compilation of seconds.
     return RowCounts(-(-largest[0] // TOKEN_ROWS) * TOKEN_ROWS, *largest[1:])
 
 
@@ -103,6 +105,7 @@ def stack(lanes: Sequence[IterationCost], counts: RowCounts | None = None) -> It
     counts = counts or common_counts(lanes)
     if isinstance(lanes[0], SpeculativeCost):
         columns: Any = zip(*lanes, strict=True)
+        # Two rooflines, and numbers of a lane (queries, passes, host time) that are stacked as they are.
         parts: Any = (stack(column, counts) if isinstance(column[0], tuple) else np.array(column) for column in columns)
         return SpeculativeCost(*parts)
     if not isinstance(lanes[0], CostParameters):
@@ -123,6 +126,7 @@ def joined(parts: Sequence[Any], order: np.ndarray) -> Any:
     if not isinstance(first, tuple):
         return np.concatenate(parts, axis=-1)[..., order]
     fields = (joined(field, order) for field in zip(*parts, strict=True))
+    # Grids of tables have plain tuples inside, one array per axis.
     return type(first)(*fields) if hasattr(first, "_fields") else tuple(fields)
 
 
@@ -139,6 +143,7 @@ def _stack_leaves(values: Sequence[Any]) -> Any:
 
 
 def _stack_field(columns: list[np.ndarray], count: int) -> np.ndarray:
+    # What is left of a column are the rows of zeros that ``pad_rows`` adds.
     stacked = np.zeros((count, len(columns)))
     for lane, column in enumerate(columns):
         stacked[: len(column), lane] = column

@@ -23,6 +23,9 @@ STATE_BYTES = 4.0
 def kept(mixer: Mixer | None, kv: str, tensor: int) -> tuple[tuple[float, float], ...]:
     """(bytes of KV per token, tokens that they are kept of) of a layer: of all tokens inf, else of a window."""
     if isinstance(mixer, CompressedAttention):
+        # Two stores: the vectors of the last ``window`` tokens, and an entry for every ``ratio`` tokens, kept for
+        # good. Attention reaches the window's vectors and the chosen entries. The layout knows one width, so that the
+        # first store is spread over all tokens within reach.
         vector = mixer.head_dim * BYTES[kv]
         entries = (vector + indexer_bytes(mixer)) / mixer.ratio if mixer.ratio else 0.0
         return (vector * mixer.window / mixer.reach, float(mixer.reach)), (entries, math.inf)
@@ -39,8 +42,9 @@ def kv_bytes(mixer: Mixer | None, kv: str, tensor: int) -> float:
         return sum(size for size, _ in kept(mixer, kv, tensor))
     match mixer:
         case SoftmaxAttention():
-            own = 0.0 if mixer.shared_kv or mixer.bidirectional else read_bytes(mixer, kv, tensor)
-            return own + indexer_bytes(mixer)
+            # An encoder's keys and values are read in the iteration that computes them, and by no later one.
+            unkept = mixer.shared_kv or mixer.bidirectional
+            return (0.0 if unkept else read_bytes(mixer, kv, tensor)) + indexer_bytes(mixer)
         case LatentAttention():
             return (0.0 if mixer.shared_kv else read_bytes(mixer, kv, tensor)) + indexer_bytes(mixer)
     return 0.0
@@ -67,8 +71,10 @@ def conv_channels(mixer: LinearAttention | StateSpace | Recurrence, tensor: int)
         return mixer.convolved // tensor
     if isinstance(mixer, LinearAttention):
         keys = mixer.key_heads // tensor * mixer.key_head_dim
+        # Queries, keys and values.
         return 2 * keys + mixer.value_heads // tensor * mixer.value_head_dim
     inner = mixer.heads // tensor * mixer.head_dim
+    # The inner states, and B and C of every group.
     return inner + 2 * local_heads(mixer.groups, tensor) * mixer.state_size
 
 
@@ -85,5 +91,6 @@ def state_bytes(mixer: Mixer | None, activations: str, tensor: int) -> float:
     """Bytes of fixed-size state per sequence and layer: the recurrent state and the convolution's last inputs."""
     if not isinstance(mixer, LinearAttention | StateSpace | Recurrence):
         return 0.0
+    # A causal convolution needs the inputs before the current one again.
     convolution = (mixer.conv_kernel - 1) * conv_channels(mixer, tensor) * stream_bytes(activations)
     return state_elements(mixer, tensor) * STATE_BYTES + convolution

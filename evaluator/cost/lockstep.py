@@ -80,6 +80,7 @@ def rank_cost(cost: IterationCost) -> RankCost:
         return cost
     if isinstance(cost, Dispatched):
         return cost.device
+    # A fit gives whole iterations: nobody knows which part of them is the experts'.
     raise TypeError(f"{type(cost).__name__} has no time without experts")
 
 
@@ -118,19 +119,23 @@ def graph_tokens(cost: RankCost) -> Batched:
 def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> LockstepSteps:
     """The iterations of ranks until one of them changes its batch or another rank gets ahead."""
     if isinstance(cost, OneOf):
-        each = [steps_together(form, ranks, max_num_seqs) for form in _in_lockstep(cost)]
-        return LockstepSteps(*(cost.chosen(field) for field in zip(*each, strict=True)))
+        of_form = [steps_together(form, ranks, max_num_seqs) for form in _in_lockstep(cost)]
+        return LockstepSteps(*(cost.chosen(field) for field in zip(*of_form, strict=True)))
     device = rank_cost(cost)
     assert not isinstance(device, OneOf)
+    # The four times of ``Ranks`` beside its counts.
     xp = array_namespace(graph_tokens(device), *ranks.tokens, *ranks[1:5])
+    # The largest batch that vLLM captures a graph of: no rank is padded beyond (``max_cudagraph_capture_size``).
     largest = xp.minimum(2.0 * max_num_seqs, LARGEST_GRAPH)
     touched = experts_touched(device.log_expert_missed, ranks.tokens.mean, device.expert_skew)
+    # The rank ahead is behind nobody in any layer, so that what the experts of all take comes after its own time.
     device_s = ranks.ahead_s + _experts_together(device, ranks, largest)
     first_s = xp.maximum(device_s, ranks.launched_s)
     # Where any rank has prompts, the next iteration is another one anyway.
     alike = xp.where(ranks.launched_s > 0.0, 1.0, float("inf"))
     if not isinstance(cost, Dispatched):
         return LockstepSteps(first_s, ranks.growth_s, alike, touched)
+    # As of ``Dispatched``: while the host is the slower, iterations take ``dispatch_s`` and do not grow.
     spare_s = cost.dispatch_s - first_s
     idle = spare_s > 0.0
     ahead = 1.0 + xp.floor(xp.minimum(spare_s / xp.maximum(ranks.fastest_s, 1e-30), 1e9))
@@ -147,6 +152,7 @@ def _experts_together(device: CostParameters | SpeculativeCost, ranks: Ranks, la
     if isinstance(device, CostParameters):
         return _experts_s(device, ranks.tokens, largest)
     assert ranks.sequences is not None
+    # The first pass has the tokens of the model, each later one a token of every sequence.
     xp = array_namespace(device.passes, *ranks.tokens, *ranks.sequences)
     later = xp.maximum(device.passes - 1.0, 0.0)
     first_s, each_s = (_experts_s(device.draft, one, largest) for one in (ranks.tokens, ranks.sequences))
@@ -156,6 +162,8 @@ def _experts_together(device: CostParameters | SpeculativeCost, ranks: Ranks, la
 
 def _experts_s(device: CostParameters, counts: Counts, largest: Batched) -> Batched:
     xp = array_namespace(device.graph_tokens, *counts)
+    # ``coordinate_batch_across_dp``: ranks replay graphs together or not at all, and then all as large as the
+    # largest.
     graphs = (device.graph_tokens > 0.0) & (counts.most <= largest)
     tokens = xp.where(graphs, counts.most, counts.mean)
     seen = xp.where(graphs, padded(counts.most, device.graph_tokens), counts.padded_mean)
@@ -168,5 +176,6 @@ def overtaken_after(gap_s: Batched, faster_s: Batched) -> Batched:
     Until then the time of the iterations is affine in their number; float, at least 1, 1e9 where it never is.
     """
     xp = array_namespace(gap_s, faster_s)
+    # Where the other grows no faster, the quotient is masked below and has only to be a number.
     behind = xp.minimum(gap_s / xp.maximum(faster_s, 1e-300), 1e9)
     return xp.where(faster_s > 0.0, 1.0 + xp.floor(behind), 1e9)

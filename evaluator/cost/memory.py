@@ -143,6 +143,7 @@ def memory_plan(
         layout = _layout(model, kinds, precision, parallel, (block_tokens, states), usable - weights - active)
         plans.append(MemoryPlan(pipeline_rank, usable, weights, active, layout))
     # vLLM gives every rank as many blocks as the rank with the least has (``get_kv_cache_configs``).
+    # Behind the comma, where no rank has room: the one that lacks most, which the message is about.
     return min(plans, key=lambda plan: (plan.kv.capacity_units, plan.usable_bytes - plan.weight_bytes))
 
 
@@ -153,6 +154,7 @@ def _usable(memory_of: str, fraction: float, whole: float, weights: float, activ
         return min(fraction * whole + active, whole)
     if memory_of == "free":
         # TensorRT-LLM: free_gpu_memory_fraction is of what is free once the model is loaded.
+        # Where they do not fit, free memory is negative, and the fraction of it would leave more than there is.
         return min(weights + active + fraction * (whole - weights - active), whole)  # where they do not fit
     return fraction * whole
 
@@ -186,6 +188,7 @@ def units_of(layout: KvLayout) -> KvUnits:
     """The layout as the formula of the units takes it."""
     block = layout.block_tokens
     full, window, sequence = layout.bytes_per_token_full, layout.bytes_per_token_window, layout.bytes_per_sequence
+    # A windowed layer gives a block back once all of its tokens have left the window.
     return KvUnits(block, full, window, math.ceil((layout.window or 0) / block) * block, sequence, layout.unit_bytes)
 
 
@@ -200,8 +203,8 @@ def suffix_units(layout: KvLayout, prompt_tokens: ArrayLike, tokens: ArrayLike) 
     As vLLM forks sequences (Kwon et al., arXiv:2309.06180, section 4.4), they share the whole blocks of the prompt, and
     each has its own copy of the last one if that is not full. Windows and states are each sequence's own.
     """
-    at = np.asarray(tokens, dtype=np.float64), np.asarray(prompt_tokens, dtype=np.float64)
-    return beyond(units_of(layout), *at).astype(np.int64)
+    lengths = np.asarray(tokens, dtype=np.float64), np.asarray(prompt_tokens, dtype=np.float64)
+    return beyond(units_of(layout), *lengths).astype(np.int64)
 
 
 def prefix_units(layout: KvLayout, prompt_tokens: ArrayLike) -> np.ndarray:
@@ -224,6 +227,7 @@ def memory_problem(
     """
     if plan.kv.capacity_units > 0:
         return None
+    # What drafts is loaded on the last rank alone, and cannot be why another does not fit.
     more = 0.0 if beside is None or plan.pipeline_rank < parallel.pipeline - 1 else beside(parallel)
     drafts = f" ({more / 1e9:.1f} GB of what drafts)" if more else ""
     budget = f"the {plan.usable_bytes / 1e9:.1f} GB usable of {hardware.memory_bytes / 1e9:.0f} GB on {hardware.name}"
@@ -266,6 +270,7 @@ def _remedy(
     that share experts also more of them; or to draft by less, if that is what does not fit; or smaller batches, where
     the weights alone would fit."""
     tensor, expert, data = parallel.tensor, parallel.expert, parallel.data
+    # Expert parallelism grows along, so that the remedy keeps as many experts, whole or in part, on a device.
     wider = [replace(parallel, tensor=n, expert=expert * n // tensor if expert > 1 else 1) for n in _larger(tensor)]
     deeper = [replace(parallel, pipeline=n) for n in _larger(parallel.pipeline)]
     ranks = [replace(parallel, data=n, expert=expert * n // data if expert > 1 else 1) for n in _larger(data)]
@@ -288,6 +293,7 @@ def _remedy(
         ][:1]
     if beside is not None and beside(parallel) and fits(parallel, drafts=False):
         remedies.append("less that drafts (method ngram takes nothing)")
+    # Weights and driver alone would fit: it is the activations of the largest batch that do not.
     if plan.weight_bytes + DRIVER_SHARE * hardware.memory_bytes + CONTEXT_BYTES < plan.usable_bytes:
         remedies.append("a smaller max_num_seqs or max_num_batched_tokens")
     return " or ".join(remedies) or "narrower weights or devices with more memory"

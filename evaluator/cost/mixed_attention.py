@@ -26,6 +26,7 @@ def waiting(decodes: Batched, filling: Batched) -> Batched:
     takes another. Unequal contexts of a measured run (``calibration/rtx-pro-6000-vllm.serving.yaml``) bear it out.
     """
     xp = array_namespace(decodes, filling)
+    # The smaller of the two quotients is 1 where decodes and processors are as many, and falls to either side.
     return xp.minimum(decodes / filling, filling / xp.maximum(decodes, 1.0))
 
 
@@ -71,6 +72,8 @@ def beside_time(
     iterations is one with a prompt.
     """
     xp = array_namespace(row.work, decodes, context, tokens)
+    # Below one prompt per iteration on average, the rest of the iterations has none and takes what decodes take
+    # alone.
     share = xp.minimum(prompts, 1.0)
     # ``cost.steady`` asks for 0.2 of a prompt: then a fifth of the iterations have a whole one.
     per_prompt = 1.0 / xp.maximum(prompts, 1e-9)
@@ -88,7 +91,9 @@ def beside_time(
     # Two smooth switches from 0 to 1: the KV no longer fits the cache, and the heads no longer run together.
     much, many = context * context, decodes * decodes
     again = much / (much + row.cached * row.cached + 1e-9) * many / (many + row.resident * row.resident + 1e-9)
+    # Bound by its work or by memory, whichever takes longer: the two overlap within a tile.
     work = xp.maximum(row.work, row.activation * (1.0 + row.sharers * again)) * context
+    # Every tile along a chunk walks the chunk's context, and there is one tile at least.
     theirs = row.work * xp.maximum(read, area * (1.0 / CHUNK_TILE)) * whole
     walk = row.walk * read * per_prompt
     longest = xp.maximum(walk, row.longest * context * per_decode)

@@ -52,6 +52,7 @@ def mixer_operators(model: Model, mixer: Mixer | None, precision: Precision, par
         case _:
             return []
     products = [
+        # The one product that decodes do in another form than prompts: MLA absorbs it into queries and output.
         gemm(projection, model, precision, absorbed=projection.name == "attention.kv_up")
         for projection in mixer_projections(mixer, model.hidden, parallel)
     ]
@@ -70,6 +71,7 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
     KV is read once per head group, also by a layer that shares an earlier one's and stores none. Chunks and decodes
     share one kernel, started once per layer whatever the batch.
 
+    # A causal count of pairs times two is n (n + 1), which stands for n^2.
     Without a mask (``bidirectional``) a text of n tokens has n^2 pairs. The batch counts causal ones, n (n + 1) / 2,
     and twice their work is taken: 1/n too much of the attention. Such a model has no decodes.
     """
@@ -77,6 +79,7 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
     stream, dim = stream_bytes(precision.activations), mixer.head_dim
     flops, read = 2.0 * heads * (dim + mixer.value_size), read_bytes(mixer, precision.kv, tensor)
     dtype = _attention_dtype(precision)
+    # To the engine a choice of the best tokens is a window: both bound how many tokens a query attends to.
     window = mixer.window is not None or mixer.index_top_k is not None
     suffix = "" if not window else "_window" if mixer.window is not None else "_sparse"
     gate = 3 * heads * dim if mixer.output_gate else 0
@@ -86,6 +89,7 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
         + 2 * (heads + keys) * dim  # rotary embedding in place
         + gate
     )
+    # A layer that shares KV reads that of an earlier one and writes none.
     stored = 0.0 if mixer.shared_kv or mixer.bidirectional else read
     # Queries and output, new keys and values read and stored.
     own = (heads + keys) * (dim + mixer.value_size) * stream + stored
@@ -95,6 +99,7 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
         flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads, token_bytes=own,
         query_elements=heads * dim,
     )  # fmt: skip
+    # Without decodes there is no kernel for them, and no edge of a mask to lose half a tile at.
     if mixer.bidirectional:
         return [replace(prefill, flops=2.0 * flops, masked=False), *around]
     return [
@@ -138,6 +143,7 @@ def latent_kernels(mixer: LatentAttention, precision: Precision, tensor: int = 1
     prefill: Scaling = "prefill_window" if suffix else "prefill"
     decode: Scaling = "decode_window" if suffix else "decode"
     # The latent, read and stored; the attention kernel's queries and output.
+    # Two kernels, two counts of heads: prompts expand the latent to all heads, decodes are multi-query (one KV head).
     own = (rank + rope + heads * (key + value)) * stream + (0.0 if mixer.shared_kv else latent)
     return (
         Operator(f"attention.prefill{suffix}", "mla_prefill", prefill, dtype=dtype,
@@ -183,6 +189,7 @@ def _compressed_attention(
     vector, dtype = dim * BYTES[precision.kv], _attention_dtype(precision)
     stream = stream_bytes(precision.activations)
     own, flops = (dim + 2 * heads * dim) * stream + vector, 4.0 * heads * dim
+    # With an indexer the chosen entries count as near; without one all entries are read.
     far = 1.0 / mixer.ratio if mixer.ratio and not mixer.index_heads else 0.0
 
     def kernel(phase: Phase, scaling: Scaling, name: str, share: float) -> Operator:
@@ -196,6 +203,7 @@ def _compressed_attention(
         kernel("decode", "decode_window", "near", mixer.near_share),
     ]
     all_entries = [kernel("prefill", "prefill", "far", far), kernel("decode", "decode", "far", far)] if far else []
+    # The indexer scores entries, of which there is one per ``ratio`` tokens.
     indexer = [
         replace(operator, flops=operator.flops / mixer.ratio, activation_bytes=operator.activation_bytes / mixer.ratio)
         for operator in _indexer(mixer)
@@ -273,6 +281,8 @@ def _recurrence(
     convolution = 2 * conv_channels(mixer, tensor)
     dtype = compute_dtype(precision.activations, precision.activations)
     return [
+        # No set measures these kernels: the FLOP efficiency of prefill attention and the bandwidth of decode stand
+        # in.
         Operator(f"{update.name}.update", "attention_prefill", "linear_tokens", dtype=dtype, launches=0.0,
                  flops=update.flops * state_elements(mixer, tensor)),
         Operator(f"{update.name}.state", "attention_decode", "linear_sequences",

@@ -27,10 +27,10 @@ class OneOf(NamedTuple):
     def chosen(self, values: Sequence[Batched]) -> Batched:
         """Of a value of each form that of the one that counts."""
         # Values that are not chosen may be of a batch that their form was never fitted to: any number, never an error.
-        found, xp = values[0], array_namespace(self.which, *values)
+        counted, xp = values[0], array_namespace(self.which, *values)
         for number, value in enumerate(values[1:], 1):
-            found = xp.where(self.which == number, value, found)
-        return found
+            counted = xp.where(self.which == number, value, counted)
+        return counted
 
     @property
     def log_expert_missed(self) -> Batched:

@@ -30,9 +30,11 @@ def operators(
     for kind, count in rank_kinds(model, parallel.pipeline, pipeline_rank):
         layer = mixer_operators(model, kind.mixer, precision, parallel)
         layer += feed_forward_operators(model, kind.feed_forward, precision, parallel)
+        # One record for all layers of a kind: the roofline is homogeneous, so that the times add up exactly.
         rank_operators += [operator.times(count) for operator in layer]
     if pipeline_rank in (None, parallel.pipeline - 1):
         rank_operators += last_operators(model, precision, parallel)
+    # The last rank has nobody to send to. For the whole model every link counts, as a token passes all of them.
     for sender in range(parallel.pipeline - 1) if pipeline_rank is None else (pipeline_rank,):
         if sender < parallel.pipeline - 1:
             rank_operators += pipeline_link(model, precision, parallel, sender)
@@ -45,4 +47,5 @@ def rank_kinds(model: Model, pipeline: int, pipeline_rank: int | None) -> tuple[
         return tuple((kind, float(kind.count)) for kind in model.layers)
     total = layer_count(model)
     share = rank_layers(total, pipeline)[pipeline_rank]
+    # A share of each kind, because the model does not say which layers are where: ranks may get fractions of layers.
     return tuple((kind, kind.count * share / total) for kind in model.layers)

@@ -67,8 +67,8 @@ def rank_layers(layers: int, pipeline: int) -> tuple[int, ...]:
     The last rank has the output head. Source: vLLM ``distributed/utils.py::get_pp_indices``.
     """
     counts = [layers // pipeline] * pipeline
-    for position in range(layers % pipeline):
-        counts[-(2 + position) if pipeline > 1 else 0] += 1
+    for position in range(layers % pipeline):  # there is none of one rank
+        counts[-(2 + position)] += 1
     return tuple(counts)
 
 
@@ -92,12 +92,14 @@ def parallel_problem(model: Model, hardware: Hardware, parallel: Parallel) -> st
     linked = of_rank(model, parallel).devices
     if reach is not None and linked > reach:
         return f"{linked} devices per replica exceed the {reach} that the links of {hardware.name} join"
+    # Links are asked for first, because another split does not help where too few devices can talk.
     return split_problem(model, parallel)
 
 
 def split_problem(model: Model, parallel: Parallel) -> str | None:
     """Why this model cannot be split this way on any hardware; None where it can."""
     tensor, pipeline, expert = parallel.tensor, parallel.pipeline, parallel.expert
+    # Before any division by them below.
     if min(tensor, pipeline, expert, parallel.data) < 1:
         return "tensor_parallel, pipeline_parallel, expert_parallel and data_parallel must be at least 1"
     if not model.has_experts:
@@ -156,6 +158,7 @@ def _indivisible(tensor: int, count: int, what: str) -> str | None:
 
 def _shared_or_divided(tensor: int, count: int, what: str) -> str | None:
     """Fewer heads than ranks are replicated, if every rank can hold exactly one."""
+    # A head that is on several ranks is computed by each of them; parts of heads are nothing that engines load.
     if count % tensor == 0 or tensor % count == 0:
         return None
     return f"tensor_parallel {tensor} neither divides nor is a multiple of the {count} {what}"
@@ -202,6 +205,7 @@ def _experts_problem(moe: MoeFeedForward, parallel: Parallel) -> str | None:
     expert, shards, redundant = parallel.expert, parallel.expert_shards, parallel.redundant
     if redundant and expert == 1:
         return f"redundant_experts {redundant} without expert_parallel: every device holds a part of all experts"
+    # A second copy on the same device would only take memory.
     if redundant > moe.experts * (expert - 1):
         return (
             f"redundant_experts {redundant} exceed the {moe.experts * (expert - 1)} with which each of the "

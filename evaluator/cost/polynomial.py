@@ -47,6 +47,7 @@ class PolynomialCost(NamedTuple):
 
     def growth(self, batch: BatchStatistics, window_growing: Batched = 0.0) -> Batched:
         """By how much the next decode of the same sequences takes longer."""
+        # The one term that changes: every context is a token longer in the next iteration.
         return self.decode[3] * batch.decodes
 
     def steps(self, batch: BatchStatistics) -> Batched:

@@ -75,6 +75,7 @@ def _last_full(model: Model) -> tuple[Mixer | None, DenseFeedForward | MoeFeedFo
     """
     full = [kind for kind in model.layers if _is_full(kind.mixer)] or [kind for kind in model.layers if kind.mixer]
     mixer = full[-1].mixer if full else None
+    # The feed-forward beside the chosen attention, which comes last here; where that layer has none, the last of all.
     forwards = [kind.feed_forward for kind in (*model.layers, *full[-1:]) if kind.feed_forward is not None]
     return mixer, forwards[-1] if forwards else None
 
@@ -90,6 +91,7 @@ def _plain(mixer: Mixer | None, hidden: int) -> SoftmaxAttention:
     if isinstance(mixer, SoftmaxAttention):
         return SoftmaxAttention(mixer.heads, mixer.kv_heads, mixer.head_dim, input_width=2 * hidden)
     heads = max(hidden // HEAD_DIM, 1)
+    # The count that was published, where it divides the heads; else every query head has a KV head of its own.
     return SoftmaxAttention(heads, MOST_KV_HEADS if heads % MOST_KV_HEADS == 0 else heads, HEAD_DIM,
                             input_width=2 * hidden)  # fmt: skip
 

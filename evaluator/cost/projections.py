@@ -55,6 +55,7 @@ def mixer_projections(mixer: Mixer | None, hidden: int, parallel: Parallel) -> t
         case LinearAttention():
             keys = mixer.key_heads // tensor * mixer.key_head_dim
             values = mixer.value_heads // tensor * mixer.value_head_dim
+            # A decay and a step size per value head.
             gates = 2 * mixer.value_heads // tensor
             return (
                 Projection("linear_attention.in", "attention", hidden, 2 * keys + 2 * values + gates),
@@ -64,6 +65,7 @@ def mixer_projections(mixer: Mixer | None, hidden: int, parallel: Parallel) -> t
             inner = mixer.heads // tensor * mixer.head_dim
             groups = 2 * local_heads(mixer.groups, tensor) * mixer.state_size
             return (
+                # Inputs and their gate, B and C of every group, and a step size per head.
                 Projection("state_space.in", "attention", hidden, 2 * inner + groups + mixer.heads // tensor),
                 Projection("state_space.out", "attention", inner, hidden),
             )
@@ -75,11 +77,13 @@ def mixer_projections(mixer: Mixer | None, hidden: int, parallel: Parallel) -> t
 def _softmax_projections(mixer: SoftmaxAttention, hidden: int, tensor: int) -> tuple[Projection, ...]:
     """One matrix for queries, keys and values; queries through a rank have one more, which every rank holds."""
     inputs, local = mixer.input_width or hidden, mixer.heads // tensor
+    # A gate on the output is as wide as the queries, and one product makes both.
     queries = local * mixer.head_dim * (1 + mixer.output_gate)
     widths = mixer.head_dim + mixer.value_size * (not mixer.keys_as_values)
     keys = 0 if mixer.shared_kv else local_heads(mixer.kv_heads, tensor) * widths
     out = Projection("attention.out", "attention", local * mixer.value_size, hidden)
     if mixer.q_rank is None:
+        # Without a rank for queries the indexer's are made of the hidden state, too.
         indexer = _indexer_projections(mixer, hidden, hidden)
         return Projection("attention.qkv", "attention", inputs, queries + keys), *indexer, out
     return (
@@ -93,6 +97,7 @@ def _recurrence_projections(mixer: Recurrence, hidden: int, tensor: int) -> tupl
     width = mixer.width // tensor
     gates = (Projection("recurrence.gates", "attention", width, mixer.gates),) if mixer.gates else ()
     return (
+        # Some have sizes that ranks do not divide; the last rank is then padded.
         Projection("recurrence.in", "attention", hidden, -(-mixer.projected // tensor)),
         *gates,
         Projection("recurrence.out", "attention", width, hidden),
@@ -141,6 +146,7 @@ def _compressed_projections(mixer: CompressedAttention, hidden: int, tensor: int
         Projection("attention.down", "attention", hidden, first),
         Projection("attention.query_up", "attention", mixer.q_rank, heads * mixer.head_dim),
         *(indexer if index else ()),
+        # Heads are joined group by group before the last product, so that its rows are those of the groups' ranks.
         Projection("attention.out_down", "attention", heads * mixer.head_dim // groups, groups * mixer.output_rank),
         Projection("attention.out", "attention", groups * mixer.output_rank, hidden),
     )
@@ -170,6 +176,7 @@ def feed_forward_projections(
             return block + (_up_down("branch", "feed_forward", hidden, branch, gated=False) if branch else ())
         case MoeFeedForward():
             shared = feed_forward.shared_intermediate // parallel.tensor
+            # The router is whole on every device, since each decides for all tokens it sees.
             router = (Projection("experts.router", "router", hidden, feed_forward.experts + feed_forward.shared_gate),)
             return (
                 router

@@ -24,6 +24,7 @@ PEAKS: tuple[tuple[str, str], ...] = tuple(
 def quantities(batch: BatchStatistics) -> tuple[Batched, Batched, Batched, Batched]:
     """The axes of the phase ``prefill``, the last two those of ``decode`` as well; 0 for a mean over nothing."""
     xp = array_namespace(*batch)
+    # The largest mean of a phase that the batch is not of stays what it was: 0 never raises a maximum.
     past = (batch.prefill_context - batch.prefill_tokens) / xp.maximum(batch.prefill_sequences, 1.0)
     context = batch.decode_context / xp.maximum(batch.decodes, 1.0)
     return batch.prefill_tokens, past, batch.decodes, context
@@ -62,6 +63,7 @@ def raised(cost: Any, so_far: Batched, batch: BatchStatistics, iterations: Batch
     if holds_everywhere(cost):
         return so_far
     last = batch._replace(decode_context=batch.decode_context + (iterations - 1.0) * batch.decodes)
+    # The reference keeps plain floats, the engine an array in the state of its loop.
     if isinstance(so_far, tuple):
         return tuple(map(max, so_far, peaks(last)))
     xp = array_namespace(so_far)

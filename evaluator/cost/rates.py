@@ -123,14 +123,14 @@ def rates(hardware: Hardware | Sequence[Hardware], calibration: Calibration) -> 
         tuple(name in calibration.efficiencies for name in GROUPED),
     )
     bandwidth, latency_s = (
-        np.array([[getattr(link, name) for link in one.links] for one in devices], dtype=float)
+        np.array([[getattr(link, name) for link in device.links] for device in devices], dtype=float)
         for name in ("bandwidth", "latency_s")
     )
-    own = peaks(devices), memory_bandwidth(devices), bandwidth * calibration.link_efficiency, latency_s
-    if isinstance(hardware, Hardware):
-        own = own[0][0], own[1][0, 0], own[2][0], own[3][0]
+    of_devices = peaks(devices), memory_bandwidth(devices), bandwidth * calibration.link_efficiency, latency_s
+    if isinstance(hardware, Hardware):  # a single one has no axis of devices
+        of_devices = of_devices[0][0], of_devices[1][0, 0], of_devices[2][0], of_devices[3][0]
     return Rates(
-        *own,
+        *of_devices,
         step_overhead_s=np.float64(calibration.step_overhead_s),
         sequence_overhead_s=np.float64(calibration.sequence_overhead_s),
         dispatch_s=np.float64(calibration.dispatch_s),
@@ -150,7 +150,9 @@ def has_fp4(hardware: Hardware) -> bool:
 
 def peaks(devices: Sequence[Hardware]) -> np.ndarray:
     """FLOP/s of each device in each dtype, (device, dtype). Errors: InputError of ``peak_flops``."""
-    return np.array([[peak_flops(_stated(one), dtype, one.name) for dtype in COMPUTE_DTYPES] for one in devices])
+    return np.array(
+        [[peak_flops(_stated(device), dtype, device.name) for dtype in COMPUTE_DTYPES] for device in devices]
+    )
 
 
 def _stated(hardware: Hardware) -> dict[str, float]:
@@ -161,7 +163,7 @@ def _stated(hardware: Hardware) -> dict[str, float]:
 
 def memory_bandwidth(devices: Sequence[Hardware]) -> np.ndarray:
     """byte/s of each device, (device, 1), to divide what operators move (operator,)."""
-    return np.array([[one.memory_bandwidth] for one in devices], dtype=float)
+    return np.array([[device.memory_bandwidth] for device in devices], dtype=float)
 
 
 @lru_cache(maxsize=256)
@@ -179,6 +181,8 @@ def _figures(
         for name in (field.name for field in fields(OperatorEfficiency))
         if name != "devices"
     }
+    # A set that does not state a collective has the figures of another (``catalog``), whose groups are of other
+    # messages: size 0 asks for figures without any.
     groups = [
         efficiency.of.among(size if own else 0)
         for efficiency, own in zip(grouped, stated, strict=True)
@@ -188,6 +192,7 @@ def _figures(
         f"group_{leaf}": np.array([getattr(efficiency, figure) for efficiency in groups], dtype=float)
         for figure, leaf in GROUP_FIGURES.items()
     }
+    # The arrays are cached and shared by all that ask for this set: a write would change every later plan.
     for values in (figures := by_class | by_size).values():
         values.setflags(write=False)
     return figures

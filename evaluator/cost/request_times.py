@@ -40,12 +40,14 @@ class IterationTimes(NamedTuple):
     def prompts_s(self, batch: PromptBatch) -> Batched:
         """One iteration."""
         none = 0.0 * batch.requests
+        # As of ``BatchStatistics`` from ``prefill_tokens`` on; without windows area and context are twice the same.
         prompts = batch.tokens, batch.requests, batch.area, batch.area, batch.tokens, batch.tokens
         return iteration_time(self.cost, BatchStatistics(none, none, none, *prompts))
 
     def decodes_s(self, sequences: Batched, prompt_tokens: Batched, output_tokens: Batched) -> Batched:
         """The iterations attend to prompt + 1 .. prompt + output - 1 tokens: so many times the one in the middle."""
         none = 0.0 * sequences
+        # The middle of an affine time is its mean, so that one evaluation stands for all iterations.
         context = sequences * (prompt_tokens + 0.5 * output_tokens)
         batch = BatchStatistics(none + sequences, context, context, none, none, none, none, none, none)
         return (output_tokens - 1.0) * iteration_time(self.cost, batch)
@@ -74,6 +76,7 @@ class TabulatedTimes(NamedTuple):
 def _place(size: Batched) -> Batched:
     if isinstance(size, float | int):
         return int(size) - 1
+    # JAX indexes by integers; 32 bits as the engine's other counts.
     return size.astype(np.int32) - 1
 
 

@@ -67,6 +67,7 @@ class SpeculativeCost(NamedTuple):
 
     def device_s(self, batch: BatchStatistics, of: Callable[..., Batched] = device_time) -> Batched:
         """The same however fast the host launches it; ``of``: what to count of each pass."""
+        # The host's time counts once per sequence; only the device has the rows of drafts behind it.
         host_s = self.sequence_s * (batch.decodes + batch.prefill_sequences)
         return host_s + of(self.target, self.verified(batch), queries=self.queries) + self.drafting_s(batch, of)
 
@@ -81,6 +82,7 @@ class SpeculativeCost(NamedTuple):
         """The mean batch of the later passes of what drafts: all sequences decode, one token after the other."""
         none = 0.0 * batch.prefill_tokens
         sequences = batch.decodes + batch.prefill_sequences
+        # Drafts of pass p lie p - 1 tokens behind the first: their mean over the passes 2 to k.
         ahead = 0.5 * self.passes * sequences  # of passes 2 to k, over the first: (1 + .. + (k - 1)) / (k - 1)
         full = batch.decode_context + batch.prefill_context + ahead
         window = batch.decode_window_context + batch.prefill_window_context + ahead
@@ -94,7 +96,9 @@ class SpeculativeCost(NamedTuple):
         """
         xp = array_namespace(self.passes, *batch)
         alone = self.continued(batch)
+        # Its first pass sees every row that the model verifies, since it needs KV of all; the head draws one token.
         first_s = of(self.draft, self.verified(batch), queries=self.queries, sampled=1.0)
+        # Without sequences there is nothing to draft, whatever the number of passes.
         later = xp.maximum(self.passes - 1.0, 0.0) * xp.minimum(alone.decodes, 1.0)
         return xp.where(self.passes > 0.0, first_s + later * of(self.draft, alone), 0.0)
 
@@ -126,6 +130,7 @@ def speculative_cost(
     The passes of the draft model are launched without a scheduler in between: the host's time counts once.
     """
     queries = float(tokens + 1)
+    # Taken out of the fold, which would multiply it by the rows of a sequence; ``sequence_s`` has it once.
     target = fold(verifying(verified, queries, vocabulary), hardware, replace(calibration, sequence_overhead_s=0.0))
     draft = _nothing(target) if drafted is None else fold(drafted, hardware, calibration, overheads=False)
     passes = 0.0 if drafted is None else float(tokens)
@@ -133,16 +138,17 @@ def speculative_cost(
     return SpeculativeCost(target, draft, np.float64(queries), np.float64(passes), host_s)
 
 
-def verifying(found: Sequence[Operator], queries: float, vocabulary: int) -> tuple[Operator, ...]:
+def verifying(operators: Sequence[Operator], queries: float, vocabulary: int) -> tuple[Operator, ...]:
     """The operators of the model with ``queries`` rows of scores for each token of a context, and the choice among
     drafts."""
+    # Decode attention reads a context once for all rows and computes the scores of each.
     rows = [
         replace(operator, flops=operator.flops * queries, token_bytes=operator.token_bytes * queries)
         if operator.scaling in ("decode", "decode_window")
         else operator
-        for operator in found
+        for operator in operators
     ]
-    if any(operator.name == "sampling" for operator in found):  # the last pipeline rank
+    if any(operator.name == "sampling" for operator in operators):  # the last pipeline rank
         rows.append(traffic("rejection_sampling", vocabulary * REJECTION_BYTES, 2.0, "linear_sequences"))
     return tuple(rows)
 
@@ -151,6 +157,7 @@ def _nothing(like: CostParameters) -> CostParameters:
     """A cost without operators; what is no time (thresholds) stays as it is."""
     parts: dict[str, Any] = {}
     for name, value in zip(like._fields, like, strict=True):
+        # Thresholds (``ramp_tokens``, ``late_decodes``) divide and must stay above 0.
         if isinstance(value, tuple):
             parts[name] = type(value)(*(np.zeros(0) for _ in value))
         elif name.endswith("_s"):

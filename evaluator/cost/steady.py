@@ -72,27 +72,37 @@ def steady_state(
     Limits: no queue of prompts, no variance of lengths. Fair below some 70 % of the capacity; above, waits dominate,
     which only an engine with requests knows.
     """
+    # No sequence fits: the queue grows from the first request on.
     if max_sequences < 1:
         return SteadyState(rate_rps, 0.0, 1.0, True, *(float("inf"),) * 5)
     steps, rows = drafted or DecodeSteps(output_tokens - 1, 1)
+    # Over its decodes a request attends to the prompt and half of its output on average.
     step = _step(parameters, prompt_tokens, prompt_tokens + output_tokens / 2, window)
     bound = max_num_batched_tokens / (steps * rows + prompt_tokens)
+    # Geometric, because rates of interest span decades; the last value is the bound of the batch itself.
     admitted = _GRID * (min(bound, max_sequences / pipeline_ranks / steps) if steps else bound)
 
     def shares(prompts: Batched, decodes: Batched) -> Steps:
+        # What decodes leave of the token budget is the chunk's size, so that loaded replicas take more chunks per
+        # prompt.
         chunks = np.maximum(1.0, prompt_tokens / (max_num_batched_tokens - prompts * steps * rows))
         share = np.minimum(1.0, prompts * chunks)
         return share, step(prompts / share, decodes), step(0.0, decodes)
 
+    # Where prompts begin to need several chunks the rate may dip; interpolation wants a curve that does not fall.
     sustained = np.maximum.accumulate(pipeline_ranks * admitted / _mean(shares(admitted, admitted * steps)))
     capacity = float(sustained[-1])
     saturated = rate_rps >= capacity
     prompts = float(np.interp(rate_rps, sustained, admitted))
     state = shares(prompts, prompts * steps)
     step_s = float(_mean(state))
+    # One decode more than on average: the request itself, which arrivals that are Poisson find beside the mean
+    # (PASTA).
     beside = float(_mean(shares(prompts, prompts * steps + 1.0))) if steps else 0.0
+    # A token takes its share of the iterations, fewer than one each with drafts.
     tpot = beside * (steps / (output_tokens - 1)) if steps else float("nan")
     served_s = float(step(1.0, prompts * steps))
+    # Requests in the system are Poisson in an infinite server, so that it is empty with exp(-their mean).
     busy = -math.expm1(-rate_rps * (served_s + beside * steps) / pipeline_ranks)
     ttft = float("inf") if saturated else busy * float(_left(state)) + served_s
     e2e = ttft + beside * steps

@@ -37,6 +37,7 @@ class TableCost(NamedTuple):
     def time(self, batch: BatchStatistics) -> Batched:
         """Seconds of one iteration; any common shape of the batch."""
         point = quantities(batch)
+        # Plain floats, as the reference prices single iterations: one branch is computed, not both.
         if isinstance(self.decode.seconds, tuple):
             return interpolated(self.prefill, point) if point[0] > 0 else interpolated(self.decode, point[2:])
         xp = array_namespace(*point, self.decode.seconds)
@@ -49,32 +50,36 @@ class TableCost(NamedTuple):
     def steps(self, batch: BatchStatistics) -> Batched:
         """For how many decodes that holds: up to the first whose context is not below the next knot."""
         knots, context = self.decode.knots[1], quantities(batch)[3]
+        # A time that does not depend on the context grows by nothing for ever.
         if len(knots) == 1:
             return math.inf
         if isinstance(knots, tuple):
-            at = bisect_right(knots, context)
-            return math.floor(knots[at] - context) + 1.0 if at < len(knots) else math.inf
+            next_knot = bisect_right(knots, context)
+            return math.floor(knots[next_knot] - context) + 1.0 if next_knot < len(knots) else math.inf
         xp = array_namespace(knots, context)
-        at = xp.searchsorted(knots, context, side="right")
-        ahead = knots[xp.minimum(at, len(knots) - 1)]
-        return xp.where(at < len(knots), xp.floor(ahead - context) + 1.0, math.inf)
+        next_knot = xp.searchsorted(knots, context, side="right")
+        ahead = knots[xp.minimum(next_knot, len(knots) - 1)]  # behind the last knot masked below
+        return xp.where(next_knot < len(knots), xp.floor(ahead - context) + 1.0, math.inf)
 
 
 def _cell(knots: Any, x: Batched) -> tuple[Any, Batched, Batched]:
     """The cell that x is in, how far in it x is (0: at or below its start, above 1: beyond the last), its width."""
     last = len(knots) - 2
     if isinstance(knots, tuple):
-        at = min(max(bisect_right(knots, x) - 1, 0), last)
-        width = knots[at + 1] - knots[at]
-        return at, max((x - knots[at]) / width, 0.0), width
+        cell = min(max(bisect_right(knots, x) - 1, 0), last)
+        width = knots[cell + 1] - knots[cell]
+        return cell, max((x - knots[cell]) / width, 0.0), width
     xp = array_namespace(knots, x)
-    at = xp.clip(xp.searchsorted(knots, x, side="right") - 1, 0, last)
-    width = knots[at + 1] - knots[at]
-    return at, xp.maximum((x - knots[at]) / width, 0.0), width
+    # Clipped into the grid: beyond the last knot the outermost cell goes on, with shares below 0 and above 1.
+    cell = xp.clip(xp.searchsorted(knots, x, side="right") - 1, 0, last)
+    width = knots[cell + 1] - knots[cell]
+    return cell, xp.maximum((x - knots[cell]) / width, 0.0), width
 
 
 def interpolated(grid: MeasuredGrid, point: tuple[Batched, ...], slope: bool = False) -> Batched:
     """Seconds at a point; with ``slope`` their derivative along the last axis instead."""
+    # (flat index, weight) of the corners around the point: every axis that is interpolated doubles them. As the last
+    # axis runs fastest, an index grows by times the axis' knots plus the place on it.
     corners: list[tuple[Any, Batched]] = [(0, 1.0)]
     for axis, (knots, x) in enumerate(zip(grid.knots, point, strict=True)):
         differs = slope and axis == len(point) - 1
@@ -82,14 +87,15 @@ def interpolated(grid: MeasuredGrid, point: tuple[Batched, ...], slope: bool = F
             if differs:
                 return 0.0 * x
             continue
-        at, far, width = _cell(knots, x)
-        low, high = 1.0 - far, far
+        cell, share, width = _cell(knots, x)
+        low, high = 1.0 - share, share
         if differs:
+            # Weights of the difference quotient. Below the first knot the time is constant.
             high = (x >= knots[0]) / width
             low = -high
         corners = [
-            (cell * len(knots) + at + step, weight * share)
-            for cell, weight in corners
-            for step, share in ((0, low), (1, high))
+            (index * len(knots) + cell + step, weight * part)
+            for index, weight in corners
+            for step, part in ((0, low), (1, high))
         ]
-    return sum((weight * grid.seconds[cell] for cell, weight in corners), start=0.0)
+    return sum((weight * grid.seconds[index] for index, weight in corners), start=0.0)

@@ -56,6 +56,7 @@ def _of_rank(model: Model, kv: str, activations: str, tensor: int, share: float)
     states, layers = 0.0, 0
     for kind in model.layers:
         size, state = kv_bytes(kind.mixer, kv, tensor), state_bytes(kind.mixer, activations, tensor)
+        # By width: layers with the same window add up, those that keep every token are of width inf.
         for part, width in kept(kind.mixer, kv, tensor):
             if part > 0:
                 windows[width] = windows.get(width, 0.0) + kind.count * part * share

@@ -70,7 +70,7 @@ class UnitTimes(NamedTuple):
     resident: PerOperator  # decodes
 
 
-def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
+def unit_times(work: Coefficients, rate: Rates) -> UnitTimes:
     """Work divided by effective rates, operator by operator. Differentiable in every leaf of ``rate``.
 
     A matrix product is computed tile by tile. Filling and draining the pipeline of a tile costs as much as
@@ -84,46 +84,51 @@ def unit_times(known: Coefficients, rate: Rates) -> UnitTimes:
     ``fill_rows`` more. A kernel whose tiles nobody tuned for the shape takes larger ones as soon as more tokens than it
     holds experts come to the device, and reads weights at ``crowded_bandwidth`` of the bandwidth from then on (SGLang,
     ``get_default_config``: tiles of 16 x 32 x 64 up to there, of 64 x 64 x 32 beyond).
-    The figures of a collective depend on how many devices of a node take part (``known.size`` interpolates them).
+    The figures of a collective depend on how many devices of a node take part (``work.size`` interpolates them).
     """
-    kind = known.op_class
-    flop_rate = rate.flops_efficiency[kind] * _by_dtype(known, rate)
-    inner = np.where(known.inputs > 0, known.inputs, np.inf)
-    flop_s = known.flops * (1.0 + rate.prologue[kind] / inner) / flop_rate
-    tile_flops = 2.0 * TOKEN_TILE * OUTPUT_TILE * known.layers * (known.inputs > 0)
-    row_flops = 2.0 * known.inputs * known.outputs * known.matrices  # one row in every expert
-    share, tiles = rate.wave_share[kind] * (known.inputs > 0), rate.wave_tiles[kind]
-    grouped = known.size.any(axis=1)
-    launch = rate.launch_s[kind] * ~grouped + known.size @ rate.group_launch_s
-    link_efficiency = rate.bandwidth_efficiency[kind] * ~grouped + known.size @ rate.group_efficiency
+    kind = work.op_class
+    # A peak per dtype, a share of it per class: products in fp8 have a class and a peak of their own.
+    flop_rate = rate.flops_efficiency[kind] * _by_dtype(work, rate)
+    # Infinite for what is no product, so that a prologue of finite length adds nothing.
+    inner = np.where(work.inputs > 0, work.inputs, np.inf)
+    flop_s = work.flops * (1.0 + rate.prologue[kind] / inner) / flop_rate
+    tile_flops = 2.0 * TOKEN_TILE * OUTPUT_TILE * work.layers * (work.inputs > 0)
+    row_flops = 2.0 * work.inputs * work.outputs * work.matrices  # one row in every expert
+    share, tiles = rate.wave_share[kind] * (work.inputs > 0), rate.wave_tiles[kind]
+    # Collectives with figures by group size take these; everything else the figures of its class.
+    grouped = work.size.any(axis=1)
+    launch = rate.launch_s[kind] * ~grouped + work.size @ rate.group_launch_s
+    link_efficiency = rate.bandwidth_efficiency[kind] * ~grouped + work.size @ rate.group_efficiency
     activation_rate = rate.memory_bandwidth * rate.activation_efficiency[kind]
-    attention = _attention_times(known, rate, flop_s, activation_rate)
-    weight_s = known.weight_bytes / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind])
+    attention = _attention_times(work, rate, flop_s, activation_rate)
+    weight_s = work.weight_bytes / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind])
     return UnitTimes(
         flop_s=attention.pop("flop_s") * (1.0 - share),
         weight_s=weight_s,
-        crowd=known.crowd,
+        crowd=work.crowd,
         crowded_s=weight_s * (1.0 / rate.crowded_bandwidth[kind] - 1.0),
         padding_s=rate.fill_rows[kind] * row_flops * (1.0 + rate.prologue[kind] / inner) / flop_rate,
-        activation_s=known.activation_bytes / activation_rate,
-        message_s=known.message_bytes * _over_levels(known.share, 1.0 / rate.link_bandwidth) / link_efficiency,
-        fixed_s=known.launches * (launch + _over_levels(known.steps, rate.link_latency_s))
-        + rate.depth_s[kind] * known.inputs * known.layers,
+        activation_s=work.activation_bytes / activation_rate,
+        # A message crosses several levels one after the other, so that their seconds add up.
+        message_s=work.message_bytes * _over_levels(work.share, 1.0 / rate.link_bandwidth) / link_efficiency,
+        fixed_s=work.launches * (launch + _over_levels(work.steps, rate.link_latency_s))
+        + rate.depth_s[kind] * work.inputs * work.layers,
         knee=rate.knee[kind],
-        waves=np.ceil(known.outputs / OUTPUT_TILE) / tiles,
-        wave_s=share * tile_flops * (known.inputs + rate.prologue[kind]) * tiles / flop_rate,
-        tile_pass_s=rate.tile_pass_s[kind] * known.inputs * known.layers,
-        ramp_s=known.launches * (known.size @ rate.group_ramp_s),
-        handover_s=known.launches * (known.size @ rate.group_handover_s),
-        quantise_s=(rate.quantise_bytes[kind] * known.inputs / rate.memory_bandwidth + rate.quantise_row_s[kind])
-        * known.layers,
+        waves=np.ceil(work.outputs / OUTPUT_TILE) / tiles,
+        # The seconds of a wave: all its tiles at once, whole, with the prologue of each.
+        wave_s=share * tile_flops * (work.inputs + rate.prologue[kind]) * tiles / flop_rate,
+        tile_pass_s=rate.tile_pass_s[kind] * work.inputs * work.layers,
+        ramp_s=work.launches * (work.size @ rate.group_ramp_s),
+        handover_s=work.launches * (work.size @ rate.group_handover_s),
+        quantise_s=(rate.quantise_bytes[kind] * work.inputs / rate.memory_bandwidth + rate.quantise_row_s[kind])
+        * work.layers,
         **attention,
     )
 
 
-def _by_dtype(known: Coefficients, rate: Rates) -> PerOperator:
+def _by_dtype(work: Coefficients, rate: Rates) -> PerOperator:
     """The peak of every operator."""
-    return array_namespace(rate.peak_flops).take(rate.peak_flops, known.dtype, axis=-1)
+    return array_namespace(rate.peak_flops).take(rate.peak_flops, work.dtype, axis=-1)
 
 
 def _over_levels(weights: np.ndarray, figures: PerLevel) -> PerOperator:
@@ -131,7 +136,7 @@ def _over_levels(weights: np.ndarray, figures: PerLevel) -> PerOperator:
     return array_namespace(figures).matmul(weights, figures[..., None])[..., 0]
 
 
-def _attention_times(known: Coefficients, rate: Rates, flop_s: Any, activation_rate: Any) -> dict[str, Any]:
+def _attention_times(work: Coefficients, rate: Rates, flop_s: Any, activation_rate: Any) -> dict[str, Any]:
     """The fields of ``UnitTimes`` that only attention kernels have, and their FLOPs; 0 for any other operator.
 
     Why a kernel takes longer than its products, cause by cause:
@@ -150,59 +155,65 @@ def _attention_times(known: Coefficients, rate: Rates, flop_s: Any, activation_r
 
     Attention without a mask, whose ``edges`` are 0, does two pairs of tokens for each of the causal area.
     """
-    kind = known.op_class
-    heads, kv_heads = known.heads * known.layers, known.kv_heads * known.layers
-    pairs = np.where(known.edges > 0, 1.0, 2.0)
-    size = np.where(known.heads > 0, known.flops / np.maximum(4.0 * heads * pairs, 1e-9), HEAD_SIZE)
-    scores = rate.score_flops[kind] * heads * pairs / _by_dtype(known, rate)
+    kind = work.op_class
+    heads, kv_heads = work.heads * work.layers, work.kv_heads * work.layers
+    pairs = np.where(work.edges > 0, 1.0, 2.0)
+    # A score and its value take 4 FLOPs per element of a head: the head size is what the FLOPs say it is, for MLA,
+    # too, whose keys and values differ in width.
+    size = np.where(work.heads > 0, work.flops / np.maximum(4.0 * heads * pairs, 1e-9), HEAD_SIZE)
+    scores = rate.score_flops[kind] * heads * pairs / _by_dtype(work, rate)
+    # A power instead of a branch: the exponent is 1 in windowed decodes and 0 elsewhere, and the factor is traced.
     flop_s = roofline(
-        flop_s * rate.window_rows[kind] ** np.maximum(known.edges - 1.0, 0.0), scores, rate.score_knee[kind]
+        flop_s * rate.window_rows[kind] ** np.maximum(work.edges - 1.0, 0.0), scores, rate.score_knee[kind]
     )
-    context_s = roofline(flop_s, known.activation_bytes / activation_rate, rate.knee[kind])
-    token_bytes = known.token_bytes + rate.query_bytes[kind] * known.query_elements
+    context_s = roofline(flop_s, work.activation_bytes / activation_rate, rate.knee[kind])
+    token_bytes = work.token_bytes + rate.query_bytes[kind] * work.query_elements
     traffic_s = token_bytes / activation_rate
-    own = (known.heads > 0) & (known.heads == known.kv_heads)
-    per_head = rate.tile[kind] + rate.packed_tile[kind] * known.kv_heads / np.maximum(known.heads, 1.0)
-    lost_s = rate.diagonal[kind] * known.edges * flop_s * (HEAD_SIZE / size)
+    unshared = (work.heads > 0) & (work.heads == work.kv_heads)  # every query head has a KV head
+    per_head = rate.tile[kind] + rate.packed_tile[kind] * work.kv_heads / np.maximum(work.heads, 1.0)
+    lost_s = rate.diagonal[kind] * work.edges * flop_s * (HEAD_SIZE / size)
     per_sequence_s = rate.head_sequence_s[kind] * heads + rate.kv_head_sequence_s[kind] * kv_heads
     return {
         "flop_s": flop_s,
         "edge_s": lost_s + rate.head_token_s[kind] * heads,
         "traffic_s": traffic_s,
         "tile": per_head,
-        "fill": rate.fill[kind] / np.maximum(known.heads, 1.0),
-        "cache": rate.cache_bytes[kind] * known.layers / array_namespace(token_bytes).maximum(token_bytes, 1e-9),
-        "store_s": rate.store_s[kind] * np.minimum(known.kv_heads * size, STORE_THREADS) * known.layers,
+        # A device holds so many query rows of all heads: the more heads, the fewer tokens fill it.
+        "fill": rate.fill[kind] / np.maximum(work.heads, 1.0),
+        "cache": rate.cache_bytes[kind] * work.layers / array_namespace(token_bytes).maximum(token_bytes, 1e-9),
+        "store_s": rate.store_s[kind] * np.minimum(work.kv_heads * size, STORE_THREADS) * work.layers,
         "sequence_s": per_sequence_s + traffic_s,
-        "join_s": rate.join_s[kind] * known.layers,
-        "spread_s": context_s * rate.spread[kind] / np.maximum(known.kv_heads, 1.0),
-        "unsplit_s": rate.unsplit_s[kind] * (size / HEAD_SIZE) * known.layers * own,
+        "join_s": rate.join_s[kind] * work.layers,
+        # Splits wait by KV heads, because the query heads of one share a tile.
+        "spread_s": context_s * rate.spread[kind] / np.maximum(work.kv_heads, 1.0),
+        "unsplit_s": rate.unsplit_s[kind] * (size / HEAD_SIZE) * work.layers * unshared,
         "context_s": context_s,
-        **_beside_times(known, rate, size / HEAD_SIZE),
+        **_beside_times(work, rate, size / HEAD_SIZE),
     }
 
 
-def _beside_times(known: Coefficients, rate: Rates, sizes: Any) -> dict[str, Any]:
+def _beside_times(work: Coefficients, rate: Rates, sizes: Any) -> dict[str, Any]:
     """The fields of ``UnitTimes`` of decodes beside prompts (``beside.beside_time``); ``sizes``: heads' of HEAD_SIZE.
 
     A processor computes one query head of one decode at a time, whatever other heads there are, so that the work and
     the calls are proportional to the heads and the walk along a context is not. Alone, it computes the query heads of
     one KV head together, so that ``beside_resident`` processors are filled by fewer decodes.
     """
-    kind = known.op_class
-    heads, kv_heads = known.heads * known.layers, known.kv_heads * known.layers
-    sharers = known.heads / np.maximum(known.kv_heads, 1.0)
-    token_bytes = known.activation_bytes / np.maximum(kv_heads, 1e-9)  # of one KV head
-    walk_s = rate.beside_walk_s[kind] * known.layers * sizes
+    kind = work.op_class
+    heads, kv_heads = work.heads * work.layers, work.kv_heads * work.layers
+    sharers = work.heads / np.maximum(work.kv_heads, 1.0)
+    token_bytes = work.activation_bytes / np.maximum(kv_heads, 1e-9)  # of one KV head
+    walk_s = rate.beside_walk_s[kind] * work.layers * sizes
     return {
         "work_s": rate.beside_context_s[kind] * heads * sizes,
         "walk_s": walk_s,
         "longest_s": walk_s * (1.0 + rate.unequal[kind]),
         "late_s": walk_s * rate.unequal[kind],
-        "filling": rate.beside_resident[kind] / np.maximum(known.kv_heads, 1.0),
+        "filling": rate.beside_resident[kind] / np.maximum(work.kv_heads, 1.0),
         "call_s": rate.beside_head_s[kind] * heads,
         "block_s": rate.beside_tile_s[kind] * heads,
         "overlap": rate.beside_knee[kind],
+        # A set without a size of the cache says nothing of reading again: the factor is then 0.
         "sharers": (sharers - 1.0) * (rate.beside_cache_bytes[kind] > 0.0),
         "cached": rate.beside_cache_bytes[kind] / np.maximum(token_bytes, 1e-9),
         "resident": rate.beside_resident[kind] / np.maximum(sharers, 1.0),

@@ -40,16 +40,17 @@ def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[Id
 
 def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
     """``ideal_times`` of each of several devices."""
-    known = coefficients(tuple(operator for operator in operators if operator.op_class != SORT), reach(devices[0]))
-    flop_s = known.flops / np.take(peaks(devices), known.dtype, axis=-1)
+    # Peaks depend on no link, so that any device of the group gives the structure.
+    work = coefficients(tuple(operator for operator in operators if operator.op_class != SORT), reach(devices[0]))
+    flop_s = work.flops / np.take(peaks(devices), work.dtype, axis=-1)
     bandwidth = memory_bandwidth(devices)
-    weight_s, moved_s = known.weight_bytes / bandwidth, known.activation_bytes / bandwidth
-    own_s = known.token_bytes / bandwidth  # of attention: the same in prefill and decode
+    weight_s, moved_s = work.weight_bytes / bandwidth, work.activation_bytes / bandwidth
+    computed_s = work.token_bytes / bandwidth  # attention's own tokens: the same in prefill and decode
     none: Any = np.zeros(len(devices))
 
     def of(values: np.ndarray, *scalings: str) -> Any:  # (device,)
-        places = (known.scaling[scaling] for scaling in scalings)  # most models have few of the kinds
-        sums = [np.take(values, at, axis=-1).sum(axis=-1) for at in places if at.size]
+        indices = (work.scaling[scaling] for scaling in scalings)  # most models have few of the kinds
+        sums = [np.take(values, operators_of, axis=-1).sum(axis=-1) for operators_of in indices if operators_of.size]
         return sum(sums, np.zeros(len(devices)))
 
     compute = IdealTime(
@@ -64,10 +65,12 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
         context_s=of(flop_s, "decode"),
         window_context_s=of(flop_s, "decode_window"),
     )
+    # Padding, waves and prologues are no work that a model asks for: utilisation is of the plain FLOPs and bytes.
     memory = IdealTime(
         iteration_s=of(weight_s, "tokens", "sequences"),
         experts_touched_s=of(weight_s, "experts"),
-        token_s=of(moved_s, "tokens", "experts", "linear_tokens", "gathered") + of(own_s, "prefill", "prefill_window"),
+        token_s=of(moved_s, "tokens", "experts", "linear_tokens", "gathered")
+        + of(computed_s, "prefill", "prefill_window"),
         sequence_s=of(moved_s, "sequences", "linear_sequences"),
         area_s=none,
         window_area_s=none,
@@ -76,6 +79,7 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
         context_s=of(moved_s, "decode"),
         window_context_s=of(moved_s, "decode_window"),
     )
+    # Columns of fields over devices become a record per device.
     columns: Any = (compute, memory)
     of_device = (zip(*(column.tolist() for column in ideal), strict=True) for ideal in columns)
     return [(IdealTime(*one), IdealTime(*other)) for one, other in zip(*of_device, strict=True)]

@@ -85,8 +85,10 @@ def scan_time(scan: Scan, queries: Array, cores: Array, bandwidth: Array, spread
     query all cores work on all queries, and ``JOIN_S`` comes on top.
     """
     xp = array_namespace(queries, cores, bandwidth)
+    # Lists that the queries of a batch share are read from memory once, and scanned by each.
     read_s = xp.minimum(queries * scan.query_bytes, scan.whole_bytes) / bandwidth
     across_s = xp.maximum(queries / cores, 1.0) * scan.query_bytes / scan.core_rate
+    # Sharing out and joining is done per core, but not for a scan that the index does not have.
     within_s = queries * scan.query_bytes / (scan.core_rate * cores) + JOIN_S * cores * (scan.query_bytes > 0)
     computed_s = {
         "across_queries": across_s,

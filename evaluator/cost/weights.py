@@ -44,14 +44,17 @@ def rank_parameters(model: Model, parallel: Parallel, pipeline_rank: int) -> dic
     total: defaultdict[str, float] = defaultdict(float)
     for kind, count in rank_kinds(model, parallel.pipeline, pipeline_rank):
         for part, parameters in _layer_parameters(model, kind, parallel).items():
+            # Layers that share a set of weights (``weight_sets``) hold it once for all of them.
             total[part] += parameters * (count if kind.weight_sets is None else count * kind.held / kind.count)
     table = vocabulary_shard(model, parallel.tensor) * model.hidden
     last = pipeline_rank == parallel.pipeline - 1
     if pipeline_rank == 0:
         total["embedding"] += table + model.lookup_parameters / parallel.tensor
+        # Encoders are neither quantised nor split by experts: 16 bits, as ``router``.
         total["router"] += model.encoder_parameters / parallel.tensor
     if last:
         total["router"] += model.hidden  # final norm
+        # A tied head is the embedding itself on a single rank; the last of several keeps a copy.
         if model.gives_tokens and not (model.tied_embeddings and pipeline_rank == 0):
             total["embedding" if model.tied_embeddings else "head"] += table
     return dict(total)
@@ -68,6 +71,7 @@ def _layer_parameters(model: Model, kind: LayerKind, parallel: Parallel) -> dict
     total["router"] += norms + _mixer_vectors(kind.mixer, parallel.tensor)
     if isinstance(kind.feed_forward, DenseFeedForward) and kind.feed_forward.bias:
         sides = 1 + kind.feed_forward.gated
+        # Biases of the first projections are split as their outputs, that of the last is whole on every rank.
         total["router"] += sides * kind.feed_forward.intermediate // parallel.tensor + hidden
     total["router"] += hidden * (isinstance(kind.mixer, SoftmaxAttention) and kind.mixer.output_bias)
     if isinstance(kind.feed_forward, MoeFeedForward):
@@ -95,11 +99,13 @@ def _mixer_vectors(mixer: Mixer | None, tensor: int) -> int:
         case Recurrence():
             return mixer.conv_kernel * conv_channels(mixer, tensor) + mixer.vectors * (mixer.width // tensor)
         case LinearAttention():
-            own = 2 * mixer.value_heads // tensor + mixer.value_head_dim
-            return mixer.conv_kernel * conv_channels(mixer, tensor) + own
+            # A decay and a bias of the step size per value head, and the weights of the gated norm.
+            scalars = 2 * mixer.value_heads // tensor + mixer.value_head_dim
+            return mixer.conv_kernel * conv_channels(mixer, tensor) + scalars
         case None:
             return 0
     heads = mixer.heads // tensor
+    # A convolution with a bias; a decay, a skip and a step size per head; the gated norm over all heads.
     return (mixer.conv_kernel + 1) * conv_channels(mixer, tensor) + 3 * heads + heads * mixer.head_dim
 
 

@@ -16,6 +16,7 @@ from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.request_times import PromptBatch
 
+# Two lengths only: each that is tried costs another pass through the formulas in every iteration of an engine.
 LEAPS = (16.0, 4096.0)
 """Steps of decoding, the shortest first."""
 ROUNDING = 1e-15
@@ -70,6 +71,7 @@ class EagerCost(NamedTuple):
         """Prompts at their mean length and decodes at their mean context, in a forward pass each, seconds."""
         prompts, decodes = batch.prefill_sequences, batch.decodes
         xp = array_namespace(prompts, decodes, self.prefill.flops)
+        # 1.0 where there is none: the branch is masked below, but 0 / 0 in it would make the gradient NaN.
         prefill_s = self.pass_s("prefill", prompts, batch.prefill_context / xp.maximum(prompts, 1.0))
         decode_s = self.pass_s("decode", decodes, batch.decode_context / xp.maximum(decodes, 1.0))
         return xp.where(prompts > 0.0, prefill_s, 0.0) + xp.where(decodes > 0.0, decode_s, 0.0)
@@ -86,11 +88,11 @@ class EagerCost(NamedTuple):
         """
         now_s = self._decode_s(batch, 0.0)
         growth_s = self._decode_s(batch, 1.0) - now_s
-        xp, found = array_namespace(now_s), 1.0
+        xp, affine_steps = array_namespace(now_s), 1.0
         for leap in LEAPS:
             then_s = self._decode_s(batch, leap)
-            found = xp.where(then_s - now_s - leap * growth_s <= ROUNDING * leap * then_s, leap, found)
-        return found
+            affine_steps = xp.where(then_s - now_s - leap * growth_s <= ROUNDING * leap * then_s, leap, affine_steps)
+        return affine_steps
 
     def _decode_s(self, batch: BatchStatistics, later: float) -> Batched:
         """The decodes after so many more steps of them all."""
@@ -103,6 +105,7 @@ TABLES: dict[str, Tables] = {"corrected": Corrected(), "as_printed": AsPrinted()
 
 def eager_cost(model: Model, hardware: Hardware, tensor_parallel: int, figures: EagerFigures) -> EagerCost:
     """The eager set on ``tensor_parallel`` devices. ValueError for a model that the set does not know."""
+    # All numbers of the tables are fp16, whatever ``precision`` says of equally wide ones.
     peak = peak_flops(hardware.peak_flops, "fp16")
 
     def rates(phase: EagerPhase) -> EagerRates:

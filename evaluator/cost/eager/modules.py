@@ -60,6 +60,7 @@ def module_times(
     b, s, t = sizes
     sent = tables.sent_bytes(shape, b * s if phase == "prefill" else b, t)
     xp = array_namespace(sent, rates.link, rates.message_s)
+    # max, not a sum: BestServe's ``message_s`` is the least a transmission takes, not a latency before it.
     sends_s = (t > 1) * xp.maximum(sent / rates.link, rates.message_s)
     compute_s = {
         module: sum((row_s(row, rates) for row in tables.rows(module, phase, shape, sizes)), start=0.0)
@@ -93,6 +94,7 @@ def iteration_s(modules: Sequence[ModuleTime], layers: Batched, runs_ahead: Batc
     """
     first_s = block_s(modules)
     host_s = sum((module.dispatch_s for module in modules), start=0.0)
+    # Where the host does not wait, host and device are a pipeline of two, and the slower one sets the pace.
     device_s = sum((module.compute_s + module.communicate_s for module in modules), start=0.0)
     xp = array_namespace(first_s, host_s, device_s, runs_ahead)
     return first_s + (layers - 1.0) * xp.where(runs_ahead, xp.maximum(host_s, device_s), first_s)

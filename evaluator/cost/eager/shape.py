@@ -26,6 +26,7 @@ def eager_problem(model: Model) -> str | None:
     if len(kinds) != 1:
         return f"the eager operator set needs layers that are all alike, and {model.name} has {len(kinds)} kinds"
     ((mixer, feed_forward),) = kinds
+    # The tables have no rows for biases, gates or windows: a time without them would be too short, unnoticed.
     if not isinstance(mixer, SoftmaxAttention) or mixer.window is not None or mixer.output_gate or mixer.bias:
         return f"the eager operator set knows full softmax attention without bias or gate; {model.name} has another"
     if not model.gives_tokens or mixer.bidirectional:

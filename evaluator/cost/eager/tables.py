@@ -74,6 +74,7 @@ def attention_prefill_rows(shape: EagerShape, b: Batched, s: Batched, t: Batched
         *(shared[name] for name in ("q_proj", "k_proj", "v_proj", "rope")),
         Row("query_key", product, 2 * (2 * values + scores) / t),
         Row("div", scores / t, 4 * scores / t),
+        # There is one mask for all heads, which every device reads whole: it alone is not divided by t.
         Row("mask", scores / t, 2 * (2 * scores / t + b * s * s)),
         Row("softmax", 3 * scores / t, 4 * scores / t),
         Row("score_value", product, 2 * (scores + 2 * values) / t),
