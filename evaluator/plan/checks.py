@@ -20,6 +20,8 @@ from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import cached_by_content, shared_tokens
 from evaluator.traffic.roles import ROLES
 
+# The engine's rings have a cell for every token of the longest output (``simulators.ring_of``): with this one they take
+# some 100 MB per replica.
 LARGEST_OUTPUT = 1 << 22
 
 
@@ -49,6 +51,7 @@ def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
 def policy_problem(deployment: Deployment, built: ReplicaBuild) -> str | None:
     """What a policy cannot do with the KV cache, or with a model that has none."""
     record, kv = policy(deployment.batching.policy), built.ready.kv
+    # The pools of stages may compute encoders; whoever answers users must give tokens.
     role = ROLES.get(deployment.role)
     if not built.model.gives_tokens and role is not None and not role.first_token_only:
         return (
@@ -64,6 +67,7 @@ def policy_problem(deployment: Deployment, built: ReplicaBuild) -> str | None:
         return f"infeasible: policy {record.name} reserves the KV of a whole request; use kv.admission reserve"
     if not record.by_future_peak:
         return None
+    # LightLLM's future peak is a sum of single tokens, which whole blocks would exceed.
     if kv.block_tokens != 1:
         return f"infeasible: policy {record.name} deals out KV token by token; use kv.block_tokens 1"
     if kv.window is not None or kv.bytes_per_sequence > 0:
@@ -130,6 +134,7 @@ def planning_problem(station: StationPlan) -> str | None:
     record = policy(deployment.batching.policy)
     planning, several = deployment.batching.planning, deployment.pipeline_parallel > 1
     if planning == AT_ONCE or (planning == QUEUED and not several):
+        # With a single batch in flight a queue of batches never holds a second one: ``queued`` is then ``at_once``.
         return None
     others = {
         f"policy {deployment.batching.policy}; use policy chunked": not record.plans_ahead,
@@ -157,6 +162,7 @@ def branches_problem(workload: Workload, station: StationPlan) -> str | None:
     for what, applies in others.items():
         if applies:
             return f"unsupported: workload.reasoning.branches with {what}, or one branch"
+    # The branches of a request decode together or not at all, so that each needs a place in the batch.
     if branches > most:
         return (
             f"infeasible: a request decodes on {branches:,} branches, and max_num_seqs is {most:,}; raise it or use "
@@ -229,6 +235,7 @@ def limit_problem(
     units = int(kv_units(kv, extremes.kv_tokens + drafts)) if largest_units is None else largest_units
     own = manager(deployment.kv.manager)
     if own is not None and own.units is not None:
+        # A manager by sizes says what a request takes in place of the package's own count.
         units = int(own.units(np.array([units]))[0])
     return _budget_problem(deployment, budget, longest) or _kv_problem(deployment, kv, extremes, units)
 
@@ -286,6 +293,7 @@ def swap_space(station: StationPlan) -> tuple[float, float]:
     kv, layout, change = station.deployment.kv, station.design.ready.kv, station.design.change
     bandwidth = kv.swap_bandwidth
     assert bandwidth is not None
+    # Swapped KV crosses the link to the host, so that a sensitivity to the links' bandwidth concerns it.
     if change and change.input == "link_bandwidth":
         bandwidth *= change.factor
     return math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes, layout.unit_bytes / bandwidth

@@ -152,7 +152,9 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
     # alive.
     feasibility = setting.feasibilities.get((id(deployment), *asked))
     if feasibility is None:
-        feasibility = setting.feasibilities[id(deployment), *asked] = _found(workload, deployment, setting, asked)
+        feasibility = setting.feasibilities[id(deployment), *asked] = _feasibility(workload, deployment, setting, asked)
+    # The request-level algorithms run replicas that share a queue together by themselves: nothing is ``joint`` to
+    # them.
     by_request = setting.simulator == REQUEST
     status = feasibility.status
     if by_request and status == OK and feasibility.pipeline is not None:
@@ -193,10 +195,12 @@ def _simulator_of(workload: Workload, feasibility: Feasibility, setting: PlanCon
     return TOKEN if setting.requests < worth else ITERATION
 
 
-def _found(
+def _feasibility(
     workload: Workload, deployment: Deployment, setting: PlanContext, asked: tuple[Hashable, ...]
 ) -> Feasibility:
     """What is known of a deployment: checked, or as of one that is like it; ``asked`` is what it depends on beside."""
+    # By what decides whether it can run, where no object is shared: devices that a sweep describes differ in each
+    # point.
     like = likeness(deployment)
     first = None if like is None else setting.feasibilities.get((like, *asked))
     if first is None:
@@ -219,12 +223,15 @@ def variant(configuration: Configuration, change: Change | RateChange, sampler: 
     """
     changes = (*configuration.changes, change)
     if isinstance(change, RateChange):
+        # Stations, link and pipeline stay the same objects, so that the variant keeps the compile key of its
+        # configuration.
         return replace(
             configuration, workload=sampler.at_rate(configuration.workload, change.rate_rps), changes=changes
         )
     if configuration.status != OK:
         return configuration
     stations = tuple(_varied(station, change) for station in configuration.stations)
+    # A change that touches nothing returns the same object, by which elasticities know that it is 0 without a run.
     link = None if configuration.link is None else configuration.link.changed(change)
     pipeline = None if configuration.pipeline is None else configuration.pipeline.changed(change)
     same = link is configuration.link and pipeline is configuration.pipeline

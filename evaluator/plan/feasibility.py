@@ -53,10 +53,12 @@ def check(
 ) -> Feasibility:
     """Check a deployment under the requests of all seeds for an engine (iteration, request or token)."""
     unnamed = pipeline_problem(workload, deployment)
+    # Routes are walked only where all stages name what is there.
     planned = planned_pools(workload, deployment, sampler, seeds, staged=unnamed is None)
     stations, passes = planned.stations, planned.passes()
     several = why_joint(workload, stations, planned.phases, planned.sending, planned.pipeline)
     status = _pools_status(workload, planned, simulator)
+    # Only of pools that passed their checks: dealing out requests asks their routers, which suppose that.
     if status == OK:
         stations = planned.shared_out(seeds)
     if unnamed is not None:
@@ -118,6 +120,7 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
                 request_problem(workload, station) if simulator == REQUEST else queue_problem(station)
             )
         if problem is not None:
+            # "infeasible: ..." -> "infeasible: pool NAME: ...", so that the kind stays in front.
             kind, _, reason = problem.partition(": ")
             return problem if len(stations) == 1 else f"{kind}: pool {station.name}: {reason}"
     if workload.sessions.feedback and len(stations) > 1:
@@ -194,6 +197,7 @@ class PlannedPools:
             return self.stations
         pairs = zip(self.demands, seeds, strict=True)
         of_seeds = [most_jobs(self.phases, self.stations, demand, seed) for demand, seed in pairs]
+        # None of a pool whose own router deals out its requests: then it is None under every seed.
         most = [None if None in column else max(column) for column in zip(*of_seeds, strict=True)]
         return tuple(replace(station, most_jobs=jobs) for station, jobs in zip(self.stations, most, strict=True))
 
@@ -210,6 +214,7 @@ def planned_pools(
     all_routes: tuple[RequestRoutes, ...] = ()
     if pipeline is not None:
         all_routes = tuple(sampler.routes(workload, seed, pipeline) for seed in seeds)
+        # What steps a stage has does not depend on the draws, so that the first seed serves for all.
         pipeline = with_steps(pipeline, all_routes[0], len(pools))
     firsts = tuple(sampler.demand(workload, seed, roles[0], shared, pipeline) for seed in seeds)
     later = [_asked_again(visit, roles[0], shared) for routes in all_routes for visit in routes.llm[1:]]
@@ -245,6 +250,7 @@ def _stations(
             asked = [of_seed[phase.number] for of_seed in demands]
             if len(names) > 1 and model_of(deployment) in names:
                 model = names.index(model_of(deployment))
+                # A model that no request of any seed asks for is sized by the requests of all.
                 asked = [demand.by_model[model] for demand in asked if model in demand.by_model] or asked
             station = station_of(name, deployment, Extremes.of([demand.extremes for demand in asked]), workload)
             station = _with_largest(station, asked)

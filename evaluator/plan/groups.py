@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluator.cost.iteration import IterationCost
 from evaluator.cost.lanes import RowCounts, common_counts, rooflines, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.configuration import Configuration
@@ -68,32 +67,34 @@ def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -
     requests, so that the statistics of a chunk are of one window.
     """
     # Rates share the object of their stations, figures of devices what was checked: one key is made for all of them.
-    alike: dict[tuple, list[Configuration]] = {}
+    same_stations: dict[tuple, list[Configuration]] = {}
     for configuration in configurations:
         workload = configuration.workload
         # The statistics of a chunk are of one window of requests, hence ``ends`` (warm-up and cool-down) in the key.
         same = (id(configuration.checked), configuration.simulator, workload.requests, workload.ends)
-        alike.setdefault(same, []).append(configuration)
-    together: dict[tuple, list[Configuration]] = {}
+        same_stations.setdefault(same, []).append(configuration)
+    by_keys: dict[tuple, list[Configuration]] = {}
     having: dict[CompileKey, list[tuple[Configuration, StationPlan]]] = {}
-    for (_, simulator, requests, ends), some in alike.items():
+    for (_, simulator, requests, ends), some in same_stations.items():
         compiled = some[0].stations if simulator == ITERATION else ()
         keys: tuple[CompileKey, ...] = ()
         if simulator == ITERATION and some[0].joint_pools:
+            # One key for all pools that answer, since one program runs them, then one for each station of a stage.
             keys, compiled = (_key_of_pools(some[0]),), some[0].stations[len(some[0].answering) :]
             having.setdefault(keys[0], []).extend((some[0], station) for station in some[0].answering)
         of_stations = tuple(_key(some[0].workload, station) for station in compiled)
         for key, station in zip(of_stations, compiled, strict=True):
             having.setdefault(key, []).append((some[0], station))
         keys += of_stations
-        together.setdefault((simulator, requests, ends, keys, _route(some[0])), []).extend(some)
+        by_keys.setdefault((simulator, requests, ends, keys, _route(some[0])), []).extend(some)
+    # One set of shapes per key, over the configurations of all groups that have it: the same program serves them.
     shaped = {key: _shaped(key, stations, seeds) for key, stations in having.items()}
     position = {id(configuration): number for number, configuration in enumerate(configurations)}
     return [
         Group(
             sorted(some, key=lambda same: position[id(same)]), requests, simulator, tuple(shaped[key] for key in keys)
         )
-        for (simulator, requests, _, keys, _), some in together.items()
+        for (simulator, requests, _, keys, _), some in by_keys.items()
     ]
 
 
@@ -119,12 +120,13 @@ def _key(workload: Workload, station: StationPlan) -> CompileKey:
 
 def _with_costs(which: CompileKey, replicas: Sequence[RunnableReplica], requests: int) -> CompileKey:
     """With what is compiled in because of the replicas: forms of cost, windows of the KV, experts."""
+    # Experts in any replica make the program compute the touched share, for all lanes.
     costs = [replica.costing.typical[0] for replica in replicas]
     forms = _forms(which.pipeline_ranks, replicas)
     return replace(
         which,
         windowed=any(replica.kv.window is not None for replica in replicas),
-        experts=any(map(_has_experts, costs)),
+        experts=any(len(roofline.expert_rows.flop) > 0 for cost in costs for roofline in rooflines(cost)),
         cost=structure(costs[0]) if costs and not forms else (),
         forms=forms,
         requests=requests,
@@ -141,10 +143,6 @@ def _forms(pipeline_ranks: int, replicas: Sequence[RunnableReplica]) -> tuple[tu
     return tuple(of_ranks) if any(len(forms) > 1 for forms in of_ranks) else ()
 
 
-def _has_experts(cost: IterationCost) -> bool:
-    return any(len(roofline.expert_rows.flop) > 0 for roofline in rooflines(cost))
-
-
 def _key_of_pools(configuration: Configuration) -> CompileKey:
     """Of pools that run in one loop."""
     workload = configuration.workload
@@ -156,6 +154,7 @@ def _key_of_pools(configuration: Configuration) -> CompileKey:
 
 
 def _shaped(key: CompileKey, having: list[tuple[Configuration, StationPlan]], seeds: tuple[int, ...]) -> StationGroup:
+    # What cannot run has no lane, and must not make those of others larger.
     able = [station for configuration, station in having if configuration.status == OK]
     alone = {
         (pool.deployment.ranks, pool.deployment.router, pool.number): pool for pool in able if pool.most_jobs is None
@@ -194,6 +193,7 @@ def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) 
     # Who counts, or goes by prompts or sessions, may send everything to one replica.
     if deployment.ranks == 1 or router is None or router.by_prompt or router.by_session:
         return requests
+    # Only routers that look at no prompt come here: any prompts will do.
     prompts = np.zeros(requests, dtype=np.int64)
     shares = (
         assign(routed_by(deployment), Sent(prompts, deployment.ranks, stream(seed, station.number))) for seed in seeds

@@ -37,7 +37,7 @@ def why_joint(
     """What couples pools with one another; nothing: they can be computed one after the other."""
     # Ranks in lockstep with others beside them: the router of several pools counts them one by one, while they start
     # their batches together.
-    together = any(
+    lockstep_beside_others = any(
         stations[number].lockstep > 1 for phase in phases if phase.replicas is not None for number in phase.stations
     )
     pools = sum(len(phase.stations) for phase in phases)
@@ -48,7 +48,7 @@ def why_joint(
         "pipeline that comes to the LLM more than once": pipeline is not None and pipeline.repeats,
         "pipeline with a pool for several stages": pipeline is not None and pipeline.shared is not None,
         "transfer.backpressure": transfer is not None and transfer.backpressure,
-        "data_parallel in one of several pools of a role": together,
+        "data_parallel in one of several pools of a role": lockstep_beside_others,
         **{f"router {router} over several pools": True for router in looking},
     }
     return tuple(name for name, applies in reasons.items() if applies)
@@ -96,6 +96,7 @@ def too_many_together(why: str, stations: Sequence[StationPlan], workload: Workl
     reasons = {
         f"{why} over {replicas:,} replicas with outputs of up to {output:,} tokens": rings > RING_BYTES,
         f"{why} over {replicas:,} replicas with prefix caches by content": replicas > FEW_CACHES
+        # 28: the bytes of a content and of a block, see above.
         and together(replicas) * blocks * 28 > CACHE_BYTES,
     }
     return tuple(name for name, applies in reasons.items() if applies)
@@ -124,10 +125,10 @@ def joint_program(
         route_at_first_token=link is not None and (kv_reservation or last.replicas is not None),
         kv_reservation=kv_reservation,
         reordered=staged,
-        tables=(kinds, max(last.replicas.group) + 1 if last.grouped and last.replicas else 1, _rows(link)),
+        # Rows of the links' figures, a power of two, so that few programs serve a sweep.
+        tables=(
+            kinds,
+            max(last.replicas.group) + 1 if last.grouped and last.replicas else 1,
+            1 if link is None else 1 << len(link.others).bit_length(),
+        ),
     )
-
-
-def _rows(link: LinkPlan | None) -> int:
-    """Rows of the links' figures, a power of two, so that few programs serve a sweep."""
-    return 1 if link is None else 1 << len(link.others).bit_length()

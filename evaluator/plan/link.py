@@ -69,7 +69,8 @@ class LinkPlan:
             return self.size.of(tokens) / self.bandwidth
         size_bytes = self.size.of(tokens)
         for pair, size in self.others:
-            on_way = way == self._way(*pair)
+            # A number for each pair of pools, so that jobs on the same pair are found by one comparison.
+            on_way = way == self.way_of(*pair)
             size_bytes[on_way] = size.of(tokens[on_way])
         return size_bytes / self.bandwidth
 
@@ -79,7 +80,7 @@ class LinkPlan:
             return float(max(self.size.layers, 1))
         layers = np.full(way.shape, float(max(self.size.layers, 1)))
         for pair, size in self.others:
-            layers[way == self._way(*pair)] = max(size.layers, 1)
+            layers[way == self.way_of(*pair)] = max(size.layers, 1)
         return layers
 
     def ways(self, sender: NDArray[np.int32], receiver: NDArray[np.int64] | None) -> NDArray[np.int64]:
@@ -88,9 +89,10 @@ class LinkPlan:
         ``receiver`` None: there is but one decode pool.
         """
         source = _pool_of(self.senders)[sender]
-        return self._way(source, 0 if receiver is None else _pool_of(self.receivers)[receiver])  # type: ignore[return-value]
+        return self.way_of(source, 0 if receiver is None else _pool_of(self.receivers)[receiver])  # type: ignore[return-value]
 
-    def _way(self, source: NDArray[np.int64] | int, target: NDArray[np.int64] | int) -> NDArray[np.int64] | int:
+    def way_of(self, source: NDArray[np.int64] | int, target: NDArray[np.int64] | int) -> NDArray[np.int64] | int:
+        """The number of a pair of pools, each by its place on its side; of single pools or (job,)."""
         return source * max(len(self.receivers), 1) + target
 
     def group_of(self, sender: NDArray[np.int32]) -> NDArray[np.int64]:
@@ -115,6 +117,7 @@ class LinkPlan:
 
     def changed(self, change: Change) -> LinkPlan:
         """The link with an input changed; itself where that is none of its own."""
+        # Figures of the link are those of the scenario, and no part of any device: only these two inputs are its own.
         if change.input == "link_bandwidth":
             return replace(self, bandwidth=self.bandwidth * change.factor)
         if change.input == "link_latency" and self.latency_s > 0:

@@ -61,7 +61,7 @@ def phases_of(pools: Pools, models: tuple[str, ...], groups: int) -> tuple[Phase
         # One pool without groups chooses by its own router when a request comes, which the vectorised engine can do
         # beforehand.
         joined = len(deployments) > 1 or grouped
-        replicas = _side(deployments, models, groups) if joined else None
+        replicas = _phase_replicas(deployments, models, groups) if joined else None
         phases.append(PhasePools(len(phases), stations, ROLES[role], router, replicas, grouped))
         start = stations.stop
     return tuple(phases)
@@ -69,6 +69,7 @@ def phases_of(pools: Pools, models: tuple[str, ...], groups: int) -> tuple[Phase
 
 def group_of_replicas(replicas: Sequence[int], groups: int) -> np.ndarray:
     """The group of each replica, pool after pool: every pool's replicas are split evenly, the first to group 0."""
+    # Consecutive replicas share a group; ``_groups_problem`` has seen that all groups get as many.
     return np.concatenate([np.arange(count) * groups // count for count in replicas])
 
 
@@ -78,12 +79,13 @@ def model_of(deployment: Deployment) -> str:
     return model if not isinstance(model, WhatIf) else str(model.parameters.get("like", model))
 
 
-def _side(deployments: Sequence[Deployment], models: tuple[str, ...], groups: int) -> PhaseReplicas:
+def _phase_replicas(deployments: Sequence[Deployment], models: tuple[str, ...], groups: int) -> PhaseReplicas:
     counts = [deployment.ranks for deployment in deployments]
     # A pool's weight is shared by its replicas, so that a request is as likely to come to the pool, however many it
     # has.
     weights = [1.0 if deployment.weight is None else deployment.weight / deployment.ranks for deployment in deployments]
     served = [model_of(deployment) for deployment in deployments]
+    # Requests that name no model are all of kind 0.
     names = [models.index(name) if name in models else 0 for name in served]
     return PhaseReplicas(
         pool=tuple(np.repeat(np.arange(len(counts)), counts).tolist()),
@@ -199,6 +201,7 @@ def most_jobs(
             sent = Sent(demand.prompt_tokens, pools[0].ranks, stream(seed, phase.stations.start))
             chosen = assign(phase.router, sent)
         else:
+            # Where the prompt was computed decides the group, so that a choice is made phase after phase.
             chosen = phase.assigned(Asking(jobs, demand.model, group if phase.grouped else None), seed)
             served = np.bincount(chosen, minlength=sum(counts))
             for number, jobs_of_replicas in zip(phase.stations, np.split(served, np.cumsum(counts)[:-1]), strict=True):

@@ -32,13 +32,17 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
     for name, stage in stages.items():
         entry_of[name] = len(entries)
         if stage.kind == "decode":
+            # ``prefill`` and ``decode`` are two stages of one visit to the LLM: the tokens of the second are its
+            # output.
             entries[-1] = entries[-1]._replace(tokens=stage.tokens)
         elif stage.of_llm:
             entries.append(RouteStep(None))
         else:
             back_to = None if stage.back_to is None else entry_of[stage.back_to]
+            # Numbered among the stages beside the LLM's, to which ``plans`` is the index.
             entries.append(RouteStep(len(plans), None, back_to, stage.times))
             only = tuple(names.index(pipeline) for pipeline in stage.only) or None
+            # Once the LLM is among the entries, all that follows is behind it.
             before = all(entry.stage is not None for entry in entries)
             plans.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
     answering = [pool for _, pool in pools_of(deployment)]
@@ -108,6 +112,7 @@ def stage_names(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
     if pipeline is None:
         return ()
     single = np.ones(1, dtype=np.int64)
+    # A request of one token: the steps' names depend on no size.
     request = Tokens(single, single, single - 1, single - 1, single - 1)
     pipeline = with_steps(pipeline, pipeline.walk(request, 0), 0)
     pools = [pool.role for _, pool in pools_of(deployment)]
@@ -137,6 +142,7 @@ def pass_stations(pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]) -
             for visit in routes.visits
             if visit.stage == stage_number
         ]
+        # ``stages_problem`` says that no pool serves the step.
         if planned.pool is None:
             continue
         deployment = with_engine_defaults(_whole_texts(replace(pipeline.deployments[planned.pool], model=model)))

@@ -97,11 +97,13 @@ def request_sizes(station: StationPlan) -> RequestSizes:
     requests that have their first token and wait for a place among the decodes is not counted.
     """
     deployment, extremes, kv = station.deployment, station.extremes, station.design.ready.kv
+    # A request of no KV fits as often as one likes; the divisor is then 1 unit.
     fitting = int(kv.capacity_units) // max(int(kv_units(kv, extremes.kv_tokens)), 1)
     most = max(min(deployment.batching.max_num_seqs, fitting), 1)
     within = station.max_num_batched_tokens // max(extremes.least_prompt, 1)
     return RequestSizes(
         instances=deployment.ranks if shares_queue(deployment) else 1,
+        # A decode pool computes no prompts; the size only has to be one that the algorithm takes.
         prompts=1 if station.role.prompt_resident else max(min(most, within), 1),
         boxes=1 if station.role.first_token_only else most,
     )

@@ -75,6 +75,7 @@ class RequestRoutes:
         work = self.first[stage].work
         return work is not None and work.ahead
 
+    # id(visit) is safe as a key, because the routes hold their visits for as long as they hold these demands.
     def asked(self, visit: StageVisitPlan, step: int) -> Demand:
         """What the passes of a step ask of its pool for those who come; kept, since rates share it."""
         key = id(visit), step
@@ -89,8 +90,10 @@ class RequestRoutes:
 def pass_demand(step: Pass, ids: NDArray[np.int64], requests: int) -> Demand:
     """What passes of a model for these requests, (request,), ask of its pool: ``step.sequences`` jobs for each."""
     tokens = np.broadcast_to(np.asarray(step.tokens, dtype=np.int64), requests)[ids]
+    # An empty prompt is still one row to a kernel.
     prompt = np.repeat(np.maximum(tokens, 1), step.sequences)
     none = np.zeros_like(prompt)
+    # A pass gives one vector, which counts as a single output token: a sequence never decodes.
     return Demand.of(Tokens(prompt, np.ones_like(prompt), none, none, none), ROLES[STAGE])
 
 
@@ -198,7 +201,7 @@ class PipelinePlan:
         visits: list[StageVisitPlan] = []
         turns: dict[int, int] = {}
         answered: Tokens | None = None  # with what the last visit to the LLM gave
-        for entry, comers in self._way(tokens, seed):
+        for entry, comers in self._unrolled(tokens, seed):
             if entry.stage is None:
                 tokens = _asking(tokens, entry, answered, self.keeps_kv)
                 answered = tokens
@@ -211,7 +214,7 @@ class PipelinePlan:
             tokens = _behind(tokens, work, comers)
         return RequestRoutes(tuple(visits))
 
-    def _way(self, tokens: Tokens, seed: int) -> Iterator[tuple[RouteStep, NDArray[np.bool_] | None]]:
+    def _unrolled(self, tokens: Tokens, seed: int) -> Iterator[tuple[RouteStep, NDArray[np.bool_] | None]]:
         """The entries in the order in which they are visited, loops unrolled, with those who come."""
         for entry in self.entries:
             comers = None if entry.stage is None else self.stages[entry.stage].visited(tokens)
@@ -232,6 +235,7 @@ class PipelinePlan:
         assert entry.stage is not None
         times: Any = entry.times
         if isinstance(times, Geometric):
+            # A stream of its own: other draws of the stage do not depend on how often requests come back.
             drawn = stage_rng(f"{self.stages[entry.stage].name} times", seed).random(count)
             # Geometric by inverse transform, so that the same draw means more rounds where the mean is larger.
             more = np.log1p(-drawn) / np.log1p(-1.0 / times.mean) if times.mean > 1.0 else np.zeros(count)
@@ -249,6 +253,7 @@ class PipelinePlan:
     def shared(self) -> str | None:
         """A pool that several steps of one kind use, so that they wait in one queue; None: there is none."""
         used = [(step.pool, step.kind) for stage in self.stages for step in stage.steps if step.pool is not None]
+        # Steps of different kinds on one pool have queues of their own: only steps of one kind wait for one another.
         return next((str(pool) for pool, kind in used if used.count((pool, kind)) > 1), None)
 
     def _visit(self, stage: StagePlan, tokens: Tokens, seed: int, turn: int) -> StageRequests:
@@ -275,18 +280,18 @@ class PipelinePlan:
         linked = change.input.startswith("link_") and any(
             step.kind is Shipped for stage in self.stages for step in stage.steps
         )
+        # Shipped bytes cross a link whose figures stand in the step and are changed where its time is computed.
         return self if same and not linked else replace(self, pools=pools, change=change)
 
 
 def _behind(tokens: Tokens, work: Work, visited: NDArray[np.bool_] | None) -> Tokens:
+    """The requests as they leave a stage; those that do not pass it are as they were."""
     comes = True if visited is None else visited
     prompt = tokens.prompt_tokens + np.where(comes, work.adds_tokens, 0)
     cached = tokens.cached_tokens
     if work.cached_tokens is not None:
         cached = np.where(comes, work.cached_tokens, cached)
-    if prompt is not tokens.prompt_tokens or cached is not tokens.cached_tokens:
-        tokens = replace(tokens, prompt_tokens=prompt.astype(np.int64), cached_tokens=cached.astype(np.int64))
-    return tokens
+    return replace(tokens, prompt_tokens=prompt.astype(np.int64), cached_tokens=cached.astype(np.int64))
 
 
 def _asking(tokens: Tokens, entry: RouteStep, answered: Tokens | None, keeps_kv: bool) -> Tokens:
@@ -296,6 +301,7 @@ def _asking(tokens: Tokens, entry: RouteStep, answered: Tokens | None, keeps_kv:
     """
     output = tokens.output_tokens
     if answered is not None:
+        # What a user and the model said is one text, with which the next prompt begins.
         said = answered.prompt_tokens + answered.output_tokens
         # The last token that was given has no KV yet: it is computed with the prompt that follows.
         cached = np.maximum(tokens.cached_tokens, said - 1) if keeps_kv else tokens.cached_tokens

@@ -47,6 +47,7 @@ def outline(hardware: Hardware) -> Hashable:
     """What of a device decides whether a design can run: all but how fast it is, its power and its price."""
     links = tuple((link.name, link.devices, link.mesh) for link in hardware.links)
     same = hardware.name, hardware.kind, hardware.memory_bytes, hardware.cores, hardware.hypothetical
+    # Which dtypes have a peak decides what products fall back to; how high the peaks are decides no check.
     return *same, tuple(hardware.peak_flops), links
 
 
@@ -59,6 +60,7 @@ def _with_device(station: StationPlan, deployment: Deployment) -> StationPlan:
     pool = (deployment.pools or {}).get(station.name)
     hardware = deployment.hardware if pool is None or pool.hardware is None else pool.hardware
     before = station.deployment
+    # Equal descriptions describe the same device: a pool that is not swept keeps its object, and its cached figures.
     if not isinstance(hardware, WhatIf) or hardware == before.hardware:
         return station
     changed = with_fields(before, hardware=hardware)

@@ -116,6 +116,7 @@ def program(
             lockstep=locked,
         )
     swapping = swaps(deployment)
+    # With drafts KV on demand goes to the general program at once: ``fcfs_reserved`` has no form for both.
     if cached or out_of_order(deployment) or (drafts and on_demand(deployment)):
         return CompileKey(
             True,
@@ -131,6 +132,7 @@ def program(
         return CompileKey(drafts=width)
     if on_demand(deployment):
         return CompileKey(on_demand=True, swapping=swapping)
+    # A power of two, as all numbers that a program is compiled for; it takes requests with fewer branches, too.
     return CompileKey(branches=1 << (branches - 1).bit_length()) if branches > 1 else FCFS_RESERVED
 
 
@@ -208,6 +210,7 @@ def has_frontend(workload: Workload, calibration: Calibration) -> bool:
     users = workload.arrivals.users
     if workload.arrivals.process != "closed_loop" or users is None or users >= workload.requests:
         return False
+    # With as many users as requests nobody sends a second one, so that no answer is waited for.
     return calibration.frontend_s > 0 or calibration.lookahead_steps > 0
 
 
@@ -219,6 +222,7 @@ def is_joint(workload: Workload, deployment: Deployment, frontend: bool = False,
     """
     if lockstep > 1:
         return True
+    # A single replica of a closed loop needs no others, unless its users wait for more than the engine.
     closed, several = workload.arrivals.process == "closed_loop", deployment.ranks > 1
     if closed:
         return several or frontend

@@ -25,7 +25,9 @@ def costs_of(replicas: Sequence[RunnableReplica], counts: RowCounts) -> tuple[It
     ]
     if alone:
         ranks = zip(*(replicas[position].pipeline_ranks for position in alone), strict=True)
+        # Every rank of the replicas becomes a lane of its own, hence rank by rank.
         parts.append(tuple(stack(costs, counts) for costs in ranks))
+    # The inverse of the permutation that went by costings first: lanes in the order of ``replicas`` again.
     order = np.argsort([*chain(*several), *alone])
     return tuple(joined(costs, order) for costs in zip(*parts, strict=True))
 
@@ -44,6 +46,7 @@ def _alike(replicas: Sequence[RunnableReplica]) -> tuple[list[int], list[list[in
     """Places of replicas that share their costing with no other, and of those that do, costing by costing."""
     places: dict[int, list[int]] = {}
     for position, replica in enumerate(replicas):
+        # Two replicas share a costing only as one object (``costing.costing``).
         places.setdefault(id(replica.costing), []).append(position)
     groups = list(places.values())
     return [group[0] for group in groups if len(group) == 1], [group for group in groups if len(group) > 1]

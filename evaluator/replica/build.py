@@ -72,6 +72,7 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     model = _model(spec.model)
     hardware = _hardware(spec.hardware)
     calibration = spec.calibration
+    # ``foreign``: a set of other hardware is accepted here; ``fitted_problem`` says what is wrong with it.
     if isinstance(calibration, str):
         calibration = load_calibration(calibration, hardware, foreign=True, engine=spec.engine)
     of_other_engine = calibration.engine in ENGINES and calibration.engine != spec.engine
@@ -118,10 +119,12 @@ def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware, by: Drafter | N
         memory_fraction=spec.memory_fraction, memory_of=engine.memory_of,
         block_tokens=spec.block_tokens,
         max_num_batched_tokens=spec.max_num_batched_tokens,
+        # SGLang and TensorRT-LLM size their KV without a run of the sampler (``ServingEngine.profiles_sampling``).
         max_num_seqs=sampled if engine.profiles_sampling else 0,
         beside=(0.0, ()) if by is None else (by.weight_bytes, by.layers),
         states=decode_tokens(spec.drafting),
     )  # fmt: skip
+    # A capacity that is known, from a log for instance, is not argued with: only the layout is computed.
     if spec.kv_blocks is None:
         return plan
     return replace(plan, kv=replace(plan.kv, capacity_units=spec.kv_blocks))
@@ -151,5 +154,6 @@ def _replica(built: ReplicaBuild, memory: MemoryPlan, by: Drafter | None) -> Run
         kv=memory.kv,
         weight_bytes=memory.weight_bytes,
         fit=fit_of(calibration, model, precision, parallel),
+        # Kernels of experts are compiled when the first request comes (Triton); dense models have none.
         warm_up_s=calibration.warm_up_s if model.has_experts else 0.0,
     )

@@ -75,6 +75,7 @@ def _classes_longer(calibration: Calibration, factor: float, collectives: bool) 
     """The fixed times of collectives, or of all other classes of operators, times ``factor``."""
     efficiencies = dict(calibration.efficiencies)
     for name, figures in efficiencies.items():
+        # Collectives and other classes are two inputs: latency of links, and overhead of kernels.
         if is_collective(name) == collectives:
             groups = {size: _longer(group, factor) for size, group in figures.devices.items()}
             efficiencies[name] = replace(_longer(figures, factor), devices=groups)

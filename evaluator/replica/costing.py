@@ -60,6 +60,8 @@ class Costing:
         drafted = by.operators if self._is_last(pipeline_rank) else None
         tokens, vocabulary = by.drafting.tokens, self.model.vocabulary
         cost = speculative_cost(self.operators(pipeline_rank), drafted, tokens, vocabulary, hardware, self.calibration)
+        # ``iteration_cost`` does this for plain costs. Only the model waits for the host: drafts are launched in one
+        # go.
         launched = with_model_host(cost.target, self.model, self.calibration, self.parallel, pipeline_rank)
         return cost._replace(target=launched)
 
@@ -78,6 +80,8 @@ class Costing:
     def costs_on(self, devices: Sequence[Hardware]) -> tuple[IterationCost, ...]:
         """The same on many such devices, with a trailing axis ``device`` in every field."""
         if self.drafts is not None:
+            # Two folds, of the model and of what drafts, have no form for many devices: each device is folded by
+            # itself.
             ranks = zip(*(self.costs(device) for device in devices), strict=True)
             return tuple(stack(costs) for costs in ranks)
         split = self.model, devices, self.calibration, self.precision, self.parallel
@@ -89,6 +93,7 @@ class Costing:
 
     @property
     def _ranks(self) -> Sequence[int | None]:
+        # A single rank has all layers, which ``operators`` knows as None.
         return range(self.parallel.pipeline) if self.parallel.pipeline > 1 else (None,)
 
 

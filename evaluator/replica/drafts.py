@@ -62,10 +62,6 @@ def drafter(spec: ReplicaSpec, model: Model, load: Callable[[Any], Model]) -> Dr
     return None if spec.drafting is None else _DRAFTERS[spec.drafting.method](Wanted(spec, model, load))
 
 
-def _nothing_on_the_device(wanted: Wanted) -> Drafter:
-    return Drafter(wanted.drafting)
-
-
 def _draft_model(wanted: Wanted) -> Drafter:
     draft, precision = wanted.load(wanted.drafting.model), wanted.spec.precision
     parallel = _split(wanted.spec.parallel, draft)
@@ -83,6 +79,7 @@ def _modules(wanted: Wanted) -> Drafter:
     model, precision = wanted.model, wanted.spec.precision
     module, joint = prediction_module(model), module_joint(model)
     parallel = _split(wanted.spec.parallel, module)
+    # Modules take turns, but each has a layer and KV of its own.
     count = model.prediction_layers
     module_bytes = _layer_bytes(module, precision, parallel) + _matrix_bytes(joint, module, precision)
     return Drafter(
@@ -95,6 +92,7 @@ def _modules(wanted: Wanted) -> Drafter:
 
 def _eagle_head(wanted: Wanted) -> Drafter:
     """The head has the embedding in common with the model. It stays in 16 bits where the model is quantised."""
+    # Heads are published in 16 bits: the checkpoint's own dtypes, whatever the model is quantised to.
     model, precision = wanted.model, replace(wanted.spec.precision, weights="checkpoint")
     head, joint = eagle_head(model, wanted.drafting.vocabulary), eagle_joint(model)
     parallel = _split(wanted.spec.parallel, head)
@@ -113,7 +111,8 @@ _DRAFTERS: Mapping[str, Callable[[Wanted], Drafter]] = {
     "draft": _draft_model,
     "mtp": _modules,
     "eagle": _eagle_head,
-    "ngram": _nothing_on_the_device,
+    # The host looks n-grams up in the text so far while the device computes.
+    "ngram": lambda wanted: Drafter(wanted.drafting),
 }
 
 
@@ -139,12 +138,14 @@ def _second_embedding(wanted: Wanted) -> float:
     model, precision, parallel = wanted.model, wanted.spec.precision, wanted.spec.parallel
     if parallel.pipeline == 1 or model.tied_embeddings:
         return 0.0
+    # The whole model's head on one rank has the shape of the embedding, and the same shard.
     table = rank_parameters(model, replace(parallel, pipeline=1), 0)["head"]
     return table * BYTES[weight_dtypes(model, precision)["embedding"]]
 
 
 def times_problem(spec: ReplicaSpec, calibration: Calibration) -> tuple[str, bool] | None:
     """What a calibration does not say of drafting; as of ``drafting_problem``."""
+    # Only a roofline says what single operators take. A floor per iteration does not tell passes of drafts apart.
     if spec.drafting is None or not (calibration.form != "roofline" or calibration.eager or calibration.dispatch_s):
         return None
     return (
@@ -162,10 +163,6 @@ def drafting_problem(
     if not model.gives_tokens:
         return f"speculative with {model.name}, which gives a vector and no tokens; leave it out", True
     return _PROBLEMS[spec.drafting.method](Wanted(spec, model, load), hardware)
-
-
-def _no_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | None:
-    return None
 
 
 def _modules_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | None:
@@ -206,6 +203,7 @@ def _model_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | Non
             f"speculative.model {draft.name} has a vocabulary of {draft.vocabulary:,} tokens, {model.name} one of "
             f"{model.vocabulary:,}, so that neither can read what the other writes; use a draft model of its family"
         ), True
+    # Contexts of model and drafts are counted together, and a batch has one sum of windowed ones.
     if model_window(draft) not in (None, model_window(model)):
         return (
             f"speculative.model {draft.name} has an attention window of {model_window(draft):,} tokens that "
@@ -229,5 +227,5 @@ _PROBLEMS: Mapping[str, Callable[[Wanted, Hardware], tuple[str, bool] | None]] =
     "draft": _model_problem,
     "mtp": _modules_problem,
     "eagle": _eagle_problem,
-    "ngram": _no_problem,
+    "ngram": lambda wanted, hardware: None,
 }

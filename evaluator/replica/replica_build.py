@@ -34,7 +34,7 @@ class RunnableReplica:
     """A replica that can run: its iteration cost, its KV cache, and its work in seconds at the peaks.
 
     With data parallelism all of that is of one rank, beside others of which each has a batch with as many tokens.
-    ``together`` finds the costs and the work of many replicas at once.
+    ``batched_costs`` finds the costs and the work of many replicas at once.
 
     Every pipeline rank pays the host's overheads of an iteration once: each has a worker process that prepares the
     inputs and launches the kernels of its own layers (vLLM), and takes up its next batch only after that.

@@ -38,6 +38,7 @@ def default_budget(batching_policy: str, engines: int, decodes: int, longest_pro
     record = policy(batching_policy)
     if not record.whole_prompts:
         return max(engines, decodes)
+    # A policy that computes prompts alone needs no room for decodes beside them.
     return max(engines, longest_prompt + (0 if record.prefill_alone else decodes))
 
 
@@ -59,6 +60,7 @@ def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
         ),
         memory_fraction=kv.memory_fraction,
         block_tokens=kv.block_tokens,
+        # Whole blocks: what is left of the last one is no room.
         kv_blocks=None if kv.capacity_tokens is None else kv.capacity_tokens // kv.block_tokens,
         max_num_batched_tokens=token_budget(deployment, longest_prompt),
         max_num_seqs=deployment.batching.max_num_seqs,
@@ -69,10 +71,10 @@ def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
 
 def design(deployment: Deployment, longest_prompt: int) -> ReplicaBuild:
     """The design of one replica of a deployment; the same object for all deployments with the same spec."""
-    return _kept(replica_spec(deployment, longest_prompt))
+    return _built(replica_spec(deployment, longest_prompt))
 
 
-_kept = shared_while_used(latest=1024)(build)
+_built = shared_while_used(latest=1024)(build)
 
 
 @shared_while_used(latest=1024)
@@ -89,5 +91,6 @@ def on_device(built: ReplicaBuild, hardware: WhatIf) -> ReplicaBuild:
 @shared_while_used(latest=8192)
 def varied(built: ReplicaBuild, change: Change) -> ReplicaBuild:
     """A design as its names say, with one input changed: it takes other times, and has the same memory. Cached."""
+    # The objects instead of their names, so that the catalog is not asked again for each of many changes.
     spec = replace(built.spec, model=built.model, hardware=built.hardware, calibration=built.calibration)
     return build(replace(spec, change=change))

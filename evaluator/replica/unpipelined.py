@@ -40,12 +40,14 @@ def passage(built: ReplicaBuild) -> UnpipelinedCost:
     if built.memory is None:
         raise AssertionError(f"no times: {built.status}")
     spec, model, hardware = built.spec, built.model, built.hardware
+    # A batch passes the hosts of all ranks one after the other. Simulated, each waits for its own only.
     calibration = _with_all_hosts(built.calibration, spec.parallel.pipeline)
     by = drafter_of(built)
     whole = Costing(model, calibration, spec.precision, spec.parallel, hardware, by)
     (ideals,), fit = whole.ideals_on([hardware]), fit_of(calibration, model, spec.precision, spec.parallel)
     whole_operators = whole.operators()
     if by is not None:
+        # Rows of drafts are more work that the model asks for, and count as such in the breakdown.
         whole_operators = verifying(whole_operators, float(by.drafting.tokens + 1), model.vocabulary)
     return UnpipelinedCost(whole_operators, calibration, whole.cost(hardware), *ideals, fit, by)
 

@@ -46,6 +46,7 @@ def chain_result(plan: Plan, configurations: list[Configuration], observe: Obser
 
     group = plan.group_of(configurations[0])
     if group.simulator == ITERATION:
+        # Before the first array is made: it sets float64 and the cache of compiled programs.
         configure()
     jobs = [plan.jobs(configuration) for configuration in configurations]
     if configurations[0].joint_pools and group.simulator == TOKEN:
@@ -66,6 +67,7 @@ def stations_of(
     from evaluator.stations.link import link
 
     def sends(run: tuple[int, int], jobs: Jobs) -> np.ndarray | None:
+        # 1: the decode phase, behind which nothing is sent.
         return chosen_replicas(configurations[run[0]], plan.seeds[run[1]], 1, jobs)
 
     group = plan.group_of(configurations[0])
@@ -82,6 +84,7 @@ def stations_of(
             pool=partial(_pool, plan, group, configurations, observe=observe),
         )
         stations += around(before=True)
+    # All pools that give answers are one step: one event loop runs them.
     if configurations[0].joint_pools and group.simulator == ITERATION:
         from evaluator.simulation.joint_pools import visits_in_one_loop
 
@@ -96,6 +99,7 @@ def stations_of(
         name = configurations[0].stations[phase.stations.start].name if len(pools) == 1 else phase.role.name
         stations.append(Station(name, serve, phase.role, sends=sends if prefill else None))
         links = [configuration.link for configuration in configurations]
+        # A configuration that cannot run may have no link; those that can have one each, or none has.
         first_link = next((candidate for candidate in links if candidate is not None), None)
         if phase.number == 0 and first_link is not None:
             stations.append(link(first_link.name, links))

@@ -79,6 +79,7 @@ def run_chain(stations: Sequence[Station | JointStations], jobs: ChunkJobs) -> C
             times, *uses = station.serve(jobs)
             station_visits.append(StationVisit(station, jobs, times, tuple(uses)))
             if goes_on:
+                # Whoever leaves the last station comes nowhere.
                 jobs = _onwards(station_visits[-1], aside, hands_on(roles, position))
             continue
         visits = station(jobs)
@@ -99,6 +100,7 @@ def _onwards(visit: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bo
         # The link behind a prefill side asks which replica sends, and how long the prompt took (layers are sent
         # meanwhile).
         if visit.station.role is not None:
+            # Kept from the last station that gives tokens: a stage behind it has neither replicas nor prompts.
             arrived = with_fields(arrived, origin=_origin(visit.times, run, arrived.id))
         if splits:
             on, done = arrived.after_prefill(left_s)
@@ -122,6 +124,7 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
     """What became of all requests that came to the first of these stations."""
     start = station_visits[0]
     giving = [visit for visit in station_visits if visit.station.role is not None]
+    # A pipeline of stages alone, as of an encoder, gives its result at its last station.
     first = giving[0] if giving else station_visits[-1]
     result = ChainResult(
         # All requests come to the first station and to the first that gives tokens: their tables have one shape.
@@ -168,8 +171,10 @@ def _tokens_of(start: StationVisit, first: StationVisit) -> TokenCounts:
     cached, hits = _by_request(start, "cached_tokens"), first.times.hit_tokens
     if hits is not None:
         for run, jobs in by_run(first.jobs):
+            # A prefix cache adds what it found to what the workload says is cached.
             cached[run][jobs.id] += hits[run][jobs.id]
     prompt, output = _by_request(start, "prompt_tokens"), _by_request(first, "output_tokens")
+    # A client counts the tokens of all branches, and waits for the longest path.
     if _branching(start):
         return TokenCounts(prompt, _by_request(first, "made_tokens"), cached, path_tokens=output)
     return TokenCounts(prompt, output, cached)
@@ -177,6 +182,7 @@ def _tokens_of(start: StationVisit, first: StationVisit) -> TokenCounts:
 
 def _by_request(visit: StationVisit, name: str) -> np.ndarray:
     """A column of the demand of the jobs, (config, seed, request)."""
+    # Zeros where a request does not come; ``measured`` and the stages' masks leave those out.
     column = np.zeros(visit.times.arrival_s.shape, dtype=np.int64)
     for run, jobs in by_run(visit.jobs):
         column[run][jobs.id] = getattr(jobs.demand, name)
@@ -184,6 +190,7 @@ def _by_request(visit: StationVisit, name: str) -> np.ndarray:
 
 
 def _branching(visit: StationVisit) -> bool:
+    # Rates of a sweep share their demands, so that each is looked at once.
     demands = {id(jobs.demand): jobs.demand for _, jobs in by_run(visit.jobs)}.values()
     return any(demand.branch_tokens is not None or demand.later_branch_tokens is not None for demand in demands)
 
@@ -217,8 +224,10 @@ def _later_tokens(result: ChainResult, visit: StationVisit, itl: Gaps | None) ->
             # Between the last token of the side before and the first of this one: over the link and the queue of the
             # decode side.
             across = visit.times.first_token_s[run][ids] - last_token_s[run][ids]
+            # Each branch of a request has a gap of its own here.
             weights = np.broadcast_to(np.asarray(jobs.demand.branches, dtype=np.float64), len(jobs))[jobs.measured]
             gaps[run[0]][run[1]] = pooled([gaps[run[0]][run[1]], (across, weights), itl[run[0]][run[1]]])
+            # Kept apart, because clients see this gap longer than the engines do (``outcomes._gaps``).
             handed.gap_s[run][ids], handed.sequences[run][ids] = across, weights
         last_token_s[run][jobs.id] = visit.times.last_token_s[run][jobs.id]
         tokens.longest[run][jobs.id] += jobs.demand.output_tokens
@@ -267,6 +276,7 @@ def _behind(result: ChainResult, visit: StationVisit) -> ChainResult:
     gaps, handed = result.itl, result.handed
     if gaps is not None and not visit.station.streams:
         # All tokens come at once; where only some requests were held, nobody knows which of the pooled gaps are theirs.
+        # As many gaps as before, all of them 0.
         at_once = [[(np.zeros(1), np.array([weights.sum()])) for _, weights in seeds] for seeds in gaps]
         gaps, handed = at_once if visit.times.visited is None else None, None
     times = replace(result.times, first_token_s=first_token_s, last_token_s=last_token_s)

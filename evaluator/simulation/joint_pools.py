@@ -62,6 +62,7 @@ def visits_in_one_loop(
         for of_seeds in jobs
     ]
     lanes = lanes_of(plan, configurations, jobs)
+    # Calls have the shape of full lanes, whatever the chunk: one compilation.
     size = lanes_per_call(group)
     results = results_of(program_of(group), lambda some: engine_input(group, lanes[some]), len(lanes), size)
     runs = {lane.run: _joint_result(lane, result) for lane, result in zip(lanes, results, strict=True)}
@@ -80,6 +81,7 @@ def lanes_of(plan: Plan, configurations: Sequence[Configuration], jobs: ChunkJob
 def _lane(configuration: Configuration, run: RunKey, seed: int, jobs: Jobs) -> JointLane:
     if len(configuration.phases) == 1:
         return JointLane(configuration, run, seed, (jobs,), np.zeros(0, dtype=np.int64))
+    # The second phase's jobs get their times in the loop; those here only say what they ask.
     later, _ = jobs.after_prefill(jobs.ready_s)
     return JointLane(configuration, run, seed, (jobs, later), jobs.demand.after_prefill[0])
 
@@ -97,6 +99,7 @@ def _requests(group: StationGroup, lanes: Sequence[JointLane]) -> Requests:
     # Jobs of the first phase come at their times; when those of the second come is for the run to say.
     arrival = np.full((len(lanes), width), np.inf)
     tokens = np.zeros((3, len(lanes), width), dtype=np.int32)
+    # The same job takes other units in a pool with other blocks or another dtype.
     units = np.zeros((len(lanes), pools, width), dtype=np.int32)
     for row, lane in enumerate(lanes):
         arrival[row, : len(lane.phases[0])] = lane.phases[0].ready_s
@@ -106,6 +109,7 @@ def _requests(group: StationGroup, lanes: Sequence[JointLane]) -> Requests:
             for column, values in enumerate((demand.compute_tokens, demand.prompt_tokens, demand.output_tokens)):
                 tokens[column, row, served] = values
             for number in phase.stations:
+                # Of both phases a job has the units of every pool that may serve it; the run says which does.
                 units[row, number, served] = lane.configuration.stations[number].held_units(demand)
             first += len(jobs)
     compute, prompt, output = tokens
@@ -122,6 +126,7 @@ def _lanes(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.Lane:
     limits = by_lane(limits_of(serving))._replace(
         users=np.array([lane.configuration.users or OPEN_LOOP for lane in lanes], dtype=np.int32),
         requests=np.array([len(lane.phases[0]) for lane in lanes], dtype=np.int32),
+        # Which jobs are measured says ``Network.measured``: with two phases it is no range of slots.
         measured_from=np.zeros(len(lanes), dtype=np.int32),
     )
     # Prefixes that stay resident are refused with several pools, and with phases (``plan.feasibility``).
@@ -158,10 +163,13 @@ def _unlike_costs(group: StationGroup, serving: list[StationPlan], number: int) 
     chosen = np.array([forms.index(structure(cost)) for cost in costs], dtype=np.int32)
     stacked = []
     for form in range(len(forms)):
+        # argmax of a mask: the first that has this form, if any has.
         any_of_form = costs[int((chosen == form).argmax())]
         rows = stack(
             [cost if which == form else any_of_form for cost, which in zip(costs, chosen, strict=True)], group.rows
         )
+        # The engine maps over lanes, so that their axis goes in front; contiguous, because views would be copied per
+        # call.
         stacked.append(jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), rows))
     return stacked[0] if len(forms) == 1 else OneOf(tuple(stacked), chosen)
 
@@ -191,6 +199,7 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
     pool, requests = lane.pool_of_replica, len(lane.phases[0])
     phase_of = np.concatenate([np.full(len(phase.stations), phase.number) for phase in configuration.phases])
     later = np.arange(requests, lane.jobs)
+    # NONE ends a request: no job before, none behind.
     before, after = np.full((2, width), NONE, dtype=np.int32)
     # A request of two phases is two jobs of the lane; each knows the slot of the other.
     before[later], after[lane.goes_on] = lane.goes_on, later
@@ -204,6 +213,7 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
         order[:requests] = np.arange(requests)[lane.phases[0].order]
 
     def by_replica(values: Any, rest: int) -> np.ndarray:
+        # Replicas of a program without one in this configuration: of no phase, so that nobody is sent there.
         padded = np.full(group.key.replicas, rest, dtype=np.int32)
         padded[: len(pool)] = values
         return padded
@@ -249,9 +259,10 @@ def _links(group: StationGroup, lane: JointLane) -> preemptive.Links:
     prompts, targets = link.tokens(jobs.demand), lane.configuration.phases[1].stations
     for number in range(1 + len(link.others)):
         pair = link.others[number - 1][0] if number else None
-        way = None if pair is None else np.full(len(prompts), pair[0] * max(len(link.receivers), 1) + pair[1])
+        way = None if pair is None else np.full(len(prompts), link.way_of(*pair))
         service_s[number, first : first + len(prompts)] = link.service_s(prompts, way)
         if link.by_layer and len(prompts):
+            # Of n layers all but one may be sent while the prompt is computed (``LinkPlan.head_start_s``).
             ahead[number] = 1.0 - 1.0 / float(np.broadcast_to(link.layers(way), len(prompts))[0])
         if pair is not None:
             # Row 0 is the link between the first pools of both sides; only pairs that differ from it have rows of
@@ -291,6 +302,7 @@ def _joint_result(lane: JointLane, result: LaneResult) -> JointResult:
         first += len(jobs)
     link = None
     if len(phases) > 1:
+        # The lane keeps when sending began in the cells of the second phase's jobs.
         began_s, left_s = result.link_s[len(lane.phases[0]) : lane.jobs], phases[0]["last_token_s"][lane.goes_on]
         link = {"arrival_s": left_s, "scheduled_s": began_s, "last_token_s": phases[1]["arrival_s"]}
     return JointResult(tuple(phases), tuple(pools), link)

@@ -50,6 +50,7 @@ def run_slots(
         yield from _run_once(group, pools, slots, most)
         return
     results = list(_run_once(group, pools, slots, most))
+    # A lane that never ran short took KV just as the general program would have given it.
     short = [lane for lane, result in enumerate(results) if result.ran_short]
     if short:
         again = _run_once(replace(group, key=in_any_order(group.key)), pools, [slots[lane] for lane in short], most)
@@ -67,6 +68,7 @@ def _run_once(
     size = lanes_per_call(group, most)
     if cache is not None:  # lanes that fill up a call are cleared, too
         cells = (cache.names + cache.blocks) * group.key.replicas + cache.held
+        # One lane's cache at a time on a CPU, but arrays of all lanes of a call are made and cleared.
         size = max(1, min(size, CACHE_CELLS_PER_CALL // cells))
     costs, rows = costs_of(group, [pools[slot.position] for slot in slots])
 
@@ -82,6 +84,7 @@ def _run_once(
 def lanes_per_call(group: StationGroup, most: int = LANES_PER_CALL) -> int:
     """How many lanes of a group go in one call."""
     key = group.key
+    # Branches have cells of their own, as many as the program for each request.
     size = min(most, REQUESTS_PER_CALL // (group.lane_requests * key.branches))
     if jax.default_backend() != "cpu":
         rings = ring_bytes(key.replicas, group.ring, key.pipeline_ranks, key.windowed, key.drafts > 0)
@@ -99,6 +102,7 @@ def results_of(
     """
     for start in range(0, lanes, size):
         some = slice(start, min(start + size, lanes))
+        # Zeros as lanes: no requests, so that their loops end at once.
         inputs = jax.tree.map(lambda values: _filled(values, size), given(some))
         leaves, fields = jax.tree.flatten(run(*inputs))
         arrays = [np.asarray(values) for values in leaves]
@@ -159,6 +163,7 @@ def _lanes(
     if not group.key.preemptive:
         branches, speculation = _branches(group, serving, slots), _speculation(group, serving, slots)
         on_demand = _on_demand(group, serving, slots) if group.key.on_demand else None
+        # A program without pipeline ranks has the cost of the whole replica first.
         return fcfs_reserved.Lane(costs[0], limits, branches, speculation, on_demand)
     content = contents_of(serving, slots, group.lane_requests + 1) if group.key.cached else None
     session_turns = session_turns_of(slots, group.lane_requests + 1) if group.key.session_turns else None
@@ -188,6 +193,7 @@ def _on_demand(group: StationGroup, serving: list[StationPlan], slots: list[Lane
     prompts = np.zeros_like(shared)
     for row, slot, pool in zip(prompts, slots, serving, strict=True):
         demand, resident = slot.jobs.demand, pool.role.prompt_resident
+        # A job of a decode pool comes with its first token, which takes a place beside the prompt.
         row[: slot.count] = kv_units(pool.design.ready.kv, demand.prompt_tokens + resident)[slot.served]
     return fcfs_reserved.OnDemand(
         rules.whole_kv,
@@ -218,6 +224,7 @@ def _branches(group: StationGroup, serving: list[StationPlan], slots: list[LaneJ
         for row, values in enumerate((demand.branch_tokens, branch_units(demand, pool.design.ready.kv))):
             branches = values[slot.served][:, -most:]  # cells in front are empty
             tokens[row, lane, : slot.count, most - branches.shape[1] :] = branches
+    # 0: the request has such a branch. 1: it decodes, as the first token comes with the prompt.
     sequences, going = ((tokens[0] > least).sum(axis=-1, dtype=np.int32) for least in (0, 1))
     lengths, units = tokens.reshape(2, len(slots), -1)
     return fcfs_reserved.Branches(lengths, units, sequences, going)
@@ -232,6 +239,7 @@ def _speculation(group: StationGroup, serving: list[StationPlan], slots: list[La
     for lane, (slot, pool) in enumerate(zip(slots, serving, strict=True)):
         assert pool.speculative is not None
         chances[lane, : pool.drafts] = pool.speculative.chances
+        # By the request's id, so that a request has the same luck in every configuration and on every replica.
         draw_keys[lane, : slot.count] = keys(slot.draws, slot.jobs.id[slot.served])
     return Speculation(chances, np.array([pool.drafts for pool in serving], dtype=float), draw_keys)
 
@@ -257,6 +265,7 @@ def limits_of(serving: list[StationPlan]) -> LaneLimits:
     policies = [policy(deployment.batching.policy) for deployment in deployments]
     budgets = [
         pool.max_num_batched_tokens if record.token_budget else np.inf
+        # Without a budget (Orca) the batch is bounded by its sequences.
         for record, pool in zip(policies, serving, strict=True)
     ]
     none = np.zeros(len(serving), dtype=np.int32)
@@ -306,6 +315,5 @@ def costs_of(group: StationGroup, serving: list[StationPlan]) -> tuple[tuple[Ite
     replicas = {id(pool.design.ready): pool.design.ready for pool in serving}
     places = dict(zip(replicas, range(len(replicas)), strict=True))
     rows = np.array([places[id(pool.design.ready)] for pool in serving], dtype=np.int64)
-
     batched = replica_costs(list(replicas.values()), group.rows) if replicas else ()
     return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), batched), rows

@@ -87,6 +87,7 @@ def by_pool(configurations: Sequence[Configuration], uses: Sequence[Use]) -> tup
 
 
 def _together(use: Use, other: Use) -> Use:
+    # Utilisation is busy time over the replicas of ``use``: the other's seconds are converted to those.
     other_busy_s = other.totals.busy_s * (use.replicas / other.replicas)[:, None]
     totals = use.totals.joined(other.totals._replace(busy_s=other_busy_s))
     return replace(use, totals=totals, flops=use.flops + other.flops, bytes=use.bytes + other.bytes)
@@ -102,6 +103,7 @@ def _judged(configuration: Configuration, chain_result: ChainResult, position: i
         names = set()
         uses = {use.name: use for use in chain_result.uses}
         for station in configuration.stations:
+            # The largest of any seed, since one run beyond the measured range is enough.
             peaks = uses[station.name].totals.peaks[position].max(axis=0)
             problem, provenance = verdict(station.design.calibration, station.design.ready.fit, peaks)
             if problem is not None:
@@ -146,6 +148,7 @@ def _around_the_engine(
     """
     times = chain_result.times
     first, last = np.zeros_like(times.first_token_s), np.zeros_like(times.last_token_s)
+    # A stage held the answer until its last token.
     held = times.first_token_s == times.last_token_s
     given_first, given_last = chain_result.given_s or (times.first_token_s, times.last_token_s)
     for position, configuration in enumerate(configurations):
@@ -153,13 +156,17 @@ def _around_the_engine(
             continue
         output, replica = chain_result.tokens.longest[position], times.replica[position]
         pools = [configuration.stations[number] for number in configuration.phases[0].stations]
+        # Replicas are numbered over the pools of a phase, pool after pool.
         until = 0
         for pool in pools:
             since, until = until, until + pool.deployment.ranks
+            # ``...`` takes the row as it is: a mask of all would copy it.
             of_pool = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
             frontend = pool.frontend
             last[of_pool] = delay_s(frontend, given_first[of_pool], given_last[of_pool], output[of_pool[1]])
             waits = held[of_pool] | (not pool.role.first_token_only)
+            # Of disaggregated pools the client gets the first token from the prefill side, before the decode side
+            # plans.
             first[of_pool] = np.where(waits, last[of_pool], frontend.frontend_s)
     return first, last
 
@@ -180,6 +187,8 @@ def _gaps(chain_result: ChainResult, longer_s: np.ndarray) -> Gaps | None:
             goes_on = (handed.sequences[run] > 0) & (longer_s[run] > 0)
             gap_s, sequences = handed.gap_s[run][goes_on], handed.sequences[run][goes_on]
             if goes_on.any():
+                # The gap as engines have it is taken out, with a negative weight, and comes back as long as clients
+                # see it.
                 values, weights = pooled([gaps, (gap_s, -sequences), (gap_s + longer_s[run][goes_on], sequences)])
                 seeds[seed] = values[weights > 0], weights[weights > 0]
     return gaps_of_clients
@@ -212,6 +221,7 @@ def _unmeasured(configuration: Configuration) -> tuple[str, ...]:
     return tuple(reasons)
 
 
+# By identity (designs compare so): hashing its fields would take longer than the basis.
 @lru_cache(maxsize=1024)
 def _of_design(built: ReplicaBuild) -> Basis:
     """Once for the configurations that share a design, which are the rates of a sweep."""

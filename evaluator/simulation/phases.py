@@ -32,9 +32,15 @@ def serve_phase(
         of_pool = [
             [_from(run_jobs, int(first[config])) for run_jobs in of_seeds] for config, of_seeds in enumerate(routed)
         ]
+        # Jobs of other pools are there with numbers outside of this one's replicas, and are not served.
         times, *use = serve(of_pool)
         uses += use
-        counts = np.array([m.stations[m.phases[phase].stations[number]].deployment.ranks for m in configurations])
+        counts = np.array(
+            [
+                configuration.stations[configuration.phases[phase].stations[number]].deployment.ranks
+                for configuration in configurations
+            ]
+        )
         for run, run_jobs in by_run(of_pool):
             mine = run_jobs.id[_mine(run_jobs, int(counts[run[0]]))]
             columns = {name: column[run][mine] for name, column in times.columns().items() if name in _SERVED}

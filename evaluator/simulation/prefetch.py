@@ -24,6 +24,7 @@ def telling(station: Station, sent_s: Times) -> Station:
     """The first station of a chain, which notes when its jobs come."""
 
     def serve(jobs: ChunkJobs) -> tuple[RequestTimes, *tuple[Use, ...]]:
+        # Served first, so that the times are there when later stages look them up.
         sent_s.update(_by_request(jobs))
         return station.serve(jobs)
 
@@ -39,7 +40,8 @@ def begun_ahead(stations: Sequence[Station], sent_s: Times, ahead: Callable[[Run
 
     def first(jobs: ChunkJobs) -> tuple[RequestTimes, *tuple[Use, ...]]:
         came_s.update(_by_request(jobs))
-        return stations[0].serve(_at(jobs, {run: sent_s[run] for run in came_s if ahead(run)}))
+        # Only where it is ahead: of one station, some configurations of a chunk may prefetch and others not.
+        return stations[0].serve(_coming_at(jobs, {run: sent_s[run] for run in came_s if ahead(run)}))
 
     steps = [replace(stations[0], serve=first), *stations[1:]]
     serve_last = steps[-1].serve
@@ -65,7 +67,7 @@ def _by_request(jobs: ChunkJobs) -> Times:
     return came_s
 
 
-def _at(jobs: ChunkJobs, times: Times) -> ChunkJobs:
+def _coming_at(jobs: ChunkJobs, times: Times) -> ChunkJobs:
     """The jobs with other times of coming, where there are some."""
     return [
         [

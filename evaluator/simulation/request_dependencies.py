@@ -39,6 +39,7 @@ def contents_of(pools: Sequence[StationPlan], slots: Sequence[LaneJobs], width: 
         of_lane, units = names[slot.served], _units(slot, pool)
         sources[lane, : len(names.sources)] = names.sources
         for row, values in enumerate(
+            # Exclusive running sums: where each request's blocks begin among those of its lane.
             (of_lane.sources_from, of_lane.sourced, of_lane.own_from, np.cumsum(units) - units)
         ):
             columns[row, lane, : slot.count] = values
@@ -53,6 +54,7 @@ def session_turns_of(slots: Sequence[LaneJobs], width: int) -> SessionTurns:
     for lane, slot in enumerate(slots):
         follows = follows_of(slot)
         assert follows is not None
+        # Openings of sessions have nobody before them, and come at their own times.
         first = np.flatnonzero(follows.before < 0)
         later = np.flatnonzero(follows.before >= 0)
         opening[lane, : len(first)], openings[lane] = first, len(first)

@@ -53,6 +53,7 @@ def choices_of(
     first, start = 0, 0
     for phase, jobs, by_pool in zip(configuration.phases, phases, counts, strict=True):
         of_phase, served = slice(start, start + sum(by_pool)), slice(first, first + len(jobs))
+        # One pool or several: a replica is in one group, however its phase is routed.
         tables.group[of_phase] = group_of_replicas(by_pool, groups)
         if phase.replicas is not None:
             tables.model[of_phase], tables.asks[served] = phase.replicas.model, jobs.demand.model
@@ -63,6 +64,7 @@ def choices_of(
             # Routers that do not look deal in the order in which requests are sent, which behind stages is another.
             sent = jobs.order
             some = jobs if isinstance(sent, slice) else jobs.some(sent)
+            # All rows alike: the group is chosen with the replica, whatever its number.
             tables.assigned[:, np.arange(first, served.stop)[sent]] = start + _in_order(
                 configuration, seed, phase, some
             )
@@ -87,6 +89,7 @@ def _fill(
     """The tables for a second side, to which jobs come in an order that is known only in the run."""
     count, groups = len(jobs), empty.turns.shape[1]
     served = slice(first, first + count)
+    # A random choice belongs to the request, whenever it comes; other routers deal by turns.
     if phase.replicas is not None and name_of(phase.router) == "random":
         for group in range(groups):
             of_group = np.full(count, group) if phase.grouped else None
@@ -95,6 +98,7 @@ def _fill(
         return
     if phase.replicas is not None:
         empty.kind[served] = jobs.demand.model
+        # Who comes n-th of a model and group takes turn n: that is known, though not who it will be.
         for model in np.unique(jobs.demand.model).tolist():
             for group in range(groups):
                 able = phase.replicas.able(model, group if phase.grouped else None)
@@ -112,6 +116,7 @@ def _fill_alone(
     sent = Sent(jobs.demand.prompt_tokens, replicas, stream(seed, station), jobs.session)
     independent = router_of(phase.router).independent
     assert independent is not None
+    # A session keeps its replica, so that the choice is the request's own.
     if independent.by_session:
         empty.assigned[:, served] = start + assign(phase.router, sent)
         return
@@ -151,6 +156,7 @@ def tables_of_pool(slot: LaneJobs, pool: StationPlan, group: StationGroup) -> Ro
     if not group.key.session_turns:
         return RouterChoices(counter, assigned)
     kind, turns = np.full(width, NONE, np.int32), np.zeros((FEWEST_KINDS, 1, width), np.int32)
+    # By turns, as in ``_in_turn``: sessions that think send in an order that the run decides.
     if independent is not None and not independent.by_session:
         prompts, draws = slot.jobs.demand.prompt_tokens[slot.served], partial(stream, slot.draws, slot.station)
         sent = Sent(prompts, pool.deployment.ranks, draws())

@@ -54,20 +54,25 @@ def stage_stations(
     pipeline = configurations[0].pipeline
     stations: list[Station] = []
     sent_s: Times = {}
-    for place, stage in enumerate(pipeline.stages if pipeline is not None else ()):
+    for stage_number, stage in enumerate(pipeline.stages if pipeline is not None else ()):
         if stage.before == before:
             steps = [
                 _station(
                     stage,
                     StepStation(
-                        configurations, all_routes, place, number, None if step.station is None else pool(step.station)
+                        configurations,
+                        all_routes,
+                        stage_number,
+                        number,
+                        None if step.station is None else pool(step.station),
                     ),
                 )
                 for number, step in enumerate(stage.steps)
             ]
-            if stations and before and any(routes.ahead(place) for seeds in all_routes for routes in seeds):
+            # The first stage begins when requests are sent anyway: only later ones can be ahead of their turn.
+            if stations and before and any(routes.ahead(stage_number) for seeds in all_routes for routes in seeds):
                 stations[0] = telling(stations[0], sent_s)
-                steps = begun_ahead(steps, sent_s, partial(_is_ahead, all_routes, place))
+                steps = begun_ahead(steps, sent_s, partial(_is_ahead, all_routes, stage_number))
             stations += steps
     return stations
 
@@ -91,8 +96,8 @@ def _serve(step_station: StepStation, run: Run, jobs: ChunkJobs) -> tuple[Reques
     """Those who come here are served, queue by queue."""
     rows = [_rows(step_station, key, run_jobs) for key, run_jobs in by_run(jobs)]
     queues = max(map(len, rows), default=1)
-    partial = any(len(row) != 1 or row[0] is not None for row in rows)
-    if not partial:
+    everybody = all(len(row) == 1 and row[0] is None for row in rows)
+    if everybody:
         served, use = run(step_station, jobs, 1)
         return by_id(jobs, served), on_pool(step_station, use)
     seeds = len(jobs[0])
@@ -115,16 +120,17 @@ def _serve(step_station: StepStation, run: Run, jobs: ChunkJobs) -> tuple[Reques
             columns = {name: served[name][source][: len(ids)] for name in served if name != "arrival_s"}
             times.put(key, ids, **columns)
             visited[key][ids] = True
+    # Queues of a configuration were served as rows of their own; together they are its servers' busy time.
     busy_s = use.totals.busy_s.reshape(len(jobs), queues, seeds).sum(axis=1)
     totals = use.totals.rows(slice(None, None, queues))._replace(busy_s=busy_s)
     # Figures of a configuration stand once for each of its queues: every n-th row is one of each.
     whole: dict[str, Any] = {
         name: value[::queues] for name, value in vars(use).items() if isinstance(value, np.ndarray)
     }
-    own_queues = np.zeros(len(jobs))
+    queues_of = np.zeros(len(jobs))
     for (key, _), row in zip(by_run(jobs), rows, strict=True):
-        own_queues[key[0]] = max(own_queues[key[0]], len(row))
-    use = replace(use, **{**whole, "totals": totals, "replicas": whole["replicas"] * own_queues})
+        queues_of[key[0]] = max(queues_of[key[0]], len(row))
+    use = replace(use, **{**whole, "totals": totals, "replicas": whole["replicas"] * queues_of})
     return replace(times, visited=visited), on_pool(step_station, use)
 
 
@@ -151,6 +157,7 @@ def _by_job(step_station: StepStation, jobs: ChunkJobs, queues: int, values: Cal
     values_of_jobs = np.zeros(shape_of(jobs))
     for (row, seed), queue_jobs in by_run(jobs):
         value = np.asarray(values(step_station.step((row // queues, seed))), dtype=np.float64)
+        # A figure for all, or one for each request by its id.
         values_of_jobs[row, seed, : len(queue_jobs)] = value if value.ndim == 0 else value[queue_jobs.id]
     return values_of_jobs
 
@@ -169,6 +176,7 @@ def _in_turn(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[J
 def _batched(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[JobColumns, Use]:
     servers = []
     for row in range(len(jobs)):
+        # Batches are sized by the pool and not by the draws, so that the first seed says it for all.
         step: Batched = step_station.step((row // queues, 0))
         seconds = np.asarray(step.seconds, dtype=np.float64)
         servers.append(BatchServers(seconds, step_station.servers(row // queues), step.max_wait_s))
@@ -184,6 +192,7 @@ def _shipped(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[J
     ]
     shared = np.repeat([step_station.step((config, 0)).shared for config in configs], queues)
     took_s /= faster[:, None, None]
+    # A shared link is a queue with one server; latency comes on top and occupies nobody.
     columns, use = serve_in_turn(step_station.label, jobs, took_s, np.ones(len(jobs), dtype=np.int64))
     if not shared.all():
         alone, _ = serve_delayed(step_station.label, jobs, took_s)
@@ -224,9 +233,9 @@ def _passed(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[Jo
 
 def _passes(step_station: StepStation, key: RunKey, jobs: Jobs) -> Jobs:
     step: Pass = step_station.step(key)
-    each_of = np.arange(step.sequences)
+    sequence = np.arange(step.sequences)
     return Jobs(
-        (jobs.id[:, None] * step.sequences + each_of).ravel(),
+        (jobs.id[:, None] * step.sequences + sequence).ravel(),
         np.repeat(jobs.ready_s, step.sequences),
         _asked(step_station, key, jobs.id),
         np.repeat(jobs.measured, step.sequences),

@@ -20,6 +20,7 @@ def summaries(plan: Plan, configurations: list[Configuration], levels: np.ndarra
     rows, bumps = with_bumps(plan, configurations)
     values = summarise(simulate_configurations(plan, rows), levels, bumps, plan.by_seed)
     replicas = [[station.design.replica for station in configuration.stations] for configuration in configurations]
+    # A fit to iterations has no inputs of a device that could be changed.
     fitted = [any(replica is not None and replica.fit is not None for replica in of_pools) for of_pools in replicas]
     for name in (name for name in values if "_elasticity" in name):
         values[name][fitted] = np.nan  # measured iterations do not say what bounds them
@@ -35,8 +36,10 @@ def with_bumps(plan: Plan, configurations: list[Configuration]) -> tuple[list[Co
     rows, bumps = list(configurations), np.empty((len(configurations), len(plan.inputs), 2), dtype=np.int64)
     for config, configuration in enumerate(configurations):
         for input_number, name in enumerate(plan.inputs):
+            # A step down is the inverse of a step up, so that the quotient of both is centred in logarithms.
             for bump, factor in enumerate((1.0 / (1.0 + STEP), 1.0 + STEP)):
                 changed = plan.changed(configuration, Change(name, factor))
+                # The configuration itself stands for a change that makes no difference: its elasticity is exactly 0.
                 bumps[config, input_number, bump] = config if changed is configuration else len(rows)
                 if changed is not configuration:
                     rows.append(changed)

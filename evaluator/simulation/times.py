@@ -41,6 +41,7 @@ def spans_of(visit: StationVisit, shape: tuple[int, int, int]) -> list[Span]:
 def _by_request(visit: StationVisit, shape: tuple[int, int, int]) -> list[np.ndarray]:
     """The times of a visit, NaN of requests that do not come; not copied where all do."""
     values = [getattr(visit.times, name) for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")]
+    # The usual case, in which copies would be most of what a chunk needs.
     if (
         visit.times.visited is None
         and values[0].shape == shape
@@ -82,6 +83,7 @@ def _once_more(first: StageTimes, again: StageTimes) -> StageTimes:
 
 
 def _plus(first: np.ndarray, again: np.ndarray) -> np.ndarray:
+    # NaN, who came at neither visit, stays NaN; who came once has that visit's time.
     return np.where(np.isnan(again), first, np.nan_to_num(first) + again)
 
 
@@ -91,6 +93,7 @@ def _utilisation(visit: StationVisit, makespan_s: np.ndarray) -> np.ndarray:
         return np.full(makespan_s.shape, np.nan)
     busy_s = sum(use.totals.busy_s for use in visit.uses)
     servers = sum(use.replicas for use in visit.uses)
+    # A station that had no time, since all came and left at once, has no utilisation.
     had_s = np.asarray(servers)[:, None] * makespan_s
     return np.divide(busy_s, had_s, out=np.full(makespan_s.shape, np.nan), where=had_s > 0)
 
@@ -99,5 +102,6 @@ def _whole(stage: str, steps: Sequence[StageTimes]) -> StageTimes:
     """A stage from its steps; its utilisation is that of the step that has the most to do."""
     wait_s, service_s = (sum(getattr(step, name) for step in steps) for name in ("wait_s", "service_s"))
     loads = np.array([step.utilisation for step in steps])
+    # nanmax of nothing but NaN warns, hence -1 in their place, which is below any load.
     busiest = np.where(np.isnan(loads).all(axis=0), np.nan, np.nanmax(np.where(np.isnan(loads), -1.0, loads), axis=0))
     return StageTimes(stage, wait_s, service_s, busiest)

@@ -59,6 +59,7 @@ class PerfettoTrace:
 
     def _merged(self, pid: int, start: float, end: float, args: dict[str, int]) -> bool:
         """Whether it goes on with what a track did last: as many decodes and nothing else, at once."""
+        # Batches with prompts differ in what they compute, and have a slice each.
         if len(args) > 2 or "decodes" not in args:
             return False
         for last in self._lanes.get(pid, ()):
@@ -117,6 +118,7 @@ class PerfettoTrace:
             yield _name("thread_name", pid, pid, "iterations")
             for lane in range(1, len(self._lanes.get(pid, ()))):
                 yield _name("thread_name", pid, pid + lane, f"batch in flight {lane + 1}")
+            # Counters fall to 0 at the last end of each replica.
             self._idle_until(pid, math.inf)
         yield from self._events
         yield from _request_events(outcomes, station_visits, seed)

@@ -28,6 +28,7 @@ def serve_iterations(
     bins = np.zeros((len(configurations), len(seeds), histogram.BINS))
     lanes = slots(configurations, jobs, seeds, station)
     pools = [configuration.stations[station] for configuration in configurations]
+    # Results come lane after lane, so that the tables of one call at a time are in memory.
     for slot, result in zip(lanes, run_slots(group, pools, lanes), strict=True):
         _add(times, totals, slot, pools[slot.position].frontend, result)
         bins[slot.at] += result.itl_histogram
@@ -62,6 +63,7 @@ def _add(
 def _release_times(slot: LaneJobs, frontend: Frontend, result: LaneResult) -> np.ndarray:
     """When each request is sent: at its timestamp, or when a user has got an answer, and thought about it."""
     follows = follows_of(slot)
+    # Everybody sends once, at the beginning: nobody waits for an answer.
     if slot.users >= slot.count and follows is None:
         return slot.jobs.ready_s[slot.served]
     last_s, output = result.last_token_s[: slot.count], slot.jobs.demand.output_tokens[slot.served]
