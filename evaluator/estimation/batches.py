@@ -65,6 +65,7 @@ def iteration_time(
     for name, values in given.items():
         if not (np.isfinite(values) & (values >= 0)).all():
             raise InputError(f"{name}: must be finite and not negative")
+    # Columns broadcast, so that a batch of decodes alone has ``prompts`` of the others beside its 0 prompt tokens.
     pieces = np.where(given["prompt_tokens"] > 0, given["prompts"], 0.0)
     if not (pieces + given["decodes"] > 0).all():
         raise InputError("prompt_tokens, decodes: a batch needs prompt tokens or decodes")
@@ -80,6 +81,7 @@ def iteration_time(
     )  # fmt: skip
     built = build(spec)
     if built.memory is None:
+        # Whether the memory holds it is another question: here only the time must be known.
         raise InputError(built.reason)
     window = model_window(built.model)
     computed = prefill_batch(pieces, given["prompt_tokens"], window, given["history_tokens"])

@@ -37,6 +37,7 @@ def visits(chances: tuple[float, ...], tokens: int) -> np.ndarray:
     number of iterations (a renewal process): for long outputs tokens / (1 + accepted), for short ones more, since the
     last iteration gives no more than what is left.
     """
+    # From chances of at least so many accepted drafts to those of exactly so many tokens, the model's own included.
     gains = -np.diff((1.0, *chances, 0.0))  # of 1, 2, .. k + 1 tokens
     visited = np.zeros(tokens + len(gains))
     visited[:1] = 1.0

@@ -110,6 +110,7 @@ def estimate(
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     drafts = read_speculative(speculative)
     described = load_model(model) if isinstance(model, str) else model
+    # Ranks of a dense model are replicas, each with the whole limits of its engine.
     ranks = data_parallel if described.has_experts else 1
     usual = serving_engine(engine).defaults(device, tensor_parallel * pipeline_parallel * ranks, ranks)
     said = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
@@ -133,6 +134,7 @@ def estimate(
     through = passage(built)
     _check_draft(through, prompt_tokens + output_tokens)
     served = EqualSequences(batch, prompt_tokens, output_tokens, model_window(built.model), drafts)
+    # A decode has KV slots for its drafts beside its own token.
     slots = prompt_tokens + output_tokens + (0 if drafts is None else drafts.tokens)
     most = int(built.memory.kv.capacity_units // kv_units(built.memory.kv, slots))
     load = None if rate_rps is None else _load(built, through, served, rate_rps, most)
@@ -180,6 +182,7 @@ def _load(
         window=served.window,
         drafted=served.decode_steps,
     )
+    # Saturated times are infinite already.
     delay = _client_delay(through, served, steady.e2e_s - steady.ttft_s) if not steady.saturated else 0.0
     return replace(
         steady,
@@ -228,6 +231,7 @@ def _estimated(
         prompt_tokens=served.prompt_tokens,
         output_tokens=served.output_tokens,
         batch=served.count,
+        # The first of these that there is, from what no engine runs to what the fit does not tell.
         status=built.reason
         or _crowded(in_flight, most)
         or _beyond_limit(in_flight, built.spec.max_num_seqs)
@@ -236,6 +240,7 @@ def _estimated(
         max_num_seqs=built.spec.max_num_seqs,
         max_num_batched_tokens=built.spec.max_num_batched_tokens,
         memory=memory,
+        # Layers are spread over the pipeline ranks, so that a device has its share of each token's KV.
         kv_bytes_per_token=kv_bytes / parallel.pipeline,
         kv_capacity_tokens=memory.kv.capacity_tokens,
         max_sequences=most,
@@ -293,8 +298,10 @@ def _range(
     through: UnpipelinedCost, served: EqualSequences, load: SteadyState | None, ranks: int
 ) -> tuple[str | None, str]:
     """Why a fit to measured iterations does not tell of these batches, and the provenance of what is told."""
+    # The last decode attends to all tokens but the one it gives.
     prompt, longest = served.prompt_tokens, served.prompt_tokens + served.output_tokens - 1.0
     decodes = float(served.count) if served.output_tokens > 1 else 0.0
+    # Without the window: ranges of fits are of contexts as they are.
     batches = [prefill_batch(float(served.count), prompt, None), decode_batch(decodes, longest, None)]
     if load is not None and not load.saturated:
         batches.append(
@@ -315,6 +322,7 @@ def _limits(
     for name, value in stated.items():
         if name != "memory_fraction" and value < 1:
             raise InputError(f"{name}: must be at least 1, not {value}")
+    # The budget that was said may lower the engine's own number of sequences, unless that was said, too.
     used = replace(usual.within(stated.get("max_num_batched_tokens"), decode_tokens), **stated)
     if not 0 < used.memory_fraction <= 1:
         raise InputError(f"memory_fraction: must be above 0 and at most 1, not {used.memory_fraction}")

@@ -79,6 +79,7 @@ def phase(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatistics, 
     time = float(iteration_time(through.cost, batch))
     useful = batch._replace(
         decodes=tokens * batch.decodes,
+        # Only accepted tokens are work that a client gets.
         decode_context=tokens * batch.decode_context,
         decode_window_context=tokens * batch.decode_window_context,
     )
@@ -120,8 +121,10 @@ def _with_host(
     """The operators with what the host takes that no operator tells (``cost.host``): the device waits for it to launch
     them, or to penalise what was said."""
     rest_s = time_s - sum(operator.time_s for operator in operators)
+    # Sums in another order: what is left is rounding.
     if rest_s < 1e-9 * time_s:
         return operators
+    # Where launching takes as long as the iteration, it is what the device waits for; else it is penalties.
     waits = float(launched_alone(rank_cost(cost), batch)) >= time_s
     name = "host.launches" if waits else "host.penalties"
     host = OperatorTime(name, HOST, rest_s, 0.0, 0.0, 0.0, 0.0, "overhead")

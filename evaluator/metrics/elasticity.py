@@ -34,18 +34,19 @@ def elasticities(
       difference is off by h^2 / 6 of its third derivative, which is far less.
     """
     span = 2.0 * np.log1p(STEP)
-    found = {}
+    results = {}
     for name in METRICS:
         if name not in values:
             continue
         usable = np.isfinite(values[name]) & (values[name] > 0.0)
+        # Logarithms of positive values alone; NaN runs through all that follows and marks the metric as not known.
         value = np.where(usable, values[name], np.nan)
         log, relative = np.log(value), parts[name] / value[:, None]
         low, here, high = log[bumps[..., 0]], log[: len(bumps), None], log[bumps[..., 1]]
         slope = np.where(np.isnan(here), np.nan, (high - low) / span)
         apart = relative[bumps[..., 1]] - relative[bumps[..., 0]]  # (config, input, part, ...)
         stderr = seed_stderr(apart.reshape(bumps[..., 0].size, *apart.shape[2:])) / span
-        found[f"{name}_elasticity"] = slope
-        found[f"{name}_elasticity_stderr"] = np.where(np.isnan(slope), np.nan, stderr.reshape(slope.shape))
-        found[f"{name}_elasticity_step_error"] = np.abs(high + low - 2.0 * here) / span
-    return found
+        results[f"{name}_elasticity"] = slope
+        results[f"{name}_elasticity_stderr"] = np.where(np.isnan(slope), np.nan, stderr.reshape(slope.shape))
+        results[f"{name}_elasticity_step_error"] = np.abs(high + low - 2.0 * here) / span
+    return results

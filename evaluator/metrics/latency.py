@@ -37,12 +37,13 @@ def statistic_of(values: Mapping[str, np.ndarray], bound: Bounds, levels: np.nda
     name = VARIABLE[bound.metric]
     if bound.quantile is None:
         return values[f"{name}_mean"], values[f"{name}_mean_stderr"]
-    at = place_of(bound.quantile, levels)
-    return values[name][:, at], values[f"{name}_stderr"][:, at]
+    column = place_of(bound.quantile, levels)
+    return values[name][:, column], values[f"{name}_stderr"][:, column]
 
 
 def place_of(quantile: float, levels: np.ndarray) -> int:
     """Where a quantile stands among ``levels`` (quantile,)."""
+    # Levels of objectives are in the table, so that the nearest is the one, whatever 0.999 is in binary.
     return int(np.argmin(np.abs(levels - quantile)))
 
 
@@ -61,6 +62,7 @@ def within_objectives(values: Mapping[str, np.ndarray], objectives: tuple[Bounds
     for bound in bounds:
         present = ~np.isnan(bound.bound_s)
         limit = np.where(present, bound.bound_s, np.inf)[:, None, None]
+        # Not "<=": a NaN, the TPOT of a single token for instance, misses no bound.
         inside &= ~(values[VARIABLE[bound.metric]] > limit)
         asked |= present
     return np.where(asked[:, None, None], inside, np.nan)

@@ -30,6 +30,7 @@ class Bounds:
     @property
     def quantile(self) -> float | None:
         """The quantile between 0 and 1, or None for the mean."""
+        # Rounded, as 99.9 / 100 is not the 0.999 that levels are written as.
         return None if self.statistic == "mean" else round(float(self.statistic.removeprefix("p")) / 100.0, 12)
 
 
@@ -48,6 +49,7 @@ def bounds_of(slos: Sequence[Iterable[ObjectiveFields]]) -> tuple[Bounds, ...]:
     """One ``Bounds`` for each (metric, statistic) that any configuration names; ``slos`` has one entry per config."""
     table: dict[tuple[str, str], np.ndarray] = {}
     for config, slo in enumerate(slos):
+        # By statistic and not by position: configurations may name their objectives in any order.
         for objective in slo:
             key = (objective.metric, objective.statistic)
             if key not in table:
@@ -70,9 +72,8 @@ class RequestTimes:
     scheduled_s: np.ndarray  # the service starts: of an engine, the first iteration that computes the request
     first_token_s: np.ndarray  # of a station that gives no tokens: the departure
     last_token_s: np.ndarray  # the departure
-    replica: (
-        np.ndarray
-    )  # int32: which replica served it, pool after pool; of several stations the first that gives tokens
+    # int32: which replica served it, pool after pool; of several stations the first that gives tokens
+    replica: np.ndarray
     hit_tokens: np.ndarray | None = None  # int64: prompt tokens found in a prefix cache; None: there is none
     visited: np.ndarray | None = None  # bool: False for requests that only passed by; None: all that came were served
 

@@ -44,14 +44,15 @@ def reasons_of(statuses: np.ndarray) -> list[Reason]:
     """Why configurations cannot run, the most frequent reason first; ``statuses``, (config,), are texts."""
     texts, counts = np.unique(statuses[statuses != OK], return_counts=True)
     kinds: dict[str, list[int]] = {}
-    for place, text in enumerate(texts.tolist()):
-        kinds.setdefault(re.sub(r"\d[\d.,]*", "#", text), []).append(place)
-    found = []
+    for index, text in enumerate(texts.tolist()):
+        # Figures differ from design to design; what is left of the sentence is the reason.
+        kinds.setdefault(re.sub(r"\d[\d.,]*", "#", text), []).append(index)
+    counted = []
     for members in kinds.values():
         text = str(texts[members[0]]).removeprefix("infeasible: ")
         remedy = next((remedy for words, remedy in _REMEDIES if re.search(words, text, re.IGNORECASE)), "")
-        found.append(Reason(text, remedy, int(counts[members].sum()), len(members) > 1))
-    return sorted(found, key=lambda reason: -reason.count)
+        counted.append(Reason(text, remedy, int(counts[members].sum()), len(members) > 1))
+    return sorted(counted, key=lambda reason: -reason.count)
 
 
 def reasons(statuses: np.ndarray) -> list[tuple[str, int]]:

@@ -17,6 +17,7 @@ def drift(arrival_s: np.ndarray, queue_wait_s: np.ndarray) -> np.ndarray:
 
 
 def _drift(arrival: np.ndarray, span: np.ndarray, queue_wait_s: np.ndarray) -> np.ndarray:
+    # Centred first: sums of squares of times that all lie late in a run would lose their digits.
     centred = arrival - arrival.mean(axis=-1, keepdims=True)
     square = np.einsum("...r,...r->...", centred, centred)
     product = np.einsum("...r,...r->...", centred, queue_wait_s)
@@ -61,8 +62,9 @@ def saturated(arrival_s: np.ndarray, queue_wait_s: np.ndarray) -> np.ndarray:
         return np.zeros(arrival_s.shape[:-1], dtype=bool)
     if (arrival_s[..., 1:] < arrival_s[..., :-1]).any():
         order = np.argsort(arrival_s, axis=-1, kind="stable")
-        arrival_s, queue_wait_s = (np.take_along_axis(each, order, -1) for each in (arrival_s, queue_wait_s))
+        arrival_s, queue_wait_s = (np.take_along_axis(values, order, -1) for values in (arrival_s, queue_wait_s))
     third = requests // 3
+    # partition instead of a sort: one order statistic of each third is asked for.
     start = np.partition(queue_wait_s[..., :third], third // 2, axis=-1)[..., third // 2]
     end = np.partition(queue_wait_s[..., -third:], third // 10, axis=-1)[..., third // 10]
     arrival, span = _in_spans(arrival_s)

@@ -32,9 +32,11 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     inside = (ended > first_s[..., None]) & (ended <= last_s[..., None])
     completed = np.count_nonzero(inside, axis=-1).astype(np.float64)
     steady = completed > 0
+    # Without a completion before the last arrival the rate is the work over the time until it is done.
     took_s = np.where(steady, last_s, window.largest(ended)) - first_s
 
     def done(amount: np.ndarray) -> np.ndarray:
+        # einsum adds the amounts of a mask without a float copy of either; they are integers and booleans.
         flowing = np.einsum("...r,...r->...", inside, np.asarray(amount), dtype=np.float64, casting="unsafe")
         return flowing if steady.all() else np.where(steady, flowing, window.total(amount))
 
@@ -57,16 +59,17 @@ def _cycle_start(outcomes: Outcomes, first_s: np.ndarray) -> np.ndarray:
     has sent, on average, k requests, wherever in a wave the two are; so that throughput x mean time in the system are
     the users, as Little's law has it. Runs with less than a cycle behind the warm-up keep ``first_s``.
     """
-    found = np.array(first_s)
+    start_s = np.array(first_s)
     for config in np.flatnonzero(outcomes.users > 0):
         arrivals = np.sort(outcomes.times.arrival_s[config], axis=-1)  # users answer out of order: (seed, request)
         last = arrivals.shape[-1] - 1
         for seed, begins in enumerate(first_s[config]):
+            # Whole cycles back from the last arrival, which ends the window.
             behind = last - int(np.searchsorted(arrivals[seed], begins))
             whole = behind - behind % int(outcomes.users[config])
             if whole:
-                found[config, seed] = arrivals[seed, last - whole]
-    return found
+                start_s[config, seed] = arrivals[seed, last - whole]
+    return start_s
 
 
 def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
@@ -80,6 +83,7 @@ def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
     for use in outcomes.stations:
         replicas = use.replicas[:, None]
         share = _ratio(use.devices[:, None], devices)
+        # Weighed by devices: a pool of eight that waits counts eight times one that works alone.
         busy = busy + share * _ratio(use.totals.busy_s, replicas * outcomes.makespan_s)
         device_busy_s = use.totals.busy_s * (use.devices[:, None] / replicas)
         flops = flops + device_busy_s * use.peak_flops[:, None]
@@ -91,6 +95,7 @@ def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
         "kv_used_mean": kv_used_mean(outcomes),
         "iterations": outcomes.summed("iterations"),
         "preemptions": outcomes.summed("preemptions"),
+        # 0 / 0 is NaN: nothing was drafted.
         "accepted_per_iteration": _ratio(outcomes.summed("decoded_tokens"), outcomes.summed("decoded")),
     }
 
@@ -106,22 +111,22 @@ def kv_used_mean(outcomes: Outcomes) -> np.ndarray:
 
     Units and bytes are of one device of each replica, which all its devices have alike.
     """
-    bytes_of = [_there(use, use.kv_capacity_units * use.kv_unit_bytes * use.devices) for use in outcomes.stations]
+    bytes_of = [_of_kv(use, use.kv_capacity_units * use.kv_unit_bytes * use.devices) for use in outcomes.stations]
     whole = sum(bytes_of[1:], bytes_of[0])[:, None]
     used = np.zeros_like(outcomes.makespan_s)
-    for use, own in zip(outcomes.stations, bytes_of, strict=True):
+    for use, kv_bytes in zip(outcomes.stations, bytes_of, strict=True):
         capacity = use.kv_capacity_units[:, None] * use.replicas[:, None] * outcomes.makespan_s
-        used = used + _there(use, _ratio(own[:, None], whole) * _ratio(use.totals.kv_unit_s, capacity))
+        used = used + _of_kv(use, _ratio(kv_bytes[:, None], whole) * _ratio(use.totals.kv_unit_s, capacity))
     return used
 
 
 def kv_used_max(outcomes: Outcomes) -> np.ndarray:
     """Largest fraction of the KV capacity of any replica of any station, (config, seed)."""
-    used = [_there(use, _ratio(use.totals.kv_units_max, use.kv_capacity_units[:, None])) for use in outcomes.stations]
+    used = [_of_kv(use, _ratio(use.totals.kv_units_max, use.kv_capacity_units[:, None])) for use in outcomes.stations]
     return np.max(used, axis=0)
 
 
-def _there(use: Use, values: np.ndarray) -> np.ndarray:
+def _of_kv(use: Use, values: np.ndarray) -> np.ndarray:
     """The values, 0 where the station has no KV cache."""
     has = use.kv_capacity_units > 0
     return np.where(has if values.ndim == 1 else has[:, None], values, 0.0)
@@ -145,6 +150,7 @@ def energy(outcomes: Outcomes) -> np.ndarray:
         busy_s, idle_s = (
             use.totals.busy_s * per_replica,
             (use.replicas[:, None] * outcomes.makespan_s - use.totals.busy_s) * per_replica,
+            # Busy time is of replicas, power of devices, of which a replica has ``per_replica``.
         )
         tdp, idle = use.power_w[:, None], use.idle_power_w[:, None]
         mfu = np.divide(use.flops, busy_s * use.peak_flops[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)

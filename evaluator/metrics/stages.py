@@ -37,23 +37,25 @@ def stage_statistics(
 
     ``names`` are the stages of all configurations of a plan; those that these configurations do not have are NaN.
     """
-    found: dict[str, np.ndarray] = {}
+    table: dict[str, np.ndarray] = {}
+    # NaN in all cells first: configurations of a plan may have other stages, and share the columns.
     if names:
         shape = (configs, len(names))
         for variable in TIMES:
             for ending, statistic in _STATISTICS.items():
                 sizes = shape if "mean" in statistic else (*shape, levels.size)
-                found[variable + ending] = np.full(sizes, np.nan)
-        found["stage_utilisation"], found["stage_share"] = np.full(shape, np.nan), np.full(shape, np.nan)
+                table[variable + ending] = np.full(sizes, np.nan)
+        table["stage_utilisation"], table["stage_share"] = np.full(shape, np.nan), np.full(shape, np.nan)
     for stage in stages:
-        place = names.index(stage.name)
+        column = names.index(stage.name)
         for variable, values in (("stage_wait_s", stage.wait_s), ("stage_service_s", stage.service_s)):
-            one = summary(window.cut(values), levels)
+            of_stage = summary(window.cut(values), levels)
             for ending, statistic in _STATISTICS.items():
-                found[variable + ending][:, place] = getattr(one, statistic)
-        found["stage_utilisation"][:, place] = over_seeds(stage.utilisation)
-        found["stage_share"][:, place] = over_seeds(window.total(np.isfinite(stage.wait_s)) / window.count)
-    return found
+                table[variable + ending][:, column] = getattr(of_stage, statistic)
+        table["stage_utilisation"][:, column] = over_seeds(stage.utilisation)
+        # NaN waits are those of requests that pass the stage by.
+        table["stage_share"][:, column] = over_seeds(window.total(np.isfinite(stage.wait_s)) / window.count)
+    return table
 
 
 TIMES = ("stage_wait_s", "stage_service_s")

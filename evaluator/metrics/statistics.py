@@ -48,6 +48,7 @@ def quantiles(ordered: np.ndarray, levels: np.ndarray) -> np.ndarray:
 
     ``levels`` is (quantile,) or (..., quantile); the result is (..., quantile), NaN where there is no value.
     """
+    # A sort puts NaN last, so that the values are the first ``count``.
     count = ordered.shape[-1] - np.isnan(ordered).sum(axis=-1)
     position = np.maximum(count - 1, 0)[..., None] * levels
     low = np.floor(position).astype(np.int64)
@@ -64,6 +65,7 @@ def weighted_quantiles(values: np.ndarray, weights: np.ndarray, levels: np.ndarr
     if rank.size == 0 or rank[-1] == 0:
         return np.full(levels.shape, np.nan)
     position = (rank[-1] - 1) * levels
+    # Ranks are cumulative weights: value v stands at the places rank[v - 1] to rank[v] - 1.
     low = np.floor(position)
     at_low = ordered[np.searchsorted(rank, low, side="right")]
     at_high = ordered[np.searchsorted(rank, np.minimum(low + 1, rank[-1] - 1), side="right")]
@@ -84,6 +86,7 @@ def seed_stderr(values: np.ndarray) -> np.ndarray:
     count = (~np.isnan(values)).sum(axis=-1)
     centred = values - mean(values)[..., None]
     square = np.nansum(centred * centred, axis=-1)
+    # n - 1 for the variance, n for the error of the mean of n seeds.
     variance = np.divide(square, (count - 1) * count, out=np.full(square.shape, np.nan), where=count > 1)
     return np.sqrt(variance)
 
@@ -97,8 +100,8 @@ def batch_means(values: np.ndarray) -> np.ndarray:
     """
     size = max(values.shape[-1] // BATCHES, MIN_BATCH)
     batches = values.shape[-1] // size
-    kept = values[..., values.shape[-1] - batches * size :]
-    return mean(kept.reshape(*values.shape[:-1], batches, size))
+    in_batches = values[..., values.shape[-1] - batches * size :]
+    return mean(in_batches.reshape(*values.shape[:-1], batches, size))
 
 
 def quantile_stderr(values: np.ndarray, ordered: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -109,22 +112,23 @@ def quantile_stderr(values: np.ndarray, ordered: np.ndarray, levels: np.ndarray)
     NaN below two batches, and where the fraction's error reaches beyond the data: nothing is known of the tail there.
     With it the quantile as each batch has it, (config, batch, quantile): its fraction carried through that function.
     """
-    at = quantiles(ordered, levels)
+    tails = quantiles(ordered, levels)
     count = np.maximum(ordered.shape[-1] - np.isnan(ordered).sum(axis=-1), 1)[..., None]
     fraction_error = np.sqrt(levels * (1.0 - levels) / count)
     missing = np.isnan(values) if np.isnan(ordered[..., -1]).any() else None
     fractions = []
     for column in range(levels.size):
-        below = np.asarray(values <= at[..., column, None], dtype=np.float64)
+        below = np.asarray(values <= tails[..., column, None], dtype=np.float64)
         below = below if missing is None else np.where(missing, np.nan, below)
         fractions.append(batch_means(below))
         fraction_error[..., column] = np.maximum(fraction_error[..., column], seed_stderr(fractions[-1]))  # NaN stays
     low, high = levels - fraction_error, levels + fraction_error
     inside = (low > 0.0) & (high < 1.0)
+    # 0.5 stands in for levels beyond the data, whose result is NaN below.
     spread = quantiles(ordered, np.where(inside, high, 0.5)) - quantiles(ordered, np.where(inside, low, 0.5))
     error = np.where(inside, spread / 2.0, np.nan)
     per_fraction = np.divide(error, fraction_error, out=np.full(error.shape, np.nan), where=fraction_error > 0)
-    return error, at[:, None] + (levels - np.stack(fractions, axis=-1)) * per_fraction[:, None]
+    return error, tails[:, None] + (levels - np.stack(fractions, axis=-1)) * per_fraction[:, None]
 
 
 def summary(values: np.ndarray, levels: np.ndarray) -> Summary:
@@ -154,6 +158,7 @@ def summary_of_gaps(gaps: Sequence[Sequence[tuple[np.ndarray, np.ndarray]]], lev
     # Where no design of a chunk can run there are no gaps to count the seeds of: one NaN stands for all of them.
     shape = (len(gaps), len(gaps[0]) if gaps else 1)
     means, tails = np.full(shape, np.nan), np.full((*shape, levels.size), np.nan)
+    # A seed is pooled first, so that every seed counts alike, however many tokens it has.
     for config, seeds in enumerate(gaps):
         for seed, (gap, weight) in enumerate(seeds):
             total = weight.sum()

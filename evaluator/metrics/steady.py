@@ -36,8 +36,9 @@ def growth(arrival_s: np.ndarray, left_s: np.ndarray, start: int) -> tuple[np.nd
     later = arrival_s.shape[-1] - 1
     middle = (start + later) // 2
     near = max((later - middle) // 10, 1)
-    found = [_found_by(place, arrival_s, left_s) for place in (middle, middle + near, max(later - near, 0), later)]
-    grown = (found[2] + found[3] - found[0] - found[1]) / 2.0
+    ordinals = (middle, middle + near, max(later - near, 0), later)
+    backlog = [_found_by(ordinal, arrival_s, left_s) for ordinal in ordinals]
+    grown = (backlog[2] + backlog[3] - backlog[0] - backlog[1]) / 2.0
     gaps = np.diff(arrival_s[..., start:], axis=-1)
     if not gaps.shape[-1]:
         return grown, np.full(grown.shape, np.inf)
@@ -46,10 +47,10 @@ def growth(arrival_s: np.ndarray, left_s: np.ndarray, start: int) -> tuple[np.nd
     return grown, BY_CHANCE * np.sqrt((1.0 + np.maximum(varies, 1.0)) * max(later - middle, 1))
 
 
-def _found_by(place: int, arrival_s: np.ndarray, left_s: np.ndarray) -> np.ndarray:
-    """Requests in the system when number ``place`` arrives, itself among them; those behind it leave later."""
-    place = min(place, arrival_s.shape[-1] - 1)
-    return place + 1 - np.count_nonzero(left_s[..., : place + 1] <= arrival_s[..., place, None], axis=-1)
+def _found_by(ordinal: int, arrival_s: np.ndarray, left_s: np.ndarray) -> np.ndarray:
+    """Requests in the system when number ``ordinal`` arrives, itself among them; those behind it leave later."""
+    ordinal = min(ordinal, arrival_s.shape[-1] - 1)
+    return ordinal + 1 - np.count_nonzero(left_s[..., : ordinal + 1] <= arrival_s[..., ordinal, None], axis=-1)
 
 
 def drifts(values: np.ndarray) -> np.ndarray:
@@ -63,10 +64,11 @@ def drifts(values: np.ndarray) -> np.ndarray:
     count = means.shape[-1]
     if count < MIN_BATCHES:
         return np.zeros(means.shape[:-1], dtype=bool)
-    place = np.arange(count) - (count - 1) / 2.0
-    square = (place * place).sum()
-    slope = (means * place).sum(axis=-1) / square
-    residual = means - means.mean(axis=-1, keepdims=True) - slope[..., None] * place
+    # Batch numbers around 0, so that slope and mean are found independently of one another.
+    number = np.arange(count) - (count - 1) / 2.0
+    square = (number * number).sum()
+    slope = (means * number).sum(axis=-1) / square
+    residual = means - means.mean(axis=-1, keepdims=True) - slope[..., None] * number
     error = np.sqrt((residual * residual).sum(axis=-1) / ((count - 2) * square))
     matters = np.abs(slope) * (count - 1) > MATTERS * np.abs(means.mean(axis=-1))
     return matters & (np.abs(slope) > SIGNIFICANT * error)

@@ -46,11 +46,12 @@ def summarise(
     ``by_seed`` adds the variables of BY_SEED for each seed, (config, seed) or (config, seed, quantile).
     """
     able, rows = np.flatnonzero(outcomes.status == OK), outcomes.status.size
+    # Rows that cannot run hold anything, and would make every statistic of a chunk slower to guard.
     if able.size == rows:
         values, parts = _by_warmup(outcomes, levels, bumps is None)
     else:
-        found = _by_warmup(select(outcomes, able), levels, bumps is None)
-        values, parts = (place(some, able, rows) for some in found)
+        of_able = _by_warmup(select(outcomes, able), levels, bumps is None)
+        values, parts = (place(some, able, rows) for some in of_able)
     values |= {name: getattr(outcomes, name) for name in _TEXTS}
     values["devices"] = np.asarray(outcomes.summed("devices")).astype(np.int64)  # also of rows that cannot run
     if by_seed:
@@ -62,10 +63,10 @@ def summarise(
 
 def _by_seed(values: dict[str, np.ndarray], parts: dict[str, np.ndarray], seeds: int) -> dict[str, np.ndarray]:
     """What the means over the seeds are of; the parts of one seed are of its batches, and it is the mean itself."""
-    found = {name: parts[name] if seeds > 1 else values[name][:, None] for name in BY_SEED if name in parts}
+    of_seeds = {name: parts[name] if seeds > 1 else values[name][:, None] for name in BY_SEED if name in parts}
     return {  # what is not known of any seed has one part
         by_seed_name(name): np.broadcast_to(value, (value.shape[0], seeds, *value.shape[2:]))
-        for name, value in found.items()
+        for name, value in of_seeds.items()
     }
 
 
@@ -79,6 +80,7 @@ def _by_warmup(outcomes: Outcomes, levels: np.ndarray, find: bool) -> Found:
     """
     settled = np.ones(outcomes.times.arrival_s.shape[:-1], dtype=bool)
     longer = np.zeros(outcomes.status.size, dtype=bool)
+    # One mask for all rows: else each row has a window of its own, which nobody makes longer.
     if outcomes.measured.size == outcomes.measured.shape[-1]:
         window = Window.of(outcomes.measured)
         passage_s = outcomes.times.last_token_s[..., : window.end] - outcomes.times.arrival_s[..., : window.end]
@@ -87,10 +89,11 @@ def _by_warmup(outcomes: Outcomes, levels: np.ndarray, find: bool) -> Found:
     if not longer.any():
         return _summarised(outcomes, levels, settled)
     parts = []
+    # Two passes, with the common window and with each run's own, because a slice is faster than a mask.
     for rows in (np.flatnonzero(~longer), np.flatnonzero(longer)):
         if rows.size:
-            own = first[rows] if longer[rows[0]] else None
-            some = _summarised(select(outcomes, rows), levels, settled[rows], own)
+            starts = first[rows] if longer[rows[0]] else None
+            some = _summarised(select(outcomes, rows), levels, settled[rows], starts)
             parts.append([place(values, rows, longer.size) for values in some])
     if len(parts) == 1:
         return parts[0][0], parts[0][1]
@@ -107,6 +110,7 @@ def place(values: Mapping[str, np.ndarray], rows: np.ndarray, configs: int) -> d
     """Spread results of some rows (config index ``rows``) over ``configs``; the others are NaN, or false."""
     result = {}
     for name, value in values.items():
+        # There is no NaN among booleans: what is not known is not met, not saturated and not steady.
         empty = False if value.dtype == bool else np.nan
         result[name] = np.full((configs, *value.shape[1:]), empty, dtype=bool if value.dtype == bool else np.float64)
         result[name][rows] = value
@@ -159,9 +163,10 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     result["kv_used_max"] = kv_used_max(outcomes).max(axis=1)
     result["usd_per_mtok"] = price(outcomes, result["output_tok_per_s"])
     parts["usd_per_mtok"] = _inverse_parts(result["usd_per_mtok"], rates["output_tok_per_s"])
-    for name, one in summaries.items():
-        parts[name], parts[f"{name}_mean"] = one.quantile_parts, one.mean_parts
+    for name, statistics in summaries.items():
+        parts[name], parts[f"{name}_mean"] = statistics.quantile_parts, statistics.mean_parts
     inside = within_objectives(values, outcomes.objectives)
+    # Within no bound at all, as a value that was cut, would count as a miss.
     if inside is not None:
         inside = window.blank(inside)
     met, parts["slo_attainment"] = _objectives(outcomes.objectives, inside, summaries, levels)
@@ -179,6 +184,7 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
 def _inverse_parts(value: np.ndarray, rate: np.ndarray) -> np.ndarray:
     """What each seed (config, seed) makes of a value (config,) that goes as one over the mean rate, to first order."""
     average = over_seeds(rate)[:, None]
+    # 1 / rate around its mean: 2 - rate / mean, whose mean over the seeds is 1 again.
     return value[:, None] * (2.0 - np.divide(rate, average, out=np.full(rate.shape, np.nan), where=average > 0))
 
 
@@ -197,6 +203,7 @@ def _state(outcomes: Outcomes, window: Window, settled: np.ndarray) -> dict[str,
         waited_s += outcomes.later_wait_s
     rises = _waits_longer(window, arrival_s, waited_s) | grows
     saturated = outcomes.open_loop & (rises.mean(axis=1) >= 0.5)
+    # A batch that comes at once and is all that is asked has no state but being done.
     together = (arrival_s[..., -1] == arrival_s[..., start]) & outcomes.one_batch[:, None]
     level = settled & (np.abs(grown) <= by_chance) & ~drifts(passage_s[..., start:end]) & (length >= PASSAGES)
     span_s = arrival_s[..., end - 1] - arrival_s[..., start]
@@ -210,17 +217,17 @@ def _waits_longer(window: Window, arrival_s: np.ndarray, queue_wait_s: np.ndarra
     if window.common is not None:
         return saturated(arrival_s[..., window.common], queue_wait_s[..., window.common])
     mask = np.broadcast_to(window.mask, arrival_s.shape)
-    found = np.zeros(arrival_s.shape[:-1], dtype=bool)
-    for at in np.ndindex(found.shape):
-        found[at] = saturated(arrival_s[at][mask[at]], queue_wait_s[at][mask[at]])
-    return found
+    grows = np.zeros(arrival_s.shape[:-1], dtype=bool)
+    for run in np.ndindex(grows.shape):
+        grows[run] = saturated(arrival_s[run][mask[run]], queue_wait_s[run][mask[run]])
+    return grows
 
 
 def _named(summaries: Mapping[str, Summary]) -> dict[str, np.ndarray]:
     result = {}
-    for name, one in summaries.items():
-        result[name], result[f"{name}_stderr"] = one.quantiles, one.quantiles_stderr
-        result[f"{name}_mean"], result[f"{name}_mean_stderr"] = one.mean, one.mean_stderr
+    for name, statistics in summaries.items():
+        result[name], result[f"{name}_stderr"] = statistics.quantiles, statistics.quantiles_stderr
+        result[f"{name}_mean"], result[f"{name}_mean_stderr"] = statistics.mean, statistics.mean_stderr
     return result
 
 
@@ -248,13 +255,12 @@ def _objectives(
             raise InputError(f"slo.{bound.metric}: the gaps between tokens were not recorded; use tpot, or record them")
         statistic = _statistic(summaries[name], bound.quantile, levels)
         present = ~np.isnan(bound.bound_s)
+        # Not "<=", as in ``within_objectives``: a latency that no request has misses no bound.
         met &= ~(statistic > np.where(present, bound.bound_s, np.inf))
         asked |= present
-    known = {"slo_attainment": attainment, "slo_attainment_stderr": seed_stderr(parts), "slo_met": met & asked}
-    return known, parts
+    attained = {"slo_attainment": attainment, "slo_attainment_stderr": seed_stderr(parts), "slo_met": met & asked}
+    return attained, parts
 
 
-def _statistic(one: Summary, quantile: float | None, levels: np.ndarray) -> np.ndarray:
-    if quantile is None:
-        return one.mean
-    return one.quantiles[:, place_of(quantile, levels)]
+def _statistic(of_metric: Summary, quantile: float | None, levels: np.ndarray) -> np.ndarray:
+    return of_metric.mean if quantile is None else of_metric.quantiles[:, place_of(quantile, levels)]

@@ -18,11 +18,12 @@ def pooled(parts: Sequence[WeightedGaps]) -> WeightedGaps:
     """All gaps together, equal ones once."""
     if not parts:
         return np.zeros(0), np.zeros(0)
-    values, weights = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
+    values, weights = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
     if not len(values):
         return values, weights
     order = values.argsort()
     values, weights = values[order], weights[order]
+    # Equal gaps stand together after the sort: their weights are added run by run.
     begins = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
     return values[begins], np.add.reduceat(weights, begins)
 
@@ -70,6 +71,7 @@ class PoolTotals(NamedTuple):
         if done.decoded is not None:
             self.decoded[at] += done.decoded
             self.decoded_tokens[at] += done.decoded_tokens
+        # Empty under a roofline, which holds for any batch.
         if len(done.peaks):
             self.peaks[at] = np.maximum(self.peaks[at], done.peaks)
 
@@ -80,6 +82,7 @@ class PoolTotals(NamedTuple):
     def joined(self, other: PoolTotals) -> PoolTotals:
         """Those of this pool and of another, as if they were one."""
         sums = PoolTotals(*(one + two for one, two in zip(self, other, strict=True)))
+        # A largest value is no sum over pools.
         most = {name: np.maximum(getattr(self, name), getattr(other, name)) for name in ("kv_units_max", "peaks")}
         return sums._replace(**most)
 

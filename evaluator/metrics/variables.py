@@ -245,15 +245,17 @@ def _table() -> dict[str, Variable]:
             f"standard error of the {variable.long_name}",
             "Monte-Carlo standard error: standard deviation over the seeds / sqrt(seeds); NaN with one seed",
         )
+    # Of latencies the mean's error, of rates that of what is served: see ``model_error``.
     for name in MODEL_ERRORS:
         formula = _MEAN_ERROR if name in _LATENCIES else _SERVED_ERROR
         table[f"{name}_model_error"] = Variable("1", f"model error of the {table[name].long_name}", formula)
+    # In the order in which tables and files list them: latencies, service, the rest, by seed, elasticities.
     table |= _OTHERS | _SEARCH | _stages()
     for name in BY_SEED:
-        one = table[name]
+        variable = table[name]
         dims = ("config", "seed", "quantile") if name in _LATENCIES else ("config", "seed")
         table[by_seed_name(name)] = Variable(
-            one.units, f"{one.long_name} by seed", f"{one.description}; here of each", dims
+            variable.units, f"{variable.long_name} by seed", f"{variable.description}; here of each", dims
         )
     for name in METRICS:
         table |= _elasticity(name, table[name].long_name)
@@ -261,27 +263,27 @@ def _table() -> dict[str, Variable]:
 
 
 def _stages() -> dict[str, Variable]:
-    told = {
+    times = {
         "stage_wait_s": ("wait at a stage", "start of its service - arrival there; of several steps the sum"),
         "stage_service_s": ("service time of a stage", "departure - start of its service; of several steps the sum"),
     }
     table: dict[str, Variable] = {}
-    one, many = ("config", "stage"), ("config", "stage", "quantile")
-    for name, (long_name, formula) in told.items():
+    by_stage, by_quantile = ("config", "stage"), ("config", "stage", "quantile")
+    for name, (long_name, formula) in times.items():
         formula = f"{formula}; of the requests that pass the stage"
-        table[name] = Variable("s", long_name, f"{formula}; {_QUANTILE}", many)
-        table[f"{name}_mean"] = Variable("s", f"mean {long_name}", f"{formula}; mean {_OVER}", one)
-        table[f"{name}_stderr"] = Variable("s", f"standard error of the {long_name}", _ERROR, many)
-        table[f"{name}_mean_stderr"] = Variable("s", f"standard error of the mean {long_name}", _ERROR, one)
+        table[name] = Variable("s", long_name, f"{formula}; {_QUANTILE}", by_quantile)
+        table[f"{name}_mean"] = Variable("s", f"mean {long_name}", f"{formula}; mean {_OVER}", by_stage)
+        table[f"{name}_stderr"] = Variable("s", f"standard error of the {long_name}", _ERROR, by_quantile)
+        table[f"{name}_mean_stderr"] = Variable("s", f"standard error of the mean {long_name}", _ERROR, by_stage)
     table["stage_share"] = Variable(
-        "1", "requests of a stage", f"share of the requests that pass the stage, {_OVER}", one
+        "1", "requests of a stage", f"share of the requests that pass the stage, {_OVER}", by_stage
     )
     table["stage_utilisation"] = Variable(
         "1",
         "utilisation of a stage",
         "busy time of its servers or replicas / (their number x makespan), of several steps that of the busiest; NaN "
         "without a number of servers",
-        one,
+        by_stage,
     )
     return table
 

@@ -27,10 +27,13 @@ def transient(values: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
     if count < 2 * MACRO_BATCHES:
         return np.full(shape, start), np.ones(shape, dtype=bool)
     means = rest[..., : count * BATCH].reshape(*shape, count, BATCH).mean(axis=-1)
+    # Sums over all that is behind a cut, for every cut at once: cumulative from the end.
     left = np.arange(count, 0, -1)
     behind = np.cumsum(means[..., ::-1], axis=-1)[..., ::-1] / left
     squares = np.cumsum((means * means)[..., ::-1], axis=-1)[..., ::-1] / left
+    # The variance over the number of batches left, the square of the standard error, which has the same minimum.
     error = np.maximum(squares - behind * behind, 0.0) / left
+    # Within the first half: behind it too few batches are left to judge by.
     cut = np.argmin(error[..., : count // 2 + 1], axis=-1)
     counts = _differs(means, cut)
     return np.where(counts, start + BATCH * cut, start), ~(counts & (cut == count // 2))
@@ -43,6 +46,7 @@ def _differs(means: np.ndarray, cut: np.ndarray) -> np.ndarray:
     tail = means[..., count - MACRO_BATCHES * size :].reshape(*means.shape[:-1], MACRO_BATCHES, size).mean(axis=-1)
     spread = tail.std(axis=-1, ddof=1)  # of a macro batch; the last half of the batches has ten
     before = np.arange(count) < cut[..., None]
+    # maximum: a cut of 0 has no mean before it, and counts as no difference below.
     head = np.where(before, means, 0.0).sum(axis=-1) / np.maximum(cut, 1)
     rest = np.where(before, 0.0, means).sum(axis=-1) / (count - cut)
     error = spread * np.sqrt(size / np.maximum(cut, 1) + size / (count - cut))

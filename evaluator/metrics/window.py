@@ -29,6 +29,7 @@ class Window:
         Errors: ValueError without any measured request.
         """
         count = measured.sum(axis=-1)
+        # A statistic of nothing would be NaN without a word.
         if not np.all(count):
             raise ValueError("no measured request: the warm-up must be shorter than the run")
         if measured.ndim > 1 and measured.size != measured.shape[-1]:
@@ -47,8 +48,8 @@ class Window:
     @property
     def end(self) -> int:
         """Behind the last measured request of any configuration."""
-        there = np.atleast_1d(self.mask.reshape(-1, self.mask.shape[-1]).any(axis=0))
-        return there.size - int(np.argmax(there[::-1]))
+        measured = np.atleast_1d(self.mask.reshape(-1, self.mask.shape[-1]).any(axis=0))
+        return measured.size - int(np.argmax(measured[::-1]))
 
     @property
     def count(self) -> np.ndarray:
@@ -61,8 +62,8 @@ class Window:
 
     def blank(self, values: np.ndarray) -> np.ndarray:
         """Values made of such that were cut, with NaN again in the places of those that do not count."""
-        there = self.mask if self.common is None else self.later
-        return values if there is None else np.where(there, values, np.nan)
+        counted = self.mask if self.common is None else self.later
+        return values if counted is None else np.where(counted, values, np.nan)
 
     def total(self, values: np.ndarray) -> np.ndarray:
         """Sum over the measured requests, float64."""
@@ -79,5 +80,5 @@ class Window:
     def _cut(self, values: np.ndarray, other: float) -> np.ndarray:
         if self.common is None:
             return np.where(self.mask, values, other)
-        kept = values[..., self.common]
-        return kept if self.later is None else np.where(self.later, kept, other)
+        inside = values[..., self.common]
+        return inside if self.later is None else np.where(self.later, inside, other)

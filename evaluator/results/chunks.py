@@ -79,6 +79,7 @@ def read_chunks(folder: str | Path) -> dict[int, dict[str, np.ndarray]]:
     chunks = {}
     for path in sorted(Path(folder).glob("chunk-*.npz")):
         try:
+            # Without pickles, which could run anything that somebody put into the folder.
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 values = shared({name: file[name] for name in file.files})
             rows = {len(array) for array in values.values()}
@@ -106,6 +107,7 @@ def combine(chunks: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
         # Variable by variable, so that pieces and the whole are never both in memory.
         columns = [piece.pop(name, None) for piece in pieces]
         present = [values for values in columns if values is not None]
+        # A variable that some chunks lack is NaN there: integers and booleans become floats.
         kinds = [values.dtype for values in present] + [np.dtype(float)] * (len(present) < len(columns))
         joined[name] = np.empty((order.size, *present[0].shape[1:]), np.result_type(*kinds))
         for number, start in enumerate(starts[:-1]):

@@ -44,8 +44,9 @@ def _flat(changes: Mapping[str, Any], whole: str = "") -> dict[str, Any]:
     return flat
 
 
-def _own(axis: SweepAxis, changes: dict[str, Any]) -> dict[str, Any]:
+def _set_by(axis: SweepAxis, changes: dict[str, Any]) -> dict[str, Any]:
     """What the axis itself sets, without the defaults elsewhere that follow from it (the warm-up from the requests)."""
+    # An axis with a name of its own says which keys it sets; one that is named by a key sets what is below it.
     if not _is_key_path(axis.name):
         return {path: value for path, value in changes.items() if path in axis.keys}
     return {path: value for path, value in changes.items() if path == axis.name or path.startswith(f"{axis.name}.")}
@@ -69,6 +70,7 @@ def _short_names(paths: Sequence[str]) -> dict[str, str]:
         ]
         longer = [path for path in poor if depth[path] < len(keys[path])]
         if not longer:
+            # Nothing longer is left to say: a name of the dataset's own gets a prefix.
             return {path: f"swept_{name}" if name in _RESERVED else name for path, name in names.items()}
         for path in longer:
             depth[path] += 1
@@ -94,6 +96,7 @@ def _column(path: str, values: Sequence[Any]) -> np.ndarray:
     if unit != "1" and any(isinstance(value, str) for value in values):
         try:
             return np.array([parse_quantity(value, unit, path) for value in values])
+        # A table of numbers with one name among them is a column of text as it was written.
         except InputError:  # a name among quantities, such as ``auto``
             return np.array([_label(value) for value in values])
     if any(_number(value) for value in values) and all(value is None or _number(value) for value in values):
@@ -103,12 +106,13 @@ def _column(path: str, values: Sequence[Any]) -> np.ndarray:
 
 def axis_coordinates(axes: Sequence[SweepAxis]) -> list[dict[str, tuple[str, np.ndarray]]]:
     """For each axis its coordinates, name -> (key path, values over the axis); the first one names the dimension."""
-    steps = [[_own(axis, _flat(change, axis.name)) for change in axis.changes] for axis in axes]
+    steps = [[_set_by(axis, _flat(change, axis.name)) for change in axis.changes] for axis in axes]
     swept = [list(dict.fromkeys(path for step in axis_steps for path in step)) for axis_steps in steps]
     paths = [
         [axis.name, *(path for path in key_paths if path != axis.name)]
         for axis, key_paths in zip(axes, swept, strict=True)
     ]
+    # Of an axis whose name is no key that it sets, and that sets one alone, this one is the name.
     paths = [
         key_paths if key_paths[0] in swept_keys or len(key_paths) != 2 else key_paths[1:]
         for key_paths, swept_keys in zip(paths, swept, strict=True)

@@ -67,6 +67,7 @@ def to_dataset(
         )
     for name, variable in _OF_ALL.items():
         if name in metrics and name not in coords:
+            # A constant needs no row per design: a scalar coordinate.
             values = np.asarray(metrics[name], dtype=np.str_)
             same = values.size > 0 and (values == values[0]).all()
             coords[name] = _described((), values[0], variable) if same else _described(("config",), values, variable)
@@ -126,6 +127,7 @@ def unstack(ds: xr.Dataset) -> xr.Dataset:
             continue
         values = variable.values.reshape((*shape, *variable.shape[1:]))
         if name in along:
+            # A coordinate of one axis is the same along all others: their first steps stand for it.
             first = tuple(slice(None) if axis == along[name] else 0 for axis in range(len(shape)))
             arrays[name] = ((dims[along[name]],), values[first], variable.attrs)
         else:

@@ -36,6 +36,7 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield part
+        # A rename replaces a file at once, but no folder with files in it.
         if part.is_dir() and path.is_dir():
             shutil.rmtree(path)
         # Atomic on one file system, which ``part`` is on since it lies beside ``path``.
@@ -90,6 +91,7 @@ def write(ds: xr.Dataset, path: str | Path) -> Path:
         if _format(path) == "zarr":
             _write_zarr(ds, part)
         else:
+            # Asked for before HDF5 begins, which ends the process on a full disk.
             _reserve(part, _most_bytes(ds))
             ds.to_netcdf(part, format="NETCDF4", engine=ENGINE)
     return path
@@ -160,6 +162,7 @@ def read(path: str | Path) -> xr.Dataset:
     problem = problem_of(ds)
     if problem is not None:
         raise InputError(f"{path}: not a readable result file ({problem})")
+    # Texts come back in as many types as libraries have for them; here they become objects, one for equal ones.
     text = {name: v for name, v in ds.variables.items() if v.dtype.kind not in "biuf"}
     return ds.assign(
         {name: text_variable(v.dims, as_objects(v.values), v.attrs) for name, v in text.items() if name in ds.data_vars}

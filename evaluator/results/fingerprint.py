@@ -24,6 +24,7 @@ def fingerprint_of(scenario: Scenario, *parts: str) -> str:
     """
     digest = hashlib.sha256()
     without_text = replace(scenario, text="", path=None)
+    # A zero byte between the parts, so that no two lists of parts are the same text.
     for part in (SCHEMA_VERSION, code_here(), catalog_here(), repr(without_text), *parts):
         digest.update(part.encode() + b"\0")
     for path in _named_files(scenario):

@@ -31,9 +31,11 @@ class IterationLog:
             tokens[request] = tokens.get(request, 0) + decode_tokens  # as often as it has branches
         tokens |= dict(iteration.chunks)
         start_s = iteration.start_s
+        # A leap is written as the iterations that it stands for, so that a table does not show how it was computed.
         for number in range(iteration.iterations):
             first = number == 0
             leaps = iteration.iterations > 1
+            # The first and each next one longer by the slope: as the leap was computed.
             took_s = iteration.first_s + number * iteration.slope_s if leaps else iteration.end_s - iteration.start_s
             admitted = iteration.cached if first else ()
             self._rows.append(

@@ -48,6 +48,7 @@ def requests_table(
     columns |= {
         "prompt_tokens": tokens.prompt_tokens,
         "output_tokens": tokens.output_tokens,
+        # Nothing was cached: a column all the same, since tables of several runs are put together.
         "cached_tokens": np.zeros(1, dtype=np.int64) if tokens.cached_tokens is None else tokens.cached_tokens,
     }
     if tokens.path_tokens is not None:

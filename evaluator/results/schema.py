@@ -66,6 +66,7 @@ _TEXT = {
 
 def problem_of(ds: xr.Dataset) -> str | None:
     """What makes a dataset unusable as a result: an attribute that nobody can read, text for numbers; None: nothing."""
+    # A file that somebody edited, or another program wrote, fails here with a name and not deep in a table.
     for name, is_right in (("coordinates_of", _is_axis), ("objectives", _is_objective), ("grid", _is_dimension)):
         try:
             entries = json.loads(ds.attrs.get(name, "[]"))

@@ -65,6 +65,7 @@ class Shard:
 
 def shard_rows(total: int, count: int) -> int:
     """Rows of a shard: a whole number of pieces of the store."""
+    # Rounded up to whole pieces, so that no two shards write one file.
     rows = -(-total // count)
     piece = piece_rows(rows)
     return -(-rows // piece) * piece
@@ -110,6 +111,7 @@ class Store:
     def is_written(self, shard: Shard) -> bool:
         """Whether the rows of a shard are there and undamaged."""
         files = _read_json(self.mark(shard.number)).get("files")
+        # By checksum: a copy that was cut short has the right names.
         return isinstance(files, Mapping) and all(_checksum(self.path / name) == sum_ for name, sum_ in files.items())
 
     def left(self, shard: Shard) -> FallbackReport:

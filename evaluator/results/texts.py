@@ -24,6 +24,7 @@ def is_text(values: np.ndarray) -> bool:
 def as_objects(texts: np.ndarray) -> np.ndarray:
     """The texts, of any shape, as an array of objects, equal ones the same object."""
     objects = np.empty(texts.size, dtype=object)
+    # Interned: as many objects as different texts.
     objects[:] = [sys.intern(str(text)) for text in texts.ravel().tolist()]
     return objects.reshape(texts.shape)
 
@@ -42,5 +43,6 @@ def text_variable(dims: Sequence[Hashable], texts: np.ndarray, attrs: Mapping[An
 
 def text_bytes(texts: np.ndarray) -> int:
     """Bytes of all texts by themselves, which the size of an array of objects leaves out."""
+    # Each different text is encoded once.
     lengths = {text: len(str(text).encode()) for text in set(texts.ravel().tolist())}
     return sum(map(lengths.__getitem__, texts.ravel().tolist()))

@@ -30,6 +30,7 @@ _TYPES = {"b": "bool", "i": "int64", "u": "int64", "f": "float64"}
 
 def piece_rows(rows: int) -> int:
     """Rows of a piece, where a region has so many: all, or as even a part of them as ``MOST_ROWS`` allows."""
+    # Even pieces: 65,537 rows are two of 32,769 and not one of 65,536 and a single row.
     return max(1, math.ceil(rows / max(1, math.ceil(rows / MOST_ROWS))))
 
 
@@ -75,6 +76,8 @@ def lost_pieces(path: Path) -> str | None:
         if WHOLE not in group.attrs:
             return None
         for name, array in sorted(group.arrays()):
+            # ``finish`` saw all pieces written, so that one without a file was lost and does not stand for fill
+            # values.
             lost = array.nchunks - array.nchunks_initialized
             if lost:
                 return f"{lost:,} of {array.nchunks:,} pieces of {name} are lost"

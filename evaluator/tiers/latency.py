@@ -19,6 +19,7 @@ def fetch_s(size: Batched, lookup_s: Batched, bandwidth: Batched) -> Batched:
     ``lookup_s`` and ``bandwidth`` (tier,) are those of the tiers in the order in which they are asked.
     """
     xp = array_namespace(size, lookup_s, bandwidth)
+    # The lookups of all tiers down to the one that holds it are paid, its transfer once.
     return xp.cumsum(lookup_s, axis=-1) + xp.asarray(size)[..., None] / bandwidth
 
 
@@ -30,6 +31,7 @@ def held_shares(hit: Batched) -> Batched:
     xp = array_namespace(hit, hit)
     hit = xp.asarray(hit)
     ones = xp.ones_like(hit[..., :1])
+    # Whoever all tiers before do not hold is asked of the next: a product of misses.
     asked = xp.concatenate([ones, xp.cumprod(1.0 - hit, axis=-1)], axis=-1)
     return asked * xp.concatenate([hit, ones], axis=-1)
 
@@ -43,7 +45,8 @@ def expected_s(size: Batched, hit: Batched, lookup_s: Batched, bandwidth: Batche
     xp = array_namespace(size, lookup_s, bandwidth)
     hit, lookup_s, bandwidth = xp.asarray(hit), xp.asarray(lookup_s), xp.asarray(bandwidth)
     expected = xp.asarray(miss_s)
+    # From behind, because a miss of a tier costs what the next one is expected to take.
     for tier in reversed(range(lookup_s.shape[-1])):
-        held = hit[..., tier]
-        expected = lookup_s[..., tier] + held * (size / bandwidth[..., tier]) + (1.0 - held) * expected
+        hit_here = hit[..., tier]
+        expected = lookup_s[..., tier] + hit_here * (size / bandwidth[..., tier]) + (1.0 - hit_here) * expected
     return expected

@@ -42,6 +42,7 @@ class Stream(NamedTuple):
     @property
     def fades(self) -> Floats:
         """Rate of the exponential part."""
+        # Requests that come as often as the pause allows have no exponential part; a tiny one keeps its rate finite.
         return 1.0 / np.maximum(1.0 / self.rate - self.pause_s, 1e-9 / self.rate)
 
     def again(self, within_s: float) -> Floats:
@@ -51,6 +52,7 @@ class Stream(NamedTuple):
     def lately(self, within_s: float) -> Floats:
         """Probability that the last request was at most so long ago, seen at any time: the age of a renewal process."""
         tail = self.again(within_s) / self.fades
+        # The age of a renewal process: certain to be within the pause, then as the exponential tail has it.
         return np.minimum(self.rate * (min(within_s, self.pause_s) + tail), 1.0)
 
 
@@ -64,6 +66,7 @@ def hit_rates(popularity: Popularity, tiers: tuple[TierSize, ...], replicas: int
     share, count = shares(popularity.contexts, popularity.zipf)
     passing = share.copy()  # rate at which requests for a context come to all tiers of a kind together
     rates: list[float] = []
+    # ``group``: how many replicas share the tier above. Their requests come to this tier by as many ways.
     pause_s, group = 0.0, tiers[0].replicas if tiers else 1
     for tier in tiers:
         counts, ways, of_way = count, tier.replicas / group, group / replicas
@@ -74,9 +77,11 @@ def hit_rates(popularity: Popularity, tiers: tuple[TierSize, ...], replicas: int
         # Rates of contexts that every tier above holds fall to 0, and gaps are their reciprocals.
         stream = Stream(np.maximum(passing, 1e-300) * of_way, pause_s)
         stays_s = characteristic_time(stream, ways, counts, tier.contexts)
+        # Where all contexts fit none ever leaves, and the formula would multiply 0 by infinity.
         held = np.ones_like(passing) if math.isinf(stays_s) else _held(stream, ways, stays_s)
         come = (count * passing).sum()
         rates.append(float((count * passing * held).sum() / come) if come > 0.0 else 0.0)
+        # What this tier misses goes on, at the earliest T after the request for the same context before.
         passing, pause_s, group = passing * (1.0 - held), stays_s, tier.replicas
     return tuple(rates)
 

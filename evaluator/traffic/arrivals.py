@@ -36,6 +36,7 @@ def unit_gaps(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
         variance = arrivals.cv**2  # of a gap with mean 1: shape 1 / cv^2, scale cv^2
         return stream(seed, _GAPS).standard_gamma(1.0 / variance, n) * variance
     if arrivals.process == "uniform":
+        # The first is sent at 0, as load generators with a fixed rate do.
         gaps = np.ones(n)
         gaps[:1] = 0.0
         return gaps
@@ -60,12 +61,14 @@ def arrival_times(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
         times = read_trace(arrivals.file, TIMES).arrival_s
         assert times is not None
         return times[:n] / arrivals.scale
+    # Closed loops and batches: all may be sent at once, and users send on when they have their answers.
     return np.zeros(n)
 
 
 @lru_cache(maxsize=16)  # of as many numbers as there are requests
 def _unit_times(process: str, cv: float | None, seed: int, n: int) -> NDArray[np.float64]:
     """Arrivals at one request per second: every rate of a search divides the same ones."""
+    # Unit gaps first, then their sum: a rate divides both alike, so that the order of events is its own.
     times = np.cumsum(unit_gaps(Arrivals(process, cv=cv), seed, n))
     # The array is shared by all who ask for it.
     times.flags.writeable = False
@@ -81,6 +84,7 @@ def at_rate(arrivals: Arrivals, rate_rps: float, n: int) -> Arrivals:
         return replace(arrivals, rate_rps=rate_rps)
     if arrivals.process != "trace":
         raise ValueError(f"{arrivals.process} arrivals have no rate")
+    # The seed makes no difference to the times of a file.
     last_s = arrival_times(replace(arrivals, scale=1.0), 0, n)[-1]
     if last_s == 0.0:
         raise ValueError("a trace whose requests all come at time 0 has no rate")
@@ -114,6 +118,7 @@ def _burst(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
     cycles, left = np.divmod(expected, arrivals.rate_rps * period)
     in_burst = min(arrivals.factor * arrivals.on_s / period, 1.0) * arrivals.rate_rps * period
     corners = [0.0, in_burst, arrivals.rate_rps * period]
+    # Without arrivals between bursts the expected number is flat there, and has no inverse to interpolate.
     if in_burst == corners[2]:  # nothing is sent between bursts
         return cycles * period + left / (arrivals.factor * arrivals.rate_rps)
     return cycles * period + np.interp(left, corners, [0.0, arrivals.on_s, period])

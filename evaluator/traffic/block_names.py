@@ -43,6 +43,7 @@ def block_names(jobs: Jobs, block_tokens: int) -> BlockNames:
     """The numbers of jobs of which something is known. Rates of a sweep share them."""
     assert jobs.sharing is not None
     prompt, kv = jobs.demand.prompt_tokens // block_tokens, jobs.demand.kv_tokens // block_tokens
+    # As bytes, which are hashed and compared by value: two tables with equal columns have equal numbers.
     return _numbered(jobs.sharing, block_tokens, *(column.tobytes() for column in (jobs.id, prompt, kv)))
 
 
@@ -63,12 +64,14 @@ def _spoken(sharing: Sharing, block_tokens: int, ids: NDArray[np.int64], kv: NDA
     prompts, prompt = np.unique(system, return_inverse=True)
     said = np.zeros(len(sessions), dtype=np.int64)
     np.maximum.at(said, session, np.maximum(kv - shared, 0))
+    # Numbers of a session's own text begin behind those of all system prompts and of the sessions before it.
     first = len(prompts) * shared + np.cumsum(said) - said
     return BlockNames(
         sources=np.arange(len(prompts)) * shared,
         sources_from=prompt,
         sourced=np.full_like(ids, shared),
         per_source=max(shared, 1),
+        # Less ``shared``, because blocks are counted from the beginning of the prompt.
         own_from=first[session] - shared,
         count=len(prompts) * shared + int(said.sum()),
     )
@@ -90,11 +93,13 @@ def _hashed(
     # next source, so that equal prompts are at the same node as far as they are equal.
     for level in range(int(sources.max(initial=0))):
         deep = np.flatnonzero(sources > level)
+        # A pair of (what came so far, next source) as one integer.
         key = node[deep] * len(hashes) + number[starts[deep] + level]
         distinct, child = np.unique(key, return_inverse=True)
         names[sources_from[deep] + level] = nodes + child
         node[deep] = nodes + child
         nodes += len(distinct)
+    # Behind the prompt nothing is known to be equal: numbers of the request's own.
     unshared = np.maximum(kv - prompt, 0)
     first = nodes * per_source + np.cumsum(unshared) - unshared
     return BlockNames(

@@ -37,6 +37,7 @@ class Extremes:
     @staticmethod
     def of(several: Sequence[Extremes]) -> Extremes:
         """Those of several demands together."""
+        # The same object, since most have a single demand, and it is kept by those who share it.
         if len(several) == 1:
             return several[0]
         columns = zip(fields(Extremes), zip(*map(astuple, several), strict=True), strict=True)
@@ -87,6 +88,7 @@ class Demand:
             return Demand(
                 prompt, first_token, cached, prompt - cached, prompt, output - 1, shared, tokens.model, None, later
             )
+        # Of every branch the last token is sampled and never computed.
         kv = prompt + (output - 1 if branches is None else (branches - 1).sum(axis=1))
         return Demand(prompt, output, cached, prompt - cached, kv, 0 * output, shared, tokens.model, branches)
 
@@ -209,6 +211,7 @@ class Jobs:
         The decode side gives ``output_tokens - 1``, which leaves nothing to do for a request of one token.
         """
         on, demand = self.demand.after_prefill
+        # All go on: the demand is the cached object, which rates of a sweep share.
         if len(on) == len(self):
             return with_fields(self, ready_s=ready_s, demand=demand), None
         # A copy of the demand for these few; the others share the demand that is kept with this one.

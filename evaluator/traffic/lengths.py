@@ -54,6 +54,7 @@ def _side(lengths: Lengths, side: str, numbers: Floats) -> Tokens:
     start = f"{side}_"
     given = {key.removeprefix(start): value for key, value in lengths.parameters.items() if key.startswith(start)}
     values = np.rint(_FORMULAS[lengths.source](numbers, given))
+    # 2**53: beyond, float64 has no whole numbers that are next to one another.
     return np.clip(values, given.get("min", 1), given.get("max", 2**53)).astype(np.int64)
 
 
@@ -80,6 +81,7 @@ def _zipf(numbers: Floats, given: Parameters) -> Floats:
     lengths = np.arange(given["min"], given["max"] + 1, dtype=np.float64)
     # Relative to the shortest length, so that not all powers vanish.
     cumulative = np.cumsum((lengths / lengths[0]) ** -given["exponent"])
+    # side="right": numbers[i] = 0 belongs to the shortest length.
     return lengths[np.searchsorted(cumulative, numbers * cumulative[-1], side="right")]
 
 

@@ -36,6 +36,7 @@ class RequestSampler:
     def __init__(self) -> None:
         self._alive: dict[Hashable, object] = {}  # keeps the objects, so that an id stays theirs
         self._first_rate: dict[int, Arrivals] = {}  # of arrivals at another rate, those that they were made of
+        # Ids of all requests, one array for each number of them.
         self._identity = lru_cache(maxsize=64)(np.arange)
         self._measured = lru_cache(maxsize=64)(_measured)
 
@@ -50,6 +51,8 @@ class RequestSampler:
         count = workload.requests
         turns = self.turns(workload, seed)
         return Jobs(
+            # Sessions with several turns come when users have read and thought; their arrivals are of the first
+            # turns.
             self._identity(count),
             self._arrivals(self._key(workload.arrivals), seed, count)
             if turns is None
@@ -75,6 +78,7 @@ class RequestSampler:
         sizes = (
             lengths, models, pipelines, workload.requests, workload.cached_tokens, sessions, workload.reasoning, which
         )  # fmt: skip
+        # The key keeps its workload alive, whose ids it consists of.
         self._alive[sizes] = workload if first is None else replace(workload, arrivals=first)
         return sizes
 
@@ -103,6 +107,7 @@ class RequestSampler:
     def _at_rate(self, workload: int, rate_rps: float) -> Workload:
         alive = cast(Workload, self._alive[workload])
         arrivals = at_rate(alive.arrivals, rate_rps, alive.requests)
+        # A rate that was made of another one has the requests of the first, or a search would compare different ones.
         self._first_rate[self._key(arrivals)] = self._first_rate.get(id(alive.arrivals), alive.arrivals)
         return replace(alive, arrivals=arrivals)
 

@@ -52,6 +52,7 @@ def _lengths_of(
     count = len(model)
     prompt, output = request_lengths(workload.lengths, seed, count, branch)
     for which, shares in ((model, workload.models), (pipeline, workload.pipelines)):
+        # The lengths of a model or pipeline replace those of the workload; all are drawn with the same numbers.
         for number, share in enumerate(shares.values()):
             if share.lengths is not None:
                 lengths = request_lengths(share.lengths, seed, count, branch)
@@ -83,6 +84,7 @@ def request_pipelines(workload: Workload, seed: int, count: int) -> NDArray[np.i
 def _drawn(shares: Mapping[str, ModelShare], generator: np.random.Generator, count: int) -> NDArray[np.int64]:
     """Numbers of models or pipelines by their shares, (request,)."""
     ends, numbers = np.cumsum([share.share for share in shares.values()]), generator.random(count)
+    # ends[-1] may be less than 1 by rounding, or shares stated as weights; the minimum keeps the last index.
     return np.minimum(np.searchsorted(ends, numbers * ends[-1], side="right"), len(ends) - 1).astype(np.int64)
 
 
@@ -100,6 +102,7 @@ def turn_tokens(workload: Workload, seed: int, turns: Turns) -> Tokens:
     new, output = request_lengths(workload.lengths, seed, int(turns.place.max()) + 1)
     output = scaled(output, workload.reasoning.scale)
     said = np.cumsum(new + output)
+    # All that was said up to this turn, less what was said before its session began, less its own answer.
     before = said[turns.place] - (said - new - output)[turns.first] - output[turns.place]
     prompt = workload.sessions.system_tokens + before
     none = np.zeros_like(prompt)
@@ -125,6 +128,7 @@ def cached_by_content(workload: Workload, deployment: Deployment) -> bool:
 
 def _cached(workload: Workload, prompt: NDArray[np.int64]) -> NDArray[np.int64]:
     if workload.lengths.source == "trace" and workload.lengths.file is not None:
+        # A trace says itself what was cached when it was recorded.
         cached = read_trace(workload.lengths.file, LENGTHS).cached_tokens
         if cached is not None:
             return cached[: len(prompt)]
@@ -148,6 +152,7 @@ def branch_tokens(reasoning: Reasoning, output: Callable[[int], NDArray[np.int64
     """
     if not reasoning.several:
         return None
+    # One draw for all branches, or a draw for each.
     numbers = range(reasoning.branches) if reasoning.branch_lengths == "drawn" else (0,) * reasoning.branches
     lengths = np.sort(np.stack([scaled(output(number), reasoning.scale) for number in numbers], axis=1), axis=1)
     return (

@@ -48,7 +48,9 @@ class Turns:
         # Sessions that are under way when the run begins are the same at every rate, or their requests would not be.
         new = int(np.searchsorted(starts, begins))
         if new == number:
+            # No new session among the requests: nothing depends on the rate.
             return self.sent_s
+        # New sessions move as their starts do, counted from the first of them.
         moved = (other - other[new]) - (starts - starts[new])
         return self.sent_s + np.where(self.session < new, 0.0, moved[self.session])
 
@@ -86,11 +88,13 @@ def turns_of(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> T
         if complete >= count:
             break
         number *= 2
+    # Turns that were sent before the run are no requests, but what was said in them is in the prompts.
     chosen = np.arange(count) if at_once else np.flatnonzero(sent_s >= 0.0)
     # By time, of one time by session.
     chosen = chosen[np.lexsort((chosen, sent_s[chosen]))][:count]
     row = np.full(len(session), -1)
     row[chosen] = np.arange(count)
+    # Turns of a session are next to one another among all turns; row -1 where the one before is no request.
     previous = np.where(chosen > first[chosen], row[chosen - 1], -1)
     return Turns(session[chosen], chosen, first[chosen], previous, think_s[chosen], sent_s[chosen], arrivals)
 
@@ -119,6 +123,7 @@ def turn_counts(sessions: Sessions, seed: int, number: int) -> NDArray[np.int64]
         return np.full(number, turns, dtype=np.int64)
     if turns.mean == 1.0:
         return np.ones(number, dtype=np.int64)
+    # Inverse transform, so that the same draw means more turns where the mean is larger.
     drawn = np.log1p(-stream(seed, _TURNS).random(number)) / math.log1p(-1.0 / turns.mean)
     return np.minimum(1 + np.floor(drawn), turns.max or np.inf).astype(np.int64)
 

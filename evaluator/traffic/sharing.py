@@ -72,6 +72,7 @@ class Sharing:
         for session, prompt, tokens in zip(
             self.session[ids].tolist(), system.tolist(), kv_tokens.tolist(), strict=True
         ):
+            # System prompts count down from -1: sessions count up from 0, and no two sources share a number.
             yield PrefixContent((-1 - prompt,) if shared else (), max(shared, 1), tokens // block_tokens, session)
 
 
@@ -80,6 +81,7 @@ def sharing_of(workload: Workload, seed: int, turns: Turns | None) -> Sharing | 
     sessions, trace = workload.sessions, workload.trace
     session = None if turns is None else turns.session
     hashes = None
+    # A trace says who sent what: drawn sessions have nothing to add to it.
     if trace is not None:
         session = None if trace.session is None else trace.session[: workload.requests]
         hashes = trace.hash_ids
