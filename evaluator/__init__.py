@@ -37,6 +37,7 @@ __all__ = [
     "validate",
 ]
 
+# Where each name is defined; imported one by one, as JAX alone takes most of a second.
 _HOME = {
     "InputError": "evaluator.errors",
     "estimate": "evaluator.estimation",
@@ -61,6 +62,7 @@ def __getattr__(name: str) -> Any:
     if name in _GIVE_DATASETS:
         import_module("evaluator.report.accessor")  # so that their datasets have ``.evaluator``
     value = getattr(import_module(_HOME[name]), name)
+    # Kept in the module, so that the next access finds it without coming here.
     globals()[name] = value
     return value
 

@@ -30,6 +30,7 @@ def configure() -> None:
     Every clock is float64: float32 loses 1e-3 of a p99 over 100,000 requests. A cache that the user gave to JAX
     (``JAX_COMPILATION_CACHE_DIR``) is left as it is; where no folder can be written, programs are compiled anew.
     """
+    # Before ``import jax``: XLA reads its flags when the first backend starts.
     _compile_loops_whole()
     import jax
 
@@ -37,6 +38,7 @@ def configure() -> None:
     folder = compilation_cache()
     if folder is not None and jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(folder))
+        # Programs that compile faster are not worth a file: reading it back takes as long.
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
@@ -46,8 +48,10 @@ def bounded(jitted: Any) -> Any:
     JAX keeps whatever it has compiled. It forgets all of a function's programs or none; forgetting those that run is
     no harm, for their calls hold them.
     """
+    # By identity: jitted functions that are equal are none of each other's caches.
     if not any(function is jitted for function in _counted):
         _counted.append(jitted)
+    # _cache_size is no public name of JAX; ``tests`` notice when it goes.
     if sum(function._cache_size() for function in _counted) >= MOST_PROGRAMS:
         for function in _counted:
             function.clear_cache()
@@ -84,6 +88,7 @@ def compilation_cache() -> Path | None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
+    # A cache that can be listed and not written would fail at the first program.
     return folder if os.access(folder, os.W_OK | os.X_OK) else None
 
 
@@ -104,5 +109,6 @@ def _machine() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         features = next(line for line in lines if line.lower().startswith(("flags", "features")))
     except (OSError, StopIteration):
+        # Without it all machines of an architecture share a folder, which is right for those alike.
         features = platform.processor()
     return f"{platform.machine() or 'unknown'}-{zlib.crc32(features.encode()):08x}"

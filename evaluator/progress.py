@@ -49,6 +49,7 @@ class Progress:
         self._interval_s = TERMINAL_INTERVAL_S if self._on_terminal else LOG_INTERVAL_S
         self._kept = 0  # units an earlier run had finished: they count as done, not as speed
         self._first: tuple[float, int] | None = None  # time and units of the first report
+        # Counted from the start until a report comes, so that a log tells nothing in the first seconds.
         self._start = self._written = clock()
         self._width = 0
 
@@ -89,6 +90,7 @@ class Progress:
         now = self._clock()
         self.done += units
         if self._first is None:
+            # Without what an earlier run had done, which took no time in this one.
             self._first = (now, self.done - self._kept)
         if now - self._written >= self._interval_s:
             self._written = now
@@ -150,6 +152,7 @@ class NotebookProgress(Progress):
         return self
 
     def _write(self, line: str) -> None:
+        # Loaded only in a notebook, which has it.
         from IPython.display import HTML, display
 
         bar = f"<progress style='width: 16em' value='{self.done}' max='{max(self.total, self.done, 1)}'></progress>"
@@ -162,6 +165,7 @@ class NotebookProgress(Progress):
 
 def in_notebook() -> bool:
     """Whether this runs in a kernel that has a notebook before it. IPython is not loaded to find that out."""
+    # Looked up among loaded modules: whoever has a notebook has IPython.
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return hasattr(shell, "kernel")
 
@@ -183,6 +187,7 @@ def followed(
 def _short(value: float) -> str:
     """Three significant digits with k, M or G."""
     for factor, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        # 999.5 shows as "1 k", not as "1e+03".
         if value >= 0.9995 * factor:
             return f"{_three_digits(value / factor)}{letter}"
     return _three_digits(value)

@@ -77,6 +77,7 @@ def with_fields(record: Record, **values: Any) -> Record:
     It is for records that check nothing when they are made, of which a sweep has one for each of its designs. What a
     record has found of itself (``functools.cached_property``) is not taken over, since it may depend on the fields.
     """
+    # Neither ``__init__`` nor ``__post_init__`` runs.
     fields_of_record, copy = vars(record), object.__new__(type(record))
     vars(copy).update({name: fields_of_record[name] for name in record.__dataclass_fields__}, **values)  # type: ignore[attr-defined]
     return copy

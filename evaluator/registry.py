@@ -23,6 +23,7 @@ class Registry(dict[str, Part]):
     def __init__(self, what: str, parts: Iterable[Part]) -> None:
         super().__init__((part.name, part) for part in parts)
         self._what = what
+        # What is registered later is a user's own.
         self._of_the_package = frozenset(self)
 
     def register(self, part: Part) -> None:

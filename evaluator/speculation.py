@@ -49,6 +49,7 @@ _rate = number(least=0, most=1)
 
 
 def _acceptance(value: Any, place: Place) -> float | tuple[float, ...]:
+    # JSON lists and Python tuples alike.
     if isinstance(value, list | tuple):
         if not value:
             raise place.error("expected a rate, or a list of them such as [0.8, 0.6, 0.45], got none")
@@ -111,6 +112,7 @@ class Speculative(Drafting):
     def chances(self) -> tuple[float, ...]:
         """The chance that at least 1, 2, .. k drafts are accepted."""
         rates = self.acceptance if isinstance(self.acceptance, tuple) else (self.acceptance,) * self.tokens
+        # Draft i counts only if all before it were accepted: a running product.
         return tuple(accumulate(rates, mul))
 
     @property
@@ -124,6 +126,7 @@ def _read(value: Any, place: Place) -> Speculative:
         raise place.error(
             f"expected a section such as {{method: ngram, tokens: 3, acceptance: 0.6}}, got {shown(value)}"
         )
+    # Keys first, then what they say together.
     speculative = Speculative(**read_section(value, table_of(Speculative), place))
     rates = speculative.acceptance
     if isinstance(rates, tuple) and len(rates) != speculative.tokens:
@@ -170,6 +173,7 @@ def hashed(x: Any) -> Any:
     x = x * np.uint32(0x21F0AAAD)
     x = x ^ (x >> np.uint32(15))
     x = x * np.uint32(0xD35A2D97)
+    # All operations on uint32, which NumPy and JAX compute alike to the bit.
     return x ^ (x >> np.uint32(15))
 
 
@@ -183,6 +187,7 @@ def keys(seed: int, ids: NDArray[np.int64]) -> NDArray[np.uint32]:
 
 def uniform(key: Any, iteration: Any) -> Any:
     """Numbers from 0 to 1, float64: of the decode iterations (uint32) of a request with this key; any common shape."""
+    # 32 bits in a float64: exact, and never 1.
     return hashed(key ^ hashed(iteration)).astype(np.float64) * 2.0**-32
 
 

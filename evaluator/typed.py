@@ -21,6 +21,7 @@ def _types() -> dict[str, Any]:
     from evaluator.scenario.python_types import python_types
 
     module: dict[str, Any] = {"__name__": __name__}
+    # The text is made by the package of its own records.
     exec(python_types(), module)
     # Without what the text imports: its own are classes, and choices of very many words.
     made_here = {name: getattr(value, "__module__", "") == __name__ for name, value in module.items()}

@@ -30,6 +30,7 @@ def _bytes(suffix: str) -> dict[str, Decimal]:
 
 def _bits_per_second() -> dict[str, Decimal]:
     # b is a bit and B a byte, as network and memory sheets write them.
+    # Decimals divide exactly by 8.
     return {unit: factor / 8 for unit, factor in _decimal("b/s", "bit/s").items()}
 
 
@@ -83,6 +84,7 @@ def parse_quantity(value: Any, unit: str, where: str) -> float:
     units = _UNITS[unit]
     if isinstance(value, str):
         return _finite(_parse_text(value, unit, units, where), value, where)
+    # bool is a number to Python; ``true`` is none to a scenario.
     if isinstance(value, bool) or not isinstance(value, Real):
         raise InputError(
             f"{where}: expected a quantity in {unit} (a number, or such as {_EXAMPLES[unit]}), "
@@ -94,6 +96,7 @@ def parse_quantity(value: Any, unit: str, where: str) -> float:
 def si_number(text: str) -> float | None:
     """The SI number of a text with any unit that is known here, or with none; None for another text or exponent."""
     number, written = _parts(text)
+    # A name that begins with digits, such as a model's, has no unit of these.
     scale = _ANY_UNIT.get(written)
     scaled = None if number is None or scale is None else _scaled(number, scale)
     return None if scaled is None else float(scaled)
@@ -147,6 +150,7 @@ def _parse_text(text: str, unit: str, units: Mapping[str, Decimal], where: str) 
 
 
 def _hint(written: str, units: Mapping[str, Decimal]) -> str:
+    # A unit of another quantity is a mistake that can be named; else the nearest spelling.
     for other, table in _UNITS.items():
         if written in table and table is not units:
             return f"{written} is a unit of {other}; "
@@ -156,6 +160,7 @@ def _hint(written: str, units: Mapping[str, Decimal]) -> str:
 
 
 def _finite(number: Any, value: Any, where: str) -> float:
+    # Decimals beyond the range of floats.
     try:
         result = float(number)
     except OverflowError:

@@ -75,6 +75,7 @@ def validate(
     those of times to the clock of the simulation, those of latencies to the mean end-to-end latency where it is larger.
     Errors: InputError where both engines apply to no configuration.
     """
+    # With --simulator iteration, so that ``simulator`` of a configuration says what the vectorised engine can.
     whole = plan(loaded(scenario))
     able = [
         configuration
@@ -92,6 +93,7 @@ def validate(
             f"{reason}"
         )
     infeasible = sum(configuration.status != OK for configuration in whole.configurations)
+    # Planned anew for the sample alone, whose shapes are then no larger than it needs.
     chosen = whole.of(np.array([configuration.config for configuration in stratified(whole, able, sample, seed)]))
     if progress is not None:
         progress.expect(len(chosen.configurations))
@@ -103,6 +105,7 @@ def validate(
     table = pd.DataFrame(rows)
     held = table[table["metric"] != HISTOGRAM]
     worst = held.groupby("config")["largest"].max()
+    # Not "> tolerance": a difference that is NaN is one.
     apart = int((~(worst <= tolerance)).sum())
     axes = tuple(_on_axes(chosen, 0))
     return Validation(table, len(chosen.configurations), len(able), beyond, infeasible, apart, float(worst.max()), axes)
@@ -160,11 +163,14 @@ def _pressures(whole: Plan, configuration: Configuration) -> tuple[float, float]
     station = configuration.stations[0]
     deployment, replica = station.deployment, station.design.ready
     jobs, *_ = whole.jobs(configuration)
+    # Above 1 a full batch does not fit, and requests wait for KV.
     held = station.held_units(jobs.demand).mean() * deployment.batching.max_num_seqs / replica.kv.capacity_units
     if configuration.workload.arrivals.users is not None:
+        # 1e9, so that closed loops are a stratum above all open ones.
         return 1e9 * configuration.workload.arrivals.users / deployment.ranks, float(held)
     output = jobs.demand.output_tokens.sum()
     tokens = jobs.demand.compute_tokens.sum() + output
+    # Peak FLOP/s for tokens and full bandwidth for weights: a bound, good enough to sort by.
     busy_s = replica.compute.token_s * tokens + replica.memory.iteration_s * output
     return float(busy_s / (max(np.ptp(jobs.ready_s), 1e-9) * deployment.ranks)), float(held)
 
@@ -182,6 +188,7 @@ def _compared(
     single = replace(chosen, simulator=TOKEN).of(np.array([configuration.config]))
     exact = simulate_configurations(single, single.configurations)
     exact_values = summarise(exact, levels)
+    # Latencies near 0 would have any relative difference: they are held against the mean end-to-end time.
     latency = np.nanmax(exact_values["e2e_s_mean"])
     differences = {name: _apart(getattr(fast.times, name)[position], getattr(exact.times, name)[0]) for name in TIMES}
     mine, exact_totals = _totals(fast), _totals(exact)
@@ -228,5 +235,6 @@ def _apart(fast: np.ndarray, exact: np.ndarray, least: float = 0.0) -> np.ndarra
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.abs(fast - exact) / np.maximum(np.abs(exact), least)
+    # Equal infinities and equal zeros are no difference; a number against NaN is.
     relative = np.where(fast == exact, 0.0, np.where(np.isnan(relative), np.inf, relative))
     return relative[~(np.isnan(fast) & np.isnan(exact))]

@@ -104,6 +104,7 @@ def _build_mapping(loader: Any, node: yaml.Node) -> dict[Any, Any]:
     lines: dict[Any, int] = {}
     for key_node, value_node in node.value:
         key = loader.construct_object(key_node, deep=True)
+        # Lists and mappings as keys, which YAML allows and no scenario means.
         if not isinstance(key, Hashable):
             raise _fail(key_node, "a key must be a name or a number")
         if key in mapping:
@@ -124,6 +125,7 @@ class _CoreDumper(yaml.SafeDumper):
         return True
 
 
+# The loader and the dumper resolve alike, so that what is written is read back the same.
 for _name, _pattern, _first in _CORE_SCHEMA:
     _CoreDumper.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"^(?:{_pattern})$"), list(_first))
     _CoreLoader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"^(?:{_pattern})$"), list(_first))
@@ -137,11 +139,13 @@ for _name, _build in {
     "map": _build_mapping,
 }.items():
     _CoreLoader.add_constructor(f"tag:yaml.org,2002:{_name}", _build)
+# None is the constructor of all tags without one: nothing of Python is built from a file.
 _CoreLoader.add_constructor(None, _build_unknown)
 
 
 def _check_depth(text: str) -> None:
     """Refuses what is nested so deeply that libyaml, which recurses in C, would overflow the stack of the process."""
+    # libyaml counts no levels; short texts cannot be deep.
     if len(text) < 5000:  # a level takes a character at least; some thousand levels are harmless
         return
     depth = 0
@@ -159,6 +163,7 @@ def _measure(node: yaml.Node, measured: dict[yaml.Node, tuple[int, int]]) -> tup
     if isinstance(node, yaml.ScalarNode):
         return 1, 0
     if node not in measured:
+        # A node that is met again while it is open holds itself.
         measured[node] = 0, DEEPEST + 1  # while it is open: what leads back to it is endless
         pairs = node.value if isinstance(node, yaml.MappingNode) else [(item,) for item in node.value]
         below = [_measure(part, measured) for pair in pairs for part in pair]
@@ -177,6 +182,7 @@ def loads_yaml(text: str, name: str = "<text>") -> Document:
     Errors: InputError naming ``name`` and the line for a syntax error, a duplicate key, an unknown tag or a second
     document. NaN and infinity are returned as floats; the readers of keys refuse them by key.
     """
+    # Empty, so that ``finally`` has a loader to dispose of if the text is refused before.
     loader = _CoreLoader("")
     try:
         _check_depth(text)
@@ -202,6 +208,7 @@ def loads_yaml(text: str, name: str = "<text>") -> Document:
 def plain_scalar(text: str) -> Any:
     """What a text means as a plain scalar of the core schema: null, a boolean, a number, else the text itself."""
     readers = {"null": lambda _: None, "bool": lambda text: text.lower() == "true", "int": _int, "float": _float}
+    # In the order of the schema: an integer is a float, too.
     for name, pattern, _ in _CORE_SCHEMA:
         if re.fullmatch(pattern, text):
             return readers[name](text)

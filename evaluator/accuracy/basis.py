@@ -59,10 +59,12 @@ class Basis:
     def text(self, errors: Errors) -> str:
         """In words, the weakest case first where there are several, with the runs and devices that tell of each."""
         order = list(CASES)
+        # What has no case comes first, then the weakest case: a reader sees at once what the prediction lacks.
         cases = sorted(self.cases, key=lambda case: -order.index(case) if case in order else -len(order))
         if self.unmeasured:
-            known = ", and ".join(CASES[case].told if case in CASES else OTHERS[case] for case in cases)
-            return f"{known}; no measured server had {', '.join(self.unmeasured)}: the largest measured error"
+            # The cases' own errors do not hold here: their figures would promise what nobody measured.
+            resting_on = ", and ".join(CASES[case].told if case in CASES else OTHERS[case] for case in cases)
+            return f"{resting_on}; no measured server had {', '.join(self.unmeasured)}: the largest measured error"
         return ", and ".join(_told(case, errors) for case in cases)
 
     def bands(self, errors: Errors) -> tuple[float, ...]:
@@ -86,9 +88,11 @@ def design_basis(built: ReplicaBuild) -> Basis:
     calibration, model = built.calibration, built.model
     case = calibration.rests_on
     served = model.name in calibration.serving_runs.get(built.hardware.name, ())
+    # Weights in the checkpoint's dtypes, said or by default, run on the same kernels.
     as_stored = _weights(model, built.spec.precision.weights) == _weights(model, "checkpoint")
     if case == "runs" and not (served and as_stored):  # in another dtype other kernels run: it is as another model
         case = "other_models"
+    # A device that the sweep describes is measured by nobody: its kernels are as transferred, whatever set it takes.
     cases = (case, "transferred") if built.hardware.hypothetical and case in _OF_ONE_DEVICE else (case,)
     return Basis(cases, _unmeasured(built))
 
@@ -105,6 +109,7 @@ def _unmeasured(built: ReplicaBuild) -> tuple[str, ...]:
     unmeasured += [f"{dtype} weights" for dtype in sorted(_weights(built.model, spec.precision.weights) - _WEIGHTS)]
     if spec.precision.kv not in _KV:
         unmeasured.append(f"{spec.precision.kv} KV")
+    # By type, as no measured model had such a layer in any size.
     mixers = {type(kind.mixer) for kind in built.model.layers}
     unmeasured += [name for types, name in _UNSEEN if mixers & types]
     if any(_is_sparse(kind.mixer) for kind in built.model.layers):
@@ -130,6 +135,7 @@ def _of_layout(parallel: Parallel, links: Sequence[Link]) -> list[str]:
     features += ["pipeline ranks"] if parallel.pipeline > 1 else []
     if parallel.devices > 1 and links:
         nearest = links[0]
+        # One GPU needs no link, and all tensor parallelism that was measured went over NVLink.
         if parallel.tensor > 1 and nearest.name != _LINK:
             features.append(f"tensor parallelism over {nearest.name}")
         if nearest.devices is not None and parallel.devices > nearest.devices:

@@ -82,20 +82,20 @@ class Errors:
         cases that know as much of the host: what is not known are its kernels and what its devices send. Where one of
         the cases is not in the table it is the worst of all.
         """
-        known = [self._band(case, statistic) for case in cases]
-        if not all(error > 0.0 for error in known):
-            known = [self._band(case, statistic) for case in self.bands]
+        bands = [self._band(case, statistic) for case in cases]
+        if not all(error > 0.0 for error in bands):  # NaN compares as False
+            bands = [self._band(case, statistic) for case in self.bands]
         elif unmeasured:
             host = all(CASES[case].host for case in cases)
-            known += [self._band(case, statistic) for case in self.bands if CASES[case].host or not host]
-        return max((error for error in known if error > 0.0), default=math.nan)
+            bands += [self._band(case, statistic) for case in self.bands if CASES[case].host or not host]
+        return max((error for error in bands if error > 0.0), default=math.nan)
 
     def _band(self, case: str, statistic: str) -> float:
         """Of one case; of an E2E that was not measured the larger of TTFT and ITL, of which it consists. NaN: none."""
-        found = self.bands.get(case, {})
-        if statistic in found or not statistic.startswith("e2e_"):
-            return found.get(statistic, math.nan)
-        return max((found.get(f"{part}_mean", math.nan) for part in ("ttft", "itl")), default=math.nan)
+        measured = self.bands.get(case, {})
+        if statistic in measured or not statistic.startswith("e2e_"):
+            return measured.get(statistic, math.nan)
+        return max((measured.get(f"{part}_mean", math.nan) for part in ("ttft", "itl")), default=math.nan)
 
 
 def band(errors: np.ndarray, share: float = SHARE) -> float:
@@ -108,6 +108,7 @@ def band(errors: np.ndarray, share: float = SHARE) -> float:
     rank = math.ceil((len(magnitudes) + 1) * share)
     if len(magnitudes) < 2:
         return math.nan
+    # With few values the rank lies beyond the last: the largest is then the most that can be said.
     return float(magnitudes[min(rank, len(magnitudes)) - 1])
 
 
@@ -126,6 +127,7 @@ def read_errors(document: Any, where: str) -> Errors:
     """A table of errors from the content of its YAML; ``where`` is the file's name in messages."""
     given = Fields(document, where)
     share = given.number("share", high=1.0)
+    # A table of another share has other numbers under the same names.
     if share != SHARE:
         raise InputError(f"{given.place('share')}: must be {SHARE:g}, got {share:g}; derive the table anew")
     listed = given.inner("cases")
@@ -147,13 +149,13 @@ def read_errors(document: Any, where: str) -> Errors:
 
 
 def _band(case: Fields, statistic: str) -> float:
-    inner = case.inner(statistic)
-    found = inner.number("error")
+    figures = case.inner(statistic)
+    error = figures.number("error")
     for figure in ("median", "bias"):
-        inner.raw(figure)
-    inner.integer("values", minimum=2)
-    inner.finish()
-    return found
+        figures.raw(figure)
+    figures.integer("values", minimum=2)
+    figures.finish()
+    return error
 
 
 ITERATIONS = "iterations"
@@ -162,6 +164,7 @@ ITERATIONS = "iterations"
 def cases_of(held_out: str | None, calibration: str) -> list[str]:
     """The cases whose errors a comparison with these options tells. InputError where it tells of none."""
     asked = (held_out, calibration)
+    # A case with a command of its own is measured by another tool than ``compare``.
     names = [name for name, case in CASES.items() if not case.command and (case.held_out, case.calibration) == asked]
     if not names:
         options = "; ".join(dict.fromkeys(_options(case) for case in CASES.values() if not case.command))

@@ -29,22 +29,24 @@ NUISANCES = ("expert_skew",)
 
 def document(fitted: Calibrated) -> dict[str, Any]:
     """The content of the set's YAML; ``catalog.calibration.read_calibration`` reads it."""
-    found = {
-        each.name: float(value)
-        for each, value in zip(fitted.result.parameters, fitted.result.values, strict=True)
-        if each.name not in NUISANCES
+    fitted_values = {
+        parameter.name: float(value)
+        for parameter, value in zip(fitted.result.parameters, fitted.result.values, strict=True)
+        if parameter.name not in NUISANCES
     }
     labels = {str(label) for label in fitted.judged["label"]}
-    dispatch_s = found.get("dispatch_s", fitted.base.dispatch_s)
+    dispatch_s = fitted_values.get("dispatch_s", fitted.base.dispatch_s)
+    # In the order of the file: what it is, its figures, where these are from, and how good the fit was.
     return {
         "name": fitted.name,
         "hardware": fitted.hardware.name,
+        # A fit in which no row identified any parameter is the starting set under another name.
         "provenance": "calibrated" if np.isfinite(fitted.result.errors).any() else fitted.base.provenance,
         **_engine(fitted.judged),
-        "efficiencies": _efficiencies(fitted.base, found, fitted.wave_tiles),
+        "efficiencies": _efficiencies(fitted.base, fitted_values, fitted.wave_tiles),
         "link_efficiency": fitted.base.link_efficiency,
-        "step_overhead_s": _rounded(found.get("step_overhead_s", fitted.base.step_overhead_s)),
-        "sequence_overhead_s": _rounded(found.get("sequence_overhead_s", fitted.base.sequence_overhead_s)),
+        "step_overhead_s": _rounded(fitted_values.get("step_overhead_s", fitted.base.step_overhead_s)),
+        "sequence_overhead_s": _rounded(fitted_values.get("sequence_overhead_s", fitted.base.sequence_overhead_s)),
         **({"dispatch_s": _rounded(dispatch_s)} if dispatch_s else {}),
         "sources": _sources(fitted, labels),
         "fit": _fit(fitted),
@@ -58,19 +60,23 @@ def _engine(judged: pd.DataFrame) -> dict[str, str]:
     return {"engine": engine, "engine_version": ", ".join(versions)}
 
 
-def _efficiencies(base: Calibration, found: Mapping[str, float], tiles: float) -> dict[str, Any]:
-    fitted = {path.split(".")[0] for path in found}
+def _efficiencies(base: Calibration, fitted_values: Mapping[str, float], tiles: float) -> dict[str, Any]:
+    # Paths are CLASS.FIGURE, or CLASS.SIZE.FIGURE of a collective's group.
+    fitted = {path.split(".")[0] for path in fitted_values}
     classes = [*OPERATOR_CLASSES, *(name for name in OPTIONAL_CLASSES if name in fitted)]
     classes += [name for name in OPTIONAL_COLLECTIVES if name in fitted or name in base.efficiencies]
-    return {name: _class(name, base, found, tiles) for name in classes}
+    return {name: _class(name, base, fitted_values, tiles) for name in classes}
 
 
-def _class(name: str, base: Calibration, found: Mapping[str, float], tiles: float) -> dict[str, Any]:
+def _class(name: str, base: Calibration, fitted_values: Mapping[str, float], tiles: float) -> dict[str, Any]:
     start = base.of(name)
     names = _ROOFLINE if not is_collective(name) else ("bandwidth_efficiency", "launch_s")
-    figures: dict[str, Any] = {figure: found.get(f"{name}.{figure}", getattr(start, figure)) for figure in names}
+    figures: dict[str, Any] = {
+        figure: fitted_values.get(f"{name}.{figure}", getattr(start, figure)) for figure in names
+    }
     prefix = f"{name}."
-    rest = {path.removeprefix(prefix): value for path, value in found.items() if path.startswith(prefix)}
+    rest = {path.removeprefix(prefix): value for path, value in fitted_values.items() if path.startswith(prefix)}
+    # A collective has figures by the number of devices, each of which was measured by itself.
     groups: dict[int, dict[str, float]] = {}
     for path, value in rest.items():
         size, _, figure = path.rpartition(".")
@@ -78,27 +84,32 @@ def _class(name: str, base: Calibration, found: Mapping[str, float], tiles: floa
             groups.setdefault(int(size), {})[figure] = _rounded(value)
         elif figure not in figures:
             figures[figure] = value
+    # How many tiles a wave has says something only where part of the work is counted in waves.
     if figures.get("wave_share"):
         figures["wave_tiles"] = tiles
     shown: dict[str, Any] = {figure: _rounded(value) for figure, value in figures.items()}
-    groups = groups or {size: _group(one) for size, one in start.devices.items() if name in base.efficiencies}
+    # Groups that were not measured keep the base's figures, if the base states this collective itself.
+    groups = groups or {size: _group(group) for size, group in start.devices.items() if name in base.efficiencies}
     return shown | ({"devices": dict(sorted(groups.items()))} if groups else {})
 
 
-def _group(one: GroupEfficiency) -> dict[str, float]:
+def _group(group: GroupEfficiency) -> dict[str, float]:
     """The figures of a group that differ from their defaults."""
     return {
-        each.name: _rounded(getattr(one, each.name)) for each in fields(one) if getattr(one, each.name) != each.default
+        figure.name: _rounded(getattr(group, figure.name))
+        for figure in fields(group)
+        if getattr(group, figure.name) != figure.default
     }
 
 
 def _sources(fitted: Calibrated, labels: set[str]) -> dict[str, str]:
     tables = ", ".join(sorted({table.source for table in fitted.tables}))
-    told: dict[str, set[str]] = {"p2p": set()}
+    labels_of: dict[str, set[str]] = {"p2p": set()}
+    # An iteration tells of all three together, and of none of them alone.
     iteration = {"gemm", "attention_prefill", "attention_decode"} if "iteration" in labels else set()
     sources = {}
     for name in OPERATOR_CLASSES:
-        measured = told.get(name, {name}) & labels or (name in iteration)
+        measured = labels_of.get(name, {name}) & labels or (name in iteration)
         sources[name] = f"fitted ({tables})" if measured else f"as in the set {fitted.base.name}, not measured here"
     for name in ("link_efficiency", "step_overhead_s", "sequence_overhead_s"):
         overhead = name != "link_efficiency" and "iteration" in labels
@@ -109,9 +120,9 @@ def _sources(fitted: Calibrated, labels: set[str]) -> dict[str, str]:
 def _fit(fitted: Calibrated) -> dict[str, Any]:
     result = fitted.result
     parameters = {}
-    for each, value, error in zip(result.parameters, result.values, result.errors, strict=True):
-        entry: dict[str, Any] = {"value": _rounded(value), "unit": each.unit}
-        parameters[each.name] = entry | _certainty(error)
+    for parameter, value, error in zip(result.parameters, result.values, result.errors, strict=True):
+        entry: dict[str, Any] = {"value": _rounded(value), "unit": parameter.unit}
+        parameters[parameter.name] = entry | _certainty(error)
     return {
         "method": (
             "least squares of log ratios, soft L1; standard errors are of the fit, not of the transfer to an engine; "
@@ -155,10 +166,10 @@ def _write(content: Mapping[Any, Any], depth: int, lines: list[str]) -> None:
             _write(value, depth + 1, lines)
         elif isinstance(value, Mapping) and depth == 0:
             lines.append(f"{space}{key}:")
-            lines += [f"{space}  {_scalar(name)}: {_scalar(each)}" for name, each in value.items()]
+            lines += [f"{space}  {_scalar(name)}: {_scalar(inner)}" for name, inner in value.items()]
         elif isinstance(value, list):
             lines.append(f"{space}{key}:")
-            lines += [f"{space}  - {_flow(each)}" for each in value]
+            lines += [f"{space}  - {_flow(inner)}" for inner in value]
         else:
             lines += textwrap.wrap(
                 f"{space}{_scalar(key)}: {_flow(value)}", 118, subsequent_indent=space + "  ",
@@ -168,12 +179,12 @@ def _write(content: Mapping[Any, Any], depth: int, lines: list[str]) -> None:
 
 def _in_block(value: Mapping[Any, Any]) -> bool:
     """Whether a mapping is written one key a line: nested ones, and keys that a line break would split."""
-    return any(isinstance(each, Mapping | list) for each in value.values()) or any(" " in str(key) for key in value)
+    return any(isinstance(inner, Mapping | list) for inner in value.values()) or any(" " in str(key) for key in value)
 
 
 def _flow(value: Any) -> str:
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_scalar(key)}: {_flow(each)}" for key, each in value.items()) + "}"
+        return "{" + ", ".join(f"{_scalar(key)}: {_flow(inner)}" for key, inner in value.items()) + "}"
     return _scalar(value)
 
 

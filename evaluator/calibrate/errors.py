@@ -36,6 +36,7 @@ def error_summary(judged: pd.DataFrame) -> dict[str, Any]:
     """Errors by class; within it in and out of the sample (long kernels), then held-out ones by size and load."""
     summary = {}
     for label, rows in judged.groupby("label"):
+        # Of short kernels the launch is most of the time, and tells little of the efficiencies that are judged here.
         long = rows if rows["op_class"].iloc[0] == "iteration" else rows[rows["time_s"] >= LONG_S]
         aside = rows[~rows["fitted"]]
         groups = {"in_sample": long[long["fitted"]], "held_out": long[~long["fitted"]]}
@@ -56,9 +57,9 @@ def error_table(judged: pd.DataFrame) -> str:
     """The summary's first two lines per class as text."""
     lines = [f"{'class':20s} {'rows':>7s} {'median':>8s} {'p90':>8s} {'bias':>8s}   held out, kernels above 20 us"]
     for label, groups in error_summary(judged).items():
-        found = groups.get("held_out", groups.get("in_sample"))
-        if found:
+        judged_errors = groups.get("held_out", groups.get("in_sample"))
+        if judged_errors:
             note = "" if "held_out" in groups else "   (in sample)"
-            shown = f"{found['median']:8.1%} {found['p90']:8.1%} {found['bias']:+8.1%}{note}"
-            lines.append(f"{label:20s} {found['rows']:7.0f} {shown}")
+            shown = f"{judged_errors['median']:8.1%} {judged_errors['p90']:8.1%} {judged_errors['bias']:+8.1%}{note}"
+            lines.append(f"{label:20s} {judged_errors['rows']:7.0f} {shown}")
     return "\n".join(lines)

@@ -60,18 +60,20 @@ def fit(start: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]
     soft L1 (scipy.optimize.least_squares). Parameters that share no target are fitted apart. A parameter that the
     data do not identify, by the singular values of the Jacobian, is held at its prior and the rest is fitted again.
     """
+    # JAX arrays, so that the parameters can be put into them by ``at[...].set``.
     base = jax.tree.map(jnp.asarray, start)
-    found = np.array([each.inner(each.start) for each in parameters])
+    inner = np.array([parameter.inner(parameter.start) for parameter in parameters])
     errors = np.full(len(parameters), np.nan)
     singular: list[np.ndarray] = []
     evaluations = 0
+    # A class has no figure in common with most others: small problems, each with a Jacobian of its own.
     for which, block in _blocks(base, parameters, targets):
-        solved = _fit_block(base, [parameters[at] for at in which], block)
-        found[which], errors[which] = solved.inner, solved.errors
+        solved = _fit_block(base, [parameters[index] for index in which], block)
+        inner[which], errors[which] = solved.inner, solved.errors
         singular.append(solved.singular_values)
         evaluations += solved.evaluations
-    new = np.asarray(values(parameters, found))
-    slopes = np.array([each.slope(value) for each, value in zip(parameters, new, strict=True)])
+    new = np.asarray(values(parameters, inner))
+    slopes = np.array([parameter.slope(value) for parameter, value in zip(parameters, new, strict=True)])
     slopes = np.maximum(slopes, np.finfo(float).tiny)  # an infinite error at a bound stays infinite
     rate = jax.tree.map(np.asarray, put(base, parameters, new))
     strengths = np.concatenate([*singular, []])
@@ -86,44 +88,48 @@ class _Solved(NamedTuple):
 
 
 def _fit_block(base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> _Solved:
-    prior = np.array([each.inner(each.start) for each in parameters])
+    prior = np.array([parameter.inner(parameter.start) for parameter in parameters])
     residuals, jacobian = _residuals(base, parameters, targets)
+    # At the prior, too: a parameter that the data drive to a bound moves nothing there (``_stronger``).
     before = np.asarray(jacobian(prior))
     free = np.ones(len(parameters), dtype=bool)
-    found, evaluations = prior.copy(), 0
+    inner, evaluations = prior.copy(), 0
     while free.any():
-        solved = _solve(residuals, jacobian, prior, found, free)
-        found[free], evaluations = solved.x, evaluations + solved.nfev
-        sensitivity = np.asarray(jacobian(found))
+        # Fit, take away the parameter that the data say least of, fit again: dropping several at once may drop one
+        # that is only weak because of another.
+        solved = _solve(residuals, jacobian, prior, inner, free)
+        inner[free], evaluations = solved.x, evaluations + solved.nfev
+        sensitivity = np.asarray(jacobian(inner))
         weak = _weakest(_stronger(before, sensitivity), free)
         if weak is None:
             break
-        free[weak], found[weak] = False, prior[weak]
+        free[weak], inner[weak] = False, prior[weak]
     errors, singular = np.full(len(parameters), np.nan), np.array([])
     if free.any():
-        errors[free] = _standard_errors(np.asarray(residuals(found)), sensitivity[:, free])
+        errors[free] = _standard_errors(np.asarray(residuals(inner)), sensitivity[:, free])
         singular = np.linalg.svd(sensitivity[:, free], compute_uv=False) / np.sqrt(len(sensitivity))
-    return _Solved(found, errors, singular, evaluations)
+    return _Solved(inner, errors, singular, evaluations)
 
 
 def _blocks(
     base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]
 ) -> list[tuple[list[int], list[Target]]]:
     """Connected components of the graph of parameters and the targets that they move; lonely ones are left out."""
-    inner = np.array([each.inner(each.start) for each in parameters])
+    inner = np.array([parameter.inner(parameter.start) for parameter in parameters])
     moves = []
     for target in targets:
         moves.append(_moves(base, parameters, target, inner))
     blocks: list[tuple[set[int], list[Target]]] = []
     for target, row in zip(targets, moves, strict=True):
-        mine, found = set(np.flatnonzero(row).tolist()), [target]
+        moved, members = set(np.flatnonzero(row).tolist()), [target]
         apart = []
+        # A target joins all blocks that share a parameter with it.
         for which, block in blocks:
-            if which & mine:
-                mine, found = mine | which, [*block, *found]
+            if which & moved:
+                moved, members = moved | which, [*block, *members]
             else:
                 apart.append((which, block))
-        blocks = [*apart, (mine, found)]
+        blocks = [*apart, (moved, members)]
     return [(sorted(which), block) for which, block in blocks if which]
 
 
@@ -133,6 +139,7 @@ def _moves(base: Rates, parameters: Sequence[Parameter], target: Target, inner: 
     def predictions(z: Any) -> Any:
         return jnp.log(target.predict(put(base, parameters, values(parameters, z, jnp))))
 
+    # A few rows over the whole table tell which parameters matter; the Jacobian of all would cost as much as the fit.
     few = np.unique(np.linspace(0, len(target.time_s) - 1, 200).astype(int))
     return (np.asarray(jax.jit(jax.jacfwd(predictions))(inner))[few] != 0).any(axis=0)
 
@@ -144,6 +151,7 @@ def _stronger(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 
 def _residuals(base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> tuple[Any, Any]:
     measured = [jnp.log(target.time_s) for target in targets]
+    # Short rows are mostly launches, of which timers see every interruption.
     weights = [np.sqrt(np.minimum(1.0, target.time_s / SHORT_S)) for target in targets]
 
     def residuals(inner: Any) -> Any:
@@ -154,6 +162,7 @@ def _residuals(base: Rates, parameters: Sequence[Parameter], targets: Sequence[T
         ]
         return jnp.concatenate(parts)
 
+    # Forward mode: some ten parameters and thousands of rows.
     return jax.jit(residuals), jax.jit(jax.jacfwd(residuals))
 
 
@@ -183,11 +192,14 @@ def _weakest(sensitivity: np.ndarray, free: np.ndarray) -> int | None:
     nothing moves, as there are wherever parameters outnumber rows, count together: which basis they have is chance.
     """
     columns = sensitivity[:, free]
+    # A row counts for a parameter if it moves the row at all.
     acts = np.maximum(1, (np.abs(columns) > 1e-9).sum(axis=0))
+    # Rows of zeros make the SVD return every direction, those that no row sees among them.
     unseen = np.zeros((max(0, columns.shape[1] - len(columns)), columns.shape[1]))
     _, strength, directions = np.linalg.svd(np.vstack([columns / np.sqrt(acts), unseen]), full_matrices=False)
     if not len(strength) or strength[-1] >= WEAKEST:
         return None
+    # Equal up to rounding, since any basis of a null space is as good as another.
     weakest = directions[strength <= max(strength[-1], ROUNDING * strength[0])]
     return int(np.flatnonzero(free)[np.argmax(np.linalg.norm(weakest, axis=0))])
 
@@ -200,6 +212,7 @@ def _standard_errors(residuals: np.ndarray, sensitivity: np.ndarray) -> np.ndarr
     rows, parameters = sensitivity.shape
     if rows < ROWS_PER_PARAMETER * parameters:
         return np.full(parameters, np.inf)
+    # The derivative of soft L1 at each row, by which ``least_squares`` has weighed it.
     weights = 1.0 / np.sqrt(1.0 + (residuals / LOSS_SCALE) ** 2)
     bread = np.linalg.pinv((sensitivity * weights[:, None]).T @ sensitivity)
     scores = sensitivity * (weights * residuals)[:, None]

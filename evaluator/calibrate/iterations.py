@@ -36,12 +36,14 @@ def predictor(rows: pd.DataFrame, reach: tuple[int | None, ...]) -> Callable[[Ra
     for (name, tensor, expert), part in rows.groupby(["model", "tensor_parallel", "expert_parallel"]):
         model = load_model(str(name))
         window = model_window(model)
-        found = coefficients(operators(model, Precision(), Parallel(int(tensor), 1, int(expert))), reach)
-        parts.append((position[rows.index.get_indexer(part.index)], found, batches(part, window)))
-    order = np.argsort(np.concatenate([at for at, _, _ in parts]))
+        work = coefficients(operators(model, Precision(), Parallel(int(tensor), 1, int(expert))), reach)
+        parts.append((position[rows.index.get_indexer(part.index)], work, batches(part, window)))
+    # groupby takes the rows apart by model; the inverse permutation puts them back.
+    order = np.argsort(np.concatenate([rows_of_part for rows_of_part, _, _ in parts]))
 
     def predict(rate: Rates) -> Any:
-        times = [Dispatched(fold_rates(found, rate), rate.dispatch_s).time(batch) for _, found, batch in parts]
-        return jnp.concatenate([jnp.atleast_1d(each) for each in times])[order]
+        # dispatch_s is fitted, and may be 0: then the maximum with it changes nothing.
+        times = [Dispatched(fold_rates(work, rate), rate.dispatch_s).time(batch) for _, work, batch in parts]
+        return jnp.concatenate([jnp.atleast_1d(part_times) for part_times in times])[order]
 
     return predict

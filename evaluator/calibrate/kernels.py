@@ -54,7 +54,9 @@ _ELEMENTWISE = OP_CLASSES.index("elementwise")
 STREAM = 2.0  # bytes of an activation
 
 
-def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, levels: int, **given: Any) -> Coefficients:
+def row_coefficients(
+    op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, levels: int, **given: Any
+) -> Coefficients:
     """Coefficients with one operator per row; what is not given is 0 (``layers`` and ``launches``: 1).
 
     ``op_class`` has figures of its own, ``dtype`` is that of the computation.
@@ -62,13 +64,13 @@ def known(op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, level
     zeros, ones = np.zeros(count), np.ones(count)
     kinds = [OP_CLASSES.index(kind) for kind in np.broadcast_to(op_class, count)]
     dtypes = np.broadcast_to(dtype, count)
-    found: dict[str, Any] = {name: zeros for name in Coefficients._fields}
-    found |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "scaling": {}}
-    found |= {"steps": np.zeros((count, levels)), "share": np.zeros((count, levels))}
-    found["size"] = np.zeros((count, len(GROUPED) * len(GROUP_SIZES)))
-    found["op_class"] = np.array(kinds, dtype=int)
-    found["dtype"] = np.array([COMPUTE_DTYPES.index(each) for each in dtypes], dtype=int)
-    return Coefficients(**(found | given))
+    columns: dict[str, Any] = {name: zeros for name in Coefficients._fields}
+    columns |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "scaling": {}}
+    columns |= {"steps": np.zeros((count, levels)), "share": np.zeros((count, levels))}
+    columns["size"] = np.zeros((count, len(GROUPED) * len(GROUP_SIZES)))
+    columns["op_class"] = np.array(kinds, dtype=int)
+    columns["dtype"] = np.array([COMPUTE_DTYPES.index(name_of_dtype) for name_of_dtype in dtypes], dtype=int)
+    return Coefficients(**(columns | given))
 
 
 def classes(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
@@ -78,16 +80,16 @@ def classes(rows: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
     """
     by_weight = {"gemm": product_class, "grouped_gemm": experts_class}
     names = ["op_class", "dtype", "activations"]
-    told = rows.assign(activations=rows["activations"] if "activations" in rows else rows["dtype"])[names]
-    found = {}
-    for op_class, weight, activations in told.drop_duplicates().itertuples(index=False, name=None):
+    kinds = rows.assign(activations=rows["activations"] if "activations" in rows else rows["dtype"])[names]
+    of_kind = {}
+    for op_class, weight, activations in kinds.drop_duplicates().itertuples(index=False, name=None):
         kind = by_weight[op_class](weight, activations) if op_class in by_weight else op_class
         dtype = (experts_dtype if op_class == "grouped_gemm" else compute_dtype)(weight, activations)
-        found[op_class, weight, activations] = efficiency_class(kind, dtype), dtype
-    each = [found[key] for key in told.itertuples(index=False, name=None)]
-    labels = np.array([label for label, _ in each], dtype=object)
+        of_kind[op_class, weight, activations] = efficiency_class(kind, dtype), dtype
+    by_row = [of_kind[key] for key in kinds.itertuples(index=False, name=None)]
+    labels = np.array([label for label, _ in by_row], dtype=object)
     labels[_tuned(rows, labels)] = TUNED
-    return labels, np.array([dtype for _, dtype in each], dtype=object)
+    return labels, np.array([dtype for _, dtype in by_row], dtype=object)
 
 
 def _tuned(rows: pd.DataFrame, labels: np.ndarray) -> np.ndarray:
@@ -97,14 +99,14 @@ def _tuned(rows: pd.DataFrame, labels: np.ndarray) -> np.ndarray:
         return np.zeros(len(rows), dtype=bool)
     shapes = zip(rows["experts"] / rows["expert_parallel"], rows["intermediate"], strict=True)
     lists = {pair: tuned_experts(*pair) for pair in set(zip(rows["engine"], rows["hardware"], strict=True))}
-    places = zip(rows["engine"], rows["hardware"], shapes, strict=True)
-    return untuned & np.array([shape in lists[engine, hardware] for engine, hardware, shape in places], dtype=bool)
+    calls = zip(rows["engine"], rows["hardware"], shapes, strict=True)
+    return untuned & np.array([shape in lists[engine, hardware] for engine, hardware, shape in calls], dtype=bool)
 
 
 def routing_classes(rows: pd.DataFrame) -> list[OpClass]:
     """The class of what each MoE call does around its products, (row,)."""
     activations = rows["activations"] if "activations" in rows else rows["dtype"]
-    return [routing_class(*each) for each in zip(rows["dtype"], activations, strict=True)]
+    return [routing_class(*dtypes) for dtypes in zip(rows["dtype"], activations, strict=True)]
 
 
 def _input_bytes(dtypes: np.ndarray) -> np.ndarray:
@@ -117,7 +119,7 @@ def gemm(rows: pd.DataFrame, levels: int) -> Predict:
     m, n, k = (rows[name].to_numpy() for name in "mnk")
     width = rows["dtype"].map(BYTES).to_numpy()
     labels, dtypes = classes(rows)
-    operators = known(
+    operators = row_coefficients(
         labels, dtypes, len(rows), levels, flops=2 * n * k, weight_bytes=n * k * width,
         activation_bytes=k * _input_bytes(dtypes) + n * STREAM, inputs=k, outputs=n,
     )  # fmt: skip
@@ -167,7 +169,7 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
         touched_there = rows["experts_touched"].to_numpy() / held
 
     def product(inputs: np.ndarray, outputs: np.ndarray) -> Coefficients:
-        return known(
+        return row_coefficients(
             labels, dtypes, len(rows), levels, flops=2 * visits * inputs * outputs,
             weight_bytes=held * inputs * outputs * width, matrices=held, crowd=held, inputs=inputs, outputs=outputs,
             activation_bytes=visits * (inputs * read + outputs * STREAM),
@@ -176,6 +178,7 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     up, down = product(hidden, halves * inner), product(inner, hidden)
     skewed = of_unknown_skew(rows)
     even = np.where(np.isnan(touched_there), np.minimum(1.0, tokens * top / experts), touched_there)
+    # 1 - 1e-12: a token that visits all experts would have the log of 0.
     missed = np.log1p(-np.minimum(top / experts, 1 - 1e-12))
     # The sum runs over all experts of a token, those of other ranks included (as zeros).
     moved = STREAM * tokens * (visits * (halves + 1) * inner + (top + 1) * hidden)
@@ -183,6 +186,7 @@ def grouped_gemm(rows: pd.DataFrame, levels: int) -> Predict:
     around = np.array([OP_CLASSES.index(name) for name in routing_classes(rows)])
 
     def predict(rate: Rates) -> Any:
+        # Both branches are computed; the mask says of which rows the table tells the experts itself.
         touched = jnp.where(skewed, experts_touched(missed, tokens, rate.expert_skew), even)
         total = elementwise_s(rate, moved, 3.0, around)
         for operators in (up, down):
@@ -203,18 +207,21 @@ def prefill_pieces(rows: pd.DataFrame, levels: int) -> Predict:
     names = ("batch", "new_tokens", "past_tokens", "heads", "kv_heads", "head_dim", "window")
     batch, new, past, heads, kv_heads, dim, window = (rows[name].to_numpy() for name in names)
     width = rows["kv_dtype"].map(BYTES).to_numpy()
+    # No window is one that no context reaches, so that one formula serves both.
     window = np.where(window > 0, window, 1e12)
     edges = np.where(new + past > window, 2.0, 1.0)
     area = attention_area(new + past, past, window)
     tokens, context = batch * new, batch * np.minimum(new + past, new + window - 1)
-    operators = known(
+    operators = row_coefficients(
         "attention_prefill", "bf16", len(rows), levels, flops=4 * heads * dim,
         activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, edges=edges,
+        # The launch of an attention call is that of ``attention_decode``, which has the figure, and is added below.
         launches=np.zeros(len(rows)), token_bytes=_token_bytes(heads, kv_heads, dim, width), query_elements=heads * dim,
     )  # fmt: skip
 
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
+        # The area above is of one prompt; a call has ``batch`` of them.
         chunks = (batch * area, context, tokens, batch)
         return attention_time(rows_of(times, AttentionRows), *chunks) + times.store_s * tokens
 
@@ -230,7 +237,7 @@ def prefill(rows: pd.DataFrame, levels: int) -> Predict:
 def _decode_operators(rows: pd.DataFrame, levels: int) -> Coefficients:
     heads, kv_heads, dim = (rows[name].to_numpy() for name in ("heads", "kv_heads", "head_dim"))
     width = rows["kv_dtype"].map(BYTES).to_numpy()
-    return known(
+    return row_coefficients(
         "attention_decode", "bf16", len(rows), levels, flops=4 * heads * dim,
         activation_bytes=2 * kv_heads * dim * width, heads=heads, kv_heads=kv_heads, launches=np.zeros(len(rows)),
         token_bytes=_token_bytes(heads, kv_heads, dim, width),
@@ -243,6 +250,7 @@ def _alone(times: UnitTimes, batch: np.ndarray, past: np.ndarray, window: np.nda
     context = batch * np.where(window > 0, np.minimum(past, window), past)
     mean = context / np.maximum(batch, 1.0)
     time = roofline(times.flop_s, times.activation_s, times.knee) * context
+    # filling is 0 for sets that do not state it, and would divide 0 by 0 at the start of a fit.
     late_s = times.late_s * waiting(batch, jnp.maximum(times.filling, 1e-9))
     full = jnp.maximum(time + (times.spread_s + late_s) * mean, times.unsplit_s * mean)
     time = jnp.where(window == 0, full, time)
@@ -284,6 +292,7 @@ def mixed(rows: pd.DataFrame, levels: int) -> Predict:
 
     def predict(rate: Rates) -> Any:
         times = times_of(rate)
+        # Windowed decodes are left out, as in the cost model: no measured table has them beside prompts.
         more = jnp.where(full, beside_time(rows_of(times, BesideRows), *batch), 0.0)
         return chunks(rate) + _alone(times, decodes, seen, window) + more + rate.launch_s[_ATTENTION_LAUNCH]
 
@@ -293,16 +302,17 @@ def mixed(rows: pd.DataFrame, levels: int) -> Predict:
 def _latent_kernels(rows: pd.DataFrame, decode: bool, levels: int) -> Coefficients:
     """The kernels of MLA as the cost model has them, one per row."""
     names = ["kv_dtype", "heads", "kv_rank", "nope_dim", "rope_dim", "value_dim"]
-    made: dict[tuple, Operator] = {}
+    operators: dict[tuple, Operator] = {}
     for key in rows[names].drop_duplicates().itertuples(index=False, name=None):
         heads, rank, nope, rope, value = (int(size) for size in key[1:])
-        made[key] = latent_kernels(LatentAttention(heads, rank, nope, rope, value), Precision(kv=key[0]))[decode]
-    found = [made[key] for key in rows[names].itertuples(index=False, name=None)]
+        # Single layers of the sizes that the row has, from the same function that prices a model.
+        operators[key] = latent_kernels(LatentAttention(heads, rank, nope, rope, value), Precision(kv=key[0]))[decode]
+    of_rows = [operators[key] for key in rows[names].itertuples(index=False, name=None)]
     figures = {
-        name: np.array([getattr(each, name) for each in found], dtype=float)
+        name: np.array([getattr(operator, name) for operator in of_rows], dtype=float)
         for name in ("flops", "activation_bytes", "heads", "kv_heads", "token_bytes", "launches")
     }
-    return known(found[0].op_class, "bf16", len(rows), levels, **figures)
+    return row_coefficients(of_rows[0].op_class, "bf16", len(rows), levels, **figures)
 
 
 def mla_prefill(rows: pd.DataFrame, levels: int) -> Predict:
@@ -336,13 +346,14 @@ def _collective(rows: pd.DataFrame, reach: tuple[int | None, ...], collective: s
     sizes = rows["devices"].to_numpy().astype(int)
     terms = [collective_terms(collective, range(size), reach) for size in sizes]
     weights = [size_weights(collective, size) for size in sizes]
-    operators = known(
+    operators = row_coefficients(
         op_class, "bf16", len(rows), len(reach), message_bytes=message, size=np.array(weights),
-        steps=np.array([each.steps for each in terms]), share=np.array([each.share for each in terms]),
+        steps=np.array([steps for steps, _ in terms]), share=np.array([share for _, share in terms]),
     )  # fmt: skip
 
     def predict(rate: Rates) -> Any:
         times = unit_times(operators, rate)
+        # message / (message + half): half of the ramp at ``half``; 1e-9 for groups without figures, whose half is 0.
         ramp = times.ramp_s * message / (message + operators.size @ rate.group_half_bytes + 1e-9)
         return times.message_s + times.fixed_s + ramp + times.handover_s * (message >= HANDOVER_BYTES)
 
@@ -351,6 +362,7 @@ def _collective(rows: pd.DataFrame, reach: tuple[int | None, ...], collective: s
 
 def predictor(op_class: str, rows: pd.DataFrame, reach: tuple[int | None, ...]) -> Predict:
     """Seconds of every row as a function of the rates, in JAX."""
+    # An all-gather has an operator class in common with all-reduces, and figures of its own by group.
     collectives = {"all_reduce": "all_reduce", "all_gather": "all_reduce", "all_to_all": "all_to_all"}
     if op_class in collectives:
         return _collective(rows, reach, op_class, collectives[op_class])

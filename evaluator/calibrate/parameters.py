@@ -29,6 +29,7 @@ class Parameter:
 
     def inner(self, value: float) -> float:
         """The unbounded coordinate of a value."""
+        # exp or logistic, so that no step of the search can leave the range.
         return float(np.log(value) if np.isinf(self.high) else np.log(value / (self.high - value)))
 
     def slope(self, value: float) -> float:
@@ -74,22 +75,24 @@ FITTED["mla_decode"] = tuple(
 FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], *_NARROW) for bits in ("8bit", "block", "4bit")}
 FITTED |= {f"expert_elementwise_{bits}": FITTED["expert_elementwise"] for bits in ("4bit", "w4", "mx4")}
 FITTED |= {f"grouped_gemm_{kind}": FITTED["grouped_gemm"] for kind in ("tuned", "8bit", "4bit", "w4", "mx4")}
+# Of kernels that nobody tuned alone: tuned ones read weights as fast for many tokens as for few.
 FITTED["grouped_gemm"] += ("crowded_bandwidth",)
 
 
 def class_parameters(op_class: str, rate: Rates, without: Sequence[str] = ()) -> list[Parameter]:
     """The fitted figures of a class, starting at those of ``rate``."""
     index = OP_CLASSES.index(op_class)
-    found = []
+    parameters = []
     for figure in FITTED[op_class]:
         if figure in without:
             continue
         now = _CLASS_STARTS.get(op_class, {}).get(figure, float(getattr(rate, figure)[index]))
         parameter = _parameter(f"{op_class}.{figure}", figure, figure, index, now)
+        # Without figures of activations of its own a class reads both alike, in the fit as in the set.
         if figure == "bandwidth_efficiency" and "activation_efficiency" not in FITTED[op_class]:
             parameter = replace(parameter, tied="activation_efficiency")
-        found.append(parameter)
-    return found
+        parameters.append(parameter)
+    return parameters
 
 
 def group_parameters(collective: str, devices: Sequence[int], rate: Rates) -> list[Parameter]:
@@ -98,9 +101,9 @@ def group_parameters(collective: str, devices: Sequence[int], rate: Rates) -> li
     figures = {name: leaf for name, leaf in GROUP_FIGURES.items() if collective == "all_reduce" or name != "handover_s"}
     first = GROUPED.index(collective) * len(GROUP_SIZES)
     return [
-        _parameter(f"{collective}.{size}.{figure}", figure, f"group_{leaf}", at,
-                   float(getattr(rate, f"group_{leaf}")[at]), most.get(figure))
-        for at, size in enumerate(GROUP_SIZES, first) if size in devices
+        _parameter(f"{collective}.{size}.{figure}", figure, f"group_{leaf}", index,
+                   float(getattr(rate, f"group_{leaf}")[index]), most.get(figure))
+        for index, size in enumerate(GROUP_SIZES, first) if size in devices
         for figure, leaf in figures.items()
     ]  # fmt: skip
 
@@ -120,7 +123,9 @@ def _parameter(
         bound = high or (1.0 if figure in _FRACTIONS else np.inf)
         absent, first = _NEUTRAL.get(figure, 0.0), _STARTS.get(figure, 1e-9)
         unit = "s" if figure.endswith("_s") else "byte" if figure.endswith("_bytes") else "1"
+    # A figure at its neutral value has no gradient to leave it by: the fit starts where it matters a little.
     now = first if now == absent else now
+    # 0.98 of the bound, because a logit of 1 is infinite.
     start = float(np.clip(now, 1e-12, 0.98 * bound))
     return Parameter(name, leaf, index, bound, start, unit)
 
@@ -129,16 +134,17 @@ def values(parameters: Sequence[Parameter], inner: Any, xp: Any = np) -> Any:
     """Values of unbounded coordinates, (parameter,); NumPy or JAX."""
     high = np.array([parameter.high for parameter in parameters])
     finite = np.where(np.isinf(high), 1.0, high)
+    # Clipped against overflow of exp; finite in the branch that is not taken, since NaN would get into gradients.
     return xp.where(np.isinf(high), xp.exp(xp.clip(inner, -80.0, 80.0)), finite / (1.0 + xp.exp(-inner)))
 
 
 def put(rate: Rates, parameters: Sequence[Parameter], new: Any) -> Rates:
     """``rate`` (of JAX arrays) with the parameters' values in it."""
     leaves: dict[str, Any] = {}
-    for at, parameter in enumerate(parameters):
+    for index, parameter in enumerate(parameters):
         for name in filter(None, (parameter.leaf, parameter.tied)):
             leaf = leaves.get(name, getattr(rate, name))
-            leaves[name] = new[at] if parameter.index is None else leaf.at[parameter.index].set(new[at])
+            leaves[name] = new[index] if parameter.index is None else leaf.at[parameter.index].set(new[index])
     return rate._replace(**leaves)
 
 

@@ -48,7 +48,9 @@ def _panel(axis: Any, label: str, rows: Any) -> None:
     axis.plot(ends, ends, color="#444444", lw=0.8)
     for factor in (0.8, 1.25):
         axis.plot(ends, [end * factor for end in ends], color="#444444", lw=0.5, ls=":")
-    found = statistics(aside)
-    axis.set_title(f"{label}\nmedian {found['median']:.1%}, p90 {found['p90']:.1%}, {found['rows']:,} rows", fontsize=8)
+    errors = statistics(aside)
+    axis.set_title(
+        f"{label}\nmedian {errors['median']:.1%}, p90 {errors['p90']:.1%}, {errors['rows']:,} rows", fontsize=8
+    )
     axis.set_xlabel(f"measured ({unit})")
     axis.set_ylabel(f"predicted ({unit})")

@@ -64,18 +64,21 @@ def calibrate(
 
     ``engine`` chooses among the kernels of several serving engines.
     """
+    # Before anything is traced: float32 Jacobians do not identify what is fitted here.
     jax.config.update("jax_enable_x64", True)
     read = tuple(table if isinstance(table, Table) else read_tables([table])[0] for table in tables)
     device = load_hardware(hardware)
     base, processors = load_calibration(start, device.name, foreign=True), PROCESSORS.get(device.name, UNKNOWN)
     parts, left = select(read, device, processors, engine)
     rate = _starting_rates(device, base, processors)
-    found = _parameters(parts, rate, processors)
-    result = fit(rate, found, [_target(part, thin(part, most), device) for part in parts])
+    parameters = _parameters(parts, rate, processors)
+    result = fit(rate, parameters, [_target(part, thin(part, most), device) for part in parts])
+    # All errors NaN: every parameter was held at its prior.
     if not result.identified.any():
         raise InputError(f"{', '.join(table.name for table in read)}: no parameter depends on these rows")
     judged = [
-        _rotated(part, rate, found, device) if _rotates(part) else judge(part, result.rates, device) for part in parts
+        _rotated(part, rate, parameters, device) if _rotates(part) else judge(part, result.rates, device)
+        for part in parts
     ]
     return Calibrated(
         name, device, base, read, result, pd.concat(judged, ignore_index=True), left, float(processors.tiles)
@@ -94,6 +97,7 @@ def _parameters(parts: Sequence[ClassRows], rate: Rates, processors: Processors)
     """The parameters that these classes of measurement can tell of."""
     labels = {part.label for part in parts}
     wanted = {label for label in labels if label in FITTED}
+    # Either class needs the other's figures: mixed calls have both, and ``attention_decode`` has the launch.
     if "attention_mixed" in labels or "attention_prefill" in labels:
         wanted |= {"attention_prefill", "attention_decode"}
     if "mla_prefill" in labels:
@@ -102,17 +106,20 @@ def _parameters(parts: Sequence[ClassRows], rate: Rates, processors: Processors)
         wanted |= {"gemm", "attention_prefill", "attention_decode"}
     for part in parts:
         if part.op_class == "grouped_gemm":
+            # What surrounds the experts' products is in a call's time, and has figures of its own.
             wanted |= set(kernels.routing_classes(part.rows))
-    found: list[Parameter] = []
+    parameters: list[Parameter] = []
     for label in sorted(wanted):
-        found += class_parameters(label, rate, _untold(parts, processors))
+        parameters += class_parameters(label, rate, _untold(parts, processors))
     for collective in GROUPED:
-        found += group_parameters(collective, _group_sizes(parts, collective), rate)
+        parameters += group_parameters(collective, _group_sizes(parts, collective), rate)
     if any(kernels.of_unknown_skew(part.rows).any() for part in parts if part.op_class == "grouped_gemm"):
-        found.append(scalar_parameter("expert_skew", rate))
+        parameters.append(scalar_parameter("expert_skew", rate))
     if "iteration" in labels:
-        found += [scalar_parameter(name, rate) for name in ("step_overhead_s", "sequence_overhead_s", "dispatch_s")]
-    return found
+        parameters += [
+            scalar_parameter(name, rate) for name in ("step_overhead_s", "sequence_overhead_s", "dispatch_s")
+        ]
+    return parameters
 
 
 def _group_sizes(parts: Sequence[ClassRows], collective: str) -> list[int]:
@@ -128,7 +135,7 @@ def _untold(parts: Sequence[ClassRows], processors: Processors) -> list[str]:
     decodes = [part.rows for part in parts if part.op_class == "attention_decode"]
     prompts = {engine for part in parts if part.op_class == "attention_prefill" for engine in part.rows["engine"]}
     mixed = any(part.op_class == "attention_mixed" for part in parts)
-    told = {
+    can_tell = {
         **{figure: mixed for figure in figures_of("attention_decode") if figure.startswith("beside_")},
         "wave_share": processors.tiles > 0,
         "crowded_bandwidth": any(part.label == TUNED for part in parts),  # of untuned kernels, where they are known
@@ -136,7 +143,7 @@ def _untold(parts: Sequence[ClassRows], processors: Processors) -> list[str]:
         "unsplit_s": any((rows["heads"] == rows["kv_heads"]).any() for rows in decodes),
         "window_rows": any((rows["window"] > 0).any() for rows in decodes),
     }
-    return [figure for figure, is_told in told.items() if not is_told]
+    return [figure for figure, is_told in can_tell.items() if not is_told]
 
 
 def _predictor(part: ClassRows, rows: pd.DataFrame, device: Hardware) -> Any:
@@ -144,8 +151,8 @@ def _predictor(part: ClassRows, rows: pd.DataFrame, device: Hardware) -> Any:
     return make(rows, reach(device)) if make else kernels.predictor(part.op_class, rows, reach(device))
 
 
-def _target(part: ClassRows, at: np.ndarray, device: Hardware) -> Target:
-    rows = part.rows.iloc[at].reset_index(drop=True)
+def _target(part: ClassRows, indices: np.ndarray, device: Hardware) -> Target:
+    rows = part.rows.iloc[indices].reset_index(drop=True)
     return Target(part.label, _predictor(part, rows, device), rows["time_s"].to_numpy())
 
 
@@ -165,6 +172,7 @@ def _rotated(part: ClassRows, rate: Rates, parameters: Sequence[Parameter], devi
     rows = part.rows.assign(label=part.label, fitted=False, predicted_s=np.nan)
     for fold in sorted(set(part.fold)):
         seen, aside = np.flatnonzero(part.fold != fold), np.flatnonzero(part.fold == fold)
+        # Only this class is fitted anew: of the others it has no figure, or has them from this fit.
         result = fit(rate, parameters, [_target(part, seen, device)])
         rows.loc[aside, "predicted_s"] = np.asarray(_predictor(part, part.rows.iloc[aside], device)(result.rates))
     return rows

@@ -85,10 +85,11 @@ def select(
             left[why] = left.get(why, 0) + int((~wanted).sum())
             rows = rows[wanted.to_numpy()].reset_index(drop=True)
 
-    there = sorted(set(rows["hardware"]) - {""})
+    devices_there = sorted(set(rows["hardware"]) - {""})
     keep(rows["hardware"].isin([hardware, ""]), "other hardware")
     if not len(rows):
-        raise InputError(f"the tables hold no measurement of {hardware}; there are: {', '.join(there)}")
+        raise InputError(f"the tables hold no measurement of {hardware}; there are: {', '.join(devices_there)}")
+    # Of other engines only calls of libraries stay, which the engine may call as well.
     others = rows["engine"].isin(_other_engines(rows, hardware, engine))
     keep(~others | (rows["library"] != ""), "other engines")
     if not len(rows):
@@ -110,30 +111,32 @@ def select(
     keep((rows["op_class"] == "iteration") | (rows["time_s"] >= SHORTEST_S), f"under {SHORTEST_S * 1e6:g} us")
     rows["label"] = classes(rows)[0]
     keep(~_not_needed(rows, engine), "kernels of libraries, of which the engine has its own")
-    found = []
+    classes_of_rows = []
     for label, part in rows.groupby("label"):
+        # Columns of other classes are all empty here, and would be numbers of nothing.
         part = part.dropna(axis=1, how="all").reset_index(drop=True)
         op_class = str(part["op_class"].iloc[0])
         fold = folds(part, op_class)
-        found.append(ClassRows(str(label), op_class, part, fold, (fold > 0) | (len(part) <= SMALL)))
-    return tuple(found), left
+        # Fold 0 is kept aside, unless the class is so small that it is judged by rotation.
+        classes_of_rows.append(ClassRows(str(label), op_class, part, fold, (fold > 0) | (len(part) <= SMALL)))
+    return tuple(classes_of_rows), left
 
 
 def _other_engines(rows: pd.DataFrame, hardware: str, engine: str | None) -> set[str]:
     """The serving engines whose kernels are not wanted; what is no engine's (NCCL) is wanted always."""
-    there = set(rows["engine"]) & set(ENGINES)
-    if engine is None and len(there) > 1:
+    engines_there = set(rows["engine"]) & set(ENGINES)
+    if engine is None and len(engines_there) > 1:
         raise InputError(
-            f"the tables hold kernels of {' and '.join(sorted(there))} on {hardware}; choose one with --engine"
+            f"the tables hold kernels of {' and '.join(sorted(engines_there))} on {hardware}; choose one with --engine"
         )
-    return there - {engine} if engine is not None else set()
+    return engines_there - {engine} if engine is not None else set()
 
 
 def _not_needed(rows: pd.DataFrame, engine: str | None) -> pd.Series:
     """Rows of other engines' calls of a library, in classes of which there are rows of the engine's own."""
-    own = rows["engine"].isin(set(ENGINES) if engine is None else {engine})
-    foreign = rows["engine"].isin(ENGINES) & ~own
-    return foreign & rows["label"].isin(rows.loc[own, "label"])
+    of_engine = rows["engine"].isin(set(ENGINES) if engine is None else {engine})
+    foreign = rows["engine"].isin(ENGINES) & ~of_engine
+    return foreign & rows["label"].isin(rows.loc[of_engine, "label"])
 
 
 def _cached(rows: pd.DataFrame, processors: Processors, bandwidth: float) -> pd.Series:
@@ -141,6 +144,7 @@ def _cached(rows: pd.DataFrame, processors: Processors, bandwidth: float) -> pd.
     decodes = rows["op_class"].isin(("attention_decode", "mla_decode"))
     if not decodes.any():
         return decodes
+    # What a decode attends to: its context, or of it the window.
     seen = rows["past_tokens"].where(rows["window"] == 0, np.minimum(rows["past_tokens"], rows["window"]))
     elements = pd.Series(np.nan, rows.index)
     if "head_dim" in rows:
@@ -148,6 +152,7 @@ def _cached(rows: pd.DataFrame, processors: Processors, bandwidth: float) -> pd.
     if "kv_rank" in rows:
         elements = elements.fillna(rows["kv_rank"] + rows["rope_dim"])
     read = rows["batch"] * seen * elements * rows["kv_dtype"].map(BYTES)
+    # Calls so short that reading takes next to nothing of them tell of overheads, in the cache or out of it.
     short = (rows["op_class"] == "mla_decode") & (rows["time_s"] < LONG_S)
     free = short & (read / bandwidth < READ_SHARE * rows["time_s"])
     return decodes & (read < processors.cache_bytes) & ~free
@@ -164,8 +169,9 @@ def folds(rows: pd.DataFrame, op_class: str) -> np.ndarray:
 
 def thin(part: ClassRows, most: int) -> np.ndarray:
     """Indices of at most ``most`` rows to fit, evenly over the sizes of their times."""
-    at = np.flatnonzero(part.fitted)
-    if len(at) <= most:
-        return at
-    order = at[np.argsort(part.rows["time_s"].to_numpy()[at], kind="stable")]
+    candidates = np.flatnonzero(part.fitted)
+    if len(candidates) <= most:
+        return candidates
+    # Every n-th of those sorted by time: a random choice would be of the many small shapes alone.
+    order = candidates[np.argsort(part.rows["time_s"].to_numpy()[candidates], kind="stable")]
     return np.sort(order[np.linspace(0, len(order) - 1, most).round().astype(int)])

@@ -85,6 +85,7 @@ def read_table(path: Path) -> Table:
     if frame.empty:
         raise InputError(f"{path}: the table has no rows; a row is a measurement")
     source = "own"
+    # A table without our column is one of a source that is known by its columns.
     if "op_class" not in frame:
         source, frame = _convert(path, frame)
     return Table(path.name, hashlib.sha256(content).hexdigest(), source, checked(frame, path.name))
@@ -112,11 +113,13 @@ def checked(frame: pd.DataFrame, where: str) -> pd.DataFrame:
         raise InputError(f"{where}: column time_s is missing")
     for name, absent in TEXT.items():
         rows[name] = rows[name].astype(object).fillna(absent).astype(str) if name in rows else absent
+    # Tables without a column for activations were measured on inputs of the weights' dtype.
     rows["activations"] = rows["activations"].where(rows["activations"] != "", rows["dtype"])
     if "window" not in rows:
         rows["window"] = 0.0
     rows["window"] = rows["window"].fillna(0.0)
     iterations = rows["op_class"] == "iteration"
+    # An iteration of a single device, or without history, need not say so.
     for name, number in _ABSENT.items() if iterations.any() else ():
         given = rows[name] if name in rows else pd.Series(np.nan, rows.index)
         rows[name] = given.mask(iterations & given.isna(), number)

@@ -45,9 +45,10 @@ def leave_one_out(tables: Sequence[Table], sets: Mapping[str, Calibration]) -> p
     """
     lines = []
     for left_out in sets:
-        others = {name: each for name, each in sets.items() if name != left_out}
+        others = {name: set_ for name, set_ in sets.items() if name != left_out}
         guess = transferred(list(others.values()), link=joined_by(nearest_link(left_out), list(others)))
         device = load_hardware(left_out)
+        # As for a device without sets: what its kernels do is from all others, what it sends from those joined alike.
         parts, _ = select(tables, left_out, PROCESSORS.get(left_out, UNKNOWN))
         for part in parts:
             judged = judge(part, rates(device, guess), device)
@@ -71,8 +72,8 @@ def class_errors(paths: Sequence[Path], engine: str) -> dict[str, Any]:
         raise InputError(f"--transfer: the tables have no kernels of {', '.join(sets)}")
     classes = {}
     for name, rows in lines.groupby("class"):
-        figures: dict[str, Any] = {each: round(float(rows[each].median()), 4) for each in _STATISTICS}
-        figures["devices"] = {row.hardware: [float(getattr(row, each)) for each in _STATISTICS]
+        figures: dict[str, Any] = {statistic: round(float(rows[statistic].median()), 4) for statistic in _STATISTICS}
+        figures["devices"] = {row.hardware: [float(getattr(row, statistic)) for statistic in _STATISTICS]
                               for row in rows.itertuples()}  # fmt: skip
         classes[str(name)] = figures
     return {
@@ -110,30 +111,32 @@ def known_errors(engine: str = DEFAULT_ENGINE) -> dict[str, Any]:
 
 
 def _class_errors(given: Fields) -> dict[str, Any]:
-    found: dict[str, Any] = {each: given.number(each) for each in _STATISTICS}
+    figures: dict[str, Any] = {number: given.number(number) for number in _STATISTICS}
     devices = given.inner("devices")
     given.finish()
     for name, pair in devices.values.items():
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(each, float) for each in pair):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(number, float) for number in pair):
             raise InputError(f"{devices.place(str(name))}: expected [median, 90th percentile], got {pair!r}")
-    return found | {"devices": dict(devices.values)}
+    return figures | {"devices": dict(devices.values)}
 
 
 def transferred_set(hardware: Hardware, name: str, engine: str, classes: Mapping[str, Any]) -> Calibration:
     """The set of a device from those of the others, with what errors of ``classes`` let expect of its kernels."""
-    found = load_calibration(TRANSFERRED, hardware, engine=engine)
-    expected = {op_class: {each: figures[each] for each in _STATISTICS} for op_class, figures in classes.items()}
-    fit = {"method": found.sources["gemm"], "errors_of_devices_left_out": expected} if expected else {}
-    return replace(found, name=name, fit=fit)
+    base = load_calibration(TRANSFERRED, hardware, engine=engine)
+    expected = {
+        op_class: {statistic: figures[statistic] for statistic in _STATISTICS} for op_class, figures in classes.items()
+    }
+    fit = {"method": base.sources["gemm"], "errors_of_devices_left_out": expected} if expected else {}
+    return replace(base, name=name, fit=fit)
 
 
-def set_text(found: Calibration) -> str:
+def set_text(calibration: Calibration) -> str:
     """A transferred set as YAML text."""
     head = (
         f"# Written by `evaluator calibrate --transfer`: the median of the sets of other devices. Nothing here was\n"
-        f"# measured on {found.hardware}; `fit` says how far such a set was off for devices that were.\n"
+        f"# measured on {calibration.hardware}; `fit` says how far such a set was off for devices that were.\n"
     )
-    document = document_of(found) | {"sources": dict(found.sources)}
+    document = document_of(calibration) | {"sources": dict(calibration.sources)}
     return head + yaml.safe_dump(document, sort_keys=False, width=118, allow_unicode=True)
 
 

@@ -71,10 +71,12 @@ def fit_iterations(
     if rows is None:
         raise InputError(f"a {form} is fitted to whole iterations (op_class iteration), and there are none")
     work = rows["prompts"] * rows["prompt_tokens"] + rows["decodes"]
+    # A batch of nothing takes time and is no point that a form could pass through.
     rows, left = rows[work > 0], left | ({"empty batches": int((work == 0).sum())} if (work == 0).any() else {})
     left |= {f"{part.label}: no iterations": len(part.rows) for part in parts if part.op_class != "iteration"}
     fits, judged, notes = [], [], {}
     for (model, tensor, expert), part in rows.groupby(["model", "tensor_parallel", "expert_parallel"]):
+        # A model that the catalog does not have is refused here, before anything is fitted to it.
         load_model(str(model))
         phases = {}
         for phase, mine in _phases(part):
@@ -90,8 +92,8 @@ def fit_iterations(
 def _phases(rows: pd.DataFrame) -> list[tuple[str, IterationRows]]:
     whole = IterationRows(batches(rows, None), rows["time_s"].to_numpy())
     prefill = whole.batch.prefill_tokens > 0
-    there = {"prefill": np.flatnonzero(prefill), "decode": np.flatnonzero(~prefill)}
-    return [(phase, whole.take(at)) for phase, at in there.items() if len(at)]
+    by_phase = {"prefill": np.flatnonzero(prefill), "decode": np.flatnonzero(~prefill)}
+    return [(phase, whole.take(rows_of_phase)) for phase, rows_of_phase in by_phase.items() if len(rows_of_phase)]
 
 
 def _judged(
@@ -99,9 +101,10 @@ def _judged(
 ) -> pd.DataFrame:
     load = _LOADS[phase]
 
-    def frame(part: IterationRows, found: MeasuredPhase, seen: bool) -> pd.DataFrame:
+    def frame(part: IterationRows, fit: MeasuredPhase, seen: bool) -> pd.DataFrame:
         columns = {"label": label, "op_class": "iteration", "phase": phase, "fitted": seen}
-        predicted = iteration_time(fitted_cost(form, {phase: found}), part.batch)
+        # The fit as a cost, by the code that simulations use, so that what is judged is what will be predicted.
+        predicted = iteration_time(fitted_cost(form, {phase: fit}), part.batch)
         return pd.DataFrame(
             columns | {"load": getattr(part.batch, load), "time_s": part.time_s, "predicted_s": predicted}
         )
@@ -133,9 +136,9 @@ def errors_table(judged: pd.DataFrame) -> str:
     """Mean and 90th percentile of the absolute errors of each fit as text."""
     lines = [f"{'':36s} {'rows':>6s} {'mean':>7s} {'p90':>7s}   held out {'mean':>7s} {'p90':>7s} {'bias':>7s}"]
     for label, groups in errors_by_load(judged).items():
-        one, other = groups["in_sample"], groups.get("held_out")
-        apart = "" if other is None else f"{'':11s} {other['mean']:7.1%} {other['p90']:7.1%} {other['bias']:+7.1%}"
-        lines.append(f"{label:36s} {one['rows']:6.0f} {one['mean']:7.1%} {one['p90']:7.1%}{apart}")
+        seen, aside = groups["in_sample"], groups.get("held_out")
+        apart = "" if aside is None else f"{'':11s} {aside['mean']:7.1%} {aside['p90']:7.1%} {aside['bias']:+7.1%}"
+        lines.append(f"{label:36s} {seen['rows']:6.0f} {seen['mean']:7.1%} {seen['p90']:7.1%}{apart}")
     return "\n".join(lines)
 
 
@@ -174,7 +177,7 @@ def document(fitted: FittedIterations) -> dict[str, Any]:
 def _entry(fit: Iterations, form: str) -> dict[str, Any]:
     dtypes = dict(zip(("weights", "activations", "kv"), fit.precision, strict=True))
     common = {"model": fit.model, "tensor_parallel": fit.tensor_parallel, "expert_parallel": fit.expert_parallel}
-    return common | {"precision": dtypes} | {name: _phase(name, each, form) for name, each in fit.phases.items()}
+    return common | {"precision": dtypes} | {name: _phase(name, phase, form) for name, phase in fit.phases.items()}
 
 
 def _phase(name: str, phase: MeasuredPhase, form: str) -> dict[str, Any]:
@@ -182,6 +185,7 @@ def _phase(name: str, phase: MeasuredPhase, form: str) -> dict[str, Any]:
     if form == "polynomial":
         factors = {term: value for term, value in zip(TERMS[name], phase.coefficients, strict=True) if value > 0}
         return _plain({"ranges": ranges, "coefficients": factors})
+    # An axis with a single knot says nothing, and is left out of the file.
     axes = {axis: list(knots) for axis, knots in zip(AXES[name], phase.knots, strict=True) if len(knots) > 1}
     return _plain({"ranges": ranges, "axes": axes, "seconds": list(phase.seconds)})
 
@@ -189,9 +193,9 @@ def _phase(name: str, phase: MeasuredPhase, form: str) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Six significant digits: more than an iteration is known to; rounding keeps what ascends."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: _plain(inner) for name, inner in value.items()}
     if isinstance(value, list):
-        return [_plain(each) for each in value]
+        return [_plain(inner) for inner in value]
     if isinstance(value, float):
         return int(value) if value.is_integer() else float(f"{value:.6g}")
     return value

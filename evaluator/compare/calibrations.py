@@ -17,12 +17,13 @@ def calibration_for(wanted: str, hardware: str) -> Calibration:
     ``auto`` is what the catalog holds best for it, and serving runs of any GPU before the data sheet. In a name GPU
     stands for the hardware (``GPU-vllm``), and where only other hardware has a set of that name the data sheet does.
     """
-    there = names("calibrations")
+    set_names = names("calibrations")
     if wanted == "auto":
         best = load_calibration("auto", hardware)
-        return load_calibration(ANY_GPU, hardware) if best.name == "datasheet" and ANY_GPU in there else best
+        return load_calibration(ANY_GPU, hardware) if best.name == "datasheet" and ANY_GPU in set_names else best
     name = wanted.replace("GPU", hardware)
-    known = "GPU" not in wanted or name in there
-    if not known and not any(wanted.replace("GPU", each) in there for each in names("hardware")):
-        raise InputError(f"no hardware has a calibration set {wanted}{suggestion(name, there)}")
-    return load_calibration(name if known else "datasheet", hardware)
+    # "GPU" in a name stands for each experiment's device, some of which may have no such set.
+    exists = "GPU" not in wanted or name in set_names
+    if not exists and not any(wanted.replace("GPU", device) in set_names for device in names("hardware")):
+        raise InputError(f"no hardware has a calibration set {wanted}{suggestion(name, set_names)}")
+    return load_calibration(name if exists else "datasheet", hardware)

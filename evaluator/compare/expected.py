@@ -41,6 +41,7 @@ def errors_of(case: str, table: pd.DataFrame, source: str) -> pd.DataFrame:
     ``table`` is as of ``compare_experiments``, for a case of ``same_model`` with the column ``model_seen``; ``source``
     names its files. InputError where no row is left.
     """
+    # Stage by stage, because pooled rows would count the same requests again.
     rows = by_stage(usable(table))
     rows = rows[rows["metric"].isin(STATISTICS)]
     if CASES[case].same_model:
@@ -52,9 +53,11 @@ def errors_of(case: str, table: pd.DataFrame, source: str) -> pd.DataFrame:
         source=source,
         run=rows["exp_id"],
         stage=rows["stage_index"],
+        # Relative to the prediction: that is what a user has, and around which the band is laid.
         error=rows["measured"] / rows["predicted"] - 1.0,
     )
     rows["concurrency"] = rows["concurrency"].map(plain)
+    # A row per run and stage, the statistics beside one another, as the .csv keeps them.
     wide = rows.pivot_table(index=list(ROW), columns="metric", values="error", sort=False).reset_index()
     return wide.reindex(columns=[*ROW, *STATISTICS]).round(5)
 
@@ -63,6 +66,7 @@ def case_of(deployment: Deployment) -> str:
     """The case of which a measured run of this deployment tells. InputError where it is none, or more than that."""
     if deployment.pools:
         raise InputError("--errors: the cases are of one pool; of several none tells")
+    # The longest prompt only sizes memory; it does not matter to what the prediction rests on.
     basis = design_basis(design(with_engine_defaults(deployment), 0))
     if basis.unmeasured:
         raise InputError(f"--errors: no case is of servers with {', '.join(basis.unmeasured)}")
@@ -81,14 +85,14 @@ def errors_of_requests(
     """The same of one run that was compared request by request, from ``compare_requests``' table of statistics."""
     import pandas as pd
 
-    found = dict.fromkeys(STATISTICS, float("nan"))
+    errors = dict.fromkeys(STATISTICS, float("nan"))
     for row in statistics.itertuples():
         name = f"{_MEASURED_AS.get(row.metric, row.metric)}_{row.statistic}"
-        if name in found:
-            found[name] = row.measured_s / row.predicted_s - 1.0
+        if name in errors:
+            errors[name] = row.measured_s / row.predicted_s - 1.0
     described = (case, source, run, 0, str(deployment.model), str(deployment.hardware), deployment.tensor_parallel)
     row = dict(zip(ROW, (*described, float("nan")), strict=True))
-    return pd.DataFrame([row | found]).round(5)
+    return pd.DataFrame([row | errors]).round(5)
 
 
 _MEASURED_AS = {"tpot": "itl"}
@@ -103,6 +107,7 @@ def errors_of_iterations(judged: pd.DataFrame, source: str, hardware: str) -> pd
     aside = judged[~judged["fitted"].astype(bool)]
     if aside.empty:
         raise InputError("--errors: no iteration was kept aside that could tell of errors")
+    # Rows of one shape have one prediction: their mean is the measurement, not each repetition.
     rows = aside.groupby(["label", "phase", "predicted_s"], sort=False)["time_s"].mean().reset_index()
     error = rows["time_s"] / rows["predicted_s"] - 1.0
     named = rows["label"].str.extract(r"^(?P<model>\S+) TP (?P<tensor_parallel>\d+)")
@@ -116,7 +121,7 @@ def errors_of_iterations(judged: pd.DataFrame, source: str, hardware: str) -> pd
 def summary(rows: pd.DataFrame, derived: str) -> dict[str, Any]:
     """What the table says of one case, from its rows of errors."""
     case = str(rows["case"].iloc[0])
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "derived": derived,
         "command": command_of(case),
         "source": ", ".join(dict.fromkeys(rows["source"])),
@@ -126,13 +131,13 @@ def summary(rows: pd.DataFrame, derived: str) -> dict[str, Any]:
     for statistic in STATISTICS:
         errors = rows[statistic].dropna()
         if len(errors) > 1:
-            found[statistic] = {
+            document[statistic] = {
                 "error": plain(band(errors.to_numpy())),
                 "median": plain(errors.abs().median()),
                 "bias": plain(errors.median()),
                 "values": len(errors),
             }
-    return found
+    return document
 
 
 def write_errors(path: Path, rows: pd.DataFrame) -> None:
@@ -144,9 +149,11 @@ def write_errors(path: Path, rows: pd.DataFrame) -> None:
 
     case, source, listed = rows["case"].iloc[0], rows["source"].iloc[0], path.with_suffix(".csv")
     content, before = _table(path), _rows(listed) if listed.is_file() else rows.iloc[:0]
-    kept = before[(before["case"] != case) | (before["source"] != source)]
-    every = pd.concat([part for part in (kept, rows) if len(part)], ignore_index=True)
-    order = {name: place for place, name in enumerate(CASES)}
+    # Deriving a case again from the same source replaces its rows; those of other sources stay.
+    others = before[(before["case"] != case) | (before["source"] != source)]
+    every = pd.concat([part for part in (others, rows) if len(part)], ignore_index=True)
+    # In the order of CASES, so that a table that is derived anew differs by its numbers alone.
+    order = {name: number for number, name in enumerate(CASES)}
     every = every.sort_values("case", key=lambda names: names.map(order), kind="stable")
     path.parent.mkdir(parents=True, exist_ok=True)
     every.to_csv(listed, index=False)
@@ -160,6 +167,7 @@ def _table(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     content = load_yaml(path)
+    # A file that is no table of errors is refused before it is written over.
     read_errors(content, path.name)
     return dict(content["cases"])
 
@@ -169,13 +177,13 @@ def _rows(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
-        found = pd.read_csv(path, dtype={"run": str, "tensor_parallel": str})
+        rows = pd.read_csv(path, dtype={"run": str, "tensor_parallel": str})
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: no rows of errors: {error}; derive the table anew under another name") from None
-    missing = [name for name in (*ROW, *STATISTICS) if name not in found]
+    missing = [name for name in (*ROW, *STATISTICS) if name not in rows]
     if missing:
         raise InputError(f"{path}: no column {missing[0]}; derive the table anew under another name")
-    return found
+    return rows
 
 
 def text_of(cases: dict[str, Any]) -> str:

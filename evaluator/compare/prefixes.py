@@ -19,10 +19,11 @@ def kept_units(server: Server, load: MeasuredRequests) -> int | None:
     block, fixed = experiment.block_tokens, workload.groups * workload.prompts_per_group
     distinct = kv_units(kv, whole_blocks(load, block)[:fixed])
     system = int(kv_units(kv, workload.system_tokens // block * block))
-    kept = int(distinct.sum()) - system * (len(distinct) - workload.groups)
-    if not (experiment.prefix_caching and experiment.chunked_prefill) or kept > kv.capacity_units / 2:
+    # Each group's system prompt is in the blocks of all its prompts, and is there once.
+    resident = int(distinct.sum()) - system * (len(distinct) - workload.groups)
+    if not (experiment.prefix_caching and experiment.chunked_prefill) or resident > kv.capacity_units / 2:
         return None
-    return max(kept, 0)
+    return max(resident, 0)
 
 
 def whole_blocks(load: MeasuredRequests, block_tokens: int) -> np.ndarray:

@@ -28,6 +28,7 @@ def usable(table: pd.DataFrame) -> pd.DataFrame:
 
 def pooled(rows: pd.DataFrame) -> pd.DataFrame:
     """One row per experiment and metric: all requests together."""
+    # A run with a single stage has no pooled rows: its stage is all of it.
     several = set(rows.loc[rows["stage_index"] == POOLED, "exp_id"])
     return rows[(rows["stage_index"] == POOLED) | ~rows["exp_id"].isin(several)]
 
@@ -55,8 +56,9 @@ def summarise(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
 def headline(table: pd.DataFrame, how: str = "mean") -> dict[str, float]:
     """Mean (or median) absolute error in percent of each judged metric over the experiments, all requests pooled."""
     rows = pooled(usable(table))
-    found = {metric: rows.loc[rows["metric"] == metric, "error_pct"].abs().agg(how) for metric in HEADLINE}
-    return {metric: float(value) for metric, value in found.items() if value == value}
+    errors = {metric: rows.loc[rows["metric"] == metric, "error_pct"].abs().agg(how) for metric in HEADLINE}
+    # NaN of a metric that no experiment has: it is unequal to itself.
+    return {metric: float(value) for metric, value in errors.items() if value == value}
 
 
 def described(table: pd.DataFrame) -> str:
@@ -81,11 +83,13 @@ def described(table: pd.DataFrame) -> str:
 
 def _remarks(table: pd.DataFrame) -> list[str]:
     """Experiments without measurements, and what was not heeded, each with its number of experiments."""
-    each = table.groupby("exp_id", sort=False)
-    none = [str(key) for key, part in each if (part["status"] == "not measured").all()]
-    notes = Counter(note for _, part in each for note in dict.fromkeys("; ".join(part["notes"]).split("; ")) if note)
-    told = ", ".join(f"{note} ({counted(count, 'experiment')})" for note, count in notes.most_common())
-    return [f"without measurements: {', '.join(none)}"] * bool(none) + [f"notes: {told}"] * bool(told)
+    by_experiment = table.groupby("exp_id", sort=False)
+    none = [str(key) for key, part in by_experiment if (part["status"] == "not measured").all()]
+    notes = Counter(
+        note for _, part in by_experiment for note in dict.fromkeys("; ".join(part["notes"]).split("; ")) if note
+    )
+    counted_notes = ", ".join(f"{note} ({counted(count, 'experiment')})" for note, count in notes.most_common())
+    return [f"without measurements: {', '.join(none)}"] * bool(none) + [f"notes: {counted_notes}"] * bool(counted_notes)
 
 
 def _unique(rows: pd.DataFrame, columns: Sequence[str]) -> list[tuple]:
@@ -113,6 +117,7 @@ def _wide(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def _worst(rows: pd.DataFrame) -> pd.DataFrame:
+    # A stable sort, so that equal errors come in the order of the experiments.
     order = rows["error_pct"].abs().sort_values(ascending=False, kind="stable").index[:WORST]
     columns = ["exp_id", "model", "hardware", "stage_index", "metric", "predicted", "measured", "error_pct"]
     return rows.loc[order, columns]

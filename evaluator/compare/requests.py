@@ -32,6 +32,7 @@ def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame
     from evaluator.run import simulate
 
     measured = read_requests(path)
+    # As a trace, which the loader reads and checks as it does any other; errors name the user's file.
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.csv"
         _write_trace(trace, measured)
@@ -44,6 +45,7 @@ def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame
         if f"{metric}_s" in measured:
             values = predicted[f"{metric}_s"].to_numpy()
             table[f"predicted_{metric}_s"] = values
+            # A measured time of 0 has no relative error; it shows as inf or NaN.
             with np.errstate(divide="ignore", invalid="ignore"):
                 table[f"{metric}_error_pct"] = 100 * (values / measured[f"{metric}_s"] - 1)
     return table, _statistics(table)
@@ -66,6 +68,7 @@ def _with_trace(scenario: Scenario, trace: Path, count: int) -> Scenario:
         scenario.workload,
         arrivals=arrivals if closed else Arrivals("trace", file=str(trace)),
         lengths=Lengths("trace", file=str(trace)),
+        # Every measured request counts: a generator's own warm-up is not in its results.
         requests=count,
         warmup_requests=0,
         cooldown_requests=0,
@@ -92,6 +95,7 @@ def _statistics(table: pd.DataFrame) -> pd.DataFrame:
             predicted, measured = _statistic(both, statistic)
             rows.append({"metric": metric, "statistic": statistic, "predicted_s": predicted, "measured_s": measured,
                          "error_pct": _percent(predicted - measured, measured), "requests": len(both)})  # fmt: skip
+        # Request by request, beside the errors of the statistics: two runs may agree in the mean and in nothing else.
         apart, mean = float(np.abs(both[:, 0] - both[:, 1]).mean()), float(both[:, 1].mean())
         rows.append({"metric": metric, "statistic": "mean absolute difference", "predicted_s": apart,
                      "measured_s": mean, "error_pct": _percent(apart, mean), "requests": len(both)})  # fmt: skip

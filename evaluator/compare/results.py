@@ -47,12 +47,13 @@ def compare_results(
 
     rows: list[dict] = []
     for run in runs:
-        own = described(run, scenario, overrides)
+        served_by = described(run, scenario, overrides)
         try:
+            # Traces of requests are written where they vanish with the comparison.
             with tempfile.TemporaryDirectory() as folder:
-                rows += _rows(run, own, _simulated(run, own, Path(folder)))
+                rows += _rows(run, served_by, _simulated(run, served_by, Path(folder)))
         except InputError as error:
-            rows.append(_common(run, own) | {"status": f"cannot run: {error}"})
+            rows.append(_common(run, served_by) | {"status": f"cannot run: {error}"})
     return pd.DataFrame(rows, columns=[*COLUMNS, EXPECTED])
 
 
@@ -67,17 +68,19 @@ def described(run: MeasuredRun, scenario: Scenario | None, overrides: Sequence[s
     for key, name in (("model", _known(model_name, run.model)), ("hardware", _known(hardware_name, run.gpu))):
         if name is not None:
             said[key] = name
+    # A default says nothing: the run's own figure takes its place; only what somebody wrote can contradict it.
     for key, value in said.items():
-        own = getattr(deployment, key)
-        default = own in (None, 1, "auto") and key not in ("model", "hardware")
-        if str(own) != str(value) and not default:
+        stated = getattr(deployment, key)
+        default = stated in (None, 1, "auto") and key not in ("model", "hardware")
+        if str(stated) != str(value) and not default:
             raise InputError(
-                f"{run.label}: was measured with {key} {value}, and the scenario has {own}; remedy: "
+                f"{run.label}: was measured with {key} {value}, and the scenario has {stated}; remedy: "
                 f"--set deployment.{key}={value}, or the scenario of this server"
             )
     changed = [
         f"deployment.{key}={value}" for key, value in said.items() if str(getattr(deployment, key)) != str(value)
     ]
+    # Read again with the run's figures, so that defaults that depend on them are those of this server.
     return load_scenario(scenario.path or _tree(scenario), [*overrides, *changed]) if changed else scenario
 
 
@@ -108,7 +111,8 @@ def _from_options(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
             )
         else:
             deployment[key] = catalog_name(published)
-    if run.prompt_tokens is None and "workload.lengths" not in {key[:16] for key in keys}:
+    said = any(key.startswith("workload.lengths") for key in keys)
+    if run.prompt_tokens is None and not said:
         raise InputError(f"{run.label}: says nothing of the lengths of prompts; give --scenario with workload.lengths")
     lengths = {"source": "fixed", "prompt_tokens": 1, "output_tokens": 1}
     tree = {"name": "measured", "workload": {"arrivals": {"process": "all_at_once"}, "lengths": lengths},
@@ -120,6 +124,7 @@ def _simulated(run: MeasuredRun, scenario: Scenario, folder: Path) -> Simulation
     """The run's load through the deployment: all of its requests count, as generators count all that they send."""
     from evaluator.run import simulate
 
+    # Each request's own lengths where the file has them, else the means it tells, else the scenario's.
     lengths, arrivals = scenario.workload.lengths, Arrivals(**_arrivals(run))
     trace = folder / "requests.csv"
     if isinstance(run.prompt_tokens, np.ndarray) and isinstance(run.output_tokens, np.ndarray):
@@ -131,6 +136,7 @@ def _simulated(run: MeasuredRun, scenario: Scenario, folder: Path) -> Simulation
         lengths = Lengths(
             "fixed", {"prompt_tokens": _whole(run.prompt_tokens), "output_tokens": _whole(run.output_tokens)}
         )
+    # What a generator does not do: warm-up, several models, turns after answers.
     workload = replace(
         scenario.workload, arrivals=arrivals, lengths=lengths, requests=run.requests, warmup_requests=0,
         cooldown_requests=0, find_warmup=False, seeds=(0,), models={},
@@ -145,6 +151,7 @@ def _simulated(run: MeasuredRun, scenario: Scenario, folder: Path) -> Simulation
 
 def _arrivals(run: MeasuredRun) -> dict[str, Any]:
     """A closed loop of more users than requests is all at once."""
+    # Nobody waits for an answer then, and a closed loop would need more requests than users.
     users = run.arrivals.get("users")
     return {"process": "all_at_once"} if users is not None and users >= run.requests else dict(run.arrivals)
 
@@ -160,31 +167,40 @@ def _write_trace(path: Path, run: MeasuredRun) -> None:
         writer = csv.writer(file)
         writer.writerow(["arrival_s", "prompt_tokens", "output_tokens"])
         tokens = zip(run.prompt_tokens.astype(int).tolist(), run.output_tokens.astype(int).tolist(), strict=True)
-        writer.writerows((at, *both) for at, both in zip(begun.tolist(), tokens, strict=True))
+        writer.writerows((begun_s, *both) for begun_s, both in zip(begun.tolist(), tokens, strict=True))
 
 
 def predicted(simulation: Simulation, percents: Sequence[float] = (50, 90, 95, 99)) -> dict[str, float]:
     """Every metric as a generator computes it of what its client saw: over all requests, to the last answer."""
     table = simulation.requests
     ttft, e2e, output = (table[name].to_numpy(dtype=float) for name in ("ttft_s", "e2e_s", "output_tokens"))
-    found = latencies_of_requests(ttft, e2e, output, percents)
+    values = latencies_of_requests(ttft, e2e, output, percents)
+    # The first token ends no gap.
     steps = output - 1
     if steps.sum() > 0:
         # The mean over all gaps between tokens: those of long answers weigh more than in the mean of requests' TPOTs.
-        found["itl_mean"] = float((e2e - ttft)[steps > 0].sum() / steps.sum())
+        values["itl_mean"] = float((e2e - ttft)[steps > 0].sum() / steps.sum())
     begun = table["arrival_s"].to_numpy(dtype=float)
+    # From the first request sent to the last answer, as generators divide.
     span = float((begun + e2e).max() - begun.min())
-    found["throughput_rps"] = len(table) / span
-    found["output_tok_per_s"] = float(output.sum()) / span
-    found["total_tok_per_s"] = float(output.sum() + table["prompt_tokens"].sum()) / span
-    return found
+    values["throughput_rps"] = len(table) / span
+    values["output_tok_per_s"] = float(output.sum()) / span
+    values["total_tok_per_s"] = float(output.sum() + table["prompt_tokens"].sum()) / span
+    return values
 
 
 def _rows(run: MeasuredRun, scenario: Scenario, simulation: Simulation) -> list[dict]:
     asked = [_PERCENTILE.fullmatch(name) for name in run.metrics]
-    percents = sorted({float(found[1]) for found in asked if found is not None and float(found[1]) >= LEAST_PERCENT})
+    percents = sorted(
+        {
+            float(percentile[1])
+            for percentile in asked
+            if percentile is not None and float(percentile[1]) >= LEAST_PERCENT
+        }
+    )
     values = predicted(simulation, percents)
     summary = simulation.summary.isel(config=0)
+    # Little's law, which holds for any run from empty to empty.
     concurrency = values["throughput_rps"] * values["e2e_mean"]
     common = _common(run, scenario) | {
         "concurrency": concurrency,
@@ -193,6 +209,7 @@ def _rows(run: MeasuredRun, scenario: Scenario, simulation: Simulation) -> list[
     }
     rows = []
     for metric, measured in run.metrics.items():
+        # A file may tell metrics that a simulation has not, such as those of other tokens.
         if metric not in values or not measured:
             continue
         scale, unit = (1e3, "ms") if metric.split("_")[0] in _JUDGED_BY else (1.0, "1/s")
@@ -217,8 +234,8 @@ def _common(run: MeasuredRun, scenario: Scenario) -> dict[str, Any]:
     users = run.arrivals.get("users")
     notes = list(run.notes)
     if not isinstance(run.prompt_tokens, np.ndarray):
-        known = run.prompt_tokens is not None and run.output_tokens is not None
-        notes.append("lengths: means of the file for all requests" if known else "lengths: those of the scenario")
+        has_means = run.prompt_tokens is not None and run.output_tokens is not None
+        notes.append("lengths: means of the file for all requests" if has_means else "lengths: those of the scenario")
     return {
         "exp_id": run.label,
         "experiment_name": run.generator,

@@ -37,6 +37,7 @@ def compare_experiments(
     """
     import pandas as pd
 
+    # GPU stands for each experiment's device: whether such sets exist is asked one by one.
     if isinstance(calibration, str) and calibration not in CHOSEN and "GPU" not in calibration:
         find("calibrations", calibration)  # a name that is none is the user's mistake, not an experiment's
     seeds = tuple(seeds)
@@ -49,8 +50,8 @@ def compare_experiments(
         except InputError as error:
             rows.append(_described(experiment, None) | {"status": f"cannot run: {error}"})
         except Exception as error:  # one experiment never stops the others
-            told = f"cannot run: internal error: {type(error).__name__}: {' '.join(str(error).split())}"
-            rows.append(_described(experiment, None) | {"status": told})
+            problem = f"cannot run: internal error: {type(error).__name__}: {' '.join(str(error).split())}"
+            rows.append(_described(experiment, None) | {"status": problem})
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -74,50 +75,61 @@ def predictions(
     arrival = times.requests.arrival_s[taken]
     longer = output > 1
     steps = output - 1.0
+    # A client counts tokens of the text that it was sent, which may be fewer than the engine made.
     if counted_tokens is not None and longer.any():
         steps *= (counted_tokens - 1) / steps.mean()
     tpot = (e2e - ttft)[longer] / steps[longer] if longer.any() else np.array([np.nan])
-    found = {"itl_mean": float((e2e.mean() - ttft.mean()) / steps.mean()) if longer.any() else np.nan}
+    values_of = {"itl_mean": float((e2e.mean() - ttft.mean()) / steps.mean()) if longer.any() else np.nan}
     for name, values in (("ttft", ttft), ("itl", tpot), ("tpot", tpot), ("e2e", e2e)):
-        found.setdefault(f"{name}_mean", float(values.mean()))
+        # setdefault, because the mean ITL is over gaps, and stands already.
+        values_of.setdefault(f"{name}_mean", float(values.mean()))
         for percent in percents:
-            found[f"{name}_p{percent:g}"] = float(np.quantile(values, percent / 100))
-    found["throughput_rps"] = len(ttft) / float((arrival + e2e).max() - arrival.min())
-    return found
+            values_of[f"{name}_p{percent:g}"] = float(np.quantile(values, percent / 100))
+    values_of["throughput_rps"] = len(ttft) / float((arrival + e2e).max() - arrival.min())
+    return values_of
 
 
 def _rows(ran: Server, runs: Sequence[Times]) -> list[dict]:
     experiment = ran.experiment
     by_index = {stage.index: stage for stage in experiment.workload.stages}
+    # A rate by stage; of all together requests over the time in which they were sent.
     rates = {stage.index: stage.rate_rps for stage in by_index.values()}
     duration = sum(stage.duration_s for stage in by_index.values())
     rates[POOLED] = sum(stage.requests for stage in by_index.values()) / duration
     rows = []
     for stage in experiment.stages:
         measured = experiment.row(stage)
-        known: Mapping[str, float] = {} if measured is None else measured.values
-        percents = {float(metric.split("_p")[1]) for metric in known if "_p" in metric}
+        measured_values: Mapping[str, float] = {} if measured is None else measured.values
+        percents = {float(metric.split("_p")[1]) for metric in measured_values if "_p" in metric}
         counted = measured.counted_tokens if measured else None
-        found = [predictions(times, stage, counted, percents) for times in runs]
-        served = all(np.isfinite(each["e2e_mean"]) for each in found)
-        concurrency = rates[stage] * float(np.mean([each["e2e_mean"] for each in found]))
+        of_seeds = [predictions(times, stage, counted, percents) for times in runs]
+        served = all(np.isfinite(metrics["e2e_mean"]) for metrics in of_seeds)
+        concurrency = rates[stage] * float(np.mean([metrics["e2e_mean"] for metrics in of_seeds]))
         common = _described(experiment, ran) | {
             "stage_index": stage, "rate_rps": rates[stage], "concurrency": concurrency,
         }  # fmt: skip
-        rows += [common | _beside(metric, found, known[metric], served) for metric in known if metric in found[0]]
-        if not known:
-            rows += [common | _beside(metric, found, None, served) for metric in ("ttft_mean", "itl_mean", "e2e_mean")]
+        rows += [
+            common | _beside(metric, of_seeds, measured_values[metric], served)
+            for metric in measured_values
+            if metric in of_seeds[0]
+        ]
+        if not measured_values:
+            rows += [
+                common | _beside(metric, of_seeds, None, served) for metric in ("ttft_mean", "itl_mean", "e2e_mean")
+            ]
     return rows
 
 
-def _beside(metric: str, found: Sequence[Mapping[str, float]], measured: float | None, served: bool) -> dict:
-    values = np.array([each[metric] for each in found])
+def _beside(metric: str, of_seeds: Sequence[Mapping[str, float]], measured: float | None, served: bool) -> dict:
+    values = np.array([metrics[metric] for metrics in of_seeds])
     scale, unit = (1.0, "1/s") if metric == "throughput_rps" else (1e3, "ms")
+    # Of the mean over the seeds.
     error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
     predicted = float(values.mean())
     row = {"metric": metric, "unit": unit, "predicted": scale * predicted, "predicted_stderr": scale * float(error)}
     if measured is None:
         return row | {"status": "not measured"}
+    # A request that was never served has NaN times, which may not vanish in a mean.
     status = OK if served else "cannot run: some requests need more KV cache than there is"
     error_pct = 100 * (predicted / measured - 1) if measured else np.nan
     return row | {"measured": scale * measured, "error_pct": error_pct, "status": status}

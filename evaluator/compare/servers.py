@@ -50,6 +50,7 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
             "takes more memory than a run of all ranks on one clock may have"
         )
     deployed = deployment(experiment, model, hardware, calibration)
+    # The log's number of KV blocks, so that memory is as it was and no question of an estimate.
     spec = replace(replica_spec(deployed, 0), model=model, calibration=calibration, kv_blocks=experiment.kv_blocks)
     built = build(spec)
     if built.problem is not None:

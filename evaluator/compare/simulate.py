@@ -39,10 +39,11 @@ def simulate_server(server: Server, loads: Sequence[MeasuredRequests]) -> list[T
     """
     from evaluator.device import configure
 
+    # Before JAX is loaded, which takes longer than this check.
     for load in loads:
         _check_prompts(server, load)
     configure()
-    return [_times(server, load, found) for load, found in zip(loads, _served(server, loads), strict=True)]
+    return [_times(server, load, result) for load, result in zip(loads, _served(server, loads), strict=True)]
 
 
 def _check_prompts(server: Server, load: MeasuredRequests) -> None:
@@ -67,8 +68,12 @@ def _run(which: CompileKey, given: Sequence[tuple[StationPlan, Jobs]], lanes_per
     from evaluator.stations.lane_jobs import OPEN_LOOP, LaneJobs
 
     pools = [pool for pool, _ in given]
+    # -1: all replicas of the pool are one lane.
     replica = 0 if which.replicas == 1 else -1  # all together
-    slots = [LaneJobs(at, at, replica, jobs, jobs.order, len(jobs), OPEN_LOOP) for at, (_, jobs) in enumerate(given)]
+    slots = [
+        LaneJobs(number, number, replica, jobs, jobs.order, len(jobs), OPEN_LOOP)
+        for number, (_, jobs) in enumerate(given)
+    ]
     group = station_group(which, pools, max(slot.count for slot in slots))
     return list(run_slots(group, pools, slots, lanes_per_call))
 
@@ -80,16 +85,17 @@ def _alone(server: Server, load: MeasuredRequests) -> tuple[StationPlan, Jobs]:
 
 def _sharing(server: Server, load: MeasuredRequests) -> tuple[StationPlan, Jobs]:
     """The same where requests share the prompts in the prefix cache."""
-    kept = kept_units(server, load)
-    if kept is None:
+    resident = kept_units(server, load)
+    if resident is None:
         return _alone(server, load)
-    return _station(server, load, _demand(load, server.experiment.block_tokens), kept)
+    return _station(server, load, _demand(load, server.experiment.block_tokens), resident)
 
 
-def _station(server: Server, load: MeasuredRequests, demand: Demand, kept: int) -> tuple[StationPlan, Jobs]:
+def _station(server: Server, load: MeasuredRequests, demand: Demand, resident: int) -> tuple[StationPlan, Jobs]:
+    # Nothing is served before the kernels of experts are compiled; whoever comes earlier waits for that.
     ready_s = np.maximum(load.arrival_s, load.arrival_s[0] + server.replica.warm_up_s)
     count, budget = len(ready_s), server.design.spec.max_num_batched_tokens
-    station = StationPlan("server", server.deployment, server.design, demand.extremes, budget, kept)
+    station = StationPlan("server", server.deployment, server.design, demand.extremes, budget, resident)
     return station, Jobs(np.arange(count), ready_s, demand, np.ones(count, dtype=bool))
 
 
@@ -110,14 +116,15 @@ def _demand(load: MeasuredRequests, shared_blocks_of: int | None = None) -> Dema
     )
 
 
-def _times(server: Server, load: MeasuredRequests, found: LaneResult) -> Times:
+def _times(server: Server, load: MeasuredRequests, result: LaneResult) -> Times:
     from evaluator.cost.frontend import Frontend, client_times
 
-    problem, _ = verdict(server.design.calibration, server.replica.fit, found.peaks.tolist())
+    # A run that left the range of a fit is refused when its largest batch is known.
+    problem, _ = verdict(server.design.calibration, server.replica.fit, result.peaks.tolist())
     if problem is not None:
         raise InputError(problem)
     count = len(load.arrival_s)
-    first, last = found.first_token_s[:count], found.last_token_s[:count]
+    first, last = result.first_token_s[:count], result.last_token_s[:count]
     served = np.isfinite(last)
     first, last = np.where(served, first, np.nan), np.where(served, last, np.nan)
     first, last = client_times(Frontend.of(server.design.calibration), first, last, load.output_tokens)

@@ -17,6 +17,7 @@ def description(rows: pd.DataFrame, device: Device, name: str) -> str:
 
     InputError where the rows do not tell.
     """
+    # Twice m n k FLOPs per product, over the time of the fastest.
     peaks = {str(dtype): _fastest(part, 2 * part["m"] * part["n"] * part["k"]) for dtype, part in _products(rows)}
     bandwidth = _fastest(*_memory_bound(rows, device))
     if not peaks or bandwidth is None:
@@ -32,6 +33,7 @@ def description(rows: pd.DataFrame, device: Device, name: str) -> str:
         f"memory_bytes: {device.memory_bytes:.6g}",
         f"memory_bandwidth: {bandwidth[0]:.4g}",
         *_link_lines(link, device),
+        # Figures that nobody measured are null, and refused where they are asked for: no guess ends in a result.
         "power_w: null  # not measured; energy is not computed without it",
         "idle_power_w: null",
         "usd_per_hour: null",
@@ -56,6 +58,7 @@ def _products(rows: pd.DataFrame) -> list[tuple[object, pd.DataFrame]]:
 
 def _memory_bound(rows: pd.DataFrame, device: Device) -> tuple[pd.DataFrame, pd.Series]:
     """Rows whose operands come from memory, and the bytes that surely do: weights and KV, and all of large sums."""
+    # Bytes that cannot have come from the cache: operands take turns there, activations may stay.
     width = rows["dtype"].map(BYTES)
     read = pd.Series(0.0, rows.index)
     of = rows["op_class"]
@@ -81,6 +84,7 @@ def _link(rows: pd.DataFrame) -> tuple[float, float, int] | None:
     if reduces.empty:
         return None
     bus = 2 * (reduces["devices"] - 1) / reduces["devices"] * reduces["message_bytes"] / reduces["time_s"]
+    # An all-reduce is a scatter and a gather: half of the shortest is a message.
     return float(bus.max()), float(reduces["time_s"].min()) / 2, int(reduces["devices"].max())
 
 

@@ -43,6 +43,7 @@ def find_device() -> Device:
     try:
         devices = jax.devices()
     except RuntimeError as error:
+        # A driver without a device, for instance, or one that is too old.
         raise InputError(f"JAX has no device to measure: {error}") from None
     first = devices[0]
     if first.platform == "cpu":
@@ -52,6 +53,7 @@ def find_device() -> Device:
         name = first.device_kind
         processor = PROCESSORS.get(recognised(name) or "")
         cache = processor.cache_bytes if processor else LARGE_CACHE
+        # Some platforms tell no statistics of their memory.
         memory = float((first.memory_stats() or {}).get("bytes_limit", SMALL_MEMORY))
     return Device(name, first.platform, len(devices), memory, cache, jax.__version__)
 
@@ -68,5 +70,6 @@ def _processor() -> str:
 def _cpu_cache() -> float:
     """The last-level cache, as Linux states it (in KiB)."""
     sizes = [path.read_text().strip() for path in _CACHES.glob("index*/size")]
+    # Linux writes "32768K"; what is written otherwise is not known here.
     cache_bytes = [1024.0 * float(size[:-1]) for size in sizes if size.endswith("K")]
     return max(cache_bytes, default=LARGE_CACHE)

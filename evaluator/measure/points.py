@@ -120,10 +120,12 @@ def points(
     if unknown:
         raise InputError(f"unknown operator class '{unknown[0]}'{suggestion(unknown[0], list(CLASSES))}")
     shards = [(model, Parallel(tensor)) for model in models for tensor in tensors]
+    # Of a model that no split divides there is nothing to measure; another may be left.
     shards = [(model, parallel) for model, parallel in shards if split_problem(model, parallel) is None]
     if not shards:
         sizes = " or ".join(map(str, tensors))
         raise InputError(f"none of {', '.join(call.name for call in models)} can be split over {sizes} devices")
+    # By key, as layers and models share shapes.
     by_class = {name: _unique(_OF_CLASS[name](shards, dtype, devices, grid)) for name in classes or CLASSES}
     for name, calls in by_class.items():
         if classes and not calls:
@@ -131,6 +133,7 @@ def points(
             raise InputError(f"nothing to measure of {name}: it needs {need}")
     first = _unique([*(gemm(size, size, size, dtype) for size in grid.squares), *_sums(dtype, grid)])
     keys = {call.key for call in first}
+    # Each class takes its turn in proportion to how many points it has left: (position + 1/2) / points.
     rest = [
         ((position + 0.5) / len(calls), call)
         for calls in by_class.values()
@@ -144,6 +147,7 @@ def _unique(calls: Iterable[MeasuredCall]) -> list[MeasuredCall]:
     return list({call.key: call for call in calls}.values())
 
 
+# A checksum and no random number: the same order in every run, so that --resume continues it.
 def _shuffled(point: MeasuredCall) -> int:
     return zlib.crc32("|".join(point.key).encode())
 
@@ -183,6 +187,7 @@ def _grouped(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Itera
             experts = local_experts(moe, parallel)
             for tokens in grid.tokens:
                 visits = tokens * moe.experts_per_token
+                # Uneven loads would be another kernel than the batched product that stands for it.
                 if visits > experts and visits % experts:
                     continue
                 columns: Columns = {"tokens": tokens, "hidden": model.hidden, "intermediate": down.inputs,
@@ -256,6 +261,7 @@ def _elementwise(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> I
 def _reduces(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Iterator[MeasuredCall]:
     for size, message in product((n for n in (2, 4, 8) if n <= devices), grid.messages):
         columns: Columns = {"devices": size, "message_bytes": message, "dtype": dtype}
+        # A ring moves twice the message per device, read and written.
         yield MeasuredCall("all_reduce", columns, message / BYTES[dtype], 2.0 * message, 2.0 * message)
 
 

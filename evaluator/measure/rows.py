@@ -30,6 +30,7 @@ class MeasuredRows:
         """
         self.path = path
         self._hardware = hardware
+        # An empty file is as none: a run that was killed before its first row.
         exists = path.is_file() and path.stat().st_size > 0
         if exists and not resume:
             raise InputError(f"--out {path}: is there already; go on with it by --resume, or name another file")
@@ -37,6 +38,7 @@ class MeasuredRows:
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Write one row."""
+        # Opened anew for each row, so that it is on disk before the next measurement begins.
         new = not self.path.is_file() or self.path.stat().st_size == 0
         with self.path.open("a", newline="") as file:
             writer = csv.DictWriter(file, HEADER)
@@ -57,10 +59,12 @@ class MeasuredRows:
 
     def _read(self, same: Mapping[str, str]) -> list[dict[str, str]]:
         content = self.path.read_text()
+        # A killed run may leave half a row, which would shift all that follows.
         if not content.endswith("\n"):  # the last row was cut short
             self.path.write_text(content[: content.rfind("\n") + 1])
         with self.path.open(newline="") as file:
             reader = csv.DictReader(file)
+            # Another version may mean something else by a column.
             if tuple(reader.fieldnames or ()) != HEADER:
                 raise InputError(f"--out {self.path}: was not written by this version of measure; name another file")
             rows = list(reader)

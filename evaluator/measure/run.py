@@ -49,6 +49,7 @@ class Ends:
 
     def see(self, point: MeasuredCall, time_s: float) -> None:
         """Learn from a time."""
+        # From low starting values upwards: rates only ever rise, so that expected times only fall.
         self.flops = max(self.flops, point.flops / time_s)
         self.bandwidth = max(self.bandwidth, point.operand_bytes / time_s)
         factor = time_s / point.seconds(self.flops, self.bandwidth)
@@ -99,6 +100,7 @@ def measure(
     ends, outcome, done = Ends(), MeasureOutcome(host), rows.times()
     for position, point in enumerate(points):
         if point.key in done:
+            # Old points teach the rates, too: without them a resumed run would begin with the longest calls.
             ends.see(point, done[point.key])
             outcome.kept += 1
             if progress is not None:
@@ -123,6 +125,7 @@ def _row(
     point: MeasuredCall, device: Device, host: Host, ends: Ends, effort: Effort, outcome: MeasureOutcome
 ) -> dict[str, Any] | None:
     """The row of a point; None, with the reason counted, where it has none."""
+    # Before compiling: a call that takes minutes would be compiled and run for nothing.
     expected = ends.expected(point)
     if expected > effort.longest_s:
         outcome.leave(f"longer than {effort.longest_s:g} s a call")
@@ -167,6 +170,7 @@ def _calls(point: MeasuredCall, expected: float, device: Device, host: Host) -> 
 
 def _net(timing: Timing, calls: int, linked: bool, device: Device, host: Host) -> float:
     """Seconds of one call. A CPU is host and device: what it takes to start a program is taken off there."""
+    # On a GPU starting overlaps with the chain, and is hidden where programs are long enough.
     started = host.program_s if device.platform == "cpu" else 0.0
     return (timing.time_s - started) / calls - (host.link_s if linked else 0.0)
 
@@ -184,6 +188,7 @@ def time_call(call: Call, calls: int, sets: int, effort: Effort) -> Timing:
 
     A program uses a set once, so that nothing of one call can serve another.
     """
+    # All sets are made before the clock starts.
     operands = [call.operands(operand_set) for operand_set in range(sets)]
     carried, turn = call.carried(), 0
     program = chain(call, carried, operands[:calls])
@@ -193,6 +198,7 @@ def time_call(call: Call, calls: int, sets: int, effort: Effort) -> Timing:
         for _ in range(count):
             carried = program(carried, [operands[(turn + number) % sets] for number in range(calls)])
             turn = (turn + calls) % sets
+        # Dispatch is asynchronous: without this the clock would stop before the device does.
         jax.block_until_ready(carried)
 
     return time_programs(run, effort)
@@ -206,6 +212,8 @@ def chain(call: Call, carried: Any, operands: Sequence[Any]) -> Any:
             carried = call.run(carried, operand)
         return carried
 
+    # Donated, so that a call writes where the one before it read, as an engine's buffers do; compiled ahead, so that
+    # no sample has the compilation in it.
     return jax.jit(calls, donate_argnums=0).lower(carried, operands).compile()
 
 
@@ -222,6 +230,7 @@ def measure_host(device: Device, effort: Effort) -> Host:
         return lax.dot(carried, *operands, precision=precision_of("fp32"))
 
     calls = 1 if device.platform == "cpu" else MOST_CALLS  # as in programs of short calls
+    # As many arguments and results as real programs have: each costs the host time.
     idle = Call("", lambda carried, operands: carried, nothing, lambda operand_set: (nothing(),), linked=False)
     program, argument = jax.jit(lambda carried: carried).lower(nothing()).compile(), nothing()
     alone = time_programs(lambda count: [program(argument).block_until_ready() for _ in range(count)], effort)
@@ -229,5 +238,6 @@ def measure_host(device: Device, effort: Effort) -> Host:
     if device.platform == "cpu":
         return Host(started.time_s, alone.time_s, 0.0)
     (linked,) = MAKERS["gemm"](gemm(256, 256, 256, "fp32").columns, device.platform)
+    # The same products with and without the link: the difference is the link's kernel.
     with_link, without = (time_call(call, calls, calls, effort) for call in (linked, linked._replace(run=product)))
     return Host(started.time_s, alone.time_s, max(0.0, with_link.time_s - without.time_s) / calls)

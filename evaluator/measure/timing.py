@@ -58,12 +58,15 @@ def time_programs(
         run(count)
         return clock() - start
 
+    # The first run loads the program onto the device.
     run(1)
     count, taken = 1, sample(1)
     while taken < effort.sample_s:
+        # At most tenfold a step: one slow sample by chance must not make the next a minute long.
         count = max(count + 1, math.ceil(count * min(10.0, 1.2 * effort.sample_s / max(taken, 1e-9))))
         taken = sample(count)
     times: list[float] = []
+    # Samples of long calls are few, but then they take long enough together.
     while not (_enough(times, effort.samples, effort.total_s) or _enough(times, FEW, 5 * effort.total_s)):
         times.append(sample(count))
     seconds = float(np.min(times) if effort.fastest else np.median(times))

@@ -24,26 +24,29 @@ def fit(phase: str, rows: IterationRows, axes: Sequence[str] | None = None) -> t
     terms above 0 (heteroscedasticity-consistent, White 1980), as if the others had not been there.
     """
     columns = np.stack([np.broadcast_to(x, rows.time_s.shape) for x in regressors(phase, rows.batch)], axis=1)
+    # Divided by the measured times, so that the residual is a relative error.
     relative = columns / rows.time_s[:, None]
-    told = _told(relative)
-    scale = np.linalg.norm(relative[:, told], axis=0)
-    found, _ = nnls(relative[:, told] / scale, np.ones(len(relative)))
+    distinct = _told(relative)
+    # Columns of one norm: NNLS stops by tolerances that a column in seconds per token^2 would fall below.
+    scale = np.linalg.norm(relative[:, distinct], axis=0)
+    scaled, _ = nnls(relative[:, distinct] / scale, np.ones(len(relative)))
     coefficients = np.zeros(len(TERMS[phase]))
-    coefficients[told] = found / scale
+    coefficients[distinct] = scaled / scale
     names = np.array(TERMS[phase])
     errors = dict(zip(names[coefficients > 0].tolist(), _errors(relative[:, coefficients > 0]), strict=True))
-    note = {"standard_errors": errors, "not_told_apart": names[~told].tolist()}
+    note = {"standard_errors": errors, "not_told_apart": names[~distinct].tolist()}
     return MeasuredPhase(rows.ranges(phase), coefficients=tuple(coefficients.tolist())), note
 
 
 def _told(columns: np.ndarray) -> np.ndarray:
     """Which columns are not combinations of those before them, (term,) of bool."""
-    told = np.zeros(columns.shape[1], dtype=bool)
-    for at, column in enumerate(columns.T):
-        size, before = np.linalg.norm(column), columns[:, told]
-        rest = column - before @ np.linalg.lstsq(before, column, rcond=None)[0] if told.any() else column
-        told[at] = size > 0 and np.linalg.norm(rest) > DISTINCT * size
-    return told
+    distinct = np.zeros(columns.shape[1], dtype=bool)
+    for term, column in enumerate(columns.T):
+        size, before = np.linalg.norm(column), columns[:, distinct]
+        # What is left of a column when those before are taken out of it by least squares.
+        rest = column - before @ np.linalg.lstsq(before, column, rcond=None)[0] if distinct.any() else column
+        distinct[term] = size > 0 and np.linalg.norm(rest) > DISTINCT * size
+    return distinct
 
 
 def _errors(columns: np.ndarray) -> list[float]:
@@ -56,9 +59,11 @@ def splits(
     phase: str, rows: IterationRows, axes: Sequence[str] | None = None
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Every fifth shape aside, in the order of their times; the same shapes are seen or aside together."""
+    # Repetitions of a shape are one: seen in the fit and aside they would tell of noise alone.
     shapes, shape = np.unique(np.stack([np.asarray(values) for values in rows.batch]), axis=1, return_inverse=True)
     longest = np.zeros(shapes.shape[1])
     np.maximum.at(longest, shape.ravel(), rows.time_s)
+    # argsort twice is the rank; every fifth by time, so that each fold has short and long iterations.
     fold = (np.argsort(np.argsort(longest)) % FOLDS)[shape.ravel()]
     for number in range(min(FOLDS, shapes.shape[1])):
         yield np.flatnonzero(fold != number), np.flatnonzero(fold == number)

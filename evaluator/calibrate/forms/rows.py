@@ -24,13 +24,14 @@ class IterationRows:
 
     def quantities(self, phase: str) -> dict[str, np.ndarray]:
         """The values on the axes of the phase, by name."""
-        found = quantities(self.batch)
-        return dict(zip(AXES[phase], found if phase == "prefill" else found[2:], strict=True))
+        values = quantities(self.batch)
+        # Of a decode the last two quantities, which are all that it has.
+        return dict(zip(AXES[phase], values if phase == "prefill" else values[2:], strict=True))
 
     def ranges(self, phase: str) -> dict[str, tuple[float, float]]:
         """The smallest and the largest of each quantity; of the context beside prompts, where there are decodes."""
-        found = self.quantities(phase) | {"decode_context": np.asarray(self.batch.decode_context)}
-        there = found["decodes"] > 0
-        if there.any():
-            found |= {name: found[name][there] for name in ("context", "decode_context")}
-        return {name: (float(values.min()), float(values.max())) for name, values in found.items()}
+        values_of = self.quantities(phase) | {"decode_context": np.asarray(self.batch.decode_context)}
+        with_decodes = values_of["decodes"] > 0
+        if with_decodes.any():
+            values_of |= {name: values_of[name][with_decodes] for name in ("context", "decode_context")}
+        return {name: (float(values.min()), float(values.max())) for name, values in values_of.items()}

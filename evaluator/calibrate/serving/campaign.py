@@ -54,25 +54,26 @@ def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Se
     if not ready:
         raise InputError("nothing to fit: no experiment has measurements and can run")
     shared = fit_serving(ready, bases)
-    found = [
-        _named(hardware, bases[hardware], _own(shared, own, bases), own, seeds)
-        for hardware, own in by_gpu(ready).items()
+    sets = [
+        _named(hardware, bases[hardware], _own(shared, runs_of_gpu, bases), runs_of_gpu, seeds)
+        for hardware, runs_of_gpu in by_gpu(ready).items()
     ]
     if len(bases) > 1:
         for hardware in measured_devices(DEFAULT_ENGINE):
             if hardware not in bases:
-                found.append(_named(hardware, as_vllm(calibration_for(base, hardware)), shared, [], seeds))
+                sets.append(_named(hardware, as_vllm(calibration_for(base, hardware)), shared, [], seeds))
+        # A data sheet alone, fitted to the same runs, for devices of which not even kernels are known.
         sheet = as_vllm(load_calibration("datasheet", "any"))
         on_sheets = fit_serving(ready, dict.fromkeys(bases, sheet), start=shared.values)
-        found.append(_named("any", sheet, on_sheets, ready, seeds))
+        sets.append(_named("any", sheet, on_sheets, ready, seeds))
     runs = serving_runs(ready)
-    return [replace(each, calibration=replace(each.calibration, serving_runs=runs)) for each in found]
+    return [replace(fitted, calibration=replace(fitted.calibration, serving_runs=runs)) for fitted in sets]
 
 
 def serving_runs(experiments: Sequence[Experiment]) -> dict[str, tuple[str, ...]]:
     """The models of these experiments by their GPU, under the names of the catalog."""
     return {
-        hardware: tuple(sorted({model_name(each.model) for each in runs}))
+        hardware: tuple(sorted({model_name(experiment.model) for experiment in runs}))
         for hardware, runs in by_gpu(experiments).items()
     }
 
@@ -99,20 +100,22 @@ def held_out_by_kernels(
     if len(groups) < 2:
         raise InputError(f"nothing is left to fit where one {partition} is kept aside: the experiments have no other")
     tables: dict[str, list[pd.DataFrame]] = {way: [] for way in kernels}
+    # The first fit starts at the priors; what is kept aside afterwards changes little, so that later ones start
+    # there.
     start = None
     for aside in groups:
-        kept = [each for each in ready if each not in aside]
-        shared = fit_serving(kept, bases, start=start, evaluations=6 if start else 10)
+        remaining = [experiment for experiment in ready if experiment not in aside]
+        shared = fit_serving(remaining, bases, start=start, evaluations=6 if start else 10)
         start = start or shared.values
-        near = by_gpu(kept)
+        near = by_gpu(remaining)
         for hardware, judged in by_gpu(aside).items():
-            own = _own(shared, near.get(hardware, ()), bases)
-            seen = {each.model for each in near.get(hardware, ())}
+            of_gpu = _own(shared, near.get(hardware, ()), bases)
+            seen = {experiment.model for experiment in near.get(hardware, ())}
             for way in kernels:
-                set_ = _predicting(way, hardware, bases[hardware], own)
+                set_ = _predicting(way, hardware, bases[hardware], of_gpu)
                 table = compare_experiments(judged, set_, seeds)
                 tables[way].append(table.assign(model_seen=table["model"].isin(seen)))
-    return {way: pd.concat(found, ignore_index=True) for way, found in tables.items()}
+    return {way: pd.concat(by_way, ignore_index=True) for way, by_way in tables.items()}
 
 
 def _predicting(kernels: str, hardware: str, base: Calibration, fitted: FitResult) -> Calibration:
@@ -121,42 +124,45 @@ def _predicting(kernels: str, hardware: str, base: Calibration, fitted: FitResul
         others = [name for name in measured_devices(DEFAULT_ENGINE) if name != hardware]
         sets = [calibration_for("GPU-vllm", name) for name in others]
         base = as_vllm(transferred(sets, link=joined_by(nearest_link(hardware), others)))
-    found = adjusted(base, fitted.values)
-    found = found if kernels == OWN else with_host(base, found)
-    return renamed(found, f"{hardware}-{ANY_GPU} of the others", hardware)
+    set_ = adjusted(base, fitted.values)
+    set_ = set_ if kernels == OWN else with_host(base, set_)
+    return renamed(set_, f"{hardware}-{ANY_GPU} of the others", hardware)
 
 
 def _own(shared: FitResult, own: Sequence[Experiment], bases: Mapping[str, Calibration]) -> FitResult:
     """The values of one GPU, near those in common; these are its own where most of the experiments were on it."""
     if not own or 2 * len(own) > len(shared.experiments):
         return shared
+    # A fit of its own with the common values as the prior: few runs move little.
     return fit_serving(own, bases, shared.values, shared.values)
 
 
 def parts(experiments: Sequence[Experiment], partition: str) -> list[list[Experiment]]:
     """The experiments that are kept aside together; the folds deal them in order of model, ranks and name."""
-    ordered = sorted(experiments, key=lambda each: (each.model, each.tensor_parallel, each.id))
+    ordered = sorted(experiments, key=lambda experiment: (experiment.model, experiment.tensor_parallel, experiment.id))
     if partition == "fold":
-        return [group for at in range(FOLDS) if (group := ordered[at::FOLDS])]
+        return [group for fold in range(FOLDS) if (group := ordered[fold::FOLDS])]
     groups: dict[str, list[Experiment]] = {}
-    for each in ordered:
-        groups.setdefault(each.model if partition == "model" else hardware_name(each.gpu), []).append(each)
+    for experiment in ordered:
+        groups.setdefault(experiment.model if partition == "model" else hardware_name(experiment.gpu), []).append(
+            experiment
+        )
     return list(groups.values())
 
 
 def by_gpu(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:
     """The experiments of each GPU, the GPU with the most first."""
     groups: dict[str, list[Experiment]] = {}
-    for each in experiments:
-        groups.setdefault(hardware_name(each.gpu), []).append(each)
+    for experiment in experiments:
+        groups.setdefault(hardware_name(experiment.gpu), []).append(experiment)
     return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 
 def _bases(experiments: Sequence[Experiment], base: str) -> dict[str, Calibration]:
-    found = {}
+    bases = {}
     for hardware in by_gpu(runnable(experiments, base)):
-        found[hardware] = as_vllm(calibration_for(base, hardware))
-    return found
+        bases[hardware] = as_vllm(calibration_for(base, hardware))
+    return bases
 
 
 def _named(
@@ -170,9 +176,9 @@ def _named(
 def write_all(fitted: Sequence[Fitted], folder: Path) -> list[Path]:
     """Every set as ``folder``/NAME.yaml; returns the paths."""
     written = []
-    for each in fitted:
-        path = folder / f"{each.calibration.name}.yaml"
-        write_calibration(path, each.calibration, each.result, each.base, header(each))
+    for set_ in fitted:
+        path = folder / f"{set_.calibration.name}.yaml"
+        write_calibration(path, set_.calibration, set_.result, set_.base, header(set_))
         written.append(path)
     return written
 

@@ -43,30 +43,38 @@ class _Problem:
         self, experiments: Sequence[Experiment], bases: Mapping[str, Calibration], centre: Mapping[str, float]
     ) -> None:
         self.bases = bases
-        self.loads = [(each, hardware_name(each.gpu), requests(each, 0)) for each in experiments]
-        ranks = max(each.tensor_parallel for each in experiments)
+        self.loads = [
+            (experiment, hardware_name(experiment.gpu), requests(experiment, 0)) for experiment in experiments
+        ]
+        ranks = max(experiment.tensor_parallel for experiment in experiments)
+        # By name: a parameter that any GPU's set has is fitted once, for all of them.
         free = {p.name: p for _, hardware, _ in self.loads for p in active(bases[hardware], ranks)}
         self.free = list(free.values())
         self.start = np.array([np.log(centre.get(p.name, p.start)) for p in self.free])
-        known = all(bases[hardware].provenance == "calibrated" for _, hardware, _ in self.loads)
-        self.sigma = np.array([p.sigma for p in self.free]) * (1.0 if known else 2.0)
+        # A data sheet knows less than kernels: its priors are twice as wide.
+        measured_kernels = all(bases[hardware].provenance == "calibrated" for _, hardware, _ in self.loads)
+        self.sigma = np.array([p.sigma for p in self.free]) * (1.0 if measured_kernels else 2.0)
 
     def values(self, theta: np.ndarray) -> dict[str, float]:
-        return {p.name: float(np.exp(at)) for p, at in zip(self.free, theta, strict=True)}
+        # All parameters are positive, and are fitted by their logarithms.
+        return {p.name: float(np.exp(coordinate)) for p, coordinate in zip(self.free, theta, strict=True)}
 
     def residuals(self, theta: np.ndarray) -> np.ndarray:
         """Log ratios over the noise; an experiment's stages share its weight."""
         values = self.values(theta)
         sets = {hardware: adjusted(base, values) for hardware, base in self.bases.items()}
-        found: list[float] = []
+        ratios: list[float] = []
+        # The same requests under every set of values: common random numbers, without which differences are noise.
         for experiment, hardware, load in self.loads:
             (times,) = simulate_server(server(experiment, sets[hardware]), [load])
             rows = _judged(experiment)
             for row, metric, measured in rows:
                 ratio = predictions(times, row.stage, row.counted_tokens)[metric] / measured
                 weight = (len(NOISE) / len(rows)) ** 0.5 / NOISE[metric]
-                found.append(weight * float(np.log(ratio)) if np.isfinite(ratio) else 10.0)
-        return np.array(found)
+                # A request that is never served has no time; 10 standard errors say that this is far off without
+                # ending the fit.
+                ratios.append(weight * float(np.log(ratio)) if np.isfinite(ratio) else 10.0)
+        return np.array(ratios)
 
     def priors(self, theta: np.ndarray) -> np.ndarray:
         return (theta - self.start) / self.sigma
@@ -94,7 +102,12 @@ def fit_serving(
             )
     problem = _Problem(experiments, bases, centre or {})
     given = start or {}
-    begin = np.array([np.log(given.get(p.name, np.exp(at))) for p, at in zip(problem.free, problem.start, strict=True)])
+    begin = np.array(
+        [
+            np.log(given.get(p.name, np.exp(coordinate)))
+            for p, coordinate in zip(problem.free, problem.start, strict=True)
+        ]
+    )
     data = len(problem.residuals(begin))
 
     def together(theta: np.ndarray) -> np.ndarray:
@@ -102,33 +115,39 @@ def fit_serving(
 
     def jacobian(theta: np.ndarray) -> np.ndarray:
         here = together(theta)
+        # One step per parameter, a tenth of its prior's deviation: smaller ones drown in which iteration an arrival
+        # falls.
         steps = _STEP * np.diag(problem.sigma)
         return np.stack([(together(theta + step) - here) / step.sum() for step in steps], axis=1)
 
     solution = least_squares(together, begin, jac=jacobian, max_nfev=evaluations, xtol=1e-3, ftol=1e-3)
+    # Of data and priors together, so that a parameter that the data leave open has its prior's deviation.
     covariance = np.linalg.inv(solution.jac.T @ solution.jac)
+    # Residuals larger than the noise that was assumed widen all errors alike.
     spread = max(1.0, float(np.mean(solution.fun[:data] ** 2))) ** 0.5
     deviation = np.sqrt(np.diag(covariance))
     names = [p.name for p in problem.free]
     return FitResult(
         values=problem.values(solution.x),
         errors=dict(zip(names, (spread * deviation).tolist(), strict=True)),
+        # The share of the variance that the prior alone would leave.
         prior_share=dict(zip(names, np.minimum(1.0, (deviation / problem.sigma) ** 2).tolist(), strict=True)),
-        experiments=tuple(each.id for each in experiments),
+        experiments=tuple(experiment.id for experiment in experiments),
     )
 
 
 def runnable(experiments: Sequence[Experiment], base: str | Calibration = "datasheet") -> list[Experiment]:
     """The experiments that have measurements and that the engine can run."""
-    kept = []
+    able = []
+    # An experiment that the engine cannot run tells nothing; ``compare`` says why.
     for experiment in experiments:
         try:
             server(experiment, base)
         except InputError:
             continue
         if _judged(experiment):
-            kept.append(experiment)
-    return kept
+            able.append(experiment)
+    return able
 
 
 def _judged(experiment: Experiment) -> list[tuple[MeasuredMetrics, str, float]]:
@@ -140,6 +159,7 @@ def _judged(experiment: Experiment) -> list[tuple[MeasuredMetrics, str, float]]:
 
 def _robust(residuals: np.ndarray, scale: float = 2.0) -> np.ndarray:
     """Signed roots of the soft l1 loss: quadratic up to ``scale`` deviations, linear beyond."""
+    # Signed roots, because least_squares squares what it is given and has one loss for all rows, priors included.
     return np.sign(residuals) * scale * np.sqrt(2.0 * (np.sqrt(1.0 + (residuals / scale) ** 2) - 1.0))
 
 

@@ -35,9 +35,11 @@ def _scaled(classes: tuple[str, ...], figures: tuple[str, ...]) -> Change:
         for name in classes:
             if name not in sets:
                 continue
+            # Of a class only the figures that it has: a sort has no tile of attention.
             scaled = {figure: getattr(sets[name], figure) * factor for figure in figures if hasattr(sets[name], figure)}
-            kept = {figure: value if figure.endswith("_s") else min(value, 1.0) for figure, value in scaled.items()}
-            sets[name] = replace(sets[name], **kept)
+            # Bandwidths are fractions of a peak; times may grow without bound.
+            bounded = {figure: value if figure.endswith("_s") else min(value, 1.0) for figure, value in scaled.items()}
+            sets[name] = replace(sets[name], **bounded)
         return replace(base, efficiencies=sets)
 
     return change
@@ -57,12 +59,12 @@ def _link(base: Calibration, factor: float) -> Calibration:
 
 def _all_reduce(base: Calibration, factor: float) -> Calibration:
     """Start and ramp of an all-reduce, for every number of devices."""
-    one = base.efficiencies["all_reduce"]
+    all_reduce = base.efficiencies["all_reduce"]
     groups = {
         size: replace(group, launch_s=factor * group.launch_s, ramp_s=factor * group.ramp_s)
-        for size, group in one.devices.items()
+        for size, group in all_reduce.devices.items()
     }
-    slower = replace(one, launch_s=factor * one.launch_s, devices=groups)
+    slower = replace(all_reduce, launch_s=factor * all_reduce.launch_s, devices=groups)
     return replace(base, efficiencies={**base.efficiencies, "all_reduce": slower})
 
 
@@ -139,6 +141,7 @@ _LAUNCHES_FROM = (
 def as_vllm(base: Calibration) -> Calibration:
     """What vLLM does whatever the GPU, put into a set of kernels: it pads to graphs, orders logits for top-p, launches
     iterations with prompts layer by layer, and makes tensors of what was said."""
+    # The sort starts as an elementwise kernel, and gets its own figures from the runs.
     sort = base.efficiencies.get(SORT, replace(base.of("elementwise"), knee=0.0))
     host: dict[str, Any] = {
         "graph_tokens": GRAPH_TOKENS,
@@ -159,5 +162,15 @@ def adjusted(base: Calibration, values: Mapping[str, float]) -> Calibration:
 
 def active(base: Calibration, tensor_parallel: int) -> list[RunParameter]:
     """The parameters that change this base set, and of those of links only where ranks talk."""
-    found = [each for each in PARAMETERS if each.change(base, each.start) != each.change(base, 1.5 * each.start)]
-    return [each for each in found if tensor_parallel > 1 or each.name not in ("all_reduce_launch", "link")]
+    # A change of the prior's value that changes nothing in the set is a figure that the set does not have.
+    changing = [
+        parameter
+        for parameter in PARAMETERS
+        if parameter.change(base, parameter.start) != parameter.change(base, 1.5 * parameter.start)
+    ]
+    # A single rank sends nothing, so that nothing in its runs depends on links.
+    return [
+        parameter
+        for parameter in changing
+        if tensor_parallel > 1 or parameter.name not in ("all_reduce_launch", "link")
+    ]

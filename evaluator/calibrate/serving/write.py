@@ -31,32 +31,37 @@ def write_calibration(path: Path, set_: Calibration, fitted: FitResult, base: Ca
 
 def document_of(calibration: Calibration) -> dict[str, Any]:
     """What the file of a set states, but for its sources."""
-    given = {each.name: getattr(calibration, each.name) for each in fields(calibration) if each.name != "sources"}
+    given = {
+        field_of_set.name: getattr(calibration, field_of_set.name)
+        for field_of_set in fields(calibration)
+        if field_of_set.name != "sources"
+    }
     classes = given.pop("efficiencies")
     given.pop("rests_on")  # follows from the rest
-    found: dict[str, Any] = {name: given.pop(name) for name in ("name", "hardware", "provenance")}
-    found["efficiencies"] = {name: _figures(name, one) for name, one in classes.items()}
-    defaults = {each.name: _default(each) for each in fields(Calibration)}
-    found |= {name: _plain(value) for name, value in given.items() if value != defaults[name]}
-    return found
+    # First in the file, as people look for them; the rest only where it differs from a default.
+    document: dict[str, Any] = {name: given.pop(name) for name in ("name", "hardware", "provenance")}
+    document["efficiencies"] = {name: _figures(name, efficiency) for name, efficiency in classes.items()}
+    defaults = {field_of_set.name: _default(field_of_set) for field_of_set in fields(Calibration)}
+    document |= {name: _plain(value) for name, value in given.items() if value != defaults[name]}
+    return document
 
 
-def _figures(name: str, one: OperatorEfficiency) -> dict[str, Any]:
+def _figures(name: str, efficiency: OperatorEfficiency) -> dict[str, Any]:
     """What the file states of a class: the figures without a default (of a collective only two) and those changed."""
-    kept = {}
-    for each in fields(one):
-        required = each.default is MISSING and each.default_factory is MISSING
-        unstated = required and is_collective(name) and each.name not in _IN_A_COLLECTIVE
-        value = getattr(one, each.name)
-        if each.name == "activation_efficiency" and value == one.bandwidth_efficiency:
+    stated = {}
+    for figure in fields(efficiency):
+        required = figure.default is MISSING and figure.default_factory is MISSING
+        unstated = required and is_collective(name) and figure.name not in _IN_A_COLLECTIVE
+        value = getattr(efficiency, figure.name)
+        if figure.name == "activation_efficiency" and value == efficiency.bandwidth_efficiency:
             continue  # as for the weights, which is what a class without it means
-        if not unstated and (required or value != _default(each)):
-            kept[each.name] = _plain(value)
-    return kept
+        if not unstated and (required or value != _default(figure)):
+            stated[figure.name] = _plain(value)
+    return stated
 
 
-def _default(each: Field) -> Any:
-    return each.default_factory() if each.default_factory is not MISSING else each.default
+def _default(figure: Field) -> Any:
+    return figure.default_factory() if figure.default_factory is not MISSING else figure.default
 
 
 def _plain(value: Any) -> Any:
@@ -77,14 +82,15 @@ def _sources(fitted: FitResult, base: Calibration) -> dict[str, str]:
         if parameter.name not in fitted.values:
             continue
         value, error = fitted.values[parameter.name], 100 * fitted.errors[parameter.name]
-        told = f"{parameter.name} {value:.4g} +- {error:.0f} % ({parameter.meaning})"
+        text = f"{parameter.name} {value:.4g} +- {error:.0f} % ({parameter.meaning})"
         if fitted.prior_share[parameter.name] > 0.5:
-            told += ", of which the data say little"
+            text += ", of which the data say little"
         for figure in parameter.figures:
-            notes.setdefault(figure, []).append(told)
-    found = {figure: f"as in the set {base.name}" for figure in base.sources if figure not in notes}
+            notes.setdefault(figure, []).append(text)
+    sources = {figure: f"as in the set {base.name}" for figure in base.sources if figure not in notes}
     whole = (*HOST, SORT)
-    for figure, told_all in notes.items():
+    # Host and sort are fitted as they are; other figures are multiples of the base set's.
+    for figure, texts in notes.items():
         rest = "" if figure in whole else f"; base set {base.name}"
-        found[figure] = f"fitted to serving runs: {'; '.join(told_all)}{rest}"
-    return found
+        sources[figure] = f"fitted to serving runs: {'; '.join(texts)}{rest}"
+    return sources

@@ -49,10 +49,10 @@ def _common(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
 
 def _library(kernel: pd.Series) -> pd.Series:
     """The library that each kernel is of; empty for an engine's own."""
-    found = pd.Series("", kernel.index)
+    libraries = pd.Series("", kernel.index)
     for part, library in LIBRARIES.items():
-        found[kernel.str.contains(part)] = library
-    return found
+        libraries[kernel.str.contains(part)] = library
+    return libraries
 
 
 def gemm(frame: pd.DataFrame) -> pd.DataFrame:
@@ -114,6 +114,7 @@ def mla(frame: pd.DataFrame) -> pd.DataFrame:
     FlashAttention-3 computes them as any other attention: the sets' ``attention_prefill`` is within 7 % of vLLM's
     kernels for up to four prompts of 1 ms and more.
     """
+    # On latents: what a decode computes, and no prompt.
     absorbed = (frame["engine"] == "sglang") & ~frame["gpu"].isin(BLACKWELL) & (frame["phase"] == "prefill")
     frame = frame[(frame["part"] == "core") & (frame["engine"] != "vllm") & ~absorbed]
     decodes = frame["phase"] == "decode"
@@ -125,6 +126,7 @@ def mla(frame: pd.DataFrame) -> pd.DataFrame:
             "library": _library(frame["kernel"]),
             "batch": frame["batch_size"],
             "new_tokens": frame["tokens_per_sequence"],
+            # A decode attends to its own token, too.
             "past_tokens": frame["past_kv_tokens"] + decodes,
             "heads": frame["num_heads"],
             "kv_rank": 512,
@@ -143,8 +145,9 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
     """
     frame = frame[_usual_experts(frame)]
     frame = frame.assign(grouped=_routed_by_groups(frame))
-    known = (frame["routing_distribution"] == "balanced") | ((frame["moe_ep_size"] == 1) & ~frame["grouped"])
-    frame = frame[known & ~_visits_unknown(frame)]
+    # Beside an even routing only one device with all experts shows what its rule visits.
+    rule_holds = (frame["routing_distribution"] == "balanced") | ((frame["moe_ep_size"] == 1) & ~frame["grouped"])
+    frame = frame[rule_holds & ~_visits_unknown(frame)]
     rows = pd.DataFrame(
         _common(frame, "grouped_gemm")
         | {
@@ -183,16 +186,18 @@ def _visits_unknown(frame: pd.DataFrame) -> pd.Series:
 def _visits(frame: pd.DataFrame) -> pd.DataFrame:
     """How many of its experts the measured rank touches (``experts_touched``), and how often it visits them."""
     names = ["num_tokens", "num_experts", "top_k", "moe_ep_size", "routing_distribution", "grouped"]
-    found = {}
+    by_call = {}
     for key in frame[names].drop_duplicates().itertuples(index=False, name=None):
         tokens, experts, top, ranks, how, grouped = key
         law = how.removeprefix("power_law_")
         shape = int(tokens), int(experts), int(top)
+        # A power law's exponent is in its name; what has none is balanced.
         every = balanced_visits(*shape, bool(grouped)) if law == how else power_law_visits(*shape, float(law))
+        # Rank 0 holds the first experts, and is the one that was measured.
         mine = every[: experts // ranks]
-        found[key] = np.count_nonzero(mine), float(mine.sum())
-    told = [found[key] for key in frame[names].itertuples(index=False, name=None)]
-    return pd.DataFrame(told, frame.index, ["experts_touched", "visits"], dtype=float)
+        by_call[key] = np.count_nonzero(mine), float(mine.sum())
+    of_rows = [by_call[key] for key in frame[names].itertuples(index=False, name=None)]
+    return pd.DataFrame(of_rows, frame.index, ["experts_touched", "visits"], dtype=float)
 
 
 def _usual_experts(frame: pd.DataFrame) -> pd.Series:

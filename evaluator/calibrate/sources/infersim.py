@@ -13,6 +13,7 @@ from evaluator.calibrate.sources.names import dtype, hardware
 
 def gemm(frame: pd.DataFrame) -> pd.DataFrame:
     """``infersim_gemm``, one row per shape."""
+    # Repetitions of a shape were measured in the same run: one is enough.
     frame = frame.drop_duplicates(["gpu", "m", "k", "n"])
     return pd.DataFrame(
         {
@@ -37,6 +38,7 @@ def attention(frame: pd.DataFrame) -> pd.DataFrame:
             "op_class": decodes.map({True: "attention_decode", False: "attention_prefill"}),
             "hardware": hardware(frame["gpu"]),
             "kv_dtype": dtype(frame["kv_cache_dtype"]),
+            # A prompt is one sequence here, and a decode one token of each.
             "batch": frame["batch_size"].where(decodes, 1),
             "new_tokens": frame["kv_len_tokens"].where(~decodes, 1),
             "past_tokens": frame["kv_len_tokens"].where(decodes, 0),

@@ -86,8 +86,8 @@ def skew(frame: pd.DataFrame) -> pd.DataFrame:
     call (median 3.00, quartiles 2.99 and 3.02 over all of them), which upstream does not say.
     """
     mean = (frame["nb"] * frame["kv_big"] + (frame["n"] - frame["nb"]) * frame["kvs"]) / frame["n"]
-    found = _calls(frame, frame["pc"], frame["kp"], frame["n"], mean, frame["t_skew_us"] / SKEW_CALLS)
-    return found.assign(unequal=frame["kv_big"] / mean - 1.0)
+    calls = _calls(frame, frame["pc"], frame["kp"], frame["n"], mean, frame["t_skew_us"] / SKEW_CALLS)
+    return calls.assign(unequal=frame["kv_big"] / mean - 1.0)
 
 
 def _calls(
@@ -95,6 +95,7 @@ def _calls(
 ) -> pd.DataFrame:
     shape, tensor = _shapes(frame), frame["tensor_parallel_size"]
     alone = chunk == 0
+    # By what is in the call: chunks and decodes, or either alone.
     kinds = pd.Series("attention_mixed", frame.index).mask(alone, "attention_decode")
     return pd.DataFrame(
         {

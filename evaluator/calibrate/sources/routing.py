@@ -29,6 +29,7 @@ def balanced_visits(tokens: int, experts: int, top_k: int, grouped: bool) -> np.
     """Visits of every expert in a balanced call, (expert,)."""
     stride = math.ceil(experts / top_k)
     if tokens >= stride:
+        # Every token visits k experts a stride apart; tokens start one further each, round and round.
         start, times = np.arange(min(tokens, experts)), np.full(min(tokens, experts), tokens // experts)
         times = times + (start < tokens % experts)
     else:
@@ -44,9 +45,11 @@ def _by_groups(chosen: np.ndarray, experts: int) -> np.ndarray:
     wanted = np.zeros((len(chosen), experts))
     np.put_along_axis(wanted, chosen, 1.0, axis=1)
     in_groups = wanted.reshape(len(chosen), GROUPS, experts // GROUPS)
+    # Two experts per group at most decide its score, as DeepSeek's router adds the best two.
     order = np.argsort(-np.minimum(in_groups.sum(axis=2), 2.0), axis=1, kind="stable")
     open_groups = np.zeros((len(chosen), GROUPS), dtype=bool)
     np.put_along_axis(open_groups, order[:, : GROUPS // 2], True, axis=1)
+    # Closed groups score below anything that is open.
     score = np.where(np.repeat(open_groups, experts // GROUPS, axis=1), wanted, -1.0)
     return np.argsort(-score, axis=1, kind="stable")[:, : chosen.shape[1]]
 
@@ -54,11 +57,13 @@ def _by_groups(chosen: np.ndarray, experts: int) -> np.ndarray:
 @cache
 def power_law_visits(tokens: int, experts: int, top_k: int, alpha: float) -> np.ndarray:
     """Visits of every expert in a call whose loads follow a power law, (expert,), the least first."""
+    # With fewer visits than experts the collector draws from a narrower range.
     low, high = (1.0, 0.8 * tokens) if tokens * top_k > experts else (0.01, 2.0)
     middle = (np.arange(experts) + 0.5) / experts
     power = 1.0 - alpha
     loads = ((high**power - low**power) * middle + low**power) ** (1.0 / power)
     visits = np.minimum(np.round(loads * tokens * top_k / loads.sum()), tokens)
+    # Rounding leaves too few or too many visits; the emptiest or the fullest expert takes the difference.
     while (lack := tokens * top_k - visits.sum()) != 0:
         visits[np.argmin(visits) if lack > 0 else np.argmax(visits)] += np.sign(lack)
     return np.sort(visits)

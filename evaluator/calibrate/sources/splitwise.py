@@ -11,6 +11,7 @@ MODELS = {"llama2-70b": "llama-2-70b", "bloom-176b": "bloom-176b"}
 
 def perf_model(frame: pd.DataFrame) -> pd.DataFrame:
     """One prefill and one mean decode step per row; repetitions are kept, flagged rows are not."""
+    # Rows that upstream made up, or has twice, or marks as suspect.
     frame = frame[~(frame["is_synthetic"] | frame["is_exact_duplicate"] | frame["is_suspect"])]
     common = {
         "op_class": "iteration",
@@ -28,6 +29,7 @@ def perf_model(frame: pd.DataFrame) -> pd.DataFrame:
     decodes = pd.DataFrame(
         common
         | {"prompts": 0, "prompt_tokens": 0, "decodes": frame["batch_size"]}
+        # The mean decode of a request, at the context in the middle of its output.
         | {"context": frame["prompt_tokens"] + frame["output_tokens"] / 2, "time_s": frame["token_time_s"]}
     )
     return pd.concat([prefills, decodes], ignore_index=True)

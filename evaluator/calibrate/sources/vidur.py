@@ -13,6 +13,7 @@ def layer(frame: pd.DataFrame) -> pd.DataFrame:
     hidden, tensor = frame["hidden_size"], frame["tensor_parallel_size"]
     head = hidden / frame["num_heads"]
     queries = hidden / tensor
+    # Heads fewer than ranks are on each of them.
     keys = (frame["num_kv_heads"] / tensor).clip(lower=1) * head
     inner = frame["intermediate_size"] / tensor
     products = {
@@ -50,6 +51,7 @@ def layer(frame: pd.DataFrame) -> pd.DataFrame:
 
 def all_reduce(frame: pd.DataFrame) -> pd.DataFrame:
     """``vidur_all_reduce``: inside one node."""
+    # Only whole nodes: messages between nodes cross other links.
     frame = frame[frame["num_gpus"] == frame["gpus_per_node"]]
     return pd.DataFrame(
         {

@@ -14,6 +14,7 @@ from evaluator.measure.operators.call import Call, noise, precision_of
 
 def attention(columns: Mapping[str, Any], platform: str) -> tuple[Call, ...]:
     """Causal prompts of ``new_tokens`` where there are any, else one query a sequence over ``past_tokens``."""
+    # cuDNN computes attention in 16 bits alone.
     fused = platform == "gpu" and columns["dtype"] != "fp32"
     return (*((_cudnn(columns),) if fused else ()), _products(columns))
 
@@ -43,11 +44,17 @@ def _products(columns: Mapping[str, Any]) -> Call:
         keys, values = operands
         batch_axes = ((0, 1), (0, 1))
         scores = lax.dot_general(
-            carried, keys, (((3,), (3,)), batch_axes), precision=precision, preferred_element_type=jnp.float32
+            # Scores in fp32, as fused kernels have them.
+            carried,
+            keys,
+            (((3,), (3,)), batch_axes),
+            precision=precision,
+            preferred_element_type=jnp.float32,
         )
         if _causal(columns):
             mask = jnp.tile(jnp.tril(jnp.ones((queries, seen), bool)), (group, 1))
             scores = jnp.where(mask[None, None], scores, -jnp.inf)
+        # The scale behind the product: before it bf16 would lose digits of the scores.
         weights = jax.nn.softmax(scores * size**-0.5, axis=-1).astype(carried.dtype)
         return lax.dot_general(weights, values, (((3,), (2,)), batch_axes), precision=precision)
 

@@ -32,6 +32,7 @@ def link(carried: jax.Array, result: jax.Array) -> jax.Array:
 
     The barrier is for the compiler: who sees that one element is wanted might compute no other.
     """
+    # An element of the result, made small, so that carried values neither grow nor are known beforehand.
     first = lax.optimization_barrier(result)[(0,) * result.ndim] * 1e-3
     return carried.at[(0,) * carried.ndim].set(first.astype(carried.dtype))
 
@@ -44,6 +45,7 @@ def _filled(shape: tuple[int, ...], dtype: Any) -> Any:
             length *= size
         bits = lax.iota(jnp.uint32, length) * jnp.uint32(2654435761) + seed
         bits = (bits ^ (bits >> 15)) * jnp.uint32(2246822519)
+        # 24 bits of a hash, as many as fp32 has, to [-1, 1).
         signed = (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-23) - jnp.float32(1.0)
         return signed.astype(dtype).reshape(shape)
 

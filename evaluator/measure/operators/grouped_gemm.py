@@ -20,6 +20,7 @@ def grouped_gemm(columns: Mapping[str, Any], platform: str) -> tuple[Call, ...]:
     tokens, hidden, inner, top, experts, dtype = (
         columns[name] for name in ("tokens", "hidden", "intermediate", "top_k", "experts", "dtype")
     )
+    # With fewer visits than experts each touches one of its own; else all have as many rows.
     touched = min(tokens * top, experts)
     rows = tokens * top // touched
 
