@@ -48,7 +48,7 @@ def bounded(jitted: Any) -> Any:
     JAX keeps whatever it has compiled. It forgets all of a function's programs or none; forgetting those that run is
     no harm, for their calls hold them.
     """
-    # By identity: jitted functions that are equal are none of each other's caches.
+    # By ``is``, since ``in`` would compare jitted functions by ==.
     if not any(function is jitted for function in _counted):
         _counted.append(jitted)
     # _cache_size is no public name of JAX; ``tests`` notice when it goes.

@@ -292,7 +292,7 @@ def mixed(rows: pd.DataFrame, levels: int) -> Predict:
 
     def predict(rate: Rates) -> Any:
         times = times_of(rate)
-        # Windowed decodes are left out, as in the cost model: no measured table has them beside prompts.
+        # Windowed decodes take as long as alone, as in the cost model (``BesideRows``).
         more = jnp.where(full, beside_time(rows_of(times, BesideRows), *batch), 0.0)
         return chunks(rate) + _alone(times, decodes, seen, window) + more + rate.launch_s[_ATTENTION_LAUNCH]
 

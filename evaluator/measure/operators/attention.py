@@ -43,13 +43,9 @@ def _products(columns: Mapping[str, Any]) -> Call:
     def call(carried: Any, operands: Any) -> Any:
         keys, values = operands
         batch_axes = ((0, 1), (0, 1))
+        # Scores in fp32, as fused kernels have them.
         scores = lax.dot_general(
-            # Scores in fp32, as fused kernels have them.
-            carried,
-            keys,
-            (((3,), (3,)), batch_axes),
-            precision=precision,
-            preferred_element_type=jnp.float32,
+            carried, keys, (((3,), (3,)), batch_axes), precision=precision, preferred_element_type=jnp.float32
         )
         if _causal(columns):
             mask = jnp.tile(jnp.tril(jnp.ones((queries, seen), bool)), (group, 1))
