@@ -103,6 +103,7 @@ KERNELS := aic_gemm.parquet aic_context_attention.parquet aic_generation_attenti
 errors: $(READY)
 	rm -rf $(ERRORS) && mkdir -p $(ERRORS)
 	$(COMPARE) --held-out fold --errors $(ERRORS)/serving.yaml > $(ERRORS)/fold.txt
+	$(COMPARE) --held-out layout --errors $(ERRORS)/serving.yaml > $(ERRORS)/layout.txt
 	$(COMPARE) --held-out model --errors $(ERRORS)/serving.yaml > $(ERRORS)/model.txt
 	$(COMPARE) --held-out gpu --errors $(ERRORS)/serving.yaml > $(ERRORS)/gpu.txt
 	$(COMPARE) --held-out gpu --calibration datasheet --errors $(ERRORS)/serving.yaml > $(ERRORS)/gpu-datasheet.txt

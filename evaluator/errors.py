@@ -1,4 +1,4 @@
-"""The one exception that means: the user's input cannot be used as it is."""
+"""What is wrong with the user's input: it cannot be used as it is, or does not all do what it seems to."""
 
 from __future__ import annotations
 
@@ -8,3 +8,7 @@ class InputError(ValueError):
 
     The command line prints the message on one line and exits with code 2.
     """
+
+
+class InputWarning(UserWarning):
+    """Input that can be used, of which a part does not do what it seems to; the command line prints it as a note."""

@@ -87,11 +87,13 @@ def design_basis(built: ReplicaBuild) -> Basis:
     """Of one replica."""
     calibration, model = built.calibration, built.model
     case = calibration.rests_on
-    served = model.name in calibration.serving_runs.get(built.hardware.name, ())
+    layouts = calibration.serving_runs.get(built.hardware.name, {}).get(model.name, ())
     # Weights in the checkpoint's dtypes, said or by default, run on the same kernels.
     as_stored = _weights(model, built.spec.precision.weights) == _weights(model, "checkpoint")
-    if case == "runs" and not (served and as_stored):  # in another dtype other kernels run: it is as another model
+    if case == "runs" and not (layouts and as_stored):  # in another dtype other kernels run: it is as another model
         case = "other_models"
+    elif case == "runs" and built.spec.parallel.tensor not in layouts:  # other shards of the same, other collectives
+        case = "other_layouts"
     # A device that the sweep describes is measured by nobody: its kernels are as transferred, whatever set it takes.
     cases = (case, "transferred") if built.hardware.hypothetical and case in _OF_ONE_DEVICE else (case,)
     return Basis(cases, _unmeasured(built))
@@ -156,7 +158,8 @@ def _told(case: str, errors: Errors) -> str:
     """``kernels of this device alone; error of 28 runs on 3 devices``."""
     if case not in CASES:
         return OTHERS[case]
-    runs, devices = errors.runs.get(case), errors.devices.get(case, 0)
+    telling = CASES[case].at_least or case
+    runs, devices = errors.runs.get(telling), errors.devices.get(telling, 0)
     if runs is None:
         return CASES[case].told
     return f"{CASES[case].told}; error of {counted(runs, 'run')} on {counted(devices, 'device')}"

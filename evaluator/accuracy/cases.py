@@ -29,7 +29,8 @@ TABLE = "serving"
 class Case:
     """``told`` says what a prediction rests on. ``held_out`` and ``calibration`` are the options of ``compare`` that
     measure its error: what is kept aside, and the set that the fits start from, or that predicts (None: no fit), by
-    ``kernels`` as of ``evaluator.calibrate.serving``. ``command``: another one that measures it.
+    ``kernels`` as of ``evaluator.calibrate.serving``. ``command``: another one that measures it. ``at_least``: a case
+    of more runs, whose band is the least that is stated of this one.
     ``same_model``: of the predicted runs only those whose model other runs of the same device are of. ``host``: the
     host's times were fitted to serving runs.
     """
@@ -41,10 +42,19 @@ class Case:
     host: bool = True
     kernels: str = "own"
     command: str = ""
+    at_least: str = ""
 
 
 CASES: dict[str, Case] = {
     "runs": Case("serving runs of this device and model", "fold", "GPU-vllm", same_model=True),
+    # Of two models alone, on 1, 2 and 4 devices: that layouts make no difference is not known from these.
+    "other_layouts": Case(
+        "serving runs of this device and model, in other layouts",
+        "layout",
+        "GPU-vllm",
+        same_model=True,
+        at_least="other_models",
+    ),
     "other_models": Case("serving runs of this device, other models", "model", "GPU-vllm"),
     "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm"),
     "kernels_and_host": Case(
@@ -94,8 +104,11 @@ class Errors:
         """Of one case; of an E2E that was not measured the larger of TTFT and ITL, of which it consists. NaN: none."""
         measured = self.bands.get(case, {})
         if statistic in measured or not statistic.startswith("e2e_"):
-            return measured.get(statistic, math.nan)
-        return max((measured.get(f"{part}_mean", math.nan) for part in ("ttft", "itl")), default=math.nan)
+            known = measured.get(statistic, math.nan)
+        else:
+            known = max((measured.get(f"{part}_mean", math.nan) for part in ("ttft", "itl")), default=math.nan)
+        floor = CASES[case].at_least if case in CASES else ""
+        return float(np.fmax(known, self._band(floor, statistic))) if floor else known
 
 
 def band(errors: np.ndarray, share: float = SHARE) -> float:

@@ -65,8 +65,9 @@ class Calibration:
     """One efficiency set. ``hardware`` is a catalog name or ``any``; ``sources`` has one entry per figure or class.
 
     ``fit`` is what a fitted set says of itself (data, errors, what was not identified); nothing computes with it.
-    ``serving_runs`` are the models of the serving runs that it was fitted to, by their hardware. ``rests_on`` is the
-    case of ``evaluator.accuracy`` that says how far its predictions are off (``_rests_on``).
+    ``serving_runs`` are the models of the serving runs that it was fitted to, by their hardware, each with the tensor
+    parallelism of its runs. ``rests_on`` is the case of ``evaluator.accuracy`` that says how far its predictions are
+    off (``_rests_on``).
     A set of another form than ``roofline`` has fits of whole ``iterations`` instead of efficiencies, or those of the
     ``eager`` operator set.
     """
@@ -94,7 +95,7 @@ class Calibration:
     beyond: str = "refuse"  # refuse | extend: configurations that leave the range of the measured iterations
     iterations: tuple[Iterations, ...] = ()
     eager: EagerFigures | None = None
-    serving_runs: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    serving_runs: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
     rests_on: str = "datasheet"
 
     def of(self, op_class: str) -> OperatorEfficiency:
@@ -162,12 +163,20 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
     return replace(calibration, rests_on=_rests_on(calibration))
 
 
-def _serving_runs(given: Fields) -> dict[str, tuple[str, ...]]:
-    runs = {}
+def _serving_runs(given: Fields) -> dict[str, dict[str, tuple[int, ...]]]:
+    runs: dict[str, dict[str, tuple[int, ...]]] = {}
     for hardware, models in given.values.items():
-        if not isinstance(models, list) or not all(isinstance(model, str) for model in models):
-            raise InputError(f"{given.place(str(hardware))}: expected a list of models, got {models!r}")
-        runs[str(hardware)] = tuple(models)
+        if not isinstance(models, dict):
+            raise InputError(
+                f"{given.place(str(hardware))}: expected models with the tensor parallelism of their runs, such as "
+                f"{{llama-3.1-8b: [1, 2]}}, got {models!r}"
+            )
+        of_device = given.inner(hardware)
+        for model, layouts in models.items():
+            if not isinstance(layouts, list) or not layouts or not all(type(ranks) is int for ranks in layouts):
+                place = of_device.place(str(model))
+                raise InputError(f"{place}: expected tensor parallelism such as [1, 2], got {layouts!r}")
+            runs.setdefault(str(hardware), {})[str(model)] = tuple(layouts)
     return runs
 
 

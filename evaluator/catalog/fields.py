@@ -67,9 +67,18 @@ class Fields:
             raise InputError(f"{self.place(key)}: expected a text, got {_shown(value)}")
         return value
 
+    def title(self, key: str, default: Any = _MISSING) -> str:
+        """What something is called: one line of at most 100 characters, as it stands in tables and in scripts."""
+        name = self.text(key, default)
+        if name and (len(name) > 100 or not name.isprintable()):
+            raise InputError(
+                f"{self.place(key)}: expected a name of at most 100 characters on one line, got {_shown(name)}"
+            )
+        return name
+
     def named(self, expected: str | None) -> str:
-        """The text ``name``, which must be ``expected``: the name of the file, where it is read from one."""
-        name = self.text("name")
+        """The title ``name``, which must be ``expected``: the name of the file, where it is read from one."""
+        name = self.title("name")
         if expected is not None and name != expected:
             raise InputError(f"{self.place('name')}: '{name}' is not the file's name '{expected}'")
         return name

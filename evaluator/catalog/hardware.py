@@ -43,3 +43,9 @@ class Hardware:
     maker: str = ""  # who makes it; empty: not said
     architecture: str = ""  # that its processors share with other devices; empty: not said
     hypothetical: bool = False  # its figures are those of a scenario, so that nothing can have been measured on it
+    called: str = ""  # by the scenario that describes it as like the one of this ``name``
+
+    @property
+    def title(self) -> str:
+        """What results and messages call it; its calibration sets are found by ``name``."""
+        return self.called or self.name

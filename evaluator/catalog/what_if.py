@@ -124,10 +124,10 @@ def read_device(document: Mapping[str, Any], where: str) -> Hardware:
         inner = given.inner(name, {})
         figures[name] = read(inner, base) if inner.values else getattr(base, name)
     figures["cores"] = given.integer("cores", base.cores)
-    given.text("name", "")  # what results call it; it keeps the name of the one it is like, by which its sets are found
+    called = given.title("name", "")  # ``name`` stays that of the one it is like, by which its sets are found
     given.finish()
     # Only figures that times depend on make the device one that nobody measured; another price does not.
-    return replace(base, hypothetical=not document.keys() <= {"like", "name", *_NOT_TIMED}, **figures)
+    return replace(base, hypothetical=not document.keys() <= {"like", "name", *_NOT_TIMED}, called=called, **figures)
 
 
 def _described(document: Mapping[str, Any], where: str) -> Hardware:
@@ -217,7 +217,7 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
     changed_model = base
     counts = {name: given.integer(name, None) for name in MODEL_FIGURES}
     asked: dict[str, Any] = {name: given.flag(name, getattr(base, name)) for name in SAMPLING}
-    own_name = given.text("name", "")
+    own_name = given.title("name", "")
     given.finish()
     changed_model = replace(changed_model, **asked)
     if counts["layers"] is not None:

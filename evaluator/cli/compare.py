@@ -51,8 +51,9 @@ def compare(
     ] = None,
     held_out: Annotated[
         str | None,
-        typer.Option(metavar="fold|model|gpu", help="Compare every experiment with a set fitted without it: without "
-                     "every fourth experiment, without any of its model, or without any of its GPU."),
+        typer.Option(metavar="fold|layout|model|gpu", help="Compare every experiment with a set fitted without it: "
+                     "without every fourth experiment, without any of its model in its tensor parallelism (of models "
+                     "that ran in several), without any of its model, or without any of its GPU."),
     ] = None,
     errors: Annotated[
         Path | None,

@@ -57,7 +57,7 @@ def optimize(
         raise InputError(f"--rank-by {rank_by}: is no rule; allowed: {', '.join(RANKS)}")
     check_dataset(out)
     check_plot(plot)
-    dataset = _run(read_scenario(scenario, changes), rate, bracket, out, simulator, rank_by, quiet)
+    dataset = _run(read_scenario(scenario, changes, quiet), rate, bracket, out, simulator, rank_by, quiet)
     if not quiet:
         say_notes(dataset)
     from evaluator import report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evaluator.cli.notes import waiting_for
-from evaluator.errors import InputError
+from evaluator.errors import InputError, InputWarning
 
 if TYPE_CHECKING:
     from evaluator.scenario import Scenario
@@ -56,8 +57,13 @@ def read_scenario(name: str, overrides: Sequence[str] | None, quiet: bool = Fals
         path = find("scenarios", name)
     if not path.is_file():
         raise InputError(f"there is no scenario file {name}; `evaluator catalog scenarios` lists the ones by name")
-    with waiting_for(f"reading {name}", quiet):
-        return load_scenario(path, tuple(overrides or ()))
+    with waiting_for(f"reading {name}", quiet), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always", InputWarning)
+        try:
+            return load_scenario(path, tuple(overrides or ()))
+        finally:  # a warning may be the reason of an error
+            for warning in () if quiet else told:
+                typer.echo(f"note: {warning.message}", err=True)
 
 
 def check_simulator(simulator: str) -> str:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from evaluator.run.single import Simulation
 
 EXPECTED = "expected_error_pct"
-"""Column behind those of a comparison: how far off the prediction is expected to be (68 of 100 are closer)."""
+"""Column behind those of a comparison: how far off the prediction is expected to be (68 of 100 are closer); NaN of the
+throughput of an open loop that keeps up, which is what was sent and no prediction."""
+AS_SENT = "the throughput of an open loop that keeps up is the rate that was sent: nothing is predicted (expected ± -)"
 _PERCENTILE = re.compile(r"[a-z0-9]+_p(\d+(?:\.\d+)?)")
 LEAST_PERCENT = 50.0
 """Percentiles below the median, which AIPerf writes, are not compared: nobody asks for them."""
@@ -223,7 +225,7 @@ def _rows(run: MeasuredRun, scenario: Scenario, simulation: Simulation) -> list[
                 "measured": scale * measured,
                 "error_pct": 100 * (values[metric] / measured - 1),
                 "status": OK,
-                EXPECTED: np.nan if expected is None else 100 * float(np.mean(expected)),
+                EXPECTED: np.nan if expected is None else 100 * float(np.mean(expected)) or np.nan,
             }
         )
     return rows
@@ -270,11 +272,13 @@ def told(table: pd.DataFrame) -> str:
             parts.append(f"({len(ran) - MOST_TOLD} more rows: --out FILE.csv has them all)")
         if ran["exp_id"].nunique() > 1:
             parts += ["", "by metric (errors in %)", _text(summarise(ran, ["metric"]))]
-        judged = ran[ran[EXPECTED] > 0]  # the throughput of an open loop is what was sent: nothing is predicted
+        judged = ran[ran[EXPECTED].notna()]
         if len(judged):
             within = int((judged["error_pct"].abs() <= judged[EXPECTED]).sum())
             parts += ["", f"within the expected error: {within} of {len(judged)} figures; 68 % should be"]
     notes = dict.fromkeys(note for row in table["notes"] for note in str(row).split("; ") if note)
+    if (ran[EXPECTED].isna() & ~ran["metric"].str.endswith("_mean")).any():
+        notes[AS_SENT] = None
     parts += [f"note: {note}" for note in notes]
     return "\n".join(parts)
 

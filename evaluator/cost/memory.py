@@ -230,7 +230,7 @@ def memory_problem(
     # What drafts is loaded on the last rank alone, and cannot be why another does not fit.
     more = 0.0 if beside is None or plan.pipeline_rank < parallel.pipeline - 1 else beside(parallel)
     drafts = f" ({more / 1e9:.1f} GB of what drafts)" if more else ""
-    budget = f"the {plan.usable_bytes / 1e9:.1f} GB usable of {hardware.memory_bytes / 1e9:.0f} GB on {hardware.name}"
+    budget = f"the {plan.usable_bytes / 1e9:.1f} GB usable of {hardware.memory_bytes / 1e9:.0f} GB on {hardware.title}"
     if plan.weight_bytes > plan.usable_bytes:
         reason = f"{plan.weight_bytes / 1e9:.1f} GB of weights per device{drafts} exceed {budget}"
     else:

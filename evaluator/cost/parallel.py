@@ -91,7 +91,7 @@ def parallel_problem(model: Model, hardware: Hardware, parallel: Parallel) -> st
     reach = _reach(hardware)
     linked = of_rank(model, parallel).devices
     if reach is not None and linked > reach:
-        return f"{linked} devices per replica exceed the {reach} that the links of {hardware.name} join"
+        return f"{linked} devices per replica exceed the {reach} that the links of {hardware.title} join"
     # Links are asked for first, because another split does not help where too few devices can talk.
     return split_problem(model, parallel)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluator.arguments import WHOLE, leaves, tree_of
 from evaluator.catalog.model import LatentAttention, Model, SoftmaxAttention
-from evaluator.catalog.what_if import WhatIf
+from evaluator.catalog.what_if import WhatIf, device
 from evaluator.deploy.choice import choose
 from evaluator.errors import InputError
 from evaluator.keys import table_of, written
@@ -230,11 +230,22 @@ def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
     if workload.reasoning.several:
         said.append("requests with several branches are sent with one: their longest")
     for where in (deployment, *(deployment.pools or {}).values()):
-        for name in ("hardware", "model"):
-            if isinstance(getattr(where, name), WhatIf):
-                said.append(
-                    f"{name} {{{getattr(where, name)}}} is hypothetical: "
-                    + ("the flags are those of the design, and no such device runs them"
-                       if name == "hardware" else "name a repository that has such a model with --model-id")
-                )  # fmt: skip
+        # A device with nothing of its own but a price and a name is the one of the catalog.
+        if isinstance(where.hardware, WhatIf) and device(where.hardware).hypothetical:
+            said.append(
+                f"hardware {_described(where.hardware)} is hypothetical: the flags are those of the design, and no "
+                "such device runs them"
+            )
+        if isinstance(where.model, WhatIf):
+            said.append(
+                f"model {_described(where.model)} is hypothetical: name a repository that has such a model with "
+                "--model-id"
+            )
     return tuple(dict.fromkeys(said))
+
+
+def _described(what: WhatIf) -> str:
+    """``mi355x {like mi325x, memory_bandwidth 8000000000000.0}``, without a name where it has none."""
+    figures = what.parameters
+    called = figures.pop("name", "")
+    return f"{called} {{{WhatIf.of(figures)}}}".strip()

@@ -210,7 +210,8 @@ def head(design: Design, launch_list: Sequence[Launch]) -> list[str]:
         lines.append(f"# predicted: {told}")
     for remark in remarks_of(design, launch_list):
         lines.append(f"# not the same: {remark}")
-    return lines
+    # A line end in a file's name or a title would end the comment, and a shell run what follows.
+    return [" ".join(line.split()) for line in lines]
 
 
 def remarks_of(design: Design, launch_list: Sequence[Launch]) -> list[str]:
@@ -229,7 +230,9 @@ def remarks_of(design: Design, launch_list: Sequence[Launch]) -> list[str]:
 
 def _hardware(pool: PoolDesign) -> str:
     hardware = pool.keys["hardware"]
-    return hardware if isinstance(hardware, str) else f"of a device like {hardware.get('like', 'none')}"
+    if isinstance(hardware, str):
+        return hardware
+    return str(hardware.get("name", f"of a device like {hardware.get('like', 'none')}"))
 
 
 def _told(figures: dict[str, Any]) -> str:
@@ -259,5 +262,5 @@ def fleet_note(design: Design) -> str:
 
 
 def quoted(words: Sequence[str]) -> str:
-    """Words as a shell takes them; variables of ours stay."""
-    return " ".join(word if word.startswith('"$') else shlex.quote(word) for word in words)
+    """Words as a shell takes them."""
+    return shlex.join(words)

@@ -223,7 +223,7 @@ def _estimated(
     kv_bytes = kv_bytes_per_token(kept_model(built), precision.kv, parallel.tensor)
     return Estimate(
         model=built.model.name,
-        hardware=built.hardware.name,
+        hardware=built.hardware.title,
         calibration=through.calibration.name,
         provenance=provenance,
         parallel=parallel,

@@ -24,23 +24,28 @@ PRECISE = 0.05
 """Relative standard error of the mean of e2e_s: near the limit of a design it says first that a run is short."""
 
 
-def lengths(scenario: Scenario) -> list[int]:
-    """The numbers of requests to try, ascending: one, unless the scenario leaves it open."""
+def lengths(scenario: Scenario, most: int = 0) -> list[int]:
+    """The numbers of requests to try, ascending: one, unless the scenario leaves it open.
+
+    ``most``: up to so many also where the scenario states one number.
+    """
     first = scenario.workload.requests
-    if not isinstance(first, Auto) or any("workload.requests" in axis.keys_set for axis in scenario.sweep):
+    if any("workload.requests" in axis.keys_set for axis in scenario.sweep):
         return [first]
+    most = first.most if isinstance(first, Auto) else most
     counts = [int(first)]
-    while counts[-1] < first.most:
-        counts.append(min(counts[-1] * FACTOR, first.most))
+    while counts[-1] < most:
+        counts.append(min(counts[-1] * FACTOR, most))
     return counts
 
 
-def longer_plans(first: Plan, undecided: Callable[[], np.ndarray]) -> Iterator[Plan]:
+def longer_plans(first: Plan, undecided: Callable[[], np.ndarray], most: int = 0) -> Iterator[Plan]:
     """Plans of ever longer runs of what is ``undecided``: the numbers of those configurations of the plan before.
 
     The caller has run ``first``, and runs each plan before it takes the next; that of the last length ends the loop.
+    ``most`` as of ``lengths``.
     """
-    for requests in lengths(first.scenario)[1:]:
+    for requests in lengths(first.scenario, most)[1:]:
         left = undecided()
         if not left.size:
             return

@@ -208,8 +208,10 @@ def _text(value: Any, place: Place) -> str:
 
 def _file_name(value: Any, place: Place) -> str:
     name = _text(value, place)
-    if any(sign in name for sign in "/\\\0\n"):
-        raise place.error(f"names the files of the results, so it holds no slash or line end, got {shown(name)}")
+    if "/" in name or "\\" in name or not name.isprintable():
+        raise place.error(
+            f"names the files of the results, so it holds no slash, line end or control character, got {shown(name)}"
+        )
     return name
 
 

@@ -95,7 +95,7 @@ class Configuration:
 
         The key beside the pools holds for those that answer, and not for those of stages.
         """
-        names = [station.design.hardware.name for station in self.answering if station.usd_per_device_hour is None]
+        names = [station.design.hardware.title for station in self.answering if station.usd_per_device_hour is None]
         of_answering = [(name, "deployment.usd_per_device_hour") for name in names]
         return of_answering if self.pipeline is None else [*of_answering, *self.pipeline.unpriced]
 

@@ -184,7 +184,7 @@ class PipelinePlan:
     def unpriced(self) -> list[tuple[str, str]]:
         """(device, key of the scenario that says its price) of its pools whose price is not known."""
         names = [name for name in self.pools if self.price(name) is None]
-        return [(self.pools[name].hardware.name, f"deployment.pools.{name}.usd_per_device_hour") for name in names]
+        return [(self.pools[name].hardware.title, f"deployment.pools.{name}.usd_per_device_hour") for name in names]
 
     @property
     def cpus(self) -> int:

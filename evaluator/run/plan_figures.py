@@ -23,7 +23,7 @@ def known_of(configurations: list[Configuration]) -> dict[str, np.ndarray]:
         "config": np.array([configuration.config for configuration in configurations], dtype=np.int64),
         "devices": np.array([configuration.devices for configuration in configurations], dtype=np.int64),
         "model": _joined(configurations, lambda station: str(station.design.model.name)),
-        "hardware": _joined(configurations, lambda station: str(station.design.hardware.name)),
+        "hardware": _joined(configurations, lambda station: str(station.design.hardware.title)),
         "requests_run": np.array(
             [int(configuration.workload.requests) for configuration in configurations], dtype=np.int64
         ),

@@ -42,8 +42,8 @@ _CALLS = {"min": np.minimum, "max": np.maximum}
 Values = Callable[[str, Place], np.ndarray]
 
 
-def fulfilled(condition: str, values: Values, place: Place) -> np.ndarray:
-    """Where a condition holds: booleans of the shape to which the values in it broadcast.
+def fulfilled(condition: str, values: Values, place: Place) -> tuple[np.ndarray, np.ndarray]:
+    """Where a condition holds, and where numbers in it have no result: booleans of the shape to which these broadcast.
 
     ``values`` gives those of a key by the name that the condition writes: floats (NaN where a point has none) or
     texts as objects. A comparison with NaN is false, and what is divided by zero is NaN. Errors: InputError for
@@ -57,12 +57,14 @@ def fulfilled(condition: str, values: Values, place: Place) -> np.ndarray:
         reason = error.msg if isinstance(error, SyntaxError) else "nested too deeply"
         raise place.error(f"{shown(condition)} is not a condition: {reason}") from None
     with np.errstate(all="ignore"):  # what overflows or is divided by zero is NaN
-        return _Condition(values, place).truth(tree, 0)
+        read = _Condition(values, place)
+        return read.truth(tree, 0), read.undefined
 
 
 class _Condition:
     def __init__(self, values: Values, place: Place) -> None:
         self.values, self.place = values, place
+        self.undefined = np.array(False)
 
     def value(self, node: ast.AST, depth: int) -> np.ndarray:
         """Floats, booleans or texts."""
@@ -87,7 +89,9 @@ class _Condition:
             left, right = self.number(node.left, depth + 1), self.number(node.right, depth + 1)
             result = np.asarray(_ARITHMETIC[type(node.op)](left, right), dtype=np.float64)
             # What is divided by zero is no number: as infinity it would be above everything.
-            return np.where(np.isfinite(left) & np.isfinite(right) & ~np.isfinite(result), np.nan, result)
+            undefined = np.isfinite(left) & np.isfinite(right) & ~np.isfinite(result)
+            self.undefined = self.undefined | undefined
+            return np.where(undefined, np.nan, result)
         if isinstance(node, ast.Compare):
             return self._comparison(node, depth + 1)
         if isinstance(node, ast.Call):

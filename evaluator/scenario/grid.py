@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -11,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.errors import InputError
-from evaluator.keys import Place, split_path, written
+from evaluator.errors import InputError, InputWarning
+from evaluator.keys import Place, shown, split_path, written
 from evaluator.scenario.conditions import column, fulfilled
 from evaluator.scenario.deployment import Deployment
 from evaluator.scenario.encoded import Encoded, combined, identity, interned
@@ -106,9 +107,10 @@ def size(scenario: Scenario) -> int:
     return prod(len(axis.values) for axis in scenario.sweep) if rows is None else len(rows)
 
 
-def kept_rows(scenario: Scenario) -> np.ndarray | None:
+def kept_rows(scenario: Scenario, told: bool = False) -> np.ndarray | None:
     """The rows of the product of the axes that fulfil all conditions, ascending; None where there are no conditions.
 
+    ``told``: a warning says where a condition divides by zero, since a comparison with what has no value is false.
     Errors: InputError for a condition that is none, and where no point is left.
     """
     if not scenario.where:
@@ -140,12 +142,34 @@ def kept_rows(scenario: Scenario) -> np.ndarray | None:
 
     # Whole columns at a time: a million points take as long as their comparisons in NumPy, not as a million of
     # Python's.
-    holds = reduce(np.logical_and, [fulfilled(condition, values, place) for condition in scenario.where])
+    conditions = {condition: fulfilled(condition, values, place) for condition in scenario.where}
+    holds = reduce(np.logical_and, [held for held, _ in conditions.values()])
     shape = tuple(len(axis.values) for axis in axes)
+    if told:
+        for condition, (held, undefined) in conditions.items():
+            if undefined.any():
+                warnings.warn(f"{place}: {_undefined(condition, held, undefined, axes)}", InputWarning, stacklevel=2)
     rows = np.flatnonzero(np.broadcast_to(holds, shape))
     if not len(rows):
         raise place.error(f"leaves none of the {prod(shape):,} points of the sweep")
     return rows
+
+
+def _undefined(condition: str, held: np.ndarray, undefined: np.ndarray, axes: Sequence[Axis]) -> str:
+    """At how many points a condition divides by zero, the first of them, and what becomes of them."""
+    shape = tuple(len(axis.values) for axis in axes)
+    undefined = np.broadcast_to(undefined, shape)
+    count, first = int(undefined.sum()), np.unravel_index(int(np.argmax(undefined)), shape)
+    dropped = int((undefined & ~np.broadcast_to(held, shape)).sum())
+    # Axes over which the quotient does not change say nothing of why it has none.
+    decisive = [number for number in range(len(axes)) if (undefined.any(number) != undefined.all(number)).any()]
+    point = ", ".join(f"{axes[number].name} = {axes[number].values[first[number]]}" for number in decisive)
+    where = f", the first with {point}" if point else ""
+    lost = "they are left out" if dropped == count else f"{dropped:,} of them are left out"
+    return (
+        f"{shown(condition)} has no value at {count:,} of {prod(shape):,} points{where} (division by zero, or beyond "
+        f"the largest number): what is compared with that is false, so that {lost}"
+    )
 
 
 def _key_of(name: str, owners: Mapping[str, int], place: Place) -> str:

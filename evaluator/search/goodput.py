@@ -51,6 +51,7 @@ class Goodput:
     model_error: np.ndarray
     status: np.ndarray
     limit: np.ndarray  # the objective that the next higher rate misses by most, empty where none
+    open_loop: np.ndarray
     reported: ReportedRuns
     trials: int
 
@@ -59,9 +60,17 @@ class Goodput:
         """The designs with a rate whose run is not steady."""
         return np.flatnonzero(~self.reported.values["steady"] & (self.rate_rps > 0.0))
 
+    @property
+    def open_ended(self) -> np.ndarray:
+        """The designs of an open loop that no rate makes miss their objectives: their run is too short to tell a rate.
+
+        Their throughput is that of a burst, which takes as long to fill and to drain as to serve.
+        """
+        return np.flatnonzero(np.isinf(self.high_rps) & (self.rate_rps > 0.0) & self.open_loop)
+
     def replaced(self, designs: np.ndarray, other: Goodput) -> Goodput:
         """The same with what another search found of some designs."""
-        names = ("rate_rps", "high_rps", "stderr_rps", "model_error", "status", "limit")
+        names = ("rate_rps", "high_rps", "stderr_rps", "model_error", "status", "limit", "open_loop")
         columns = {name: getattr(self, name).copy() for name in names}
         for name, column in columns.items():
             column[designs] = getattr(other, name)
@@ -188,7 +197,8 @@ class _Search:
                 status[design] = BRACKETED if steady else f"{BRACKETED}, {unsteady(configuration)}"
                 limit[design], relative, model_error[design] = self._limit(design)
                 stderr[design] = rate[design] * relative
-        return Goodput(rate, high, stderr, model_error, status, limit, self.reported, trials)
+        open_loop = np.array([configuration.open_loop for configuration in self.configurations])
+        return Goodput(rate, high, stderr, model_error, status, limit, open_loop, self.reported, trials)
 
     def _without(self, design: int) -> str:
         """Why no rate will do."""

@@ -31,6 +31,7 @@ from evaluator.search.designs import Designs, designs_of
 from evaluator.search.goodput import goodput
 from evaluator.search.trials import Values
 from evaluator.simulation.outcomes import texts_of
+from evaluator.units import counted
 from evaluator.yaml import loads_yaml
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ def optimize(
     with followed(progress, 0, "trials", requests) as watched:
         if scenario.demand.rate_rps is None:
             configurations, values = _by_goodput(designs, levels, bracket, watched)
+            designs = replace(
+                designs, note="; ".join(filter(None, [designs.note, _lengthened(designs, configurations)]))
+            )
         else:
             configurations, values = _by_replicas(designs, levels, scenario.demand.rate_rps, watched)
     dataset = _dataset(scenario, designs, configurations, values, levels, bracket).assign_attrs(ranked_by=rank_by)
@@ -114,12 +118,20 @@ def _by_goodput(
     configurations = [ladder[0] for ladder in designs.ladders]
     able = np.array([position for position, configuration in enumerate(configurations) if configuration.status == OK])
     limits = goodput(designs.plan, [configurations[position] for position in able], levels, bracket, progress)
+    workload = designs.plan.scenario.workload
+    stated = not isinstance(workload.requests, Auto)
+
+    def again_wanted() -> np.ndarray:
+        return limits.open_ended if stated else limits.undecided
 
     def undecided() -> np.ndarray:
-        return _configs([configurations[position]] for position in able[limits.undecided])
+        return _configs([configurations[position]] for position in able[again_wanted()])
 
-    for longer in longer_plans(designs.plan, undecided):
-        wanted = limits.undecided
+    # A stated number of requests is kept, but where it is too small to tell any rate: such designs would be ranked by
+    # what a burst makes of them, the fastest behind the slowest. A trace has no more requests than it has.
+    most = MOST_AUTO if stated and "trace" not in (workload.arrivals.process, workload.lengths.source) else 0
+    for longer in longer_plans(designs.plan, undecided, most):
+        wanted = again_wanted()
         ladders = _able(longer, [[configurations[position]] for position in able[wanted]])
         ready = np.array([bool(ladder) for ladder in ladders], dtype=bool)  # more requests, longer ones
         if not ready.any():
@@ -140,6 +152,19 @@ def _by_goodput(
     values["search_status"] = _texts(limits.status, able, len(configurations))
     values["goodput_limit"] = _texts(limits.limit, able, len(configurations))
     return configurations, values
+
+
+def _lengthened(designs: Designs, configurations: Sequence[Configuration]) -> str:
+    """That designs ran more requests than the scenario states; empty where none did."""
+    short = {position: ladder[0].workload.requests for position, ladder in enumerate(designs.ladders)}
+    ran = [design.workload.requests for at, design in enumerate(configurations) if design.workload.requests > short[at]]
+    if not ran or isinstance(designs.plan.scenario.workload.requests, Auto):
+        return ""
+    asked = min(short.values())
+    return (
+        f"{counted(len(ran), 'design')} met the objectives however fast {asked:,} requests came, which tells no rate, "
+        f"and ran up to {max(ran):,}"
+    )
 
 
 def _by_replicas(
@@ -260,7 +285,7 @@ def _question(scenario: Scenario, bracket: float) -> str:
 def layout_of(configuration: Configuration) -> str:
     """Replicas and parallelism of every pool, ``prefill 3 x tp2, decode 1 x tp2``, and hardware where pools differ."""
     several = len(configuration.answering) > 1
-    mixed = len({station.design.hardware.name for station in configuration.answering}) > 1
+    mixed = len({station.design.hardware.title for station in configuration.answering}) > 1
     pools = []
     for station in configuration.answering:
         deployment = station.deployment
@@ -270,6 +295,6 @@ def layout_of(configuration: Configuration) -> str:
         parts += [f"ep{deployment.expert_parallel}"] if deployment.expert_parallel > 1 else []
         parts += [f"r{deployment.redundant_experts}"] if deployment.redundant_experts else []
         parts += [deployment.expert_exchange] if deployment.expert_exchange != GATHER else []
-        parts += [station.design.hardware.name] if mixed else []
+        parts += [station.design.hardware.title] if mixed else []
         pools.append(f"{station.name} {' '.join(parts)}" if several else " ".join(parts))
     return ", ".join(pools)

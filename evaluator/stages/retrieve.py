@@ -152,14 +152,14 @@ def _problem(index: VectorIndex, pool: StagePool | None) -> str | None:
     hardware, memory = pool.hardware, pool.devices * pool.hardware.memory_bytes
     if hardware.cores is None:
         return (
-            f"pool {pool.name}: a search needs a CPU, and {hardware.name} has no cores; use cpu-grace or "
+            f"pool {pool.name}: a search needs a CPU, and {hardware.title} has no cores; use cpu-grace or "
             f"cpu-sapphire-rapids, or state its cores, as hardware: {{like: {hardware.name}, cores: 64}}"
         )
     if index.bytes > memory:
         return (
             f"pool {pool.name}: does not fit: an index of {index.bytes / 1e9:,.0f} GB ({index.points:,.0f} vectors of "
             f"{index.pq_bytes:g} bytes, {index.centroids:,.0f} centroids) exceeds the {memory / 1e9:,.0f} GB of "
-            f"{pool.devices} x {hardware.name}; use smaller pq_bytes, fewer points, or more tensor_parallel"
+            f"{pool.devices} x {hardware.title}; use smaller pq_bytes, fewer points, or more tensor_parallel"
         )
     return None
 

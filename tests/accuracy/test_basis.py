@@ -26,6 +26,10 @@ def of(model="llama-3.1-8b", hardware="h100-sxm", calibration="auto", **more):
         ({"model": "qwen3-8b"}, ("other_models",)),
         ({"precision": Precision("fp8")}, ("other_models",)),  # the runs were of bf16, whose kernels are others
         ({"model": WhatIf.of({"like": "llama-3.1-8b", "layers": 16})}, ("other_models",)),
+        ({"model": "llama-3.1-70b", "parallel": Parallel(4)}, ("runs",)),
+        ({"model": "llama-3.1-70b", "parallel": Parallel(8)}, ("other_layouts",)),  # its runs were on four devices
+        ({"parallel": Parallel(2)}, ("runs",)),
+        ({"hardware": "l40s", "model": "llama-3.1-8b"}, ("runs",)),
         ({"hardware": "a100-sxm", "model": "qwen3-14b"}, ("other_models",)),
         ({"hardware": "h200-sxm"}, ("other_devices",)),
         ({"hardware": "rtx-pro-6000"}, ("kernels_and_host",)),

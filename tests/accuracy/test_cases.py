@@ -47,7 +47,7 @@ def test_a_prediction_has_the_error_of_its_weakest_case():
         ("{share: 0.9, cases: {}}", "mine.yaml: share: must be 0.68, got 0.9; derive the table anew"),
         (
             "{share: 0.68, cases: {hearsay: {}}}",
-            "mine.yaml: cases.hearsay: no such case; there are: runs, other_models",
+            "mine.yaml: cases.hearsay: no such case; there are: runs, other_layouts",
         ),
         ("{share: 0.68, cases: {runs: {runs: 0}}}", "mine.yaml: cases.runs.runs"),
     ],
@@ -57,6 +57,18 @@ def test_a_table_that_cannot_be_read_says_so(text, message, tmp_path):
     with pytest.raises(InputError) as error:
         load_errors(str(tmp_path / "mine.yaml"))
     assert message in str(error.value)
+
+
+def test_another_layout_is_no_surer_than_other_models():
+    few = Errors(
+        {"runs": {"itl_mean": 0.03}, "other_layouts": {"itl_mean": 0.01}, "other_models": {"itl_mean": 0.04}}, {}
+    )
+    assert few.of(("other_layouts",), "itl_mean") == 0.04  # of few runs, which happen to be met
+    assert Errors({"other_models": {"itl_mean": 0.04}}, {}).of(("other_layouts",), "itl_mean") == 0.04
+    shipped = load_errors()
+    for statistic in ("ttft_mean", "itl_mean", "e2e_mean"):
+        near, farther, far = (shipped.of((case,), statistic) for case in ("runs", "other_layouts", "other_devices"))
+        assert near < farther < far
 
 
 def test_a_table_that_is_not_there_knows_nothing():

@@ -15,6 +15,11 @@ def test_a_device_keeps_what_is_not_given():
     assert found.hypothetical and not base.hypothetical
 
 
+def test_a_device_has_a_title_beside_the_name_of_its_sets():
+    found = read_device({"name": "mine", "like": "h100-sxm", "memory_bandwidth": {"times": 2}}, "hardware")
+    assert (found.title, found.name) == ("mine", "h100-sxm") and load_hardware("h100-sxm").title == "h100-sxm"
+
+
 def test_another_price_or_power_makes_no_other_device():
     for change in ({"usd_per_hour": 2, "power_w": "500W", "idle_power_w": {"times": 2}}, {}):
         assert not read_device({"like": "h100-sxm", **change}, "hardware").hypothetical
@@ -51,6 +56,14 @@ def test_a_device_of_its_own():
 
 BAD_DEVICES = {
     "name": ({"like": "h100"}, r"unknown hardware 'h100'; did you mean h100-sxm"),
+    "lines in a name": (
+        {"like": "h100-sxm", "name": "mine\nrm -rf x"},
+        r"hardware\.name: expected a name of at most 100",
+    ),
+    "escapes in a name": (
+        {"like": "h100-sxm", "name": "mine\x1b[2J"},
+        r"expected a name of at most 100 .* on one line",
+    ),
     "key": ({"like": "h100-sxm", "memory_bandwith": 1}, r"hardware\.memory_bandwith: unknown key; did you mean"),
     "no unit": ({"like": "h100-sxm", "memory_bandwidth": 3.35}, r"3\.35 byte/s is no figure of a device; write its"),
     "no dtype": (

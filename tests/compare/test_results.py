@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
@@ -98,6 +100,10 @@ def test_the_command_takes_results_of_several_generators(closed, tmp_path):
     )
     assert done.exit_code == 0, done.output
     assert "8 users" in done.output and "within the expected error" in done.output
+    rows = pd.read_csv(out)
+    rates = rows[rows["metric"] == "throughput_rps"].set_index("workload")[EXPECTED]
+    assert rates["8 users"] > 0 and np.isnan(rates["poisson"])  # an open loop serves what is sent
+    assert "nothing is predicted (expected ± -)" in done.output
     assert out.read_text().startswith("exp_id,")
     assert compare(closed, "--set", "deployment.hardware=h100-sxm", "--fail-above", 1).exit_code == 0
     points = tmp_path / "points.csv"

@@ -134,6 +134,19 @@ def test_a_model_without_a_repository_and_its_remedy():
 def test_a_device_that_does_not_exist_is_said():
     deployed = deploy(result(hardware={"like": "h100-sxm", "memory_bandwidth": 5e12}))
     assert any("is hypothetical: the flags are those of the design" in remark for remark in deployed.remarks)
+    own = {"name": "mine", "like": "h100-sxm", "memory_bandwidth": 5e12}
+    named = deploy(result(hardware=own))
+    assert "# engine: 1 x 1 mine with" in script(named)
+    assert any(remark.startswith("hardware mine {like h100-sxm, memory") for remark in named.remarks)
+    cheap = deploy(result(hardware={"like": "h100-sxm", "usd_per_hour": 1}))
+    assert not any("hypothetical" in remark for remark in cheap.remarks)  # another price is no other device
+
+
+def test_comments_of_a_script_are_one_line_each(tmp_path):
+    """What a file is called stands in the head of the script, whose shell would run a second line."""
+    deployed = deploy(result(), source="results\ntouch stolen\n.nc")
+    assert "touch stolen" in script(deployed)
+    assert not any(line.startswith("touch") for line in script(deployed).splitlines())
 
 
 def test_an_engine_s_own_target_and_no_other():

@@ -6,7 +6,7 @@ from decimal import Decimal
 import numpy as np
 import pytest
 
-from evaluator.errors import InputError
+from evaluator.errors import InputError, InputWarning
 from evaluator.results.coordinates import axis_coordinates
 from evaluator.scenario import expand, load_scenario, size
 from evaluator.scenario.conditions import LONGEST
@@ -437,6 +437,16 @@ def test_messages_of_conditions(base, condition, message):
     ],
 )
 def test_what_is_divided_by_zero_fulfils_nothing(base, condition):
-    grid = swept(base, {TP: [1, 2, 4], "where": condition})
+    with pytest.warns(InputWarning, match=r"sweep\.where: .* has no value at 1 of 3 points") as told:
+        grid = swept(base, {TP: [1, 2, 4], "where": condition})
     assert [deployment.tensor_parallel for _, deployment, _ in grid.points] == [2, 4]
-    assert len(swept(base, {TP: [1, 2, 4], "where": f"tensor_parallel == 1 or {condition}"}).points) == 3
+    (warning,) = told  # once, though the points are asked for several times
+    assert f"the first with {TP} = 1 " in str(warning.message) and "they are left out" in str(warning.message)
+    with pytest.warns(InputWarning, match="0 of them are left out"):
+        assert len(swept(base, {TP: [1, 2, 4], "where": f"tensor_parallel == 1 or {condition}"}).points) == 3
+
+
+def test_only_the_axes_that_make_a_quotient_fail_are_named(base):
+    replicas = "deployment.replicas"
+    with pytest.warns(InputWarning, match=rf"at 2 of 6 points, the first with {replicas} = 2 \("):
+        swept(base, {TP: [1, 2], replicas: [1, 2, 3], "where": "1 / (replicas - 2) < 5"})

@@ -154,6 +154,23 @@ def test_all_at_once_is_its_throughput():
     )
 
 
+def test_few_requests_that_tell_no_rate_are_not_what_a_design_is_ranked_by():
+    """Sixty requests at once are served before anybody waits: a burst's throughput is no capacity."""
+    slo = {"ttft": {"p90": "1s"}, "tpot": {"p90": "30ms"}}
+    few, more = (
+        evaluator.optimize(
+            scenario(f"workload.requests={count}", "deployment.batching.max_num_seqs=128", slo=slo),
+            bracket=BRACKET,
+            simulator="token",
+        )
+        for count in (60, 960)
+    )
+    assert few["requests_run"].values > 60 and np.isfinite(few["goodput_high_rps"].values[0])
+    assert few["goodput_rps"].values == pytest.approx(more["goodput_rps"].values, rel=0.5)
+    assert "met the objectives however fast 60 requests came, which tells no rate" in few.attrs["search_note"]
+    assert "search_note" not in more.attrs
+
+
 def test_a_short_run_is_told():
     ds = evaluator.optimize(scenario("workload.requests=100", "deployment.replicas=3"), bracket=BRACKET)
     assert not ds["steady"].values[0]

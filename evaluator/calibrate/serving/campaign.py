@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +27,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FOLDS = 4
-PARTITIONS = ("fold", "model", "gpu")
-"""What is kept aside at a time: every fourth experiment, all of a model, or all of a GPU."""
+PARTITIONS = ("fold", "layout", "model", "gpu")
+"""What is kept aside at a time: every fourth experiment, all of a model in one tensor parallelism where there are
+others of it on that GPU, all of a model, or all of a GPU."""
 OWN, HOST_ALONE, TRANSFERRED = "own", "host", "transferred"
 """By which kernels a fit predicts what was kept aside: its GPU's own, changed as the fit says; its own as they were
 measured, so that the fit tells the host's times alone; or the median of those of the other GPUs, likewise."""
@@ -70,12 +72,13 @@ def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Se
     return [replace(fitted, calibration=replace(fitted.calibration, serving_runs=runs)) for fitted in sets]
 
 
-def serving_runs(experiments: Sequence[Experiment]) -> dict[str, tuple[str, ...]]:
-    """The models of these experiments by their GPU, under the names of the catalog."""
-    return {
-        hardware: tuple(sorted({model_name(experiment.model) for experiment in runs}))
-        for hardware, runs in by_gpu(experiments).items()
-    }
+def serving_runs(experiments: Sequence[Experiment]) -> dict[str, dict[str, tuple[int, ...]]]:
+    """The models of these experiments by their GPU, under the names of the catalog, and the ranks of their runs."""
+    listed: dict[str, dict[str, tuple[int, ...]]] = {}
+    for hardware, runs in by_gpu(experiments).items():
+        layouts = sorted({(model_name(experiment.model), experiment.tensor_parallel) for experiment in runs})
+        listed[hardware] = {model: tuple(ranks for name, ranks in layouts if name == model) for model in dict(layouts)}
+    return listed
 
 
 def held_out(
@@ -98,6 +101,8 @@ def held_out_by_kernels(
     ready, bases = runnable(experiments, base), _bases(experiments, base)
     groups = parts(ready, partition)
     if len(groups) < 2:
+        if partition == "layout":
+            raise InputError("no model of the experiments ran in several layouts on one GPU: none can be kept aside")
         raise InputError(f"nothing is left to fit where one {partition} is kept aside: the experiments have no other")
     tables: dict[str, list[pd.DataFrame]] = {way: [] for way in kernels}
     # The first fit starts at the priors; what is kept aside afterwards changes little, so that later ones start
@@ -142,12 +147,23 @@ def parts(experiments: Sequence[Experiment], partition: str) -> list[list[Experi
     ordered = sorted(experiments, key=lambda experiment: (experiment.model, experiment.tensor_parallel, experiment.id))
     if partition == "fold":
         return [group for fold in range(FOLDS) if (group := ordered[fold::FOLDS])]
-    groups: dict[str, list[Experiment]] = {}
+    kept_aside: dict[str, Callable[[Experiment], Hashable]] = {
+        "layout": _layout,
+        "model": lambda experiment: experiment.model,
+        "gpu": lambda experiment: hardware_name(experiment.gpu),
+    }
+    groups: dict[Hashable, list[Experiment]] = {}
     for experiment in ordered:
-        groups.setdefault(experiment.model if partition == "model" else hardware_name(experiment.gpu), []).append(
-            experiment
-        )
-    return list(groups.values())
+        groups.setdefault(kept_aside[partition](experiment), []).append(experiment)
+    if partition != "layout":
+        return list(groups.values())
+    # Of a model in one layout alone nothing would be left: that is what keeping aside the model tells.
+    counts = Counter((gpu, model) for gpu, model, _ in {_layout(experiment) for experiment in experiments})
+    return [runs for runs in groups.values() if counts[_layout(runs[0])[:2]] > 1]
+
+
+def _layout(experiment: Experiment) -> tuple[str, str, int]:
+    return hardware_name(experiment.gpu), experiment.model, experiment.tensor_parallel
 
 
 def by_gpu(experiments: Sequence[Experiment]) -> dict[str, list[Experiment]]:

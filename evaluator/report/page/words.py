@@ -205,7 +205,7 @@ def launch(ds: xr.Dataset, row: int, configuration: Configuration) -> str:
         facts += [f"drafts by {deployment.speculative.method}"] if deployment.speculative else []
         replicas = "each replica" if layout else counted(deployment.replicas, "replica")
         name = f"{station.name}: " if len(configuration.answering) > 1 else ""
-        devices = f"{design.devices} {design.hardware.name}{' each' if deployment.replicas > 1 and not layout else ''}"
+        devices = f"{design.devices} {design.hardware.title}{' each' if deployment.replicas > 1 and not layout else ''}"
         pools.append(f"{name}{replicas} of {design.model.name} on {devices}, {', '.join(facts)}")
     engine = ENGINES[configuration.answering[0].deployment.engine].label
     return f"{engine}{f', {layout}' if layout else ''}; {'; '.join(pools)}"

@@ -85,6 +85,19 @@ def test_all_experiments_are_kept_aside_once(experiments):
         assert sorted(aside) == ["a", "b"]
 
 
+def test_layouts_are_kept_aside_where_the_model_ran_in_others(experiments):
+    one = experiments[0]
+    wider = replace(one, id="c", tensor_parallel=2)
+    elsewhere = replace(one, id="d", tensor_parallel=4, gpu="L40S")  # alone on its device: nothing near it is left
+    assert [[each.id for each in group] for group in parts([one, wider, elsewhere], "layout")] == [["a"], ["c"]]
+    assert campaign.serving_runs([wider, one, elsewhere]) == {
+        campaign.hardware_name(one.gpu): {campaign.model_name(one.model): (1, 2)},
+        "l40s": {campaign.model_name(one.model): (4,)},
+    }
+    with pytest.raises(InputError, match="no model of the experiments ran in several layouts on one GPU"):
+        held_out([one], "layout")
+
+
 def test_a_fitted_set_reads_back_equal(experiments):
     base = load_calibration("datasheet", "any")
     values = {"weight_bandwidth": 1.1, "launch": 1.25, "sort_start_s": 3e-4, "expert_skew": 0.5, "frontend_s": 5e-3,
