@@ -108,6 +108,16 @@ def changed_model(described: WhatIf) -> Model:
     return read_changed_model(described.parameters, HERE)
 
 
+def device_named(of: str | WhatIf) -> Hardware:
+    """The device of a name of the catalog, or of a description. Errors: InputError as of either."""
+    return device(of) if isinstance(of, WhatIf) else load_hardware(of)
+
+
+def model_named(of: str | WhatIf) -> Model:
+    """The model of a name of the catalog, or of a description. Errors: InputError as of either."""
+    return changed_model(of) if isinstance(of, WhatIf) else load_model(of)
+
+
 def read_device(document: Mapping[str, Any], where: str) -> Hardware:
     """A device from ``{like: NAME, ...}``, or from all that a hardware file has but its sources.
 

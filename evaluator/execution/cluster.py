@@ -7,7 +7,6 @@ whose worker dies is computed by another one; the rows of a chunk are taken from
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +20,7 @@ import numpy as np
 
 from evaluator.catalog.state import catalog_here, code_here
 from evaluator.errors import InputError
-from evaluator.execution.workers import Variant, as_asked, rebuilt
+from evaluator.execution.workers import Variant, as_asked, processors, rebuilt
 from evaluator.plan import Configuration, Group, Plan, plan
 from evaluator.simulation.summaries import Values, summaries
 from evaluator.version import __version__
@@ -63,7 +62,9 @@ def connected(cluster: str | Client | None) -> Iterator[Client | None]:
         if cluster == LOCAL:
             threads = {"n_workers": 1, "threads_per_worker": 1, "processes": True}
             local = stack.enter_context(LocalCluster(**threads, dashboard_address=None, silence_logs="ERROR"))
-            local.adapt(minimum=1, maximum=_processors())
+            # One worker is there from the start, the others come with work: a short sweep does not wait until all
+            # have started.
+            local.adapt(minimum=1, maximum=processors())
             yield stack.enter_context(Client(local))
             return
         try:
@@ -85,6 +86,7 @@ def computed_on(
     """
     from distributed import as_completed
 
+    # Pickled once: every worker gets the same bytes, those that come later as well.
     task = _Task(uuid4().hex, pickle.dumps((whole.scenario, whole.simulator, whole.inputs, whole.by_seed, levels)))
     plugin = _plugin(task)
     client.register_plugin(plugin, name=plugin.name)
@@ -95,6 +97,8 @@ def computed_on(
     def submit(index: int) -> Any:
         chunk = chunks[index]
         shell = shells[id(whole.group_of(chunk[0]))]
+        # ``pure=False``: chunks are asked for anew in each sweep. By default Dask would take the answer of an equal
+        # call that is still known to the scheduler.
         return client.submit(_compute, task.key, index, shell, as_asked(chunk), pure=False, retries=RETRIES)
 
     try:
@@ -105,6 +109,8 @@ def computed_on(
             if isinstance(answer, InputError):
                 raise answer
             yield answer
+            # The scheduler keeps a result for as long as a future holds it: a sweep's rows would all lie there as
+            # well.
             future.release()
             following = next(remaining, None)
             if following is not None:
@@ -147,6 +153,8 @@ def _plugin(task: _Task) -> Any:
 
 def begin(task: _Task) -> None:
     """On a worker: know a sweep."""
+    # A worker of other sources would compute other numbers without a word. The reason is kept as the answer to every
+    # chunk: what ``setup`` raises on a worker that comes later is only a line of its log.
     unlike = _unlike(task)
     if unlike:
         _TASKS[task.key] = InputError(f"a worker of the cluster {unlike}")
@@ -186,7 +194,3 @@ def _compute(key: str, index: int, group: Group, asked: list[Variant]) -> tuple[
         return index, summaries(replace(chunk, groups=[replace(group, configurations=variants)]), variants, levels)
     except InputError as error:
         return error
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from evaluator.execution.schedule import REQUESTS_PER_CHUNK
+from evaluator.execution.workers import processors
 from evaluator.metrics import OK, bounds_of, quantile_levels
 from evaluator.metrics.reasons import reasons_of
 from evaluator.metrics.variables import VARIABLES
@@ -88,11 +88,13 @@ def forecast(
 
     ``rows`` are those of a shard, by their numbers in the sweep; None: all.
     """
+    # Only a whole sweep may be thinned by its axes: the rows of a shard are numbers in the full product.
     rows, whole_sweep = (range(size(scenario)), True) if rows is None else (rows, False)
     designs = len(rows)
     if whole_sweep and designs > MOST_EXAMINED:
         scenario = _thinned(scenario)
         rows = range(size(scenario))
+    # Conditions may leave more than that also of thinned axes: then points are taken out by their number.
     chosen = np.arange(rows.start, rows.stop, dtype=np.int64)
     if len(rows) > MOST_EXAMINED:
         chosen = np.unique(np.linspace(rows.start, rows.stop - 1, MOST_EXAMINED).astype(np.int64))
@@ -111,14 +113,17 @@ def forecast(
     for number, group in enumerate(whole.groups):
         kind = _kind(group)
         running = [configuration for configuration in group.configurations if configuration.status == OK]
+        # Of one group, runs of different lengths have arrays of different sizes: each is a program of its own.
         shapes = {lengths[configuration.config] for configuration in running}
         kinds |= {(number, shape) for shape in shapes}
         compiled += [kind] * len(shapes) if kind in COMPILATION_S else []
         by_token += len(running) if kind == "token by token" else 0
         requests[kind] += scale * whole.runs * sum(lengths[configuration.config][0] for configuration in running)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = processors()
     run_s = sum(requests[kind] / rate for kind, rate in RATES.items()) / cores
+    # Threads compile side by side, but no more of them than there are programs.
     compile_s = sum(COMPILATION_S[kind] for kind in compiled) / min(cores, max(len(compiled), 1))
+    # A chunk holds one configuration at least, however long its run is; there are as many chunks in memory as cores.
     longest = max((length for length, _ in lengths.values()), default=0) * whole.runs
     return Forecast(
         designs=designs,
@@ -142,6 +147,8 @@ def _kind(group: Group) -> str:
     """What computes a group: the slowest program of its stations, the request-level engine, or the reference."""
     if group.simulator != ITERATION:
         return {REQUEST: "request level", TOKEN: "token by token"}[group.simulator]
+    # The order of the questions is that of the rates, slowest first: a chain of stations is as slow as its slowest
+    # program.
     if any(station.key.cached for station in group.stations):
         return "prefix caches"
     if any(station.key.replicas > 1 for station in group.stations):
@@ -217,9 +224,8 @@ def _row_bytes(whole: Plan) -> float:
     }
     numbers = 0
     for name, variable in VARIABLES.items():
-        by_quantile = (
-            f"{re.split('_stderr|_elasticity|_by_seed', name)[0]}_mean" in VARIABLES
-        )  # quantiles have a mean beside them
+        # Of the variables with a dimension of quantiles those have it that have a mean beside them.
+        by_quantile = f"{re.split('_stderr|_elasticity|_by_seed', name)[0]}_mean" in VARIABLES
         dims = [dim for dim in variable.dims if dim != "quantile" or by_quantile]
         numbers += math.prod(sizes[dim] for dim in dims)
     return 8 * (numbers + len(whole.grid.axes)) + TEXT_BYTES

@@ -17,6 +17,7 @@ from evaluator.metrics.outcomes import OK, bounds_of
 from evaluator.plan import Plan, plan
 from evaluator.scenario import Auto, Scenario
 
+# Errors fall with the square root of the requests, so that each step halves them.
 FACTOR = 4
 DECIDED = 2.0
 """Standard errors between a statistic and its bound."""
@@ -30,6 +31,7 @@ def lengths(scenario: Scenario, most: int = 0) -> list[int]:
     ``most``: up to so many also where the scenario states one number.
     """
     first = scenario.workload.requests
+    # An axis over the number of requests says it for every point: there is nothing left to choose.
     if any("workload.requests" in axis.keys_set for axis in scenario.sweep):
         return [first]
     most = first.most if isinstance(first, Auto) else most
@@ -55,6 +57,7 @@ def longer_plans(first: Plan, undecided: Callable[[], np.ndarray], most: int = 0
 def of_length(scenario: Scenario, requests: int) -> Scenario:
     """The scenario with so many requests, and as large a part of them cut at either end."""
     workload = scenario.workload
+    # In proportion, so that a scenario that cuts a tenth at either end cuts a tenth of every run.
     warmup, cooldown = (end * requests // workload.requests for end in workload.ends)
     longer = replace(workload, requests=requests, warmup_requests=warmup, cooldown_requests=cooldown)
     return replace(scenario, workload=longer)
@@ -79,6 +82,8 @@ def undecided(whole: Plan, values: Mapping[str, np.ndarray], levels: np.ndarray)
         clear &= np.isnan(bound.bound_s) | np.isnan(apart) | (apart > DECIDED * np.nan_to_num(error, nan=np.inf))
     # Not ``<=``: a mean that is not known (NaN) does not ask for a longer run by itself.
     precise = ~(values["e2e_s_mean_stderr"] > PRECISE * values["e2e_s_mean"])
+    # A longer run of an overloaded design has longer waits: its objectives stay missed, and without objectives its
+    # latencies mean nothing in any run.
     lost = values["saturated"] & (missed | ~asked)
     decided = (values["status"] != OK) | lost | (values["steady"] & clear & precise)
     return values["config"][~decided]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import chain, groupby
@@ -12,7 +11,7 @@ import numpy as np
 
 from evaluator.device import configure
 from evaluator.execution.cluster import computed_on
-from evaluator.execution.workers import WorkerPool, as_asked
+from evaluator.execution.workers import WorkerPool, as_asked, processors
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import Configuration, Plan
 from evaluator.plan.simulators import ITERATION, PLAIN
@@ -90,8 +89,9 @@ def computed(
             return index, pool_of_workers.compute(as_asked(chunk))
         return index, summaries(whole, chunk, levels)
 
-    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    remaining = iter(left)
+    workers, remaining = processors(), iter(left)
+    # Threads, also for the reference: such a thread only waits for its worker's pipe, and the chunks of both kinds
+    # come back through the same queue.
     with ThreadPoolExecutor(workers) as pool:
         running: set[Future] = set()
         try:
@@ -122,7 +122,7 @@ def _are_many(whole: Plan, chunks: list[ConfigurationChunk]) -> bool:
     if POLICIES.own or ROUTERS.own or MANAGERS.own:
         return False  # nor does it know other parts of one's own, which a scenario has by their names
     groups = [whole.group_of(chunk[0]) for chunk in chunks]
-    mine = [
+    in_plain_python = sum(
         len(chunk) * group.requests for chunk, group in zip(chunks, groups, strict=True) if group.simulator in PLAIN
-    ]
-    return sum(mine) * whole.runs > TOKEN_REQUESTS_PER_CHUNK
+    )
+    return in_plain_python * whole.runs > TOKEN_REQUESTS_PER_CHUNK

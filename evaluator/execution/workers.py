@@ -27,8 +27,16 @@ Variant = tuple[int, tuple[Change | RateChange, ...]]
 """A configuration by its row of the grid, and the changes by which it differs from that."""
 
 
+def processors() -> int:
+    """Those that this process may use."""
+    # Not ``os.cpu_count``, which is the whole machine also where a container or ``taskset`` leaves two of its cores.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def as_asked(chunk: list[Configuration]) -> list[Variant]:
     """A chunk as it is sent to another process: the objects that configurations share would be sent with each."""
+    # A configuration has its workload, costs and plan with it; the worker has planned the same scenario and finds it
+    # again by its number.
     return [(configuration.config, configuration.changes) for configuration in chunk]
 
 
@@ -58,6 +66,8 @@ class WorkerPool:
             answer = _ask(worker, chunk)
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise RuntimeError(f"a worker process ended with code {worker.wait()}") from error
+        # Only a worker that has answered is idle: after an exception of the pipe it may hold half an answer, and is
+        # left to ``close``.
         self._idle.append(worker)
         if isinstance(answer, Exception):
             raise answer
@@ -116,4 +126,5 @@ def _environment() -> dict[str, str]:
     """The same package as here, wherever it was imported from; one thread each."""
     package = str(Path(evaluator.__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
+    # One thread each, since there is a worker for every processor; BLAS would start as many again in each of them.
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}

@@ -62,6 +62,9 @@ def _figures(kind: str, example: str, keys: dict[str, Reader]) -> Figures:
             return named(value, place)
         if not isinstance(value, Mapping):
             raise place.error(f"expected a name or {example}, got {shown(value)}")
+        # null takes a figure away, as everywhere: an overlay can undo what the file below it says. What is left may
+        # be ``like`` alone, which is a plain name, and must be equal to one, since names are what plans are shared
+        # by.
         figures = {key: entry for key, entry in value.items() if entry is not None}
         if figures.keys() == {"like"} and isinstance(figures["like"], str):
             return named(figures["like"], place.key("like"))
@@ -89,6 +92,8 @@ def is_interval(path: str) -> bool:
     Of counts that is not so.
     """
     section, *keys = split_path(path)
+    # Asked of an axis written as {from: a, to: b, steps: n}: bandwidths may be spaced freely, a device cannot have
+    # 1.5 cores.
     return section == "deployment" and "hardware" in keys[:-1] and keys[-1] not in ("cores", "devices")
 
 

@@ -32,6 +32,8 @@ def key(
     other keys. ``says`` is its description in the JSON Schema. ``kinds``: of a record whose first field tells several
     kinds apart, those that have the key.
     """
+    # Two defaults: a record made in Python has its field's default, a file without the key may mean something else,
+    # such as None for "what the engine does", which ``engine_defaults`` then fills in.
     said = (REQUIRED if default is MISSING else default) if absent is MISSING else absent
     metadata = {_KEY: Key(read, said, says), _KINDS: kinds}
     if isinstance(default, dict):  # which dataclasses refuse, lest records share it
@@ -54,6 +56,8 @@ def table_of(record: type, kind: str | None = None) -> Table:
     Errors: ValueError for a field that does not say how it is read.
     """
     table = {}
+    # A field without ``key`` or ``no_key`` is refused, since a record that takes it silently would have a field that
+    # no file can set and no schema shows.
     for name, metadata in ((entry.name, entry.metadata) for entry in fields(record)):
         if _KEY not in metadata:
             raise ValueError(f"{record.__name__}.{name} says not how it is read; use key(...)")

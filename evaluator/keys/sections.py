@@ -42,6 +42,9 @@ class Section(Reader):
 
     def rebuilt(self, base: Any, parts: Mapping[str, Any], place: Place) -> Any:
         """What ``base`` is with other ``parts``, by key. Errors: InputError of ``check``."""
+        # From the table and not by ``dataclasses.replace``: ``build`` may be a function that makes another record of
+        # the same keys. Parts that are not set are the very objects of ``base``, by whose identity plans of many
+        # points are shared.
         values = {key: parts[key] if key in parts else getattr(base, key) for key in self.table}
         return _checked(self.build(**values), self.check, place)
 
@@ -107,6 +110,7 @@ def optional(table: Table) -> Table:
     for name, entry in table.items():
         if isinstance(entry.read, Section):
             below = section_of(optional(entry.read.table), entry.read.build)
+            # The record of nothing is made once, when the table is: ``absent`` sections of all pools are one object.
             nothing = below.build(**{key: inner.default for key, inner in below.table.items()})
             keys[name] = Key(below, nothing, entry.says)
         else:

@@ -7,10 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from evaluator.catalog.model import Model
-from evaluator.catalog.read_hardware import load_hardware
-from evaluator.catalog.read_model import load_model
-from evaluator.catalog.what_if import WhatIf, changed_model, device
+from evaluator.catalog.what_if import device_named, model_named
 from evaluator.plan.route import PipelinePlan, RequestRoutes, RouteStep, StagePlan, StepPlan
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.policies import ENCODING
@@ -47,7 +44,7 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
             plans.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
     answering = [pool for _, pool in pools_of(deployment)]
     served, replicas = answering[0], sum(pool.ranks for pool in answering if pool.role == answering[0].role)
-    model = _model_of(served)
+    model = model_named(served.model)
     pools = {name: _stage_pool(name, pool) for name, pool in deployments.items()}
     return PipelinePlan(
         tuple(plans),
@@ -61,14 +58,9 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
     )
 
 
-def _model_of(pool: Deployment) -> Model:
-    return changed_model(pool.model) if isinstance(pool.model, WhatIf) else load_model(pool.model)
-
-
 def _stage_pool(name: str, pool: Deployment) -> StagePool:
-    of = pool.hardware
-    hardware = device(of) if isinstance(of, WhatIf) else load_hardware(of)
-    return StagePool(name, hardware, pool.ranks, pool.tensor_parallel * pool.pipeline_parallel)
+    devices = pool.tensor_parallel * pool.pipeline_parallel
+    return StagePool(name, device_named(pool.hardware), pool.ranks, devices)
 
 
 def with_steps(pipeline: PipelinePlan, routes: RequestRoutes, first_station: int) -> PipelinePlan:
@@ -154,7 +146,7 @@ def pass_stations(pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]) -
 
 def _whole_texts(pool: Deployment) -> Deployment:
     """With a policy that computes whole prompts, where none is said and the model is an encoder, which needs that."""
-    if pool.batching.policy is not None or not _model_of(pool).whole_texts:
+    if pool.batching.policy is not None or not model_named(pool.model).whole_texts:
         return pool
     return replace(pool, batching=replace(pool.batching, policy=ENCODING.name))
 

@@ -24,6 +24,8 @@ POLICIES: Registry[BatchingPolicy] = Registry(
 )
 register = POLICIES.register
 
+# An encoder attends over the whole text, so that a prompt cannot be cut into chunks, and it has no decodes to share
+# an iteration with: of the policies this is the one that asks for neither.
 ENCODING = CONTINUOUS
 """Of a pool that says none and computes encoders, whose attention needs whole texts."""
 

@@ -2,6 +2,8 @@
 
 from evaluator.policies.record import BatchingPolicy
 
+# vLLM v0 `_schedule_default`: `_schedule_prefills` is asked first, and running sequences decode only in steps in
+# which it admitted nothing. That is why TPOT has the prompts of others in it.
 CONTINUOUS = BatchingPolicy(
     "continuous",
     label="vLLM v0",

@@ -2,6 +2,8 @@
 
 from evaluator.policies.record import BatchingPolicy
 
+# LightLLM's router counts the decode steps since it last looked at the queue, and admits by the memory that the batch
+# will need at its worst moment: no program for first come, first served knows that order.
 LIGHTLLM = BatchingPolicy(
     "lightllm",
     label="LightLLM",

@@ -5,6 +5,8 @@ The vectorised engine runs it in its any-order program.
 
 from evaluator.policies.record import BatchingPolicy
 
+# Algorithm 1 stops admitting at `n_rsrv + req.max_tokens > n_slots`: KV for the whole output is set aside at once, so
+# that nothing is ever preempted, and no line of it counts the tokens of an iteration.
 ORCA = BatchingPolicy(
     "orca",
     label="Orca",

@@ -28,6 +28,9 @@ class BatchingPolicy:
     plans_ahead: bool = False  # its next batch may be planned before the one under way ends, as vLLM's engine core does
 
     def __post_init__(self) -> None:
+        # A record of a user's own comes through here, too (``register``). Each row is a combination for which the
+        # engines have no rule; without the check the vectorised program and the reference would settle it
+        # differently.
         peak = self.by_future_peak
         for contradicts, why in (
             (self.drain_first and peak, "drain_first and look_every both say when waiting requests are looked at"),

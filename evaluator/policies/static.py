@@ -2,6 +2,8 @@
 
 from evaluator.policies.record import BatchingPolicy
 
+# FasterTransformer has no scheduler: a backend in front of it forms a batch, and KV of the longest sequence is
+# allocated for each place before the batch starts. Hence no admission but ``reserve``.
 STATIC = BatchingPolicy(
     "static",
     label="FasterTransformer",

@@ -51,6 +51,7 @@ __all__ = [
     "stream",
 ]
 
+# In the order in which messages and the schema list them: those that know nothing, those that count, those with keys.
 ROUTERS: Registry[Router] = Registry(
     "router",
     (

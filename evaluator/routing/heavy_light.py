@@ -35,12 +35,16 @@ def _assign(choice: HeavyLight, sent: Sent) -> NDArray[np.int64]:
     # With one replica both kinds share it: ``rest`` is at least one, counted from the end.
     first = min(choice.heavy_replicas, sent.replicas)
     rest = max(sent.replicas - first, 1)
+    # The k-th heavy prompt goes to heavy replica k modulo their number, and the light ones likewise: two round robins
+    # that are told apart by the running count of their own kind.
     return np.where(heavy, (np.cumsum(heavy) - 1) % first, (sent.replicas - rest) + (np.cumsum(~heavy) - 1) % rest)
 
 
 def _in_turn(choice: HeavyLight, replicas: int, draws: np.random.Generator) -> InTurn:
     first = min(choice.heavy_replicas, replicas)
     rest = max(replicas - first, 1)
+    # The same two counters as ``_assign`` has, for arrivals that only the run brings forth (closed loops, later
+    # turns).
     heavy, light = itertools.count(), itertools.count()
 
     def choose(prompt_tokens: int, session: int) -> int:

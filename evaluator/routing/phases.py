@@ -83,6 +83,7 @@ def turns(weights: Weights, count: int) -> NDArray[np.int64]:
     Stride scheduling (Waldspurger and Weihl, 1995): the k-th turn of a replica, counted from 0, is due at (k + 1/2) /
     weight, and of those due at one time the first comes first. Equal weights take turns one after the other.
     """
+    # Equal weights, which all pools have that say none, are plain round robin; the merge below would give the same.
     if len(set(weights)) == 1:
         return np.arange(count) % len(weights)
     whole = sum(weights)

@@ -36,12 +36,16 @@ class PrefixAware:
     def choose(self, requests: Sequence[int], hit_share: Sequence[float], known_blocks: Sequence[int]) -> int:
         """The number of a replica. By replica: requests there, share of the prompt in its cache, blocks it knows."""
         most, least = max(requests), min(requests)
+        # SGLang's `cache_aware` in the same words: `balance_abs_threshold` and `balance_rel_threshold`, both of which
+        # must be exceeded, so that neither a small absolute nor a small relative difference turns the cache off.
         uneven = most - least > self.imbalance and most > self.imbalance_ratio * least
         longest = max(hit_share)
         replicas = range(len(requests))
         # With threshold 0 a prompt of which no cache has anything would go by prefix, to the first of the idlest.
         if longest >= self.threshold and longest > 0 and not uneven:
             return min((n for n in replicas if hit_share[n] == longest), key=lambda n: requests[n])
+        # The queue decides first where the match is too short, too, and the blocks known only between equal queues,
+        # lest cold prompts pile up on a busy replica because its cache is small.
         return min(replicas, key=lambda n: (requests[n], known_blocks[n]))
 
 

@@ -104,6 +104,8 @@ class Router:
     keys: type | None = None
 
     def __post_init__(self) -> None:
+        # A record that says two kinds would be run as one of them by the vectorised engine and as the other by the
+        # reference, which ask in different orders.
         if (self.independent is not None) + (self.counts is not None) + self.by_prefix + self.queue != 1:
             raise ValueError(
                 f"router {self.name} is either independent, or counts something, or goes by prefixes, or is a queue"
@@ -114,4 +116,6 @@ class Router:
 
 def stream(seed: int, station: int = 0) -> np.random.Generator:
     """The draws of a router. ``station`` is the place of its pool: pools in tandem draw from streams of their own."""
+    # Apart from the streams of arrivals and lengths, lest a change of the router change the traffic. The station is
+    # left out where it is 0, so that a pool alone has the draws that it had before there were pools in tandem.
     return np.random.default_rng(np.random.SeedSequence([seed, 0x726F7574, *([station] if station else [])]))  # "rout"

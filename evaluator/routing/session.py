@@ -10,6 +10,8 @@ from evaluator.routing.record import Independent, InTurn, Router, Sent
 
 def _assign(choice: str, sent: Sent) -> NDArray[np.int64]:
     assert sent.session is not None  # else the plan refuses the router
+    # Sessions are numbered as they begin, so that the remainder deals them out in turn: the consistent hashing of a
+    # real router would be as even only in the mean.
     return sent.session % sent.replicas
 
 

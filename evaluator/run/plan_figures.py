@@ -18,6 +18,8 @@ def known_of(configurations: list[Configuration]) -> dict[str, np.ndarray]:
 
     Of several pools it is the last, which keeps the KV of whole requests.
     """
+    # With prefill and decode apart the decode pool is the one whose KV capacity bounds concurrency; a prefill pool
+    # holds a request only until its KV is sent.
     replicas = [configuration.answering[-1].design.replica for configuration in configurations]
     return {
         "config": np.array([configuration.config for configuration in configurations], dtype=np.int64),
@@ -43,6 +45,7 @@ def _joined(configurations: list[Configuration], named: Callable[[StationPlan], 
 
 def levels_of(whole: Plan) -> np.ndarray:
     """The quantiles that are reported, those of the objectives among them."""
+    # By identity: the points of a large sweep share few objects, and are not to be hashed one by one.
     slos = {id(point[2]): point[2] for point in whole.grid.points}.values()
     return quantile_levels(bounds_of(list(slos)))
 
@@ -80,6 +83,8 @@ def stage_note(whole: Plan) -> dict[str, str]:
     for deployment in deployments:
         answered = False
         for name, stage in deployment.pipeline.items():
+            # Only stages behind the answer can hold it up; those that a pipeline goes back from (``back_to``) give a
+            # new prompt, and the client sees nothing of what went through them.
             answered |= stage.kind == "decode"
             if stage.of_llm:
                 continue

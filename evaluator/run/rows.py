@@ -56,6 +56,7 @@ def dataset_of(task: SweepTask, configs: np.ndarray | None, context: RunContext)
     """The labelled rows of a task, of all its configurations or of ``configs``, and their plan."""
     first = plan(task.scenario, configs, task.simulator, task.inputs, task.by_seed)
     whole, levels, rows = _lengthened(first, context)
+    # Of the first plan, which has all configurations; those of longer runs have only what was undecided.
     attrs = attributes_of(task.scenario) | FallbackReport.of(whole).note | notes_of(whole)
     rows["config"] = whole.grid.numbers(rows["config"])
     seeds = whole.seeds if task.by_seed else ()
@@ -83,6 +84,7 @@ def _lengthened(first: Plan, context: RunContext) -> tuple[Plan, np.ndarray, dic
             if context.checkpoint is None
             else context.checkpoint.of(f"requests-{longer.scenario.workload.requests}")
         )
+        # Chunks of a longer run lie in a folder of their own: they have the same numbers as those of the short one.
         whole, rows = longer, combine(_statistics(longer, levels, replace(context, checkpoint=part)))
     return first, levels, combine([*decided, rows])
 
@@ -92,6 +94,8 @@ def _statistics(whole: Plan, levels: np.ndarray, context: RunContext) -> list[di
     from evaluator.execution.schedule import chunks_of, computed
 
     chunks, checkpoint, progress = list(chunks_of(whole)), context.checkpoint, context.progress
+    # Chunks are told by the rows that they have, in their order: what an earlier run wrote under another cut is not
+    # taken.
     rows = [np.array([configuration.config for configuration in chunk], dtype=np.int64) for chunk in chunks]
     done = {} if checkpoint is None else checkpoint.finished(rows)
     if progress is not None and done:
@@ -102,6 +106,7 @@ def _statistics(whole: Plan, levels: np.ndarray, context: RunContext) -> list[di
         values = statistics | known_of(chunks[index])
         if checkpoint is not None:
             write_chunk(checkpoint.folder, index, values)
+        # Texts as shared objects: NumPy gives every row the room of the longest status otherwise.
         done[index] = shared(values)
         if progress is not None:
             progress.advance(len(values["config"]))

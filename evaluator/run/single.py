@@ -62,6 +62,7 @@ def simulate(
         asked = "iterations are what" if trace is None else "a trace tells of iterations, which"
         raise InputError(f"{asked} simulator request does not compute; use simulator token")
     scenario = loaded(scenario)
+    # A plan of no rows costs nothing; its grid finds the one configuration that ``select`` leaves.
     everything = plan(scenario, np.array([], dtype=np.int64), TOKEN if watched else simulator)
     grid = everything.grid
     steps = select_configuration(grid.axes, select or {})
@@ -101,6 +102,8 @@ def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outco
     count = whole.configurations[0].workload.requests
 
     def observe(slot: LaneJobs, iteration: Iteration) -> None:
+        # Where replicas depend on one another one run of the reference has them all and says of each iteration whose
+        # it is; else the lane is the replica.
         replica = iteration.replica if slot.replica < 0 else slot.replica
         if rows is not None:
             pool = stations[slot.station]

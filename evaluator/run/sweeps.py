@@ -68,6 +68,8 @@ def sweep(
             clear_parts(target)
             if fresh:
                 checkpoint.remove()
+        # The progress counts configurations, but its rate is of requests: configurations of short and long runs
+        # differ too much for a rate of theirs to tell when the sweep ends.
         total = size(task.scenario)
         watched = stack.enter_context(followed(progress, total, requests_per_unit=task.requests))
         if checkpoint is not None and watched is not None and checkpoint.others():

@@ -73,6 +73,7 @@ def raw_axes(value: Any, place: Place) -> list[RawAxis]:
     bounds: dict[str, Between] = {}
     for name, written in value.items():
         where = place.key(name)
+        # ``where`` and ``sample`` are no axes, and null takes an axis of an overlaid file away.
         if name in ("where", "sample") or written is None:
             continue
         if name == "table":
@@ -190,6 +191,7 @@ def _check_path(path: str, where: Place) -> None:
         raise where.error(f"an axis is a whole key path: write deployment.{path}")
     if keys[0] not in SECTIONS:
         raise where.error(f"an axis is a key path below {listed(SECTIONS)}{did_you_mean(keys[0], SECTIONS)}")
+    # Rows of different seeds would be ranked against one another as if one design were better than itself.
     if keys[:2] == ("workload", "seeds"):
         raise where.error("seeds are repetitions of one design, not designs: list them in workload.seeds instead")
 

@@ -25,6 +25,8 @@ class Between:
 
     def at(self, part: float, whole: bool) -> Any:
         """The value at ``part`` of the way, 0 <= part < 1; integers are all equally likely (or their logarithms)."""
+        # ``floor`` of a value below high + 1 makes high as likely as any other integer; ``min`` catches a part that
+        # rounds up to 1.
         high = self.high + 1 if whole else self.high
         value = self.low * (high / self.low) ** part if self.log else self.low + (high - self.low) * part
         return write(min(math.floor(value), int(self.high)) if whole else value, self.unit)
@@ -85,6 +87,7 @@ def _range(arguments: Any, where: Place) -> list[Any]:
     steps = (last - first) / step
     if not steps < MAX_POINTS:
         raise where.error(f"too many values; the limit is {MAX_POINTS:,}")
+    # 1e-9: (1.0 - 0.1) / 0.1 is 8.999..., and a range to 1.0 has its last value all the same.
     return [write(first + index * step, suffix) for index in range(math.floor(steps + 1e-9) + 1)]
 
 
@@ -99,6 +102,7 @@ def _spaced(between: Callable[[float, float, float], float], positive: bool) -> 
             raise where.error(f"both ends must be greater than 0, got {shown(arguments)}")
         if number == 1:
             return [write(first, suffix)]
+        # Both ends as they were written, not computed: 64 * (4096 / 64) ** 1.0 need not be 4096.
         inner = [between(first, last, index / (number - 1)) for index in range(1, number - 1)]
         return [write(value, suffix) for value in (first, *inner, last)]
 

@@ -52,6 +52,8 @@ def fulfilled(condition: str, values: Values, place: Place) -> tuple[np.ndarray,
     if len(condition) > LONGEST:
         raise place.error(f"the condition has {len(condition):,} characters; the limit is {LONGEST:,}")
     try:
+        # Parsed, never evaluated: ``eval`` of a text from a file would run whatever it says. What is not listed above
+        # is refused by name.
         tree = ast.parse(condition.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "nested too deeply"

@@ -79,6 +79,7 @@ def _labels(file: str, values: list[Any], lines: list[int]) -> tuple[Any, ...]:
 
 
 def _read_csv(file: str) -> tuple[list[str], list[list[Any]], list[int]]:
+    # A byte-order mark is what Excel writes in front of UTF-8; it would be a part of the first column's name.
     reader = csv.reader(io.StringIO(read_text(file).removeprefix("\ufeff"), newline=""))
     scalar = lru_cache(maxsize=4096)(plain_scalar)  # columns repeat their values
     cells, lines = [], []
@@ -88,6 +89,7 @@ def _read_csv(file: str) -> tuple[list[str], list[list[Any]], list[int]]:
             unnamed = header[:1] == [""]
             index = "; a first column without a name is the index of pandas: write with index=False" if unnamed else ""
             raise InputError(f"{file}: expected a header with a key in every column, got {shown(header)}{index}")
+        # German and French spreadsheets separate by semicolons: the whole header would be one unknown key otherwise.
         if len(header) == 1 and (other := next((mark for mark in ";\t" if mark in header[0]), None)):
             raise InputError(f"{file}: columns are separated by commas in a table of designs, not by {shown(other)}")
         for row in reader:

@@ -6,9 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from evaluator.catalog.engines import SchedulerDefaults, serving_engine
-from evaluator.catalog.read_hardware import load_hardware
-from evaluator.catalog.read_model import load_model
-from evaluator.catalog.what_if import WhatIf, changed_model, device
+from evaluator.catalog.what_if import device_named, model_named
 from evaluator.scenario.deployment import Batching, Deployment, KvCache
 
 _ENGINE = ("engine",)
@@ -31,15 +29,11 @@ defaults. ``batching.max_num_batched_tokens`` stays None: its default depends on
 
 def scheduler_defaults(deployment: Deployment) -> SchedulerDefaults:
     """The defaults of the deployment's engine on its hardware."""
-    of = deployment.hardware
-    hardware = device(of) if isinstance(of, WhatIf) else load_hardware(of)
-    ranks = deployment.data_parallel if deployment.data_parallel > 1 and _has_experts(deployment.model) else 1
+    # Data-parallel ranks of a model without experts are replicas that depend on nothing of one another.
+    data_parallel = deployment.data_parallel
+    ranks = data_parallel if data_parallel > 1 and model_named(deployment.model).has_experts else 1
     devices = deployment.tensor_parallel * deployment.pipeline_parallel * ranks
-    return serving_engine(deployment.engine).defaults(hardware, devices, ranks)
-
-
-def _has_experts(of: str | WhatIf) -> bool:
-    return (changed_model(of) if isinstance(of, WhatIf) else load_model(of)).has_experts
+    return serving_engine(deployment.engine).defaults(device_named(deployment.hardware), devices, ranks)
 
 
 def with_engine_defaults(deployment: Deployment) -> Deployment:
@@ -50,6 +44,6 @@ def with_engine_defaults(deployment: Deployment) -> Deployment:
         if any(getattr(said, key) is None for key in keys):
             budget = deployment.batching.max_num_batched_tokens
             defaults = scheduler_defaults(deployment).within(budget, deployment.decode_tokens)
-            more = {key: getattr(defaults, key) for key in keys if getattr(said, key) is None}
-            filled[section] = replace(said, **more)
+            unsaid = {key: getattr(defaults, key) for key in keys if getattr(said, key) is None}
+            filled[section] = replace(said, **unsaid)
     return replace(deployment, **filled) if filled else deployment  # type: ignore[arg-type]

@@ -93,6 +93,8 @@ def expand(scenario: Scenario) -> Grid:
 
 def _with_pipelines(deployment: Encoded, pipeline: Encoded) -> Encoded:
     """The deployments with their pipelines, every combination once."""
+    # The pipeline is a section of its own in the file and a field of the deployment in the record, since what serves
+    # a request is one object to the plan. Without stages the deployments stay the objects that they are.
     if len(pipeline.values) == 1 and not pipeline.values[0]:
         return deployment
     return over_points(
@@ -304,6 +306,8 @@ def _completed(axes: tuple[Axis, ...], firsts: list[dict[int, int]], points: lis
                 [path for path in paths if path not in change] if step in first and len(change) < len(paths) else []
             )
             at_point = {path: lookup(points[first[step]], path) for path in absent}
+            # A key that has no value there either (an engine's default that depends on the prompts) stays out: a
+            # coordinate cannot be None.
             said = {path: value for path, value in at_point.items() if value is not None}
             changes.append({path: {**said, **change}[path] for path in paths if path in said or path in change})
         completed.append(replace(axis, changes=tuple(changes)))

@@ -20,6 +20,8 @@ class Bisection:
 
     def __init__(self, start: Whole, floor: Whole, ceiling: Whole, stride: int) -> None:
         self.start, self.floor, self.ceiling = np.clip(start, floor, ceiling), floor, ceiling
+        # Sentinels outside the range stand for "nothing yet", so that a search is over when the two are neighbours,
+        # whether it ended inside the range or at one of its ends.
         self.held, self.failed = floor - 1, ceiling + 1
         self._stride = np.full(len(start), stride, dtype=np.int64)
 

@@ -64,7 +64,7 @@ def _of_layouts(bare: Scenario, simulator: str, note: str) -> Designs:
         return Designs(whole, [[configuration] for configuration in configurations], note)
     laddered = replace(bare, sweep=(*bare.sweep, replicas_axis(most)))
     whole = plan(laddered, simulator=simulator)
-    rows = np.arange(len(whole.configurations)) if whole.grid.rows is None else whole.grid.rows
+    rows = whole.grid.numbers(np.arange(len(whole.configurations)))
     ladders: dict[int, list[Configuration]] = {}
     for row, configuration in zip(rows.tolist(), whole.configurations, strict=True):
         ladders.setdefault(row // most, []).append(within(configuration, bare.budget))
@@ -131,6 +131,7 @@ def _beyond(configuration: Configuration, budget: Budget) -> str | None:
     if price is None:
         device, key = configuration.unpriced[0]
         return f"over budget: the price of {device} is not known; set {key}"
+    # Prices are decimals in the file and floats here: 3 x 3.3 must pass as 9.9.
     if price > budget.usd_per_hour * (1.0 + 1e-12):
         return f"over budget: {price:.2f} USD/h, and the budget is {budget.usd_per_hour:.2f} USD/h"
     return None
@@ -184,7 +185,7 @@ def _filled_pools(bare: Scenario, free: Sequence[str], simulator: str, note: str
             f"{MOST_SPLITS:,}; sweep fewer layouts, or say the replicas of a pool"
         )
     whole = plan(replace(bare, sweep=(*bare.sweep, *axes)), simulator=simulator)
-    rows = np.arange(len(whole.configurations)) if whole.grid.rows is None else whole.grid.rows
+    rows = whole.grid.numbers(np.arange(len(whole.configurations)))
     layouts: dict[int, dict[tuple[int, ...], Configuration]] = {}
     for row, configuration in zip(rows.tolist(), whole.configurations, strict=True):
         split = tuple(int(index) for index in np.unravel_index(row % splits, tuple(most.values())))
@@ -196,6 +197,7 @@ def _filled_pools(bare: Scenario, free: Sequence[str], simulator: str, note: str
 def _fullest(splits: dict[tuple[int, ...], Configuration]) -> list[Configuration]:
     """Of one layout those that the budget takes and that have no room for another replica; else the smallest."""
     taken = {split: design for split, design in splits.items() if not design.status.startswith("over budget")}
+    # A split stays if one replica more in any of its pools is over the budget: the Pareto front of the splits.
     full = [
         design
         for split, design in taken.items()
@@ -275,6 +277,8 @@ def first_replicas(ladders: Sequence[list[Configuration]], starts: Starts, rate_
     """The place on each ladder that the closed form takes for the rate, (design,)."""
     places = []
     for ladder in ladders:
+        # The router gives each replica its share, so that the closed form of one is divided out; the ladder need not
+        # have all counts from 1 on (a budget or an axis may leave some out), hence the search for the place.
         rate_of_replica = starts.rate(ladder[0]) / ladder[0].stations[0].deployment.replicas
         wanted = rate_rps / rate_of_replica
         counts = np.array([configuration.stations[0].deployment.replicas for configuration in ladder])

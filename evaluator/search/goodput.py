@@ -151,6 +151,8 @@ class _Search:
         ratios, _ = self.objectives.ratios(values, designs)
         for design, ratios_of_design in zip(designs, ratios, strict=True):
             self.trials[design].append(Trial(0, ratios_of_design))
+        # With all requests at once there is one run and no lattice: the start stands for "holds", and what is
+        # reported is the throughput of that run.
         self.bisection.held[designs[met]] = self.bisection.start[designs[met]]
         self.bisection.close(designs)
         self.unbounded[designs[met]] = True

@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.catalog import load_hardware, load_model
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
-from evaluator.catalog.what_if import WhatIf, changed_model, device
+from evaluator.catalog.what_if import device_named, model_named
 from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import Configuration, Plan, plan
@@ -43,6 +42,8 @@ def with_layouts(scenario: Scenario, simulator: str) -> tuple[Scenario, str]:
     free = _free(scenario)
     listed = {name: layouts(*_described(scenario, name)) for name in free}
     axes = {name: _axis(name, listed[name]) for name in free}
+    # One replica of each: a layout that does not fit alone does not fit with more, and a plan of all counts of
+    # replicas would be hundreds of times as large.
     ones = _alone(scenario)
     whole = plan(replace(ones, sweep=(*ones.sweep, *axes.values())), simulator=simulator)
     fits = _fitting(whole, [len(listed[name]) for name in free])
@@ -68,6 +69,8 @@ def layouts(models: Sequence[Model], hardware: Sequence[Hardware], devices: int)
     cuts: list[Layout] = []
     for tensor, pipeline, data in product(_powers(node), _powers(most), _powers(most if experts else 1)):
         size = tensor * pipeline * data
+        # ``2 * tensor <= node``: while half of a node or more is left, twice as many tensor ranks shorten every
+        # layer, which pipeline ranks do not.
         if size > most or (pipeline > 1 and (2 * tensor <= node or data > 1)):
             continue
         whole = tensor * data
@@ -109,8 +112,8 @@ def _described(scenario: Scenario, name: str) -> tuple[list[Model], list[Hardwar
     what the budget leaves beside one device of each other pool."""
     budget, outer, pools = scenario.budget, scenario.deployment, scenario.deployment.pools or {}
     pool = pools[name] if name else outer
-    models = [_model(model) for model in _values(scenario, name, "model", pool.model or outer.model)]
-    hardware = [_device(device) for device in _values(scenario, name, "hardware", pool.hardware or outer.hardware)]
+    models = [model_named(model) for model in _values(scenario, name, "model", pool.model or outer.model)]
+    hardware = [device_named(device) for device in _values(scenario, name, "hardware", pool.hardware or outer.hardware)]
     others = sum(1 for other in pools.values() if other.role != STAGE) - 1 if name else 0
     limits = [MOST_DEVICES]
     if budget.devices is not None:
@@ -130,14 +133,6 @@ def _values(scenario: Scenario, name: str, key: str, base: Any) -> list[Any]:
         value for axis in scenario.sweep for change in axis.changes for path, value in change.items() if path in paths
     ]
     return list(dict.fromkeys(swept)) or [base]
-
-
-def _model(named: str | WhatIf) -> Model:
-    return changed_model(named) if isinstance(named, WhatIf) else load_model(named)
-
-
-def _device(named: str | WhatIf) -> Hardware:
-    return device(named) if isinstance(named, WhatIf) else load_hardware(named)
 
 
 def _axis(name: str, listed: Sequence[Layout]) -> Axis:
@@ -168,7 +163,7 @@ def _alone(scenario: Scenario) -> Scenario:
 
 def _fitting(whole: Plan, counts: Sequence[int]) -> list[list[int]]:
     """For each pool the places of its layouts with which some design can run; the axes are the last of the plan's."""
-    rows = np.arange(len(whole.configurations)) if whole.grid.rows is None else whole.grid.rows
+    rows = whole.grid.numbers(np.arange(len(whole.configurations)))
     able = np.array([configuration.status == OK for configuration in whole.configurations], dtype=bool)
     # The axes of layouts come last and vary the fastest, so that a row modulo their sizes is the place among them.
     places = np.unravel_index(rows[able] % int(np.prod(counts)), tuple(counts))

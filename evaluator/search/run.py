@@ -141,17 +141,15 @@ def _by_goodput(
         limits = limits.replaced(rows, more)
         for position, configuration in zip(able[rows], again, strict=True):
             configurations[position] = configuration
-    values = _spread(limits.reported.values, able, configurations)
     columns = {
         "goodput_rps": limits.rate_rps,
         "goodput_high_rps": limits.high_rps,
         "goodput_rps_stderr": limits.stderr_rps,
         "goodput_rps_model_error": limits.model_error,
+        "search_status": limits.status,
+        "goodput_limit": limits.limit,
     }
-    values |= {name: _numbers(column, able, len(configurations)) for name, column in columns.items()}
-    values["search_status"] = _texts(limits.status, able, len(configurations))
-    values["goodput_limit"] = _texts(limits.limit, able, len(configurations))
-    return configurations, values
+    return configurations, _spread(limits.reported.values | columns, able, configurations)
 
 
 def _lengthened(designs: Designs, configurations: Sequence[Configuration]) -> str:
@@ -189,9 +187,7 @@ def _by_replicas(
     configurations = [ladder[0] for ladder in designs.ladders]
     for position, configuration in zip(able, fewest.configurations, strict=True):
         configurations[position] = configuration
-    values = _spread(fewest.reported.values, able, configurations)
-    values["search_status"] = _texts(fewest.status, able, len(configurations))
-    return configurations, values
+    return configurations, _spread(fewest.reported.values | {"search_status": fewest.status}, able, configurations)
 
 
 def _configs(ladders: Iterable[list[Configuration]]) -> np.ndarray:
@@ -224,18 +220,6 @@ def _spread(of_able: Values, able: np.ndarray, configurations: Sequence[Configur
     return values
 
 
-def _numbers(column: np.ndarray, able: np.ndarray, count: int) -> np.ndarray:
-    values = np.full(count, np.nan)
-    values[able] = column
-    return values
-
-
-def _texts(column: np.ndarray, able: np.ndarray, count: int) -> np.ndarray:
-    values = np.full(count, "", dtype=object)
-    values[able] = column
-    return values.astype(str)
-
-
 def _dataset(
     scenario: Scenario,
     designs: Designs,
@@ -249,6 +233,7 @@ def _dataset(
     values["config"] = whole.grid.numbers(values["config"])
     price = np.array([np.nan if design.usd_per_hour is None else design.usd_per_hour for design in configurations])
     values["usd_per_hour"] = price
+    # Not of a search for the fewest replicas, whose rate was given.
     if "goodput_rps" in values:
         values["goodput_rps_per_gpu"] = values["goodput_rps"] / np.array(
             [design.accelerators for design in configurations]

@@ -42,6 +42,7 @@ class Starts:
             if key not in self._known:
                 self._known[key] = _capacity(station, prompt, output, context, pace)
             rates.append(self._known[key] * station.deployment.ranks)
+        # A request passes all pools: the one with the least capacity sets the rate.
         return max(USED * min(rates), 1e-6)
 
 
@@ -51,6 +52,7 @@ def _context(demand: Demand) -> float:
     ``demand`` is that of the first pool; a prefill side leaves all tokens but the first to a decode side.
     """
     output = demand.output_tokens + demand.later_tokens
+    # Half of the output on average over a request's decodes, as the context grows by one with each of them.
     held, steps = demand.prompt_tokens + output / 2.0, output - 1
     return float(np.average(held, weights=steps) if steps.any() else held.mean())
 
@@ -68,12 +70,18 @@ def _capacity(station: StationPlan, prompt: float, output: float, context: float
     """
     replica = station.design.ready
     tokens = mean_tokens(station.speculative)  # of an iteration
+    # The first token comes of the prefill, so that a request with one output token decodes nothing; 1e-3 keeps the
+    # quotient finite for a pool of such requests.
     steps = max((output - 1.0) / tokens, 1e-3)
     fits = replica.kv.capacity_units / max(float(kv_units(replica.kv, int(context))), 1.0)
     ranks = len(replica.pipeline_ranks)
     most = max(min(float(station.deployment.batching.max_num_seqs), fits) / ranks, 1.0)
+    # Prompts per iteration, from one sequence in the batch to as many as seats and KV allow: in a steady state a
+    # batch of n gives n tokens, and n / steps requests leave and are replaced.
     admitted = np.geomspace(1.0, most, POINTS) / steps
     if station.role.first_token_only:
+        # A prefill pool has no decodes; up to a whole prompt per iteration, for its budget cuts longer ones into
+        # chunks.
         admitted, decodes = np.geomspace(1e-2, 1.0, POINTS), np.zeros(POINTS)
     else:
         decodes = admitted * steps
@@ -83,4 +91,6 @@ def _capacity(station: StationPlan, prompt: float, output: float, context: float
     times = np.array([np.broadcast_to(iteration_time(cost, batch), admitted.shape) for cost in replica.pipeline_ranks])
     rates = admitted / times.max(axis=0)
     allowed = station.role.first_token_only | (times.sum(axis=0) <= pace * tokens)
+    # Where not even a batch of one keeps the pace, the search begins at the most that the pool computes, and finds
+    # out.
     return float(np.where(allowed, rates, 0.0).max() or rates.max())

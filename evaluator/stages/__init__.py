@@ -84,6 +84,8 @@ OF_EVERY_STAGE = ("stage", "pool", "only", "back_to", "times")
 
 def register(kind: StageKind) -> None:
     """Make a kind known to scenarios. ValueError for a name that is taken, or keys that every stage has."""
+    # ``prefill`` and ``decode`` are stages of every pipeline, too; the engine's pools run them, so that they have no
+    # kind. Registering the same object again is allowed: a module that is imported twice does that.
     taken = {**KINDS, "prefill": None, "decode": None}
     if kind.name in taken and taken[kind.name] is not kind:
         raise ValueError(f"there is a stage {kind.name} already")

@@ -143,6 +143,8 @@ def _check(fetch: KvFetch, place: Place) -> None:
             )
         if fetch.popularity is not None and tier.hit is not None:
             raise tiers_place.item(index).key("hit").error("follows from the popularity; leave one of them out")
+    # ``sharing`` of a tier that all replicas share is the number that it is given: 10^9 stands for more than any pool
+    # has.
     for index, (tier, following) in enumerate(pairwise(fetch.tiers)):
         if following.sharing(10**9) < tier.sharing(10**9):
             place, shared_by = tiers_place.item(index + 1).key("shared_by"), following.figures.shared_by
@@ -167,6 +169,8 @@ def _note(fetch: KvFetch) -> str | None:
 def work(fetch: KvFetch, visit: StageRequests) -> Work:
     """Lookups and transfers of each request, and the tokens that it need not compute."""
     tokens = _contexts(fetch, visit)
+    # Two draws of each request, taken whether it asks or not: the first finds its tier, the second its replica. So a
+    # request keeps its luck when another design gives it a context.
     size, asks = visit.kv.of(tokens), tokens > 0
     draws = visit.rng().random((len(visit), 2))
     mean = float(size[asks].mean()) if asks.any() else 0.0
@@ -184,6 +188,8 @@ def work(fetch: KvFetch, visit: StageRequests) -> Work:
     for index, (name, tier) in enumerate(_named(fetch.tiers).items()):
         # To both sides at once each gets half of the bandwidth, which takes as long as twice the bytes.
         sent = np.where(is_found & (tier_found == index), size * (2.0 if fetch.to_decode else 1.0), 0.0)
+        # A queue of transfers behind a lookup of known length: each tier is a step of its own, and a request passes
+        # all but one of them by, since results name the seconds by tier (``kv_fetch.nvme``).
         steps.append(_transfer(name, tier, sent, replica, visit.replicas))
     added = np.zeros_like(tokens) if fetch.tokens is None else tokens
     cached = np.where(is_found, tokens + (0 if fetch.tokens is None else visit.cached_tokens), 0)
@@ -195,6 +201,8 @@ def _contexts(fetch: KvFetch, visit: StageRequests) -> NDArray[np.int64]:
     if fetch.tokens is not None:
         return np.full(len(visit), fetch.tokens)
     if fetch.share is not None:
+        # The last prompt token is always computed: its logits give the first token (vLLM keeps `num_tokens - 1` as
+        # the longest hit for that reason).
         return np.minimum((fetch.share * visit.prompt_tokens).astype(np.int64), visit.prompt_tokens - 1)
     return visit.cached_tokens
 
@@ -216,6 +224,7 @@ def _rates(fetch: KvFetch, replicas: int, context_bytes: float) -> tuple[float, 
         return tuple(tier.hit or 0.0 for tier in fetch.tiers)
     sizes = []
     for tier in fetch.tiers:
+        # An LRU keeps whole contexts, hence the floor; a tier without a stated capacity (inf) stays unbounded.
         fitting = tier.figures.capacity_bytes / context_bytes
         sizes.append(TierSize(math.floor(fitting) if math.isfinite(fitting) else fitting, tier.sharing(replicas)))
     return hit_rates(fetch.popularity, tuple(sizes), replicas)
@@ -236,6 +245,8 @@ def _transfer(name: str, tier: Tier, size: NDArray[np.float64], replica: NDArray
     seconds = size / tier.figures.bandwidth
     if isinstance(tier.transfers, str):
         return Delay(seconds, name, np.where(size > 0.0, 0, -1))
+    # Replica // sharing is the number of the physical tier: with 8 replicas and a store for each 4 of them there are
+    # two queues, each with its own bandwidth.
     return Served(seconds, tier.transfers, np.where(size > 0.0, replica // tier.sharing(replicas), -1), name)
 
 

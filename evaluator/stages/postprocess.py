@@ -46,6 +46,8 @@ def work(postprocess: Postprocess, visit: StageRequests) -> Work:
         seconds = postprocess.seconds + postprocess.seconds_per_token * visit.output_tokens
         unbounded = postprocess.servers is None and visit.pool is None
         return Work((Delay(seconds) if unbounded else Served(seconds, postprocess.servers),))
+    # No token is generated: a guard's verdict is the logits at the last position, so that its cost is one prefill of
+    # prompt and answer.
     return Work((Pass(postprocess.model, visit.prompt_tokens + visit.output_tokens),))
 
 

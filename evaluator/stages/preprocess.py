@@ -33,6 +33,8 @@ def work(preprocess: Preprocess, visit: StageRequests) -> Work:
     steps: list[Step] = []
     if preprocess.seconds or preprocess.seconds_per_token:
         seconds = preprocess.seconds + preprocess.seconds_per_token * visit.prompt_tokens
+        # On a pool with a model the pool's replicas are the model's: tokenising before it runs on the host and bounds
+        # nothing. On a pool without a model they are the servers of the text step.
         unbounded = preprocess.servers is None and (visit.pool is None or preprocess.model is not None)
         steps.append(Delay(seconds, "text") if unbounded else Served(seconds, preprocess.servers, name="text"))
     if preprocess.model is not None:

@@ -67,6 +67,8 @@ _STAGES = 101  # the random streams of stages, apart from those of the traffic
 
 def stage_rng(name: str, seed: int, turn: int = 0) -> np.random.Generator:
     """The random numbers of what is named so."""
+    # By the name of the stage, not its place: a stage that is added in front must not change the draws of those
+    # behind it. crc32 and not ``hash``, which Python salts anew in each process.
     return np.random.Generator(
         np.random.PCG64(np.random.SeedSequence([seed, _STAGES, zlib.crc32(name.encode()), turn]))
     )

@@ -23,9 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.catalog.links import load_link
-from evaluator.catalog.model import Model
-from evaluator.catalog.read_model import load_model
-from evaluator.catalog.what_if import WhatIf, changed_model
+from evaluator.catalog.what_if import WhatIf, model_named
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.vector_search import SPREADS, VectorIndex, search_time
 from evaluator.keys import (
@@ -127,13 +125,9 @@ def _check(asked: Retrieve, place: Place) -> None:
             )
 
 
-def _model(of: str | WhatIf) -> Model:
-    return changed_model(of) if isinstance(of, WhatIf) else load_model(of)
-
-
 def _pass(of: str | WhatIf, tokens: NDArray[np.int64], name: str, pool: str | None, sequences: int = 1) -> Pass:
     """A pass over texts, cut to what the model has positions for; encoders were trained on texts cut so, too."""
-    most = _model(of).max_positions - 1  # an engine's pool leaves a position for a token to come
+    most = model_named(of).max_positions - 1  # an engine's pool leaves a position for a token to come
     return Pass(of, np.minimum(tokens, most), sequences, name, pool)
 
 
@@ -141,7 +135,7 @@ def _vectors(asked: Retrieve) -> VectorIndex:
     dimensions = asked.index.dimensions
     if dimensions is None:
         assert asked.embedding is not None  # ``_check``
-        dimensions = _model(asked.embedding).hidden
+        dimensions = model_named(asked.embedding).hidden
     return asked.index.vectors(dimensions)
 
 

@@ -87,4 +87,6 @@ class Shipped:
     name: str = ""
 
 
+# Five kinds and no callback: each has a closed rule for who waits for whom, which the vectorised chain computes over
+# whole arrays and the reference event by event.
 Step = Delay | Served | Batched | Pass | Shipped

@@ -31,6 +31,8 @@ class Tool:
 
 def _seconds(tool: Tool, visit: StageRequests) -> NDArray[np.float64]:
     if tool.distribution == "exponential":
+        # Standard draws times the mean: another mean scales the same times, so that a sweep over it compares like
+        # with like.
         return tool.seconds * visit.rng().standard_exponential(len(visit))
     if tool.distribution == "lognormal":
         variance = np.log1p(tool.cv**2)  # of the logarithm; its mean makes the mean of the times ``seconds``
