@@ -15,6 +15,17 @@ from evaluator.arguments.table import Arguments, Flags, arguments_of, get, leave
 WHOLE = ("model", "hardware", "router", "transfer", "speculative")
 """Keys of a deployment whose sections are one value."""
 
+EVERY_SERVER = {
+    "kv.preemption": "recompute",
+    "replicas": 1,
+    "expert_parallel": 1,
+    "redundant_experts": 0,
+    "expert_exchange": "gather",
+    "role": "mixed",
+    "batching.tau": 1.0,
+}
+"""What a server of any engine is where its flags say nothing else, by our keys."""
+
 
 @dataclass(frozen=True)
 class FlagOfKey:
@@ -39,6 +50,7 @@ class FlagOfKey:
         """Our value for what the flag says; None where there is none."""
         if self.words is None:
             return said
+        # Reversed, so that of two values with one word the first stands in the end.
         meanings = {word: value for value, word in reversed(list(self.words.items()))}
         return (dict(self.also) | meanings).get(said)
 
@@ -87,6 +99,8 @@ class CommandLine:
 
     def flags(self, server: StatedPool) -> Flags:
         """Every flag of a server, nothing left to the engine where it has one."""
+        # All flags are written, also those at the engine's default: defaults change from one version to the next, and
+        # a script must start the design that was simulated.
         flags: Flags = {} if self.model_flag is None else {self.model_flag: server.repository}
         for row in self.rows:
             value = server[row.key]
@@ -98,6 +112,7 @@ class CommandLine:
     def keys(self, flags: Flags) -> tuple[dict[str, Any], tuple[str, ...]]:
         """(the keys that flags say, or the engine has without them, flags that mean nothing to a simulation)."""
         tree: dict[str, Any] = {"engine": self.engine}
+        # First what the engine does without being told, then what rows and ``read`` say of it.
         for key, value in self.does.items():
             put(tree, key, value)
         known = set()
@@ -113,6 +128,7 @@ class CommandLine:
 
 def unsaid(line: CommandLine, server: StatedPool, flags: Flags) -> dict[str, Any]:
     """The keys, by their dotted paths, that a reader of the command line would not have as the server has them."""
+    # A command line is read back as it was written: what differs is what no flag says, and goes into a comment.
     wanted, read = leaves(server.keys, WHOLE), leaves(line.keys(flags)[0], WHOLE)
     differing = {key: value for key, value in wanted.items() if read.get(key) != value}
     # What the engine has and the design has not is taken away by null.

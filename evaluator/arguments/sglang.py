@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evaluator.arguments.flags import CommandLine, FlagOfKey, StatedPool
+from evaluator.arguments.flags import EVERY_SERVER, CommandLine, FlagOfKey, StatedPool
 from evaluator.arguments.table import Flags, get, put
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -100,6 +100,7 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
         put(tree, "batching.max_num_seqs", max(flags["--max-running-requests"] // together, 1))
     chunk = flags.get("--chunked-prefill-size")
     put(tree, "batching.policy", "chunked" if flags.get("--enable-mixed-chunk") else "continuous")
+    # -1 means no chunks: then the tokens of an iteration are bounded by --max-prefill-tokens.
     if isinstance(chunk, int) and chunk > 0:
         put(tree, "batching.max_num_batched_tokens", max(chunk // together, 1))
     elif "--max-prefill-tokens" in flags:
@@ -135,13 +136,10 @@ SGLANG = CommandLine(
     rows=ROWS,
     does={
         "kv.admission": "on_demand",
-        "kv.preemption": "recompute",
         "kv.watermark": 0.0,
         "kv.full_prompt": False,
         "batching.long_prefill_token_threshold": 0,
-        "batching.tau": 1.0,
-        "replicas": 1,
-        "role": "mixed",
+        **EVERY_SERVER,
     },
     write=_write,
     read=_read,

@@ -23,6 +23,7 @@ POOL_NOTE, FLEET_NOTE = "# evaluator: ", "# evaluator, of all pools: "
 
 _STARTS: tuple[tuple[tuple[str, ...], CommandLine], ...] = (
     (("vllm", "serve"), VLLM),
+    # The module before it was ``vllm serve``, in whose scripts most recipes on the web still are.
     (("-m", "vllm.entrypoints.openai.api_server"), VLLM),
     (("-m", "vllm.entrypoints.cli.main", "serve"), VLLM),
     (("-m", "sglang.launch_server"), SGLANG),
@@ -66,10 +67,11 @@ def read_script(text: str, where: str) -> Started:
     unknown: dict[str, None] = {}
     for command in commands:
         name, tree = _pool(command, ignored, unknown, where)
-        same = next((known for known, pool in pools.items() if {**pool, "replicas": 1} == tree), None)
+        same = next((other for other, pool in pools.items() if {**pool, "replicas": 1} == tree), None)
         if same is not None:  # one line for each replica
             pools[same]["replicas"] += 1
             continue
+        # Two pools of one role without a note have no names of their own: decode and decode_.
         while name in pools:
             name += "_"
         pools[name] = tree
@@ -124,9 +126,9 @@ def _commands(text: str, where: str) -> tuple[list[_Command], dict[str, Any]]:
         elif not row.startswith("#"):
             for words in _simple_commands(row, where):
                 words = _assigned([_filled(word, variables) for word in words], variables)
-                found = _started(words)
-                if found is not None:
-                    commands.append(_Command(*found, note))
+                started = _started(words)
+                if started is not None:
+                    commands.append(_Command(*started, note))
                     note = {}
     return commands, fleet
 
@@ -158,6 +160,7 @@ def _note(text: str, where: str) -> dict[str, Any]:
 
 def _simple_commands(row: str, where: str) -> Iterator[list[str]]:
     """The words of each command of a line: what ``;``, ``&``, pipes and redirections divide."""
+    # punctuation_chars divides at ; & | < > without spaces around them, as a shell does; quotes protect them.
     lexer = shlex.shlex(row, posix=True, punctuation_chars=";&|<>")
     lexer.whitespace_split = True
     words: list[str] = []
@@ -178,6 +181,8 @@ def _filled(word: str, variables: Mapping[str, str]) -> str:
 
     def value(match: re.Match[str]) -> str:
         name = match[1] or match[2]
+        # Of a variable that nobody sets the text stays: of a port nobody minds, and where a number is wanted the
+        # message shows it.
         return variables.get(name, match[3] if match[3] is not None else match[0])
 
     return _VARIABLE.sub(value, word)
@@ -200,6 +205,7 @@ def _started(words: list[str]) -> tuple[CommandLine, tuple[str, ...]] | None:
     for program, line in _STARTS:
         size = len(program)
         for position in range(len(words) - size + 1):
+            # Anywhere in the line, behind env, nohup, numactl or docker run; a program may be named by its path.
             if (words[position].rsplit("/", 1)[-1], *words[position + 1 : position + size]) == program:
                 return line, tuple(words[position + size :])
     return None

@@ -94,6 +94,7 @@ class Arguments:
         rest = list(words)
         while rest:
             word = rest.pop(0)
+            # -1 is a value (--chunked-prefill-size -1), not a flag.
             if not word.startswith("-") or _NUMBER.match(word):
                 free.append(word)
                 continue
@@ -135,6 +136,7 @@ class Arguments:
         if kind == "many":
             return given
         text = given[0] if given else True
+        # $((8000 + replica)) has no number before the script runs, and tells nothing of the design.
         if flag in _OF_PLACES and "$" in str(text):
             return text
         try:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evaluator.arguments.flags import CommandLine, FlagOfKey, StatedPool
+from evaluator.arguments.flags import EVERY_SERVER, CommandLine, FlagOfKey, StatedPool
 from evaluator.arguments.table import Flags, get, put
 
 CONFIG = "config."
@@ -42,6 +42,8 @@ ROWS = (
 def _write(server: StatedPool) -> Flags:
     flags: Flags = {"--backend": "pytorch"}
     tensor, ranks = server["tensor_parallel"] or 1, server["data_parallel"] or 1
+    # Attention data-parallelism is over the devices of one tensor-parallel group; ranks of a dense model are servers
+    # apart.
     together = ranks if server.experts else 1
     flags["--tp_size"] = tensor * together
     flags["config.enable_attention_dp"] = together > 1  # each device is a rank then
@@ -73,6 +75,8 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     tree["data_parallel"], tree["tensor_parallel"] = (devices, 1) if apart else (1, devices)
     dtype = flags["config.kv_cache_config.dtype"]
     put(tree, "precision", {"weights": "checkpoint", "activations": "bf16", "kv": "bf16" if dtype == "auto" else dtype})
+    # The overlap scheduler plans ahead under any policy; here only chunks are planned ahead (``policies``), so that
+    # the key says nothing beside whole prompts.
     if get(tree, "batching.planning") == "asynchronous" and get(tree, "batching.policy") != "chunked":
         tree["batching"].pop("planning")
     if "config.cache_transceiver_config.backend" in flags:
@@ -86,16 +90,11 @@ TRTLLM = CommandLine(
     model_flag=None,
     rows=ROWS,
     does={
-        "kv.preemption": "recompute",
         "kv.watermark": 0.0,
         "kv.full_prompt": False,
         "batching.packing": "fcfs",
         "batching.long_prefill_token_threshold": 0,
-        "batching.tau": 1.0,
-        "replicas": 1,
-        "redundant_experts": 0,
-        "expert_exchange": "gather",
-        "role": "mixed",
+        **EVERY_SERVER,
     },
     write=_write,
     read=_read,

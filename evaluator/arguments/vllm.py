@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evaluator.arguments.flags import CommandLine, FlagOfKey, StatedPool
+from evaluator.arguments.flags import EVERY_SERVER, CommandLine, FlagOfKey, StatedPool
 from evaluator.arguments.table import Flags, get, put
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -55,6 +55,7 @@ def _write(server: StatedPool) -> Flags:
             flags["--enable-eplb"] = True
             flags["--eplb-config"] = {"num_redundant_experts": server["redundant_experts"]}
     if server["kv.capacity_tokens"] is not None:
+        # Stated, since the server's own profiling run would find some other number, and with it another concurrency.
         flags["--num-gpu-blocks-override"] = server["kv.capacity_tokens"] // server["kv.block_tokens"]
     if server.cached_prefixes:
         flags["--enable-prefix-caching"] = True  # else nothing could be cached that the load says is
@@ -83,9 +84,12 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     ]
     quantization = flags.get("--quantization")
     put(tree, "precision.weights", "fp8" if quantization == "fp8" else "checkpoint")
+    # Another format is the checkpoint's own, which the name of the model says; the flag then tells nothing, and is
+    # listed so.
     if quantization not in (None, "fp8"):
         known.remove("--quantization")
     dtype = str(flags.get("--kv-cache-dtype", "auto"))
+    # e4m3 and e5m2 take the same bytes; how they round is no matter of time.
     narrow = {word: kv for kv, word in _KV.items()} | dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"), "fp8")
     put(tree, "precision.kv", narrow.get(dtype, get(tree, "precision.activations")))
     if dtype not in ("auto", "bfloat16", "float16", *narrow):
@@ -93,6 +97,7 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     ranks = tree.get("data_parallel", 1)
     if flags.get("--enable-expert-parallel"):
         tree["expert_parallel"] = tree.get("tensor_parallel", 1) * ranks
+        # The default of 0.28 with data-parallel ranks; without them there is nothing to exchange.
         exchange = flags.get("--all2all-backend", "allgather_reducescatter")
         gathered = exchange in ("naive", "allgather_reducescatter") or ranks == 1
         tree["expert_exchange"] = "gather" if gathered else "all_to_all"
@@ -118,6 +123,8 @@ def _drafts(config: dict[str, Any]) -> dict[str, Any]:
     method = str(config.get("method", "draft_model" if "model" in config else "ngram"))
     name = next((ours for ours, word in _METHODS.items() if word == method), None)
     if name is None:
+        # Methods are many (eagle, eagle3, deepseek_mtp, qwen3_next_mtp): of each kind the time follows from layers
+        # and tokens alone.
         name = "eagle" if method.startswith("eagle") else "mtp" if method.endswith("mtp") else method
     drafts = {"method": name, "tokens": config.get("num_speculative_tokens", 1)}
     return {**drafts, "model": config["model"]} if name == "draft" else drafts
@@ -128,16 +135,7 @@ VLLM = CommandLine(
     program=("vllm", "serve"),
     model_flag=None,
     rows=ROWS,
-    does={
-        "kv.admission": "on_demand",
-        "kv.preemption": "recompute",
-        "replicas": 1,
-        "expert_parallel": 1,
-        "redundant_experts": 0,
-        "expert_exchange": "gather",
-        "role": "mixed",
-        "batching.tau": 1.0,
-    },
+    does={"kv.admission": "on_demand", **EVERY_SERVER},
     write=_write,
     read=_read,
 )

@@ -104,6 +104,8 @@ class Calibration:
             return self.efficiencies[op_class]
         if op_class in OPTIONAL_COLLECTIVES:
             return self.of(OPTIONAL_COLLECTIVES[op_class])
+        # An engine that samples without ordering the logits (FlashInfer rejects candidates instead) has no such
+        # class: the order takes no time, while every other class has a stand-in.
         return _FREE if op_class == SORT else self.of(OPTIONAL_CLASSES[op_class])
 
     def tuned_experts(self) -> frozenset[ExpertShape]:
@@ -121,6 +123,7 @@ def is_collective(name: str) -> bool:
 
 def base_class(name: str) -> str:
     """The class that every set has and that an optional one is a kind of; any other class is its own."""
+    # Classes stand in for one another in chains: 4 bits for 8, 8 for 16.
     while name in OPTIONAL_CLASSES:
         name = OPTIONAL_CLASSES[name]
     return "elementwise" if name == SORT else name
@@ -182,6 +185,8 @@ def _serving_runs(given: Fields) -> dict[str, dict[str, tuple[int, ...]]]:
 
 def _rests_on(of: Calibration) -> str:
     """What the predictions of a set as it is in its file rest on: a case of ``evaluator.accuracy``."""
+    # From the surest to the least sure: which errors of ``evaluator.accuracy`` apply is known by what a set was held
+    # against.
     if of.form != "roofline":
         return EAGER if of.form == EAGER else "iterations"
     if of.provenance == TRANSFERRED:
@@ -221,6 +226,7 @@ _FIGURES = {"roofline": _roofline, EAGER: _eager}
 
 
 def _efficiencies(classes: Fields) -> dict[str, OperatorEfficiency]:
+    # Classes that every set must have; a set without a figure of a dense product would make it free.
     efficiencies = {name: _compute(classes.inner(name), figures_of(name)) for name in COMPUTE_CLASSES}
     efficiencies |= {name: _collective(classes.inner(name)) for name in COLLECTIVE_CLASSES}
     for name in (*OPTIONAL_CLASSES, SORT):
@@ -290,6 +296,7 @@ def _fraction(given: Fields, key: str) -> float:
 
 
 def _sources(given: Fields) -> dict[str, str]:
+    # A source for every figure: a number without one cannot be judged, and is refused.
     needed = (*OPERATOR_CLASSES, "link_efficiency", "step_overhead_s", "sequence_overhead_s")
     inner = given.inner("sources")
     sources = {key: inner.text(key) for key in needed}

@@ -62,6 +62,7 @@ def is_like_measured(device: Hardware) -> bool:
 def _measured(hardware: str, engine: str) -> Calibration | None:
     """The best set of a device's own measurements; None: there is none."""
     serving, kernels, host = f"{hardware}-{engine}.serving", f"{hardware}-{engine}", f"{engine}.serving"
+    # The first of what is nearest to a server on this device: its own runs have kernels and host together.
     if has("calibrations", serving):
         return named_set(serving, hardware)
     if has("calibrations", kernels):

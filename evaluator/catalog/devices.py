@@ -34,12 +34,14 @@ def called_alike(name: str) -> str | None:
     whole = {entry.replace("-", ""): entry for entry in entries}
     others = {other.replace("-", ""): entry for other, entry in _OTHERWISE.items()}
     joined = plain.replace("-", "")
+    # H100 alone is the SXM build where both are there: what clouds rent out under that name.
     return whole.get(joined) or whole.get(f"{joined}sxm") or others.get(joined)
 
 
 def plain_device(name: str) -> str:
     """The name in lower case without vendor, memory and build: ``H100 SXM5 80 GB`` is ``h100-sxm``."""
     plain = re.sub(r"[\s_]+", "-", name.strip().lower()).strip("-")
+    # More than one: "NVIDIA GeForce RTX 4090", "AMD Instinct MI300X".
     while _VENDOR.match(plain):
         plain = _VENDOR.sub("", plain)
     return re.sub(r"sxm\d(?=-|$)", "sxm", _DETAIL.sub("", plain))
@@ -47,4 +49,6 @@ def plain_device(name: str) -> str:
 
 def _fits(name: str, entry: str) -> bool:
     stated = _MEMORY.search(name)
+    # Makers count 10^9 and drivers 2^30 bytes, and some state what ECC leaves: 15 % covers all three, and tells 40 GB
+    # from 80.
     return not stated or 0.85 < float(stated[1]) / (load_hardware(entry).memory_bytes / 1e9) < 1.15

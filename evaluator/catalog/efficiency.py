@@ -132,6 +132,7 @@ class OperatorEfficiency:
     devices: Mapping[int, GroupEfficiency] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # 0 stands for "as for weights", filled in here so that no formula has to ask.
         if self.activation_efficiency == 0.0:
             object.__setattr__(self, "activation_efficiency", self.bandwidth_efficiency)
 

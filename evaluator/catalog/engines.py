@@ -80,11 +80,14 @@ class ServingEngine:
 
 
 def _vllm(hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
+    # `EngineArgs.get_batch_defaults`, branch by branch, for a server: 256 and 2048 are what it has for devices that
+    # it does not know.
     name, sequences, tokens = hardware.name.lower(), 256, 2048
     if hardware.kind == "cpu":
         sequences, tokens = 128 * (devices // ranks), 2048 * (devices // ranks)
     elif hardware.kind == "tpu":
         tokens = next((few for chip, few in {"v5e": 512, "v5p": 256, "v6e": 1024}.items() if chip in name), tokens)
+    # `device_memory >= 70 * GiB_bytes and "a100" not in device_name` is one line there.
     elif hardware.memory_bytes >= 70 * GIB and "a100" not in name:
         sequences, tokens = 1024, 8192
     return SchedulerDefaults("chunked", sequences, tokens, 0.9, 16)
@@ -92,15 +95,21 @@ def _vllm(hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
 
 def _trtllm(hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
     """Whole prompts beside the decodes, as in-flight batching does without chunked context."""
+    # `enable_chunked_prefill` is off, so that a prompt is computed whole, within what the decodes leave of
+    # max_num_tokens.
     return SchedulerDefaults("mixed", 2048, 8192, 0.9, 32)
 
 
 def _sglang(hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
     """Prompts first, decodes wait. SGLang cuts prompts longer than its chunk size; here they are computed whole."""
     mib = hardware.memory_bytes / MIB
+    # (GiB below which the row holds, chunk, largest batch with a CUDA graph on less than four devices, and on more),
+    # as the branches of `_handle_gpu_memory_settings` have it; what is left is a B200 or an MI300.
     sizes = ((35, 2048, 24, 80), (60, 4096, 32, 160), (90, 8192, 256, 512), (160, 8192, 256, 512))
-    chunk, few, many = next((each[1:] for each in sizes if mib < each[0] * 1024), (16384, 512, 512))
+    chunk, few, many = next((row[1:] for row in sizes if mib < row[0] * 1024), (16384, 512, 512))
     graphs = few if devices < 4 else many
+    # MiB that it leaves out of mem_fraction_static: metadata, activations of a chunk, CUDA graphs, and a GiB for
+    # every eight devices; then the buffers in which data-parallel attention gathers the tokens of all ranks.
     reserved = 512 + 1.5 * chunk + 2 * graphs + devices / 8 * 1024
     if ranks > 1:
         reserved += graphs * ranks * (4.5 if graphs > 300 else 3.0)
@@ -110,8 +119,8 @@ def _sglang(hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
 
 
 ENGINES: dict[str, ServingEngine] = {
-    each.name: each
-    for each in (
+    engine.name: engine
+    for engine in (
         ServingEngine("vllm", "vLLM", "device", _vllm, profiles_sampling=True),
         ServingEngine(
             "trtllm", "TensorRT-LLM", "free", _trtllm, maker="NVIDIA", whole_blocks=False, copies_queries=True

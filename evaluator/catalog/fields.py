@@ -30,6 +30,7 @@ def load(kind: str, name: str, read: Callable[[Any, str, str], Entry]) -> Entry:
 
 @functools.lru_cache(maxsize=MOST_FILES)
 def _load_file(path: Path, read: Callable[[Any, str, str], Any]) -> Any:
+    # Kept by path and reader; the entries are frozen, since all plans of a process share them.
     return read(load_yaml(path), path.name, path.stem)
 
 

@@ -114,10 +114,13 @@ def _table(given: Fields, phase: str) -> MeasuredPhase:
     if min(seconds) <= 0:
         raise InputError(f"{given.place('seconds')}: must be above 0")
     for axis, name in enumerate(AXES[phase]):
+        # A fall is noise of the measurements, and a search would prefer the larger batch for being faster: who writes
+        # the set has to smooth it.
         if (np.diff(np.reshape(seconds, shape), axis=axis) < 0).any():
             raise InputError(f"{given.place('seconds')}: fall where {name} grow; more work must not take less time")
     phase_fit = MeasuredPhase(_ranges(given, phase), knots=knots, seconds=seconds)
     for name, values in zip(AXES[phase], knots, strict=True):
+        # Beyond its last knot a table has no slope: only where it does not depend on a quantity may the range go on.
         if len(values) > 1 and phase_fit.ranges[name][1] > values[-1]:
             raise InputError(f"{given.where}.ranges.{name}: ends beyond the last knot, {values[-1]:g}")
     given.finish()

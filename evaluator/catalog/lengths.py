@@ -38,6 +38,8 @@ class LengthTable:
 
         ``branch`` draws other outputs of the same prompts.
         """
+        # Both numbers of a request side by side: (n, 2) drawn in rows gives the first requests of a longer draw the
+        # same numbers.
         uniform = rng.random((n, 2))
         if branch is not None:
             uniform[:, 1] = branch.random(n)
@@ -74,6 +76,8 @@ def summarise_lengths(
         raise InputError(f"lengths: needs two equally long lists of at least {bins} requests")
     if not (np.all(prompts >= 1) and np.all(outputs >= 1)):
         raise InputError("lengths: every prompt and output must have at least 1 token")
+    # The output given the bin of the prompt: it keeps how both depend on one another, which two tables by themselves
+    # would lose.
     order = np.argsort(prompts, kind="stable")
     parts = np.array_split(outputs[order], bins)
     return LengthTable(

@@ -33,6 +33,7 @@ def active_parameters(model: Model) -> float:
     """
     parts = parameters_by_part(model)
     unvisited = sum(kind.held * _unvisited(kind.feed_forward, model.hidden) for kind in model.layers)
+    # A tied table is read as a whole by the output head, and only by rows as an embedding.
     is_head = model.tied_embeddings and model.gives_tokens
     looked_up = parts["embedding"] - (float(model.vocabulary) * model.hidden if is_head else 0.0)
     return sum(parts.values()) - unvisited - looked_up - parts["encoder"]
@@ -72,6 +73,7 @@ def layer_parameters(model: Model, kind: LayerKind) -> dict[str, float]:
     shared, routed = (
         (0.0, 0.0) if kind.feed_forward is None else feed_forward_parameters(kind.feed_forward, model.hidden)
     )
+    # One norm before each block that a layer has (RMSNorm: a weight per channel).
     norms = model.hidden * ((kind.mixer is not None) + (kind.feed_forward is not None))
     return {"attention": mixer, "feed_forward": shared, "experts": routed, "norm": float(norms)}
 
@@ -93,6 +95,7 @@ def mixer_parameters(mixer: Mixer, hidden: int) -> int:
 
 def feed_forward_parameters(block: FeedForward, hidden: int) -> tuple[float, float]:
     """(what every token visits, the routed experts) of one feed-forward block."""
+    # Gate, up and down of SwiGLU, or up and down alone.
     matrices = 3 if block.gated else 2
     if isinstance(block, DenseFeedForward):
         biases = ((matrices - 1) * block.intermediate + hidden) * block.bias
@@ -101,6 +104,8 @@ def feed_forward_parameters(block: FeedForward, hidden: int) -> tuple[float, flo
 
 
 def _shared(block: MoeFeedForward, hidden: int, matrices: int) -> float:
+    # The router sees the hidden state also where the experts work in a latent size: those two projections are every
+    # token's.
     router = block.experts * (hidden + block.bias)
     latent = 2 * hidden * (block.latent or 0)
     return float(router + matrices * hidden * block.shared_intermediate + hidden * block.shared_gate + latent)
@@ -129,6 +134,7 @@ def _latent(mixer: LatentAttention, hidden: int) -> int:
     else:
         query = mixer.q_lora_rank * (hidden + 1 + query_width)
     own_kv = not mixer.shared_kv
+    # W^DKV and W^KR are one projection in checkpoints (`kv_a_proj_with_mqa`), with a norm on the compressed part.
     down = own_kv * (hidden * (mixer.kv_lora_rank + mixer.rope_head_dim) + mixer.kv_lora_rank)
     up = mixer.kv_lora_rank * mixer.heads * (mixer.nope_head_dim + mixer.v_head_dim)
     out = mixer.heads * mixer.v_head_dim * hidden * (1 + mixer.output_gate)
@@ -170,6 +176,7 @@ def _linear(mixer: LinearAttention, hidden: int) -> int:
     """Gated delta net as in Qwen3-Next: projections q, k, v, z, beta, alpha and output; convolution over q, k, v."""
     key = mixer.key_heads * mixer.key_head_dim
     value = mixer.value_heads * mixer.value_head_dim
+    # beta and alpha are a number per value head each (`in_proj_ba` of Qwen3-Next), hence 2 * value_heads.
     projections = hidden * (2 * key + 2 * value + 2 * mixer.value_heads) + value * hidden
     return projections + mixer.conv_kernel * (2 * key + value) + 2 * mixer.value_heads + mixer.value_head_dim
 
@@ -179,4 +186,5 @@ def _state_space(mixer: StateSpace, hidden: int) -> int:
     inner = mixer.heads * mixer.head_dim
     convolved = inner + 2 * mixer.groups * mixer.state_size
     projections = hidden * (inner + convolved + mixer.heads) + inner * hidden
+    # A, D and dt_bias per head; one in ``conv_kernel + 1`` is the convolution's bias.
     return projections + (mixer.conv_kernel + 1) * convolved + 3 * mixer.heads + inner

@@ -39,6 +39,8 @@ def model_name(published: str) -> str:
     """
     known = names("models")
     short = published.strip().rstrip("/ ").rsplit("/", 1)[-1].lower()
+    # Training and quantisation change no shape, but an entry of the catalog in fp8 has another precision: it is
+    # looked for first.
     plain = plain_model(short)
     name_in_catalog = f"{plain}-fp8" if "fp8" in short else plain
     for name in (published, short, name_in_catalog, _SAME_LAYERS.get(plain, plain)):
@@ -75,6 +77,8 @@ def repository_of(name: str, source: str) -> str | None:
 
     The one that is called as the model is, its tuning left out; else the one whose config.json it is.
     """
+    # A source may name several repositories (base and instruct, a paper's code): the one called as the model goes
+    # first.
     for repository in _REPOSITORY.findall(source):
         if plain_model(repository.rsplit("/", 1)[-1].lower()) == plain_model(name):
             return repository

@@ -69,6 +69,8 @@ def _optional(given: Fields, key: str, unit: str) -> float | None:
 def figure(given: Fields, key: str, unit: str) -> float:
     """A figure of a device in SI. Errors: InputError for one that no device can have, since its unit was forgotten."""
     value = given.quantity(key, unit, zero=unit in ("s", "USD/h"))
+    # 80 without a unit is 80 bytes: accepted, it would be a device on which nothing fits, with a message about the
+    # model.
     least, most, example = PLAUSIBLE[unit]
     if not least <= value <= most:
         raise InputError(f"{given.place(key)}: {value:g} {unit} is no figure of a device; write its unit, as {example}")
@@ -109,6 +111,8 @@ def _check_links(links: list[Link], where: str) -> None:
     if len({link.name for link in links}) != len(links):
         raise InputError(f"{where}: two links have the same name")
     for near, far in pairwise(links):
+        # Collectives go level by level, the nearest first (``cost.collectives``): a level that joined no more would
+        # have nothing to do.
         if near.devices is None or (far.devices is not None and far.devices <= near.devices):
             raise InputError(f"{where}: '{far.name}' must join more devices than '{near.name}' (nearest link first)")
 

@@ -160,6 +160,7 @@ def _part(given: Fields, words: Mapping[str, type]) -> Any:
 
 
 def _value(given: Fields, item: Field[Any]) -> Any:
+    # The record says which keys a part must have: a field without a default is a key that must be there.
     default = {} if item.default is MISSING else {"default": item.default}
     if item.type == "bool":
         return given.flag(item.name, **default)

@@ -27,6 +27,8 @@ def as_served(kernels: Calibration, isolated: Calibration, serving: Calibration)
     """
     classes = {}
     for name, figures in kernels.efficiencies.items():
+        # Tuned experts are a class of vLLM's list alone: of an engine without it, what servers make of experts is
+        # what they make of all.
         fitted = OPTIONAL_CLASSES[TUNED] if name == TUNED and TUNED not in isolated.efficiencies else name
         is_fitted = fitted in isolated.efficiencies and fitted in serving.efficiencies
         classes[name] = (
@@ -39,6 +41,8 @@ def as_served(kernels: Calibration, isolated: Calibration, serving: Calibration)
 def _changed(figures: OperatorEfficiency, was: OperatorEfficiency, now: OperatorEfficiency) -> OperatorEfficiency:
     names = tuple(entry.name for entry in fields(figures) if entry.name != "devices")
     groups: Mapping[int, Any] = {
+        # Of a group of devices only what a call takes is the server's; the bandwidth is that of the link or of its
+        # switch.
         size: replace(group, **_times(group, was.devices[size], now.devices[size], ("launch_s", "ramp_s")))
         if size in was.devices and size in now.devices
         else group

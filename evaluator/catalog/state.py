@@ -26,5 +26,6 @@ def _of_files(paths: list[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         if path.is_file():
+            # Zero bytes between them, so that no end of one file can pass for the start of the next.
             digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()

@@ -47,6 +47,8 @@ def _roots() -> list[str]:
     for folder in given:
         if not os.path.isdir(folder):
             raise InputError(f"EVALUATOR_PATH: there is no folder {folder}")
+    # A wheel has the data inside the package, a checkout beside it: there, it is one tree with models/ and
+    # calibration/.
     packaged = _PACKAGE / "data" if os.path.isdir(_PACKAGE / "data") else _PACKAGE.parent
     return [*given, os.getcwd(), str(packaged)]
 
@@ -59,6 +61,8 @@ def names(kind: str) -> list[str]:
 def has(kind: str, name: str) -> bool:
     """Whether ``name`` is among ``names(kind)``, without a look at the other entries."""
     below, _ = _kind(kind)
+    # By ``os.path``, since this is asked for every device of a sweep, and objects of Path cost more than the
+    # question.
     return any(os.path.isfile(os.path.join(root, below, f"{name}.yaml")) for root in _roots())
 
 

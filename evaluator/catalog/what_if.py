@@ -195,6 +195,7 @@ def _peaks(given: Fields, base: Hardware) -> dict[str, float]:
 
 def _links(given: Fields, base: Hardware) -> tuple[Link, ...]:
     """Links by name, or the same factor for a figure of all of them."""
+    # Of 1.0, so that {times: 2} is the factor itself, which each link is then multiplied by.
     every = {name: _figure(given, name, unit, 1.0) for name, unit in LINK_FIGURES.items()}
     for name in LINK_FIGURES:
         if isinstance(given.raw(name, None), int | float | str):
@@ -221,6 +222,7 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
     ``layers`` keeps the mixture of kinds of layers. ``heads`` and ``kv_heads`` keep the size of a head and the hidden
     size. Errors: InputError, at ``where``, for what the model has not, or what does not divide.
     """
+    # JSON of a sweep may hold 40.0 for 40: axes that are spaced or sampled are floats.
     whole = {key: int(n) if isinstance(n, float) and n.is_integer() else n for key, n in document.items()}
     given = Fields(whole, where)
     base = load_model(given.text("like"))
@@ -248,6 +250,8 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
 
 def _with_layers(model: Model, count: int, where: str) -> Model:
     total = sum(kind.count for kind in model.layers)
+    # A hybrid of 3 linear layers to 1 of attention keeps that ratio or is another model; shared sets of weights
+    # (Zamba) have no rule for more layers.
     if any(kind.count * count % total or kind.weight_sets for kind in model.layers):
         raise InputError(
             f"{where}: {count} layers do not keep the mixture of {model.name}'s {total} "

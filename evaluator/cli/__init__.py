@@ -13,6 +13,8 @@ __all__ = ["main"]
 
 def main() -> None:
     """The entry point of the command ``evaluator``: signals and streams first, then what takes time to import."""
+    # In this order: an import takes a second in which Ctrl-C must already be a message, and a closed stream must be
+    # open before anything can print.
     signals.take()
     _open_streams()
     # Read when NumPy loads. The matrices of our fits are small (thousands of rows, tens of columns): a thread a core

@@ -178,6 +178,7 @@ def _efficiencies(data: list[Path], hardware: str, name: str, engine: str | None
     errors = {
         parameter.name: error for parameter, error in zip(fitted.result.parameters, fitted.result.errors, strict=True)
     }
+    # NaN: the data move the residual nowhere along this parameter.
     if silent := [name for name, error in errors.items() if error != error]:
         report += f"\nnot identified by these data, held at {start}: {', '.join(silent)}"
     if unsure := [name for name, error in errors.items() if error == float("inf")]:

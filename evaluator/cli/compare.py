@@ -116,6 +116,7 @@ def _results(
     overrides = list(changes or ())
     loaded = None if scenario is None else read_scenario(scenario, overrides)
     if calibration != "auto":
+        # GPU stands for the device of the scenario, as it stands for that of each experiment where there are several.
         if "GPU" in calibration and loaded is not None:
             calibration = calibration.replace("GPU", str(loaded.deployment.hardware))
         overrides.append(f"deployment.calibration={calibration}")
@@ -157,6 +158,8 @@ def _experiments(
     seen = [
         calibration.seen for calibration in fitted if calibration.seen is not None and calibration.hardware != "any"
     ]
+    # The fitted sets were held against the very runs in ``table``: their rows take the place of those of before the
+    # fit, and both errors are told, lest the second pass for a prediction.
     if seen and held_out is None:
         import pandas as pd
 
@@ -250,6 +253,7 @@ def _gate(errors: dict[str, float], limit: float | None) -> None:
     """Leaves with exit code 3 where an error is above the limit, or where there was nothing to compare."""
     if limit is None:
         return
+    # ``not <=`` and not ``>``: an error that is NaN must not pass the gate.
     above = {name: value for name, value in errors.items() if not value <= limit}
     if above or not errors:
         listed = ", ".join(f"{name} {value:.1f} %" for name, value in above.items()) or "nothing could be compared"

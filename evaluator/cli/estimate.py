@@ -97,6 +97,7 @@ def _check_dtypes(chosen: Mapping[str, str]) -> None:
     from evaluator.catalog.model import DTypeName
 
     for option, dtype in chosen.items():
+        # Only weights have a published dtype to keep.
         allowed = [*(["checkpoint"] if option == "--weights" else []), *get_args(DTypeName)]
         if dtype not in allowed:
             raise InputError(f"{option} {dtype}: is no dtype; allowed: {', '.join(allowed)}")
@@ -126,4 +127,6 @@ def _rates(text: str | None) -> float | list[float] | None:
         rates = [float(rate) for rate in text.split(",")]
     except ValueError:
         raise InputError(f"--acceptance {text}: expected a rate, or several with commas between: 0.8,0.6") from None
+    # One rate holds for every position, several are by position: the two readings that ``speculative.acceptance``
+    # has.
     return rates if len(rates) > 1 else rates[0]

@@ -49,8 +49,10 @@ def _failures() -> Iterator[None]:
         _drop_stdout()
         raise typer.Exit(OUR_FAULT) from None
     except OSError as error:
+        # A full disk is for the user to deal with, though the call that failed may name no file.
         if error.errno in _NO_ROOM:
             _leave(USER_INPUT, f"error: cannot write {error.filename or 'the output'}: {error.strerror}", error)
+        # Without a file it is a socket, a pipe or a process of ours.
         if error.filename is None and not isinstance(error, _OF_FILES):
             _leave(OUR_FAULT, _fault(error), error, ours=True)
         # Whatever is wrong with a file (a loop of links, a name too long, no right to read it), its owner can mend.

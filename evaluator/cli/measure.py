@@ -70,6 +70,7 @@ def measure(
         operators.split(",") if operators else None, loaded, splits or SPLITS, _dtype(dtype, device), device.count,
         QUICK if quick else FULL,
     )  # fmt: skip
+    # A device that the catalog does not know needs a description to be calibrated for; it goes beside the table.
     describe = describe or (None if device.catalog_name else out.with_suffix(".yaml"))
     rows = MeasuredRows(out, device.name, describe.stem if describe else str(device.catalog_name), resume=resume)
     if describe is not None and describe.exists() and not resume:

@@ -35,6 +35,8 @@ def waiting_for(what: str, quiet: bool = False) -> Iterator[None]:
     if quiet:
         yield
         return
+    # A thread, since what is waited for is one call (reading a table of a million rows, writing a store) that reports
+    # nothing; a daemon, lest it outlive a failure.
     threading.Thread(target=tell, name="waiting", daemon=True).start()
     try:
         yield

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from evaluator.scenario import Scenario
 
+# As ``report.search.RANKS``, said again since that module brings NumPy and xarray into ``--help``; a test holds the
+# two together.
 RANKS = ("goodput", "gpu", "usd", "joule")
 
 

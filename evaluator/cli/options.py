@@ -43,6 +43,7 @@ SimulatorOption = Annotated[
     ),
 ]
 
+# As ``plan.simulators.SIMULATORS``, which costs an import of NumPy that ``--help`` does without.
 SIMULATORS = ("auto", "iteration", "request", "token")
 PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 
@@ -53,6 +54,8 @@ def read_scenario(name: str, overrides: Sequence[str] | None, quiet: bool = Fals
     from evaluator.scenario import load_scenario
 
     path = Path(name)
+    # A file in the current directory goes before a scenario of the catalog; a name with a slash or a suffix is always
+    # a file.
     if not path.exists() and path.name == name and not path.suffix:
         path = find("scenarios", name)
     if not path.is_file():
@@ -66,23 +69,21 @@ def read_scenario(name: str, overrides: Sequence[str] | None, quiet: bool = Fals
                 typer.echo(f"note: {warning.message}", err=True)
 
 
-def check_simulator(simulator: str) -> str:
-    """``simulator`` if there is one of that name; InputError else."""
+def check_simulator(simulator: str) -> None:
+    """InputError where there is no simulator of that name."""
     if simulator not in SIMULATORS:
         raise InputError(f"--simulator {simulator}: is not a simulator; allowed: {', '.join(SIMULATORS)}")
-    return simulator
 
 
-def check_output(path: Path | None, option: str, suffixes: Sequence[str]) -> Path | None:
-    """``path`` if its suffix is among ``suffixes`` and its folder, made if need be, can be written; InputError else."""
+def check_output(path: Path | None, option: str, suffixes: Sequence[str]) -> None:
+    """InputError where ``path`` has another suffix, or its folder can neither be made nor written."""
     if path is None:
-        return None
+        return
     if path.suffix not in suffixes:
         raise InputError(f"{option} {path}: the name must end in {' or '.join(suffixes)}")
     check_folder(path, option)
     if path.is_dir():
         raise InputError(f"{option} {path}: is a folder")
-    return path
 
 
 def check_folder(path: Path, option: str) -> None:
@@ -111,5 +112,6 @@ def check_plot(path: Path | None) -> None:
     """InputError where no picture could be drawn to ``path``."""
     from importlib.util import find_spec
 
-    if check_output(path, "--plot", PICTURE_SUFFIXES) is not None and find_spec("matplotlib") is None:
+    check_output(path, "--plot", PICTURE_SUFFIXES)
+    if path is not None and find_spec("matplotlib") is None:
         raise InputError("--plot needs matplotlib: pip install matplotlib")

@@ -114,6 +114,7 @@ def _described(summary: xarray.Dataset) -> str:
         for index, stage in enumerate(values["stage"].values.tolist()):
             at_stage = None if errors is None else errors.isel(stage=index)
             lines.append((f"{name} {stage}", _shown(values.isel(stage=index), at_stage)))
+    # A price that is not known, or an error from one seed.
     shown = [(name, text) for name, text in lines if not text.removeprefix("p50 ").startswith("nan")]
     width = max(len(name) for name, _ in shown)
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in shown)

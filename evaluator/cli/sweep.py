@@ -95,7 +95,9 @@ def sweep(
             foretold = _foretold(loaded, part, simulator, sensitivity, by_seed)
         typer.echo(foretold)
         return
+    # What the command of another shard must say, too; --fresh is not among it, for each shard says it for itself.
     asked = {"simulator": simulator, "sensitivity": sensitivity, "by_seed": by_seed, "cluster": cluster}
+    # --resume is the default: only a sweep that says --fresh starts anew, and one that says neither goes on.
     options = {"fresh": resume is False, **asked}
     if part is not None and out is not None:
         command = _command(scenario, changes, asked, out)
@@ -108,6 +110,7 @@ def sweep(
     if not quiet:
         say_notes(dataset)
         say_written(written)
+    # After the files are written: the dataset has the reason of every row, also where none can run.
     reasons = dataset["status"].values
     if not (reasons == "ok").any():
         first = reasons[0] if len(set(reasons.tolist())) == 1 else f"the first is {reasons[0]}"
@@ -194,6 +197,7 @@ def _command(scenario: str, changes: Sequence[str] | None, asked: Mapping[str, A
     for name, value in asked.items():
         if value is True:
             words.append(f"--{name.replace('_', '-')}")
+        # ``auto`` is the default and goes without saying; the option ``cluster`` cannot have this value.
         elif value and value != SIMULATORS[0]:
             words += [f"--{name}", str(value)]
     return f"{shlex.join(words)} --shard {PLACE} {shlex.join(['--out', str(out)])}"

@@ -52,6 +52,7 @@ def deploy(
     remarks = remarks_of(design, servers)
     if not target.routes:
         files |= router_script(design, servers)
+    # Targets whose router is one of these; others route by a scheduler of their own, and say so in their file.
     if has_router(design) and target.name in ("vllm", "sglang", "compose", "kubernetes"):
         remarks += policies(design)[1]
     files |= load_files(design, {launch.pool.model.name: launch.repository for launch in servers})
@@ -70,7 +71,7 @@ def _target(design: Design, to: str | None) -> DeployTarget:
     target = TARGETS[name]
     if engines[0] not in target.engines:
         label = serving_engine(engines[0]).label
-        others = [known.name for known in TARGETS.values() if engines[0] in known.engines]
+        others = [other.name for other in TARGETS.values() if engines[0] in other.engines]
         raise InputError(
             f"--to {name}: the design was simulated with {label}, whose kernels and scheduler are its own; use "
             f"--to {' or '.join(others)}, or simulate it with --set deployment.engine={target.engines[0]}"

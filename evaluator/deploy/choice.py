@@ -72,9 +72,10 @@ def _fitting(ds: xr.Dataset, name: str, text: str, where: str) -> np.ndarray:
     """Which rows have a value at a coordinate, (config,)."""
     long = SHORT_NAMES.get(name, name).replace(".", "_")
     names = [str(coordinate) for axis in axes_of(ds) for coordinate in axis]
-    names += [known for known in ("config", "model", "hardware", "pool_layout") if known in ds.variables]
-    matching = [known for known in dict.fromkeys(names) if known == long or known.endswith(f"_{long}")]
-    matching = [known for known in matching if known == long] or matching
+    names += [column for column in ("config", "model", "hardware", "pool_layout") if column in ds.variables]
+    matching = [column for column in dict.fromkeys(names) if column == long or column.endswith(f"_{long}")]
+    # A whole name goes before the end of another: ``model`` before ``draft_model``.
+    matching = [column for column in matching if column == long] or matching
     if len(matching) != 1:
         close = get_close_matches(long, names, n=1)
         hint = f"did you mean {close[0]}? " if close and not matching else ""
@@ -89,13 +90,14 @@ def _fitting(ds: xr.Dataset, name: str, text: str, where: str) -> np.ndarray:
     if values.dtype.kind in "iuf":
         if wanted is None:
             raise InputError(f"--select {name}={text}: {matching[0]} is a number, such as {values[0]:g}")
+        # 1e-9: coordinates of spaced axes are rounded, and users type what a table shows.
         fits = np.isclose(values.astype(float), wanted, rtol=1e-9, atol=0.0)
     else:
         fits = np.array([str(value).casefold() == text.casefold() for value in values])
     if not fits.any():
-        there = list(dict.fromkeys(f"{value:g}" if values.dtype.kind in "iuf" else str(value) for value in values))
-        more = ", ..." if len(there) > 8 else ""
-        raise InputError(f"--select {name}={text}: not in {where}; {matching[0]} is {', '.join(there[:8])}{more}")
+        texts = list(dict.fromkeys(f"{value:g}" if values.dtype.kind in "iuf" else str(value) for value in values))
+        more = ", ..." if len(texts) > 8 else ""
+        raise InputError(f"--select {name}={text}: not in {where}; {matching[0]} is {', '.join(texts[:8])}{more}")
     return fits
 
 

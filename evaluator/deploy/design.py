@@ -103,6 +103,7 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
     config = int(ds["config"].values[row])
     if "search" in ds.attrs:
         scenario, _ = without_rates(scenario)
+    # Planned anew: a result has the figures of a design and not its parts, of which every flag is to be stated.
     whole = plan(_at(scenario, ds, row), simulator="auto")
     configuration = whole.configurations[0]
     if configuration.status != OK:
@@ -137,6 +138,8 @@ def _at(scenario: Scenario, ds: xr.Dataset, row: int) -> Scenario:
     """
     sizes = [int(axis["size"]) for axis in json.loads(ds.attrs.get("grid", "[]"))]
     axes = list(scenario.sweep)
+    # Rows are known by their steps: an axis of another length (a table that was edited) would make another design of
+    # the same row.
     if [len(axis.values) for axis in axes] != sizes[: len(axes)]:
         raise InputError("the sweep of the result is not that of the scenario in it; run the sweep or search again")
     steps = np.unravel_index(int(ds["config"].values[row]), tuple(sizes)) if sizes else ()
@@ -169,6 +172,8 @@ def _pool(station: StationPlan, longest: int) -> PoolDesign:
     deployment, replica = station.deployment, station.design.ready
     kv = deployment.kv
     tokens = replica.kv.capacity_tokens
+    # Windows and states keep less of a sequence the longer it is: a number of tokens would be another amount of KV
+    # there, and the server's own fraction of memory has to do.
     if kv.capacity_tokens is None and _same_kv(station.design.model) and np.isfinite(tokens):
         kv = replace(kv, capacity_tokens=int(tokens))
     if kv.capacity_tokens is not None:  # whole blocks, which is what there is room for

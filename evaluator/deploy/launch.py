@@ -77,6 +77,7 @@ def launches(design: Design, model_id: str | None) -> list[Launch]:
     port, all_launches = FIRST_PORT, []
     for pool in design.pools:
         all_launches.append(_launch(design, pool, port, model_id))
+        # A port for each replica, as all may start on one machine.
         port += pool.replicas
     return all_launches
 
@@ -100,6 +101,7 @@ def _launch(design: Design, pool: PoolDesign, port: int, model_id: str | None) -
     remarks = [*missing, *_remarks(pool, note, line.keys(flags)[0])]
     if server.cached_prefixes and not get(pool.keys, "kv.prefix_caching"):
         remarks.append("prefix caching is on, since requests of the load have cached prefixes")
+    # The repository's name is enough to find the model again: the note would say it twice.
     if _read_back(repository) == note.get("model"):
         del note["model"]
     program = (*line.program, *(() if line.model_flag else (repository,)))
@@ -156,6 +158,8 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
     label = serving_engine(pool.engine).label
     remarks = []
     for key, value in note.items():
+        # A key that is null in the note is one that the server has and the design has not; only a missing KV capacity
+        # tells anything.
         if key in _OF_FLEET or (value is None and key != "kv.capacity_tokens"):
             continue
         if key == "precision.weights":

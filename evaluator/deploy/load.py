@@ -74,6 +74,8 @@ def requests(design: Design) -> Iterator[dict[str, Any]]:
         previous = -1 if turns is None else int(turns.previous[row])
         if previous >= 0:
             request["after"] = previous
+            # The new text of a turn: its prompt without the prompt and the answer of the turn before, which the
+            # sender puts in front.
             request["prompt"] = [[f"turn {row}", prompt[row] - prompt[previous] - output[previous]]]
             if turns is not None and workload.sessions.feedback:
                 request["think_s"] = round(float(turns.think_s[row]), 6)
@@ -96,4 +98,6 @@ def _prompt(design: Design, sharing: Sharing | None, row: int, tokens: int, cach
         return [[f"system {which}", system], [f"session {int(sharing.session[row])}", tokens - system]]
     if system:  # which of them a request begins with is not drawn: in turn
         return [[f"system {row % sessions.system_prompts}", system], [f"request {row}", tokens - system]]
+    # One source for all: prefixes of different lengths of the same text, of which the longest is in the cache from
+    # the start.
     return [["cached", cached], [f"request {row}", tokens - cached]]

@@ -112,6 +112,8 @@ PROCESSES: dict[str, Table] = {
 def _arrivals(process: str, values: dict[str, Any], place: Place) -> Arrivals:
     arrivals = Arrivals(process, **values)
     if process == "burst":
+        # In a burst the rate is factor x rate_rps, between bursts what is left of the mean; a share above 1 leaves
+        # less than nothing. 1e-12 lets pass the exact limit, which decimals miss by a rounding error.
         share = values["factor"] * values["on_s"] / (values["on_s"] + values["off_s"])
         if share > 1 + 1e-12:
             most = (values["on_s"] + values["off_s"]) / values["on_s"]

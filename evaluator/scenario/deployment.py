@@ -81,6 +81,8 @@ class Batching:
     those that it finds. BestServe takes 2.5, which lets all decode too fast (``plan.request_level``).
     """
 
+    # Defaults in Python and absence in a file differ here: a record made by hand is a vLLM on a small device, a file
+    # that says nothing means the engine and device that it names, which are known only when all keys are.
     policy: str = key(
         _policy, "chunked", f"How the scheduler forms the batch of an iteration; {_OF_ENGINE}.", absent=None
     )
@@ -90,6 +92,7 @@ class Batching:
         None,
         f"Most tokens of an iteration; {_OF_ENGINE}, and room for the longest prompt where it is computed whole.",
     )
+    # vLLM's own names for what is vLLM's, so that a line of its configuration can be copied (`SchedulerConfig`).
     long_prefill_token_threshold: int = key(
         count(least=0), 0, "With chunks, the most prompt tokens of one request in an iteration; 0: no bound."
     )
@@ -132,6 +135,7 @@ class KvCache:
         absent=None,
     )
     block_tokens: int = key(count(), 16, f"Tokens of a block of the KV cache; {_OF_ENGINE}.", absent=None)
+    # vLLM v0 kept 0.01 of its blocks free, lest the next decode preempt what was just admitted.
     watermark: float = key(
         number(least=0, most=0.5), 0.0, "on_demand: part of the cache that an admission leaves free."
     )
@@ -193,6 +197,8 @@ class Pool:
     None: its replicas, so that every replica gets as many. Its ``router`` is said beside the pools.
     """
 
+    # The two keys without a default come first, and may be given by position; all others are keyword-only, so that a
+    # key added in their midst moves none of them.
     model: str | WhatIf = key(
         model_name, says="A model of the catalog, or {like: NAME} with other layers, heads or experts."
     )
@@ -300,6 +306,8 @@ class Deployment(Pool):
     """
 
     _: KW_ONLY
+    # Three fields of ``Pool`` are said anew: a deployment's router is not refused as a pool's is, its role may be
+    # absent, and it has no weight, for there is nothing beside it.
     router: Choice | Routers = key(
         router_reader,
         "round_robin",

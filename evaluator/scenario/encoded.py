@@ -23,6 +23,7 @@ class Encoded:
     def spread(self, shape: tuple[int, ...]) -> list[Any]:
         """One value per point, in C order."""
         if self.codes.ndim == 0:
+            # No axis touches it: one object repeated, without an array of a code for each of the points.
             return self.values * prod(shape)
         values = np.empty(len(self.values), dtype=object)
         for index, value in enumerate(self.values):  # at once, NumPy would take tuples apart
@@ -60,6 +61,7 @@ def _distinct(keys: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
 def identity(changes: Mapping[str, Any]) -> Hashable:
     """Equal for changes (key path -> value) that set the same values of the same types."""
     return tuple(
+        # The type is a part of it: 1 == 1.0 == True in Python, and a count of 1.0 is read otherwise than a flag.
         (path, type(value), value if isinstance(value, Hashable) else repr(value))
         for path, value in sorted(changes.items())
     )

@@ -230,6 +230,8 @@ def assembled(base: Base, section: str, read: Mapping[FieldPath, Encoded]) -> En
 
 def over_points(parts: dict[str, Encoded], build: Callable[[dict[str, Any]], Any]) -> Encoded:
     """What is built of each combination of the ``parts`` that points have, by key, each once."""
+    # Only combinations that some point has are built: of two axes of one section that is their product, of a table as
+    # many as it has rows that differ.
     chosen, codes = combined([(part.codes, len(part.values)) for part in parts.values()])
     columns = [[part.values[index] for index in indices] for part, indices in zip(parts.values(), chosen, strict=True)]
     return Encoded([build(dict(zip(parts, values, strict=True))) for values in zip(*columns, strict=True)], codes)

@@ -42,6 +42,7 @@ def put(tree: Any, keys: Sequence[str], value: Any) -> Any:
         below = put(tree.get(keys[0], MISSING), keys[1:], value)
     except KeyError as error:
         raise KeyError(error.args[0] + 1) from None
+    # A copy of the mappings along the path, and nothing else: points of a sweep share all that they do not set.
     return {**tree, keys[0]: below}
 
 

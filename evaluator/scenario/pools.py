@@ -25,6 +25,7 @@ def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
     given = {name: pool for name, pool in (deployment.pools or {}).items() if pool.role != STAGE}
     if not given:  # the keys beside the pools are those of the one pool that answers
         return (("engine", replace(deployment, pools=None) if deployment.pools else deployment),)
+    # A stable sort: pools of one role stay in the order of the file, by which their replicas are numbered.
     ordered = sorted(given.items(), key=lambda named: PASSED.index(named[1].role))
     return tuple((name, _pool(deployment, pool)) for name, pool in ordered)
 
@@ -37,6 +38,8 @@ def stage_pools_of(deployment: Deployment) -> dict[str, Deployment]:
     pools = {name: pool for name, pool in (deployment.pools or {}).items() if pool.role == STAGE}
     if not pools:
         return {}
+    # Batching and KV of what answers say nothing of an encoder's pool: only what is absent everywhere goes to the
+    # engine's defaults. The model stands in until the stage names its own.
     bare = Deployment(
         deployment.model,
         deployment.hardware,
@@ -118,6 +121,7 @@ def pipeline_problem(workload: Workload, deployment: Deployment) -> tuple[str, s
                 f"pipeline.{name}.only",
                 f"no request takes the pipeline {missing[0]}; workload.pipelines has {listed(pipelines)}",
             )
+    # A pool that no stage names would be paid for and do nothing, most likely for a misspelt name.
     used = {stage.pool for stage in deployment.pipeline.values()}
     for pool in pools:
         if pool not in used and not _named_inside(deployment.pipeline.values(), pool):

@@ -31,6 +31,7 @@ def draw(
     for point in unit.tolist():
         design: dict[str, Any] = {}
         for steps, part in zip(choices, point, strict=False):
+            # ``min``: a part just below 1 times many steps may round up to their number.
             design |= steps[min(int(part * len(steps)), len(steps) - 1)]
         for (path, between), part in zip(bounds.items(), point[len(choices) :], strict=True):
             design[path] = between.at(part, whole[path])

@@ -165,6 +165,8 @@ def _check_turns(workload: Workload, place: Place) -> None:
         raise place.error(
             "several turns with workload.pipelines are not there: all turns take one pipeline; leave out pipelines"
         )
+    # Both say when a request is sent by the answer to another: the user of a closed loop has no session to go on
+    # with.
     if workload.arrivals.process == "closed_loop":
         raise place.error(
             "users of a closed loop do not think between requests; use arrivals all_at_once, or a process with a rate"
@@ -182,6 +184,8 @@ def _check_turns(workload: Workload, place: Place) -> None:
 
 def _check_hashes(file: str, hashes: Ragged, prompt_tokens: np.ndarray, block_tokens: int) -> None:
     counts = np.diff(hashes.offsets)
+    # Rounded up: Mooncake's traces hash the last block of a prompt whether it is full or not. Another count means
+    # another block size, and hits would be computed of the wrong tokens without a word.
     bad = counts != -(-prompt_tokens // block_tokens)
     if bad.any():
         row = int(np.argmax(bad))

@@ -46,6 +46,8 @@ def _lost(axis: RawAxis, whole: str, path: str) -> bool:
     """Whether every design has another device or model, and one that is like another goes without the figure."""
     below = split_path(path)[len(split_path(whole)) :]
     values = [step.get(whole) for step in axis.steps]
+    # A step with a bare name takes the figure away in that design; only where all steps replace the whole is it lost,
+    # else the base design, or one that is like it, still has it.
     bare = [isinstance(value, str) or ("like" in value and get(value, below) is MISSING) for value in values if value]
     return all(values) and any(bare)
 

@@ -40,6 +40,7 @@ def key_path(name: Any, place: Place) -> str:
     written = str(name)
     if split_path(written)[0] in SECTIONS:
         return written
+    # Objectives are not among the readers: any percentile is one, so that there is no list of them to search.
     objective = _OBJECTIVE.fullmatch(written)
     if objective:
         return f"slo.{objective[1]}.{objective[2]}"
@@ -72,4 +73,5 @@ def is_end(name: str, path: str) -> bool:
 def _ends(path: str) -> frozenset[str]:
     keys = split_path(path)
     ends = [keys[-count:] for count in range(1, len(keys) + 1)]
+    # With underscores as well, which is how a column of a table or a keyword argument of Python can be called.
     return frozenset(sign.join(end) for end in ends for sign in "._")

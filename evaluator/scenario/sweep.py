@@ -42,6 +42,8 @@ def _check_axis(axis: RawAxis, reader: _Reader) -> Axis:
     first: dict[Hashable, int] = {}
     plain = _between(axis)
     for index, step in enumerate(axis.steps):
+        # Two values at most are read in full of a long axis of numbers, the least and the greatest; of the others
+        # only what else their steps set.
         normal: dict[str, Any]
         if plain is None or index in plain.extremes:
             normal, following = reader.read(step, axis.place(index))
@@ -152,6 +154,8 @@ class _Reader:
     def _together(self, read: dict[FieldPath, Any], where: Place) -> dict[str, Any]:
         """Checks the sections whose keys were read as a whole; returns the defaults that follow."""
         bound = {field: value for field, value in read.items() if self.base.is_checked(field)}
+        # The workload's rules join several of its keys (a warm-up and the requests): they are checked for each
+        # combination of values that steps have, and not for each step.
         traffic = {field: value for field, value in read.items() if field[0] == "workload"}
         for part, check in ((bound, self._check), (traffic, self._following)):
             # The values are kept, so that their ids stay theirs.
@@ -185,6 +189,8 @@ def _following(base: Workload, read: dict[str, Any], follows: frozenset[str], wh
     unsaid: dict[str, Any] = dict.fromkeys(follows)  # None: to be filled in anew from the other keys
     workload = finish(with_fields(base, **(unsaid | read)), place)
     check_workload(workload, place)
+    # The number of requests moves the warm-up, for example. What moved is set with the step that moved it, since a
+    # point is read key by key and nothing follows from others there.
     moved = [key for key in follows if getattr(workload, key) != getattr(base, key)]
     return {path: leaf for key in moved for path, leaf in leaves(written(getattr(workload, key)), f"workload.{key}")}
 

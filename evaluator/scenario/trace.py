@@ -79,6 +79,7 @@ def read_trace(file: str, columns: Iterable[str] = TIMES + LENGTHS) -> Trace:
         stamp = path.stat()
     except OSError:
         raise InputError(f"{file}: there is no such trace file") from None
+    # The file's time and size are a part of the key: a notebook that writes a trace anew reads the new one.
     trace, present = _read(file, stamp.st_mtime_ns, stamp.st_size)
     missing = [name for name in columns if name not in present]
     if missing:
@@ -90,6 +91,8 @@ def read_trace(file: str, columns: Iterable[str] = TIMES + LENGTHS) -> Trace:
 
 @lru_cache(maxsize=16)
 def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...]]:
+    # All columns are read whatever is asked for, so that a trace of arrivals which is one of lengths, too, is read
+    # once.
     wanted = TIMES + LENGTHS + _OPTIONAL
     columns, content, present = _READERS.get(Path(file).suffix.lower(), _read_csv)(file, wanted)
     rows = max((len(column) for column in columns.values()), default=-1)
@@ -116,6 +119,8 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
     if "session" in content:
         columns["session"] = _session_numbers(content["session"])
     for column in columns.values():
+        # One trace is shared by all points and by the draws that are kept of it: a slip that wrote into it would
+        # change them all.
         column.setflags(write=False)
     numbers = {name: columns.get(name) for name in (*wanted, MODEL, PIPELINE, "session")}
     hashes = _hash_ids(file, content["hash_ids"]) if "hash_ids" in content else None
@@ -238,6 +243,8 @@ def _from_its_start(times: np.ndarray) -> np.ndarray:
 
     The clock of a run is float64: 1.7e9 s leave it steps of 0.2 microseconds, and sums over a run are worse.
     """
+    # Later than a day, and later than the trace is long: a trace of ten days that starts in its third hour keeps its
+    # idle beginning, and one that starts at 1.7e9 s is moved.
     of_a_clock = times.size > 0 and times[0] > _CLOCK_S and times[0] > times[-1] - times[0]
     return times - times[0] if of_a_clock else times
 

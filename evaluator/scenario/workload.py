@@ -49,6 +49,7 @@ class Auto(int):
         return f"Auto({int(self)}, most={self.most})"
 
     def __reduce__(self) -> tuple[type[Auto], tuple[int, int]]:
+        # ``int`` pickles by its value alone: a worker process would get a run of fixed length.
         return Auto, (int(self), self.most)
 
 
@@ -111,6 +112,8 @@ class Workload:
         "none of a trace or of requests all at once.",
         absent=None,
     )
+    # MSER-5 (White, 1997) cuts what leaves the mean of the rest, over batches of five, with the least standard error.
+    # It comes after the fixed warm-up, since it depends on the run and not on the scenario.
     find_warmup: bool = key(flag, True, "Whether what a run takes to settle after that is cut, too (MSER-5).")
     seeds: tuple[int, ...] = key(
         many(count(least=0, most=2**63 - 1)), (0,), "Repetitions of every design with other random numbers."
@@ -201,6 +204,9 @@ def finish(read: Workload, place: Place) -> Workload:
     users = arrivals.users or 0
     if warmup is None:
         burst = 2 * users if users < requests else 0  # of a closed loop: all users begin at once
+        # Twice the users: the first request of each comes at once with all others, and its second when the batches of
+        # the first leave, so that only the third is spread as in the long run. Never more than half, lest nothing is
+        # measured.
         warmup = min(max(requests // 10, burst), requests // 2)
     elif warmup >= requests:
         raise place.key("warmup_requests").error(f"must be less than requests = {requests}, got {warmup}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluator.deploy.design import Design
 from evaluator.deploy.launch import Launch, head
-from evaluator.deploy.targets.kubernetes import too_large
+from evaluator.deploy.targets.kubernetes import other_pools, too_large
 from evaluator.yaml import dumps_yaml
 
 GRAPH = "dynamo.yaml"
@@ -25,13 +25,7 @@ _MODES = {"round_robin": "round-robin", "random": "random", "prefix_aware": "kv"
 
 def dynamo_problem(design: Design) -> str | None:
     """Why one graph cannot hold a design; None where it can."""
-    roles = [pool.role for pool in design.pools]
-    if sorted(roles) not in (["mixed"], ["decode", "prefill"]):
-        return (
-            f"a frontend of Dynamo has one pool of workers, or one for prefill and one for decode, and the design has "
-            f"{len(roles)} ({', '.join(roles)}); use --to kubernetes"
-        )
-    return too_large(design)
+    return other_pools(design, "a frontend of Dynamo has one pool of workers") or too_large(design)
 
 
 def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
@@ -68,6 +62,7 @@ def _mode(design: Design) -> tuple[str, list[str]]:
 
 def _worker(launch: Launch, picture: str) -> dict[str, Any]:
     pool = launch.pool
+    # Its workers set the KV connector themselves, and would refuse a second one.
     flags = [word for flag in launch.flags if flag[0] not in _SAID_BY_DYNAMO for word in flag]
     model = [] if "--model-path" in flags else ["--model", launch.repository]
     container = {

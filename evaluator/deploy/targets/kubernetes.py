@@ -31,6 +31,17 @@ def too_large(design: Design) -> str | None:
     return None
 
 
+def other_pools(design: Design, holds: str) -> str | None:
+    """Why what ``holds`` one pool of workers, or one for each phase, cannot hold a design; None where it can."""
+    roles = [pool.role for pool in design.pools]
+    if sorted(roles) in (["mixed"], ["decode", "prefill"]):
+        return None
+    return (
+        f"{holds}, or one for prefill and one for decode, and the design has {len(roles)} ({', '.join(roles)}); "
+        "use --to kubernetes"
+    )
+
+
 def kubernetes(design: Design, launches: list[Launch]) -> dict[str, str]:
     """``kubernetes.yaml``: apply it in a namespace with a secret hf-token of the key HF_TOKEN."""
     documents: list[dict[str, Any]] = []
@@ -59,6 +70,7 @@ def _stateful_set(launch: Launch) -> dict[str, Any]:
         "spec": {
             "replicas": pool.replicas,
             "serviceName": name,
+            # The default starts a pod when the one before is ready: minutes of loading weights, one after the other.
             "podManagementPolicy": "Parallel",
             "selector": {"matchLabels": labels(name)},
             "template": {"metadata": {"labels": labels(name)}, "spec": _pod(launch)},
@@ -80,6 +92,7 @@ def _pod(launch: Launch) -> dict[str, Any]:
         "readinessProbe": {**_health(), "periodSeconds": 5},
         "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
     }
+    # NCCL and the processes of an engine share memory; a container has 64 MB of it by default.
     volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
     for file in launch.files:
         container["volumeMounts"].append({"name": "config", "mountPath": f"/{file}", "subPath": file})

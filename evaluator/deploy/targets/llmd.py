@@ -11,7 +11,7 @@ from evaluator.deploy.design import Design
 from evaluator.deploy.launch import Launch, arguments_of, head
 from evaluator.deploy.targets.compose import service_name
 from evaluator.deploy.targets.images import image
-from evaluator.deploy.targets.kubernetes import environment, too_large
+from evaluator.deploy.targets.kubernetes import environment, other_pools, too_large
 from evaluator.yaml import dumps_yaml
 
 VALUES = "llm-d-values.yaml"
@@ -21,13 +21,7 @@ _SERVED, _BEHIND_PROXY = 8000, 8200
 
 def llmd_problem(design: Design) -> str | None:
     """Why the chart cannot hold a design; None where it can."""
-    roles = [pool.role for pool in design.pools]
-    if sorted(roles) not in (["mixed"], ["decode", "prefill"]):
-        return (
-            f"the chart of llm-d has one pool, or one for prefill and one for decode, and the design has "
-            f"{len(roles)} ({', '.join(roles)}); use --to kubernetes"
-        )
-    return too_large(design)
+    return other_pools(design, "the chart of llm-d has one pool") or too_large(design)
 
 
 def llmd(design: Design, launches: list[Launch]) -> dict[str, str]:
@@ -42,6 +36,7 @@ def llmd(design: Design, launches: list[Launch]) -> dict[str, str]:
         values["routing"]["proxy"] = {"enabled": False}
     sides = {launch.pool.role: launch for launch in launches}
     for side in ("decode", "prefill"):
+        # Without phases the chart's decode servers are all there is: the pool's own launch stands there.
         launch = sides.get(side) or (launches[0] if side == "decode" else None)
         values[side] = {"create": False} if launch is None else _side(design, launch)
     remark = "# not the same: llm-d's scheduler routes by load and prefix, and not as the design's router\n"
