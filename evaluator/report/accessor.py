@@ -81,6 +81,7 @@ class ResultAccessor:
             raise InputError(f"best: expected how many designs, a whole number of at least 1, got {count!r}")
         if by is None:
             order, _ = ranked(ds)
+            # The ranking of a page has those that cannot run behind all others.
             order = order[ds["status"].values[order] == OK]
         else:
             values, sign = self._measure(by), self._sign(by, better)
@@ -101,6 +102,7 @@ class ResultAccessor:
         if not saturated:
             fits &= ~ds["saturated"].values.astype(bool)
         rows = np.flatnonzero(fits)
+        # The front wants more to be better in both: a measure that is better low comes with its sign turned.
         return ds.isel(config=rows[front(first[rows], second[rows])])
 
     def table(self, measures: Sequence[str] | str | None = None) -> pd.DataFrame:
@@ -152,6 +154,8 @@ class ResultAccessor:
         statistic = _STATISTIC.fullmatch(name)
         if statistic and statistic["name"] in ds.data_vars and ds[statistic["name"]].dims == ("config", "quantile"):
             levels, level = ds["quantile"].values, float(statistic["percent"]) / 100
+            # No interpolation between quantiles: the tail of a latency is anything but straight, and p95 between p90
+            # and p99 would be a number that nobody measured.
             if np.isclose(levels, level).any():
                 return ds[statistic["name"]].values[:, int(np.argmin(np.abs(levels - level)))]
             reported = ", ".join(f"p{100 * level:g}" for level in levels.tolist())

@@ -32,6 +32,7 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
     """
     if "model_error_basis" not in ds or not rows.size:
         return []
+    # The errors were measured on servers that keep up; a saturated design's latency tells how long the run was.
     calm = rows[~ds["saturated"].values[rows].astype(bool)]
     rows = calm if calm.size else rows
     bases, counts = np.unique(ds["model_error_basis"].values[rows].astype(str), return_counts=True)

@@ -59,6 +59,8 @@ def _delay(result: Estimate) -> str:
 
 def _one_iteration(result: Estimate) -> list[str]:
     """That the TTFT is that of one iteration, where the engine would take several for so many tokens of prompts."""
+    # The estimate is of one iteration each: an engine would cut such a prefill up, and the first prompts would not
+    # wait for the last.
     tokens = result.batch * result.prompt_tokens
     if tokens <= result.max_num_batched_tokens:
         return []
@@ -129,6 +131,8 @@ def _table(title: str, phase: PhaseEstimate) -> list[str]:
         f"{operator.flops / 1e9:>12,.2f}{operator.bytes / 1e6:>13,.2f}"
         f"{operator.message_bytes / 1e6:>13,.2f}  {operator.bound}"
         for operator in phase.operators
+        # Below it is the rounding of operators that do nothing in this phase or on one device (an all-reduce among
+        # one).
         if operator.time_s > 1e-15
     ]
 

@@ -49,6 +49,7 @@ class LatencyGrowth:
         if slopes is None or set(slopes["input"].values.tolist()) != set(INPUTS):
             return np.full(rows.size, np.nan)
         signs = np.where(np.isin(slopes["input"].values, RATES), -1.0, 1.0)
+        # Times that are 1 % longer and rates that are 1 % lower are one change: that of all service by 1 %.
         return slopes.values[rows] @ signs
 
     def _by_rate(self, name: str, rows: np.ndarray) -> np.ndarray:
@@ -85,6 +86,8 @@ def _neighbours(ds: xr.Dataset, rate: str) -> tuple[np.ndarray, np.ndarray]:
     for name in quantities(ds):
         if name != rate:
             _, level = np.unique(ds[name].values.astype(str), return_inverse=True)
+            # Renumbered with each axis, so that the numbers stay below the number of designs: the product of ten
+            # axes' levels would overflow 64 bits.
             _, same = np.unique(same * (level.max() + 1) + level, return_inverse=True)
     rates = ds[rate].values.astype(float)
     rows = np.flatnonzero((ds["status"].values == OK) & np.isfinite(rates))

@@ -25,6 +25,7 @@ def laid_out(names: Sequence[str]) -> dict[str, list[str]]:
     for name in names:
         if (pool := pool_of(name)) is not None:
             pools.setdefault(pool, []).append(name)
+    # One quantity alone keeps its own column: ``tensor parallel 4`` says more than ``tp4``.
     return {pool: of_pool for pool, of_pool in pools.items() if len(of_pool) > 1}
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evaluator.metrics.outcomes import OK
 from evaluator.results.schema import axes_of, nearest_quantile, objectives_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ def ranking(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
     all prices are known, the one with the higher throughput per GPU.
     """
     objective, words = _objective(ds, feasible)
+    # ``lexsort`` sorts by its last key first: what is appended goes before what is there.
     keys = [objective, ds["saturated"].values[feasible].astype(float)]
     met = ds["slo_met"].values[feasible]
     if met.any():
@@ -35,6 +37,7 @@ def ranking(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
 
 def _objective(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
     """What is minimised, and its name."""
+    # Cost first, since that is what is bought; without prices, what a device gives.
     for name, sign, words in (
         ("usd_per_mtok", 1.0, "cost per million output tokens"),
         ("tok_per_s_per_gpu", -1.0, "output tokens/s per GPU"),
@@ -53,6 +56,14 @@ def _known(values: np.ndarray, everywhere: bool) -> bool:
 def near(ds: xr.Dataset, name: str, level: float) -> np.ndarray:
     """A latency at the reported quantile nearest to ``level``, (config,)."""
     return ds[name].values[:, nearest_quantile(ds, level)]
+
+
+def too_short(ds: xr.Dataset) -> np.ndarray:
+    """Designs whose run was too short for its statistics, (config,) boolean; saturated ones say so by themselves."""
+    if "steady" not in ds:
+        return np.zeros(ds.sizes["config"], dtype=bool)
+    calm = (ds["status"].values == OK) & ~ds["saturated"].values.astype(bool)
+    return calm & ~ds["steady"].values.astype(bool)
 
 
 def quantities(ds: xr.Dataset) -> list[str]:

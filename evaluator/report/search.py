@@ -74,6 +74,8 @@ def ranking(ds: xr.Dataset, by: str | None = None) -> tuple[np.ndarray, str]:
         return rows, ""
     name, words = RANKS[by]
     sign = -1.0
+    # All serve the same rate then: what tells them apart is what they take. Joules per token do so in either
+    # question.
     if question_of(ds)["rate_rps"] is not None and by != "joule":
         priced = bool(np.isfinite(ds["usd_per_hour"].values[rows]).all())
         name, words = _FEWEST["usd" if by == "usd" or (by == "goodput" and priced) else "gpu"]
@@ -83,5 +85,6 @@ def ranking(ds: xr.Dataset, by: str | None = None) -> tuple[np.ndarray, str]:
         missing = f"price ({PRICE_KEYS})" if "usd" in name else "power"
         raise InputError(f"designs cannot be ranked by {by}: no {missing} of their hardware is known")
     first = np.where(np.isnan(values), np.inf, sign * values)
+    # A search's bracket makes many goodputs equal: of those the one with fewer devices comes first.
     second = -ds["goodput_rps_per_gpu"].values[rows] if "goodput_rps_per_gpu" in ds else ds["devices"].values[rows]
     return rows[np.lexsort((second, first))], words

@@ -142,13 +142,13 @@ def test_no_other_room_knows_a_policy_by_its_name():
         "scenario/deployment.py",
         "scenario/pools.py",
         "traffic/roles.py",
-        "arguments/sglang.py",
+        "arguments/flags.py",
         "arguments/shell.py",
         "arguments/trtllm.py",
         "arguments/vllm.py",
         "deploy/design.py",
         "deploy/load.py",
-        *(f"deploy/targets/{target}.py" for target in ("dynamo", "kubernetes", "llmd", "script")),
+        *(f"deploy/targets/{target}.py" for target in ("dynamo", "kubernetes", "script")),
     )
     assert found == {
         ("scenario/deployment.py", "chunked"),  # the default

@@ -45,6 +45,8 @@ def anatomy(
     decoding_s = float(ds["e2e_s_mean"].values[row] - ds["ttft_s_mean"].values[row])
     if not np.isfinite([rate, out, total, decoding_s]).all() or rate <= 0.0:
         return None
+    # Rates of tokens over the rate of requests are their mean lengths, as they were simulated and not as a formula
+    # has them.
     prompt, output = (total - out) / rate, out / rate
     batch = max(1.0, rate * decoding_s / configuration.answering[-1].deployment.ranks)
     window = model_window(configuration.stations[0].design.model)

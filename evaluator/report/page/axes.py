@@ -145,14 +145,14 @@ def _descriptions(scenario: str) -> dict[tuple[str, Any], str]:
 
     The catalog does not know such a device or model, so that its name alone sets nothing.
     """
-    found: dict[tuple[str, Any], str] = {}
+    descriptions: dict[tuple[str, Any], str] = {}
 
     def look(tree: Any) -> None:
         if isinstance(tree, Mapping):
             for key, value in tree.items():
                 for step in value if isinstance(value, list) else [value]:
                     if isinstance(step, Mapping) and isinstance(step.get("name"), str):
-                        found[str(key), step["name"]] = json.dumps(step)
+                        descriptions[str(key), step["name"]] = json.dumps(step)
                 look(value)
         elif isinstance(tree, list):
             for step in tree:
@@ -163,7 +163,7 @@ def _descriptions(scenario: str) -> dict[tuple[str, Any], str]:
         look(tree.get("sweep") if isinstance(tree, Mapping) else None)
     except (InputError, TypeError):  # a text that is no scenario, or with dates, describes nothing
         return {}
-    return found
+    return descriptions
 
 
 def settings(ds: xr.Dataset, names: tuple[str, ...], row: int) -> list[str]:

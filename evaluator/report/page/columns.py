@@ -110,6 +110,7 @@ def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
         skip = key.endswith(("_stderr", "_step_error", "_elasticity", "_model_error")) or key in _UPPER.values()
         if skip or variable.dims[:1] != ("config",) or variable.dtype.kind not in "iuf":
             continue
+        # It is a part of the measure whose quantiles these are.
         if key.endswith("_mean") and key.removesuffix("_mean") in ds:
             continue
         if parts := tuple(_parts(ds, key, rows)):
@@ -126,6 +127,8 @@ def _measure(ds: xr.Dataset, key: str, parts: tuple[ColumnPart, ...]) -> Measure
 
 def better_of(key: str) -> str:
     """Which values of a variable are the better ones: high, low, or empty where neither is."""
+    # By the name, so that a metric added later has an arrow without being listed here; ``_HIGHER`` goes first, as
+    # ``tok_per_s`` ends in ``_s``.
     return "high" if any(word in key for word in _HIGHER) else "low" if key.endswith(_LOWER) else ""
 
 
@@ -175,6 +178,7 @@ def numbers(values: np.ndarray | None, digits: int = VALUE_DIGITS) -> str:
     """Numbers as JSON with so many significant digits, null where they are not finite."""
     if values is None:
         return "null"
+    # By hand: json.dumps writes 17 digits, and NaN, which is no JSON. Five digits halve the file.
     return f"[{','.join('null' if not -1e308 < v < 1e308 else f'{v:.{digits}g}' for v in values.tolist())}]"
 
 

@@ -15,6 +15,7 @@ from evaluator.report.elasticities import elasticity, rows_with_elasticities
 from evaluator.report.page.axes import PageAxis, axis_json
 from evaluator.report.page.columns import ColumnPart, Measure, levels, measure_json, part_of, scale_of
 from evaluator.report.picture.style import COLOURS
+from evaluator.report.ranking import too_short
 from evaluator.report.search import question_of, serves
 from evaluator.results.schema import objectives_of
 
@@ -40,15 +41,9 @@ def states(ds: xr.Dataset) -> np.ndarray:
     able, over = ds["status"].values == OK, ds["saturated"].values
     met = serves(ds) if "search" in ds.attrs else ds["slo_met"].values
     calm = MISSES if objectives_of(ds) or "search" in ds.attrs else RUNS
+    # The first that holds: a design that meets the objectives is not shown as saturated too, in a run whose queue
+    # only began to grow.
     return np.select([~able, met.astype(bool), over.astype(bool)], [CANNOT_RUN, MEETS, SATURATED], calm)
-
-
-def too_short(ds: xr.Dataset) -> np.ndarray:
-    """Designs whose run was too short for its statistics, (config,) boolean; saturated ones say so by themselves."""
-    if "steady" not in ds:
-        return np.zeros(ds.sizes["config"], dtype=bool)
-    calm = (ds["status"].values == OK) & ~ds["saturated"].values.astype(bool)
-    return calm & ~ds["steady"].values.astype(bool)
 
 
 def page_json(

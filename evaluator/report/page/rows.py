@@ -62,6 +62,7 @@ def _steps(axis: PageAxis, order: np.ndarray) -> np.ndarray:
 def _wanted(axes: Sequence[PageAxis], order: np.ndarray, most: int) -> Iterator[np.ndarray]:
     """Places in ``order``, the most wanted first."""
     codes = [_steps(axis, order) for axis in axes]
+    # A fifth for the best: the table opens with them, and the front lies among them.
     yield np.arange(most // 5)
     # The best of each cell, as ``order`` is by rank and ``unique`` gives the first of each.
     for first, second in combinations(codes, 2):

@@ -14,7 +14,8 @@ from evaluator.report.accuracy import expected_errors
 from evaluator.report.page import words
 from evaluator.report.page.axes import PageAxis
 from evaluator.report.page.columns import Measure
-from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, bounds_of, states, too_short
+from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, bounds_of, states
+from evaluator.report.ranking import too_short
 from evaluator.units import counted
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from evaluator.metrics.outcomes import OK
 from evaluator.report.accuracy import mixtures
 from evaluator.report.page.axes import PageAxis
 from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, ColumnPart, Measure, scale_of, short_of
-from evaluator.report.page.data import CANNOT_RUN, MEETS, RUNS, bounds_of, states, too_short
+from evaluator.report.page.data import CANNOT_RUN, MEETS, RUNS, bounds_of, states
 from evaluator.report.picture.labels import text, title
-from evaluator.report.ranking import is_constant, quantities
+from evaluator.report.ranking import is_constant, quantities, too_short
 from evaluator.report.search import question_of
 from evaluator.results.schema import objectives_of
 from evaluator.units import counted
@@ -48,12 +48,14 @@ def with_error(value: float, error: float | None) -> str:
         return number(value)
     if error == 0 or not np.isfinite(value):
         return f"{number(value)} ± {number(error)}"
+    # Two digits of the error, and the value to the same place: 371 ± 18, 0.0712 ± 0.0034.
     decimals = max(0, 1 - int(np.floor(np.log10(error))))
     return f"{value:,.{min(decimals, 6)}f} ± {error:,.{min(decimals, 6)}f}"
 
 
 def measured(measure: Measure, part: ColumnPart, row: int) -> str:
     """A statistic of one row with its error or bracket, and its unit; rounded once, as the table's numbers are."""
+    # Rounded as the page's JSON is, so that a sentence and the table's cell never differ in their last digit.
     value = float(f"{part.values[row]:.{VALUE_DIGITS}g}")
     error = None if part.stderr is None else float(f"{part.stderr[row]:.{ERROR_DIGITS}g}")
     words = with_error(value, error)

@@ -52,6 +52,7 @@ def canvas(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height))
+    # Not by pyplot, which keeps every figure alive and asks for a display.
     FigureCanvasAgg(figure)
     return figure
 

@@ -102,6 +102,7 @@ def _draw(axes: Any, ds: xr.Dataset, x: str, panel: Panel, drawn: Curve, band: b
     calm = curve(axes, along, panel.values[rows], ds["saturated"].values[rows], **marks)
     if band and panel.stderr is not None:
         error = 2.0 * panel.stderr[rows]  # no band where it is not known
+        # On a logarithmic axis a band down to 0 would fill the panel.
         low = np.maximum(calm - error, 0.2 * calm) if panel.log else calm - error
         axes.fill_between(along, low, calm + error, color=drawn.colour, alpha=0.13, lw=0, zorder=1)
 

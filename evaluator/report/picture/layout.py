@@ -59,6 +59,7 @@ def choose(ds: xr.Dataset, feasible: np.ndarray, scale: bool = True, order: np.n
     colour = _take(left, _COLOUR, lambda name: True)
     style = _take(left, _STYLE, lambda name: _count(ds, name) <= MOST_STYLES)
     facet = _take(left, _FACET, lambda name: _count(ds, name) <= MOST_FACETS)
+    # Best first until the end, since levels are kept in the order in which they appear: "the best 8" are the first 8.
     rows = ranking(ds, feasible)[0] if order is None else order
     notes = []
     for name in left if x else ():
@@ -79,6 +80,7 @@ def _x(ds: xr.Dataset, names: Sequence[str]) -> str | None:
     """The load where it is swept, else the finest numeric scale, else None."""
     scales = [name for name in names if ds[name].dtype.kind in "iuf" and name not in _COUNTS]
     fine = sorted((name for name in scales if _count(ds, name) >= MIN_X), key=lambda name: -_count(ds, name))
+    # A load with two values is still a load; other scales need ``MIN_X`` to be a curve.
     load = [name for name in _LOAD if name in scales and _count(ds, name) > 1]
     return next(iter((*load, *fine)), None)
 
@@ -103,6 +105,7 @@ def _levels(values: np.ndarray) -> list[Any]:
 
 
 def _same(values: np.ndarray, value: Any) -> np.ndarray:
+    # A quantity that some designs do not have is NaN there, and is a level like any other.
     return np.isnan(values) if value != value else values == value
 
 

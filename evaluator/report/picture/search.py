@@ -147,6 +147,8 @@ def _beyond(axes: Any, labels: list[Any], less: bool) -> None:
     for label in labels:
         width = WIDER * label.get_window_extent().width + ABOVE[0] * axes.figure.dpi / 72
         from_low = (label.xy[0] - low) / (high - low) * frame.width
+        # The width of a label is fixed in inches: where the axis grows to ``end``, all points move to the left, this
+        # one among them, and the label ends at the frame.
         end = low + (label.xy[0] - low) * frame.width / max(frame.width - width, 1.0)
         left = from_low >= width if less else end > MOST_ROOM * high
         if left:

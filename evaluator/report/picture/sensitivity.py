@@ -71,6 +71,7 @@ def _chosen(ds: xr.Dataset) -> Shown:
     if x is None:
         return Shown(ds, best, np.array([best]), None, others)
     rows = feasible
+    # Only the load varies along a curve; everything else is as in the best design.
     for name in others:
         rows = pick(ds, name, ds[name].values[best], rows)
     return Shown(ds, best, rows[np.argsort(ds[x].values[rows], kind="stable")], x, others)

@@ -31,6 +31,7 @@ def shades_of(ds: xr.Dataset, name: str | None, levels: Sequence[Any]) -> list[A
     if name is not None and ds[name].dtype.kind in "iuf" and len(levels) > 2:
         from matplotlib import colormaps
 
+        # To 0.88: its last yellow is too pale on white.
         return [colormaps["viridis"](0.88 * index / (len(levels) - 1)) for index in range(len(levels))]
     return list(COLOURS[: len(levels)])
 

@@ -33,6 +33,8 @@ def lines_of(columns: list[Column], width: int) -> list[str]:
     while _width(columns) > width:
         longest = max((c for c in columns if c.text and c.width > TEXT_WIDTH), key=lambda c: c.width, default=None)
         weakest = min(columns, key=lambda column: column.rank)
+        # Measures go before names are cut: a page or the dataset has the measure, and a cut name may be that of two
+        # designs.
         if weakest.rank < KEPT:
             columns.remove(weakest)
             dropped.append(weakest.head)

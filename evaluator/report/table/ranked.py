@@ -11,7 +11,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
 from evaluator.report.accuracy import expected_errors, mixtures
 from evaluator.report.layouts import SHORT, laid_out, pool_of, short_layout
-from evaluator.report.ranking import is_constant, quantities, ranking
+from evaluator.report.ranking import is_constant, quantities, ranking, too_short
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_columns
 from evaluator.results.schema import objectives_of
@@ -40,6 +40,8 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
         order, rule = ranking(ds, feasible)
         best = order[:top]
         shown = f"Best {best.size:,} of {feasible.size:,} feasible configurations" if feasible.size > 1 else "Result"
+        # The errors are those of what is shown, the mixtures of all that was ranked: a design may have lost to one
+        # with other figures.
         lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *constants(ds), *mixtures(ds, feasible)]
         lines += [*expected_errors(ds, best), ""]
         lines += [*lines_of(_columns(ds, best), width), "", *stage_lines(ds, int(best[0]), width)]
@@ -62,6 +64,7 @@ def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
             columns.append(Column(head, unit, percents(ds[name].values[rows]), rank))
     if objectives_of(ds):
         columns.append(Column("SLO", "met", _yes(ds["slo_met"].values[rows]), 60))
+    # A column only where it tells something: that some design is saturated, or that some run is not steady.
     for name, head, unit, tells in (("saturated", "satu-", "rated", True), ("steady", "steady", "", False)):
         if name in ds and (ds[name].values[rows].astype(bool) == tells).any():
             columns.append(Column(head, unit, _yes(ds[name].values[rows]), 50))
@@ -90,6 +93,8 @@ def cells(values: np.ndarray) -> tuple[str, ...]:
     """One number of digits for the whole column, that of its largest entry."""
     finite = np.abs(values[np.isfinite(values)])
     largest = finite.max() if finite.size else 0.0
+    # The bounds are those at which a number of fewer digits rounds up to the next power of ten: 9.995 is shown as
+    # 10.0.
     digits = 0 if largest >= 99.95 else 1 if largest >= 9.995 else 2 if largest >= 0.995 else 3
     return tuple(f"{value:,.{digits}f}" if np.isfinite(value) else "-" for value in values)
 
@@ -117,22 +122,10 @@ def _shown(quantity: xr.DataArray) -> str:
     return str(value) if readable_unit == unit else f"{value / scale:.6g}{readable_unit}"
 
 
-def _unsteady(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
-    """Rows whose run was too short to mean what they seem to."""
-    if "steady" not in ds:
-        return []
-    short = ~ds["steady"].values[feasible].astype(bool) & ~ds["saturated"].values[feasible].astype(bool)
-    if not short.any():
-        return []
-    return [
-        f"  {int(short.sum()):,} x not steady: the run is too short for its statistics; use requests: auto, or more"
-    ]
-
-
 def _head(name: str) -> str:
     """A short heading for a swept quantity, that of a pool with the pool's name: ``decode dp``."""
-    known = next((long for long in _SHORT if name == long or name.endswith(f"_{long}")), None)
-    return name.replace("_", " ") if known is None else f"{name.removesuffix(known).replace('_', ' ')}{_SHORT[known]}"
+    key = next((long for long in _SHORT if name == long or name.endswith(f"_{long}")), None)
+    return name.replace("_", " ") if key is None else f"{name.removesuffix(key).replace('_', ' ')}{_SHORT[key]}"
 
 
 def swept_columns(ds: xr.Dataset, rows: np.ndarray, without: Collection[str] = ()) -> list[Column]:
@@ -168,7 +161,8 @@ def _summary(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     lines = [f"{counted(total, 'configuration')}: {', '.join(parts)}."]
     if not feasible.size:
         lines[0] += " Nothing can run as it stands:"
-    lines += _unsteady(ds, feasible)
+    if short := int(too_short(ds).sum()):
+        lines.append(f"  {short:,} x not steady: the run is too short for its statistics; use requests: auto, or more")
     return lines + most_frequent(reasons(ds["status"].values))
 
 

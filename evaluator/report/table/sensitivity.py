@@ -9,6 +9,7 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.report.elasticities import MEASURES, elasticity, measures_of
+from evaluator.report.growth import RATES
 from evaluator.report.ranking import ranking
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 ROWS = 3
-_RATES = ("memory_bandwidth", "flops", "link_bandwidth")
 
 
 def elasticity_table(ds: xr.Dataset, top: int = ROWS, width: int = WIDTH) -> str:
@@ -34,11 +34,12 @@ def elasticity_table(ds: xr.Dataset, top: int = ROWS, width: int = WIDTH) -> str
         Column("1 % more of", "changes", tuple(MEASURES[name] for _ in best for name in shown), KEPT, text=True),
     ]
     for position, label in enumerate(ds["input"].values.tolist()):
+        # (design, measure) in C order, as the columns before it have their rows.
         figures_of_measures = [np.stack(elasticity(ds, name, best, position), axis=-1) for name in shown]
         cells = tuple(_change(*figures) for figures in np.stack(figures_of_measures, axis=1).reshape(-1, 2).tolist())
         head, _, unit = label.partition("_")
         if any(cells):
-            columns.append(Column(head, unit, cells, KEPT if label in _RATES else 50))
+            columns.append(Column(head, unit, cells, KEPT if label in RATES else 50))
     which = f"best {best.size} configurations" if best.size > 1 else "best configuration"
     heading = f"What limits the {which}: change in % for 1 % more of an input, ± chance and step"
     return "\n".join([heading, "", *lines_of(columns, width)])
