@@ -28,6 +28,7 @@ _ALL = (*_EMPTY, "all", "pooled", "total")
 def read_actuals(path: str | Path) -> dict[str, tuple[MeasuredMetrics, ...]]:
     """Rows by exp_id, seconds and 1/s; empty cells are not measured. InputError where the file is no such table."""
     text = read_text(path).removeprefix("\ufeff")
+    # Tables come from spreadsheets of all countries: the separator is the one that the heading has most of.
     heading = text.split("\n", 1)[0]
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=heading.count))
     try:
@@ -39,6 +40,8 @@ def read_actuals(path: str | Path) -> dict[str, tuple[MeasuredMetrics, ...]]:
     columns = {name: metric for name in names if (metric := column_metric(name))}
     if "exp_id" not in names or not columns:
         raise InputError(f"{path}: expected columns exp_id, stage_index and measurements such as ttft_mean_ms")
+    # A column that looks like a measurement and is not read (ttft_p90 without a unit) would be missed by who wrote
+    # it.
     unread = [name for name in names if name not in columns and _LIKE_A_METRIC.search(name)]
     metrics: dict[str, list[MeasuredMetrics]] = {}
     for number, row in enumerate(rows, 1):
@@ -75,6 +78,8 @@ def _row(
         if text.lower() in _EMPTY or (value is not None and math.isnan(value)):
             return None
         if value is None or not 0 <= value < math.inf:
+            # A single cell that is no number costs that figure and not the comparison: such tables are long, and
+            # written by hand.
             notes.append(f"row {number}: {name} {text!r} is no measurement")
             return None
         return value

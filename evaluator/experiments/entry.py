@@ -55,6 +55,7 @@ class ConfigEntry:
         given = self.value.get(key)
         if given is None:
             return default
+        # "1.0" is what pandas makes of true in a column that has gaps.
         value = _FLAGS.get(str(given).strip().lower().removesuffix(".0"))
         if value is None:
             raise InputError(f"{self.where}{key} must be true or false, got {given!r}")
@@ -69,11 +70,11 @@ class ConfigEntry:
         given = self.value.get(key)
         if not isinstance(given, Sequence) or isinstance(given, str) or not given:
             raise InputError(f"{self.where}{key} must be a list of objects, got {given!r}")
-        return [ConfigEntry(one, f"{self.where}{key}[{at}]") for at, one in enumerate(given)]
+        return [ConfigEntry(entry, f"{self.where}{key}[{index}]") for index, entry in enumerate(given)]
 
-    def others(self, known: Iterable[str]) -> list[str]:
-        """Keys beside the known ones that say something."""
-        return [f"{self.where}{key}" for key, value in self.value.items() if key not in known and value]
+    def others(self, read: Iterable[str]) -> list[str]:
+        """Keys beside those that are ``read`` that say something."""
+        return [f"{self.where}{key}" for key, value in self.value.items() if key not in read and value]
 
 
 def as_number(given: Any) -> float | None:

@@ -97,4 +97,4 @@ class Experiment:
     def row(self, stage: int) -> MeasuredMetrics | None:
         """The measurements of a stage; of a single stage also those of all requests, which are the same."""
         wanted = (stage, POOLED) if len(self.workload.stages) == 1 else (stage,)
-        return next((row for at in wanted for row in self.measured if row.stage == at), None)
+        return next((row for index in wanted for row in self.measured if row.stage == index), None)

@@ -53,6 +53,8 @@ def precision(published: str, model: str, weights: str, kv: str) -> Precision:
     named, recorded = _narrow(short, published), _narrow(label, weights)
     if recorded is None and label not in _UNSTATED and not _WIDE.fullmatch(label):
         raise InputError(f"weight_precision {weights} is not known: fp8, int8, int4, nvfp4 and bf16 are")
+    # The name of a repository says what its weights are, a record says what somebody typed: where both are exact and
+    # differ, one of them is of another run.
     if named and recorded and named[0] != recorded[0] and label not in _LOOSE:
         raise InputError(f"weight_precision {weights} contradicts the name of the model, {published}")
     kv_dtype = _kv(kv)
@@ -61,9 +63,11 @@ def precision(published: str, model: str, weights: str, kv: str) -> Precision:
         if label in _OPAQUE and parts <= {"bf16", "fp16", "fp32"}:
             raise InputError(f"weight_precision {weights} does not say which: fp8, int8, int4 or nvfp4")
         wide = bool(_WIDE.fullmatch(label)) or bool(re.search(r"[-_](bf16|fp16)$", short))
+        # A label of 16 bits is what was served: a checkpoint that is narrow as published then counts as bf16.
         keep = not wide or parts <= {"bf16", "fp16", "fp32"}
         return Precision(weights="checkpoint" if keep else "bf16", kv=kv_dtype)
     dtype, activations = chosen
+    # fp4 is either of two formats; the checkpoint tells which (gpt-oss is published in mxfp4).
     if label == "fp4" and "mxfp4" in parts:
         dtype = "mxfp4"
     return Precision(weights="checkpoint" if dtype in parts else dtype, activations=activations, kv=kv_dtype)
@@ -72,6 +76,7 @@ def precision(published: str, model: str, weights: str, kv: str) -> Precision:
 def _narrow(text: str, shown: str) -> tuple[str, str] | None:
     """The dtypes of weights and activations that a text says, None for none under 16 bits."""
     for words, dtypes in _KNOWN.items():
+        # Whole words, and the first row in which one occurs counts: "w8a8-fp8" stands before "w8a8".
         if re.search(rf"(?<![a-z0-9])({words})(?![a-z0-9])", text.replace("_", "-")):
             if dtypes is None:
                 raise InputError(f"the cost of the precision of {shown} is not known: fp8, int8, int4, nvfp4, bf16 are")

@@ -20,6 +20,7 @@ def read_experiments(specs: str | Path, actuals: str | Path) -> list[Experiment]
     What is wrong with one experiment is its ``problem``; experiments without measurements stay. Errors: InputError
     where a file cannot be read at all, or where no row is of any experiment.
     """
+    # Measurements first: if they cannot be read there is nothing to compare with, whatever the specifications say.
     rows = read_actuals(actuals)
     try:
         content = json.loads(read_text(specs).removeprefix("\ufeff"))

@@ -29,6 +29,8 @@ def read_requests(path: str | Path) -> pd.DataFrame:
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}")
     with Path(path).open("rb") as file:
+        # A mistake that is easily made: the JSON of a benchmark where its table of requests is asked for. pandas
+        # would report a parser error on some line.
         if file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith((b"{", b"[")):
             raise InputError(
                 f"{path}: is JSON, as load generators write it; requests are a CSV with a row for each of them and "
@@ -54,6 +56,7 @@ def read_requests(path: str | Path) -> pd.DataFrame:
         requests[name] = _checked(path, table, name, 1).astype(int)
     cached = next((name for name in CACHED if name in table), None)
     reused = 0 if cached is None else _checked(path, table.fillna({cached: 0}), cached, 0).astype(int)
+    # One prompt token at least is computed (vLLM bounds a hit by `num_tokens - 1`), whatever the table says.
     requests["cached_tokens"] = np.minimum(reused, requests["prompt_tokens"] - 1)
     requests["request"] = table["request_index"] if "request_index" in table else np.arange(len(table))
     for metric, unit in measured.items():

@@ -96,6 +96,7 @@ def _expert_parallel(entry: ConfigEntry, tensor: int, data: int) -> bool:
     wanted = entry.flag("enable_expert_parallel", False)
     if entry.value.get("expert_parallel_size") is None:
         return wanted
+    # vLLM has a switch and no size: all devices of all data-parallel ranks, or none.
     size = entry.count("expert_parallel_size")
     devices, more = tensor * data, " x data_parallel_size" if data > 1 else ""
     if size not in (1, devices) or (wanted and size != devices):
@@ -108,11 +109,12 @@ def _fraction(entry: ConfigEntry, key: str, default: float) -> float:
     given = entry.number(key, default, least=1e-3)
     if given > 100:
         raise InputError(f"{key} must be a share of at most 1 (or 100 %), got {given:g}")
+    # 90 and 0.9 are both written; no fraction of a memory is above one.
     return given / 100 if given > 1 else given
 
 
 def _workload(entry: ConfigEntry) -> MeasuredWorkload:
-    stages = tuple(_stage(stage, at) for at, stage in enumerate(entry.inners("stages")))
+    stages = tuple(_stage(stage, position) for position, stage in enumerate(entry.inners("stages")))
     indices = [stage.index for stage in stages]
     twice = next((index for index in indices if indices.count(index) > 1), None)
     if twice is not None:
@@ -185,6 +187,8 @@ def _with_measurements(experiment: Experiment, rows: Sequence[MeasuredMetrics]) 
         if row.stage not in stages:
             notes.append(f"stage {row.stage} is not in the specification")
             continue
+        # Counted again by a client from the text, it may be somewhat off what was generated, but not by half; such a
+        # figure is of another run or of a broken counter, and its ITL would be divided by it.
         if row.counted_tokens is not None and not 1 < row.counted_tokens <= most:
             notes.append(f"implied_mean_output_tokens {row.counted_tokens:g} is ignored")
             row = replace(row, counted_tokens=None)

@@ -35,6 +35,8 @@ def requests(experiment: Experiment, seed: int) -> MeasuredRequests:
     arrivals, stages = [], []
     for stage in workload.stages:
         gaps = rng.exponential(size=stage.requests)
+        # inference-perf draws the gaps of a stage and scales them to its duration, so that a stage has its exact
+        # count and rate.
         arrivals.append(start + np.cumsum(gaps) * (stage.duration_s / gaps.sum()))
         stages.append(np.full(stage.requests, stage.index))
         start += stage.duration_s
@@ -60,8 +62,8 @@ def _prompts(experiment: Experiment, rng: np.random.Generator, count: int) -> tu
     ranks = experiment.data_parallel
     rank = rng.integers(0, ranks, count) if ranks > 1 else np.zeros(count, dtype=np.int64)
     group = number % fixed // workload.prompts_per_group
-    known = np.where(_before(number % fixed, rank), prompt - 1, np.where(_before(group, rank), system, 0))
-    return prompt, prompt - known // block * block
+    cached = np.where(_before(number % fixed, rank), prompt - 1, np.where(_before(group, rank), system, 0))
+    return prompt, prompt - cached // block * block
 
 
 def _before(what: np.ndarray, rank: np.ndarray) -> np.ndarray:

@@ -96,6 +96,8 @@ def _shared(config: Config, width: int) -> int:
     size = config.integer("shared_expert_intermediate_size", None, minimum=0)
     if size is None:
         return (count or 0) * width
+    # Qwen states the width of its one shared expert, DeepSeek how many there are of a routed expert's width, some
+    # both.
     return size if count is None else count * size
 
 

@@ -54,6 +54,8 @@ def _of_mistral(content: Any) -> Any:
     text = {_NAMES.get(key, key): value for key, value in content.items() if key not in _UNUSED}
     moe = _level(content, "moe")
     text |= {_MOE_NAMES.get(key, key): value for key, value in moe.items() if key not in _MOE_UNUSED}
+    # Mistral's own files name no architecture: a rank of keys and values is that of MLA, as in DeepSeek-V3; of the
+    # others only the experts tell.
     text["model_type"] = "deepseek_v3" if content.get("kv_lora_rank") else "mixtral" if moe else "mistral"
     text.setdefault("tie_word_embeddings", False)
     if content.get("quantization"):
@@ -61,6 +63,7 @@ def _of_mistral(content: Any) -> Any:
     vision = _level(content, "vision_encoder") or _level(_level(content, "multimodal"), "vision_encoder")
     if not vision:
         return text
+    # The wrapper has it on the outer level, where engines look first.
     quantised = {key: text.pop(key) for key in ("quantization_config",) if key in text}
     return {
         "model_type": "mistral3",

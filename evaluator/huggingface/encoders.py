@@ -86,6 +86,7 @@ def _transformer(key: str, content: Mapping, hidden: int, where: str, beside: Ma
     patch = _small(content.get("patch_size"), 0, 1000)
     # Queries, keys, values and output are four square matrices; norms and biases are below a percent.
     layer = 4 * width * width + _sides(content) * width * _inner(content, width, where, key)
+    # Patches of a square are joined before the projector, whose input is wider by so many.
     merge = content.get("spatial_merge_size", content.get("merge_size", beside.get("spatial_merge_size")))
     joined = width * _small(merge, 1, 100) ** 2
     out = _figure(content, _OUT, where, key) or hidden
@@ -95,6 +96,7 @@ def _transformer(key: str, content: Mapping, hidden: int, where: str, beside: Ma
     projectors = 1 + (len(listed) if isinstance(listed, list) else 0)
     words = _small(beside.get("visual_vocab_size"), 0, 1_000_000)  # of images, as in Ovis 2.5: scored and looked up
     projector = words * (joined + hidden) if words else projectors * (joined * joined + joined * out)
+    # 3 colours of each pixel of a patch, projected to the width of the encoder.
     return layers * layer + 3 * patch * patch * width + projector
 
 

@@ -61,6 +61,8 @@ class Family:
         for index in range(count):
             parts += self._layer(config.at(index), mixers[index], blocks[index], shared[index])
         self._read_unused(config, mixers, blocks)
+        # Equal layers are one kind with a count: the cost of a model follows from a handful of kinds, not from a
+        # hundred layers.
         kinds = _merged(parts)
         if not kinds:
             raise InputError(f"{config.where}: no layer has a mixer or a feed-forward")
@@ -79,6 +81,8 @@ class Family:
         ]
         readers += [reader for word, reader in self.blocks.items() if word not in blocks]
         for reader in readers:
+            # Such a reader may miss keys that only layers of its kind have: then it has read what there is, which is
+            # all that is wanted.
             with contextlib.suppress(InputError):
                 reader(view)
 

@@ -77,6 +77,8 @@ def _in_folder(folder: Path) -> Path | None:
         return named
     snapshots, main = folder / "snapshots", folder / "refs" / "main"
     revisions = sorted(snapshots.iterdir(), key=lambda snapshot: snapshot.stat().st_mtime) if snapshots.is_dir() else []
+    # ``refs/main`` holds the commit that the branch pointed to when it was last downloaded; it goes last and is
+    # looked at first.
     if main.is_file():
         revisions.append(snapshots / main.read_text(encoding="utf-8").strip())
     files = (revision / name for revision in reversed(revisions) for name in _FILES)
@@ -86,6 +88,7 @@ def _in_folder(folder: Path) -> Path | None:
 def read_json(path: str | Path) -> Any:
     """The value of a JSON file. InputError, with file and line, where it cannot be read, or has a key twice."""
 
+    # json keeps the last of two equal keys without a word, and a config that was edited by hand has them.
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = [key for key, count in Counter(key for key, _ in pairs).items() if count > 1]
         if twice:

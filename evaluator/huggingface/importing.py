@@ -47,9 +47,13 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
     # A family is tried by importing the config as one of it, which fails at the first key that it does not read.
     kind = _family(levels, like, notes, lambda name: import_config(config, "likely", name))
     family = FAMILIES[kind]
+    # transformers writes only what differs from a class's defaults into a level inside another one (LLaVA, Pixtral);
+    # at the top it writes all.
     is_nested = text is not outer and text.text("model_type", None) == kind
     text.defaults, text.keys = {**(family.nested if is_nested else {}), **family.defaults}, family.keys
     model_name = check_name(name or _default_name(config))
+    # Layers first: their readers find out which keys mean something in this model; what nobody read is refused at the
+    # end.
     layers = family.layers(text)
     hidden = text.integer("hidden_size")
     encoders = _encoders(levels, hidden, notes)
@@ -186,6 +190,7 @@ def _beside(config: str | Path | Mapping[str, Any], name: str) -> Mapping[str, A
 def _nucleus(asked: Mapping[str, Any] | None) -> bool:
     """Whether a ``generation_config.json`` asks for top-p; without the file no."""
     top_p = None if asked is None else asked.get("top_p")
+    # vLLM takes its sampling defaults from the file (`--generation-config auto`), and top_p of 1 keeps all tokens.
     return isinstance(top_p, int | float) and 0.0 < top_p < 1.0
 
 

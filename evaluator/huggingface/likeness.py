@@ -36,6 +36,8 @@ def stated_family(levels: list[Config], reads: Reads) -> tuple[str | None, str |
         named = _class_family(level)
         if named is None or (typed is not None and FAMILIES[named] is FAMILIES[typed]):
             continue
+        # The class only where the ``model_type`` does not do: trying both is an import of the whole config, and most
+        # agree.
         if typed is None or (level.text("model_type", None) == typed and not _can(reads, typed) and _can(reads, named)):
             what = f"model_type {types[0]}" if types else "a config without model_type"
             return named, f"assumed: {what} has the layers of {named}, for its class is {_class_of(level)}"
@@ -116,5 +118,6 @@ def _why(text: Config, complaints: Mapping[str, InputError]) -> str:
     """What the likeliest of the families did not know."""
     if not complaints:
         return f"hidden_act {text.raw('hidden_act')!r} does not tell whether its feed-forwards are gated"
+    # The family whose complaint helps most: of MLA's keys llama would complain in the first place.
     closest = "deepseek_v3" if text.has("kv_lora_rank") else "exaone_moe" if text.has("num_experts") else "llama"
     return f"no known family reads all of its keys ({closest}: {complaints[closest]})"

@@ -45,6 +45,7 @@ def _fp8(config: Config) -> Stored:
 
 
 def _mxfp4(config: Config) -> Stored:
+    # gpt-oss: its `modules_to_not_convert` names all but the experts.
     return {"experts": "mxfp4"}
 
 
@@ -118,6 +119,7 @@ def _groups(config: Config) -> Stored:
         group = config.inner("config_groups").inner(name)
         dtype = _group_dtype(group)
         for part in _group_parts(group):
+            # One dtype for a part of all layers is all that the cost model has; a mixture would be wrong in either.
             if dtypes.setdefault(part, dtype) != dtype:
                 raise InputError(
                     f"{config.place('config_groups')}: several weight dtypes ({dtypes[part]}, {dtype}) of {part} "
@@ -159,8 +161,10 @@ def _group_dtype(group: Config) -> str:
         raise InputError(
             f"{weights.place('num_bits')}: weights of {kind[1]} bits of type '{kind[0]}' are not supported"
         )
+    # Scales by block of 128 x 128 go with DeepGEMM's kernels, which are other ones than those of scales by row.
     if kind == ("float", 8) and weights.raw("strategy", None) == "block":
         return "fp8_block"
+    # Four-bit floats in groups of 32 with power-of-two scales are mxfp4, in groups of 16 with fp8 scales nvfp4.
     scales_of_32 = kind == ("float", 4) and weights.raw("group_size", 16) == 32
     return "mxfp4" if scales_of_32 else dtypes[kind]
 

@@ -59,6 +59,8 @@ def _kv_heads(config: Config, heads: int, kv_heads: int) -> int:
 def _head_dim(config: Config, heads: int) -> int:
     hidden = config.integer("hidden_size")
     if hidden % heads:
+        # Without ``head_dim`` transformers takes hidden_size // heads, rounded down without a word; a config where it
+        # does not divide has the size elsewhere, under a key that this family does not read.
         raise InputError(f"{config.place('num_attention_heads')}: {heads} does not divide hidden_size {hidden}")
     return hidden // heads
 
@@ -102,6 +104,8 @@ def sparse(of: MixerReader) -> MixerReader:
         assert isinstance(mixer, LatentAttention)
         types = _indexer_types(config)
         heads, size = config.integer("index_n_heads"), config.integer("index_head_dim")
+        # An earlier layer's choice takes no indexer: neither weights nor time, but the same number of attended
+        # tokens.
         shared = types is not None and config.layer is not None and types[config.layer] == "shared"
         return replace(
             mixer,

@@ -123,6 +123,7 @@ def is_neutral(key: str, value: Any) -> bool:
         return _SWITCHES.search(key) is not None
     if not isinstance(value, int):
         return False
+    # 0 switches off, a period of 1 treats all layers alike; any other number may be a size and is refused.
     return value == 0 or (value == 1 and _PERIODS.search(key) is not None) or _NUMBERS.search(key) is not None
 
 

@@ -219,6 +219,7 @@ def _qwen_windows(config: Config, layers: int) -> Words | None:
     first = config.integer("max_window_layers", None, minimum=0)
     if not config.flag("use_sliding_window"):
         return None
+    # A null window is none, whatever the switch says.
     window = "window" if config.has("sliding_window") else "full"
     return [window if index >= (first or 0) else "full" for index in range(layers)]
 
@@ -267,6 +268,7 @@ def _ernie(config: Config, layers: int) -> Words:
 def _expert_period(config: Config, layers: int) -> Words:
     """Jamba: experts in one layer of ``expert_layer_period``, at ``expert_layer_offset``; none with one expert."""
     period, offset = config.integer("expert_layer_period"), config.integer("expert_layer_offset", minimum=0)
+    # 16 is JambaConfig's default, and a Jamba without experts says 1.
     several = config.integer("num_experts", 16) > 1
     return ["moe" if several and index % period == offset else "dense" for index in range(layers)]
 

@@ -53,6 +53,7 @@ _EXPERTS = {"fp4": "mxfp4", "mxfp4": "mxfp4", "fp8": "fp8"}
 
 
 def _plain_dtype(outer: Config, text: Config) -> str:
+    # transformers renamed ``torch_dtype`` to ``dtype``; the text level's own goes first.
     words = [level.raw(key, None) for level in (text, outer) for key in ("torch_dtype", "dtype")]
     word = next((item for item in words if item is not None), "bfloat16")
     if not isinstance(word, str) or word not in _DTYPES:

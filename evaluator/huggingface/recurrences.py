@@ -47,6 +47,7 @@ def mamba1(config: Config) -> Recurrence:
     hidden = config.integer("hidden_size")
     width = config.integer("mamba_inner", config.integer("mamba_expansion", 2) * hidden)
     rank = config.raw("mamba_step_rank", "auto")
+    # "auto" is ceil(hidden / 16) in the published code of Mamba.
     rank = -(-hidden // 16) if rank == "auto" else config.integer("mamba_step_rank")
     state, kernel = config.integer("mamba_state", 16), config.integer("mamba_conv", 4)
     return Recurrence(
@@ -102,6 +103,7 @@ def kimi_delta(gate_rank: bool) -> MixerReader:
         level.skip("gate_lower_bound")
         level.expect("num_kv_heads", heads)
         width, hidden = heads * size, config.integer("hidden_size")
+        # How many of the two gates have a full matrix; each of the others passes a rank of one head size, in and out.
         full = 2 if not gate_rank else 1 if level.flag("use_full_rank_gate", False) else 0
         gates = -(-(2 - full) * size * (hidden + width) // width)
         projected = (3 + full) * width + heads
@@ -124,6 +126,8 @@ def rg_lru(config: Config) -> Recurrence:
     """Griffin's gated linear recurrence (arXiv:2402.19427, section 2.4): gates of block-diagonal matrices."""
     heads = config.integer("num_attention_heads")
     width = config.integer("lru_width", None) or config.integer("hidden_size")
+    # Block-diagonal: a matrix of a head's width for each of two gates, which is 2 x width / heads weights per
+    # channel.
     gates = 2 * _divided(config, width, heads)
     return Recurrence("rg_lru", heads=heads, width=width, projected=2 * width, state=width, convolved=width,
                       conv_kernel=config.integer("mamba_conv", 4), gates=gates, vectors=6)  # fmt: skip

@@ -70,15 +70,16 @@ def _load(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, list
     """Arrivals, the number of requests asked for, and what is not heeded: of AIPerf, or GenAI-Perf."""
     phases = config.get("phases")
     if isinstance(phases, Sequence) and not isinstance(phases, str):
-        own = [one for one in phases if isinstance(one, Mapping) and one.get("kind", "profiling") == "profiling"]
-        if len(own) != 1:
-            raise InputError(f"input_config.phases: one profiling phase is compared, there are {len(own)}")
-        stated: Mapping[str, Any] = own[0]
+        profiling = [phase for phase in phases if isinstance(phase, Mapping)]
+        profiling = [phase for phase in profiling if phase.get("kind", "profiling") == "profiling"]
+        if len(profiling) != 1:
+            raise InputError(f"input_config.phases: one profiling phase is compared, there are {len(profiling)}")
+        stated: Mapping[str, Any] = profiling[0]
     else:
         perf = config.get("perf_analyzer")
         stimulus = perf.get("stimulus") if isinstance(perf, Mapping) else None
         older = config.get("loadgen", config.get("load_generator"))
-        stated = next((one for one in (stimulus, older) if isinstance(one, Mapping)), config)
+        stated = next((section for section in (stimulus, older) if isinstance(section, Mapping)), config)
     asked = as_number(stated.get("requests", stated.get("request_count")))
     kind = str(stated.get("type", stated.get("request_rate_mode", "poisson")))
     rate = as_number(stated.get("rate", stated.get("request_rate")))

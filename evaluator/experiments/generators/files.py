@@ -23,6 +23,7 @@ from evaluator.yaml import read_text
 LARGEST_BYTES = 512 * 2**20
 """GuideLLM keeps the texts of all answers: 10,000 requests are some 100 MB. A larger file is no result."""
 
+# In this order: a result of SGLang has all keys by which one of vLLM is known.
 _OBJECTS = (sglang_bench, vllm_bench, aiperf, guidellm, inference_perf)
 _TEXTS = (mlperf, points)
 GENERATORS = tuple(reader.NAME for reader in (*_OBJECTS, *_TEXTS))
@@ -70,40 +71,42 @@ def read_runs(path: str | Path, label: str | None = None) -> list[MeasuredRun]:
 def _runs(text: str, label: str) -> list[MeasuredRun]:
     begin = text.lstrip()[:1]
     if begin not in ("{", "["):
-        reader = next((one for one in _TEXTS if one.recognised(text[:65536])), None)
+        reader = next((of_texts for of_texts in _TEXTS if of_texts.recognised(text[:65536])), None)
         if reader is None:
             raise InputError(_unknown("no JSON, no summary of LoadGen and no table of points"))
         return reader.read(text, label)
     objects = _objects(text)
     runs: list[MeasuredRun] = []
     for number, (line, content) in enumerate(objects, 1):
-        reader_of = next((one for one in _OBJECTS if isinstance(content, Mapping) and one.recognised(content)), None)
+        generators = _OBJECTS if isinstance(content, Mapping) else ()
+        generator = next((of_objects for of_objects in generators if of_objects.recognised(content)), None)
         where = f"line {line}: " if len(objects) > 1 else ""
-        if reader_of is None:
+        if generator is None:
             raise InputError(where + _unknown(_shape(content)))
         try:
-            runs += reader_of.read(content, label if len(objects) == 1 else f"{label} #{number}")
+            runs += generator.read(content, label if len(objects) == 1 else f"{label} #{number}")
         except InputError as error:
-            raise InputError(f"{where}as {reader_of.NAME} writes it: {error}") from None
+            raise InputError(f"{where}as {generator.NAME} writes it: {error}") from None
     return runs
 
 
 def _objects(text: str) -> list[tuple[int, Any]]:
     """The objects of a file with the lines that they begin on: one of the whole file, or one a line."""
     try:
+        # SGLang appends a line for each run to one file; a single object, pretty-printed or not, is tried first.
         return [(1, json.loads(text))]
     except json.JSONDecodeError as error:
         whole = error
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
         raise InputError(f"not JSON, or cut off (line {whole.lineno}: {whole.msg})") from None
-    found = []
+    objects = []
     for number, line in lines:
         try:
-            found.append((number, json.loads(line)))
+            objects.append((number, json.loads(line)))
         except json.JSONDecodeError as error:
             raise InputError(f"line {number}: not JSON, or cut off ({error.msg})") from None
-    return found
+    return objects
 
 
 def _shape(content: Any) -> str:
@@ -114,5 +117,5 @@ def _shape(content: Any) -> str:
     return f"a {type(content).__name__}"
 
 
-def _unknown(there: str) -> str:
-    return f"no result of {', '.join(GENERATORS)} is recognised; there is {there[:300]}"
+def _unknown(content: str) -> str:
+    return f"no result of {', '.join(GENERATORS)} is recognised; there is {content[:300]}"

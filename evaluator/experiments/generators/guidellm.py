@@ -43,9 +43,9 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
 def _run(benchmark: Mapping[str, Any], label: str) -> MeasuredRun:
     metrics: dict[str, float] = {}
     for ours, (theirs, seconds) in METRICS.items():
-        there = _successful(benchmark, theirs)
-        percentiles = there.get("percentiles")
-        given = {name: there.get(name) for name in ("mean", "median")}
+        answered = _successful(benchmark, theirs)
+        percentiles = answered.get("percentiles")
+        given = {name: answered.get(name) for name in ("mean", "median")}
         metrics |= statistics_of(ours, given | (dict(percentiles) if isinstance(percentiles, Mapping) else {}), seconds)
     prompts: np.ndarray | float | None = as_number(_successful(benchmark, "prompt_token_count").get("mean"))
     outputs: np.ndarray | float | None = as_number(_successful(benchmark, "output_token_count").get("mean"))
@@ -53,10 +53,10 @@ def _run(benchmark: Mapping[str, Any], label: str) -> MeasuredRun:
     requests, begun = benchmark.get("requests"), None
     listed = requests.get("successful") if isinstance(requests, Mapping) else None
     if isinstance(listed, Sequence) and listed and not isinstance(listed, str):
-        found = _requests(listed)
-        if found is not None:
-            prompts, outputs, begun = found
-            count = len(found[0])
+        columns = _requests(listed)
+        if columns is not None:
+            prompts, outputs, begun = columns
+            count = len(columns[0])
     # Its own mean rate is of the gaps between completions, which one long gap decides: requests over time are ours.
     duration = as_number(benchmark.get("duration"))
     if duration and duration > 0 and count:
@@ -78,17 +78,18 @@ def _run(benchmark: Mapping[str, Any], label: str) -> MeasuredRun:
 def _successful(benchmark: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     metrics = benchmark.get("metrics")
     metric = metrics.get(name) if isinstance(metrics, Mapping) else None
-    there = metric.get("successful") if isinstance(metric, Mapping) else None
-    return there if isinstance(there, Mapping) else {}
+    successful = metric.get("successful") if isinstance(metric, Mapping) else None
+    return successful if isinstance(successful, Mapping) else {}
 
 
 def _requests(listed: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """Prompt tokens, output tokens and times of sending; None where some request lacks one of them."""
     names = ("prompt_tokens", "output_tokens", "request_start_time")
-    rows = [[as_number(one.get(name)) for name in names] for one in listed if isinstance(one, Mapping)]
+    rows = [[as_number(request.get(name)) for name in names] for request in listed if isinstance(request, Mapping)]
     if len(rows) != len(listed) or any(value is None or not 0 < value < float("inf") for row in rows for value in row):
         return None
     table = np.array(rows, dtype=np.float64)
+    # Requests are listed as they ended; a closed loop and a replay want them as they were sent.
     table = table[np.argsort(table[:, 2], kind="stable")]
     return table[:, 0], table[:, 1], table[:, 2] - table[0, 2]
 

@@ -28,6 +28,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     """The run of a stage; a summary of several stages has no one load and is refused."""
     successes = content["successes"]
     metrics: dict[str, float] = {}
+    # Some versions have the metrics on the level above.
     latency = successes.get("latency", successes)
     for ours, theirs in METRICS.items():
         given = latency.get(theirs) if isinstance(latency, Mapping) else None

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from evaluator.errors import InputError
-from evaluator.experiments.entry import ConfigEntry, as_number
+from evaluator.experiments.entry import as_number
 
 MOST_REQUESTS = 200_000
 """Requests of a run that a comparison simulates; generators' own tables rarely have more than ten thousand."""
@@ -45,6 +45,7 @@ class MeasuredRun:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        # Checked in the record, since every generator's reader ends here.
         if not 1 <= self.requests <= MOST_REQUESTS:
             raise InputError(f"{self.requests:,} requests; a comparison takes 1 to {MOST_REQUESTS:,}")
         for what, tokens in (("prompts", self.prompt_tokens), ("outputs", self.output_tokens)):
@@ -80,19 +81,19 @@ def statistic(name: str) -> str | None:
     """``mean`` or ``p99`` of what generators call it (avg, median, P99, p99, p999); None for another word."""
     if name in _NAMED:
         return _NAMED[name]
-    found = _STATISTIC.fullmatch(name)
-    return None if found is None or float(found[1]) > 100 else f"p{float(found[1]):g}"
+    percentile = _STATISTIC.fullmatch(name)
+    return None if percentile is None or float(percentile[1]) > 100 else f"p{float(percentile[1]):g}"
 
 
 def statistics_of(metric: str, values: Mapping[str, Any], seconds: float) -> dict[str, float]:
     """The statistics of a metric in seconds, of a mapping from their names to numbers; what is none is left out."""
-    found = {}
+    statistics = {}
     for name, given in values.items():
         kind, value = statistic(str(name)), as_number(given)
         if kind is not None and value is not None and 0 <= value < math.inf:
-            found[f"{metric}_{kind}"] = value * seconds
+            statistics[f"{metric}_{kind}"] = value * seconds
     # Generators write zeros for what they did not measure: the TTFT of answers that were not streamed.
-    return found if any(found.values()) else {}
+    return statistics if any(statistics.values()) else {}
 
 
 def rates_of(entry: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
@@ -106,9 +107,9 @@ def per_request(values: Any, what: str, least: float = 0.0) -> np.ndarray:
     if not isinstance(values, Sequence) or isinstance(values, str):
         raise InputError(f"{what} must be a list, got {type(values).__name__}")
     numbers = [as_number(value) for value in values]
-    for at, value in enumerate(numbers):
+    for index, value in enumerate(numbers):
         if value is None or not least <= value < math.inf:
-            raise InputError(f"{what}[{at}] must be a number of at least {least:g}, got {str(values[at])[:40]!r}")
+            raise InputError(f"{what}[{index}] must be a number of at least {least:g}, got {str(values[index])[:40]!r}")
     return np.array(numbers, dtype=np.float64)
 
 
@@ -117,21 +118,16 @@ def mean_of(total: float | None, count: int) -> float | None:
     return total / count if total and count else None
 
 
-def plain_entry(value: Any, where: str) -> ConfigEntry:
-    """An object of a file; InputError says where none is."""
-    return ConfigEntry(value, where)
-
-
 def latencies_of_requests(
     ttft_s: np.ndarray, e2e_s: np.ndarray, output_tokens: np.ndarray, percents: Iterable[float] = (50, 90, 95, 99)
 ) -> dict[str, float]:
     """TTFT, TPOT and E2E of single requests, as a generator would summarise them; NaN is not measured."""
     with np.errstate(divide="ignore", invalid="ignore"):
         tpot = np.where(output_tokens > 1, (e2e_s - ttft_s) / (output_tokens - 1), np.nan)
-    found: dict[str, float] = {}
+    statistics: dict[str, float] = {}
     for name, values in (("ttft", ttft_s), ("tpot", tpot), ("e2e", e2e_s)):
-        there = values[np.isfinite(values)]
-        if len(there):
-            found[f"{name}_mean"] = float(there.mean())
-            found |= {f"{name}_p{percent:g}": float(np.percentile(there, percent)) for percent in percents}
-    return found
+        measured = values[np.isfinite(values)]
+        if len(measured):
+            statistics[f"{name}_mean"] = float(measured.mean())
+            statistics |= {f"{name}_p{percent:g}": float(np.percentile(measured, percent)) for percent in percents}
+    return statistics

@@ -33,6 +33,7 @@ def read(text: str, label: str) -> list[MeasuredRun]:
     if stated.get("mode") not in (None, "PerformanceOnly"):
         raise InputError(f"the mode is {stated['mode'][:40]!r}; only runs of performance are compared")
     metrics: dict[str, float] = {}
+    # Offline has no latencies that mean anything: all samples are there from the start.
     if kind == "Server":
         for metric, (mean, percentile) in _LATENCIES.items():
             given: dict[str, Any] = {"mean": stated.get(f"mean {mean}")}
@@ -44,6 +45,7 @@ def read(text: str, label: str) -> list[MeasuredRun]:
     rate = _number(stated, "completed samples per second", "samples per second")
     tokens = _number(stated, "completed tokens per second", "tokens per second")
     metrics |= {name: value for name, value in (("throughput_rps", rate), ("output_tok_per_s", tokens)) if value}
+    # What was scheduled, not what was completed: in an overloaded run fewer complete than come.
     target = _number(stated, "scheduled samples per second", "target_qps")
     # Offline is one query of all samples: as many as the shortest run at the expected rate takes.
     least = (_number(stated, "min_duration (ms)") or 0) * 1e-3 * (rate or 0)

@@ -35,6 +35,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     outputs: np.ndarray | float | None = mean_of(as_number(content.get("total_output_tokens")), requests)
     if content.get("input_lens") is not None and content.get("output_lens") is not None:
         given = lengths_of(content)
+        # A request that failed has an output of 0 tokens.
         answered = (given[0] > 0) & (given[1] > 0)
         prompts, outputs = given[0][answered], given[1][answered]
         requests = len(prompts)

@@ -72,13 +72,13 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
 
 def latencies(content: Mapping[str, Any], metrics: Mapping[str, str]) -> dict[str, float]:
     """``mean_ttft_ms``, ``p99_ttft_ms`` and the like of each metric."""
-    found: dict[str, float] = {}
+    statistics: dict[str, float] = {}
     for ours, theirs in metrics.items():
         ending = f"_{theirs}_ms"
-        found |= statistics_of(
+        statistics |= statistics_of(
             ours, {name.removesuffix(ending): value for name, value in content.items() if name.endswith(ending)}, 1e-3
         )
-    return found
+    return statistics
 
 
 def lengths_of(content: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -102,6 +102,7 @@ def load_of(content: Mapping[str, Any], sent: int) -> tuple[dict[str, Any], list
     users = content.get("max_concurrency")
     if rate is None or rate <= 0:
         raise InputError(f"request_rate must be a number above 0 or inf, got {str(given)[:40]!r}")
+    # A bound above the number of requests never holds one back: such a run is of its rate alone.
     held_back = users is not None and (as_number(users) or 0) < sent
     if rate == math.inf:
         if not held_back:

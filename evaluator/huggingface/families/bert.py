@@ -40,6 +40,7 @@ BERT = Family(
     output="vector",
     ignored=keys("position_embedding_type is_decoder gradient_checkpointing classifier_dropout output_past"),
 )
+# Positions count from the padding token's number (1) plus one: a table of 514 rows serves 512 tokens.
 ROBERTA = replace(BERT, unused_positions=_PADDING)
 
 FAMILIES: Mapping[str, Family] = {"bert": BERT, "roberta": ROBERTA, "xlm-roberta": ROBERTA}

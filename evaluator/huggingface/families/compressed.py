@@ -37,6 +37,8 @@ def _attention(kind: str | None) -> MixerReader:
             output_groups=config.integer("o_groups"),
             output_rank=config.integer("o_lora_rank"),
             window=config.integer("sliding_window"),
+            # Windows of all layers are counted over one reach, that of the sparse layers: top-k entries of few tokens
+            # each.
             reach=top * few,
             ratio=0 if kind is None else few if chosen else many,
             index_heads=heads if chosen else 0,

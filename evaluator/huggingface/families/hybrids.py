@@ -68,6 +68,8 @@ NEMOTRON_H = Family(
 
 def _both(config: Config, block: FeedForward | None) -> list[Part]:
     """Falcon-H1 (arXiv:2507.22448): Mamba-2 and attention read the same input; here they follow each other."""
+    # In sequence the time is the sum of both; on one device neither could run beside the other without slowing it
+    # down.
     return [(mamba2(config), None, None), (softmax()(config), block, None)]
 
 
@@ -109,6 +111,7 @@ def _lfm2_width(config: Config) -> FeedForward:
     multiple = config.integer("block_multiple_of", 256)
     if not config.flag("block_auto_adjust_ff_dim", True):
         return block
+    # As `Lfm2MLP` of transformers computes it, with its rounding down at each step.
     width = int(factor * int(2 * block.intermediate / 3))
     return replace(block, intermediate=-(-width // multiple) * multiple)
 

@@ -62,7 +62,11 @@ def _longcat(config: Config, block: FeedForward | None) -> list[Part]:
     assert isinstance(moe, MoeFeedForward)
     zero = config.integer("zero_expert_num", 0, minimum=0)
     config.skip("zero_expert_type")
+    # An average, as a token's number of computing experts varies: the time of a batch follows from how many tokens
+    # come to all experts together.
     visits = max(1, round(moe.experts_per_token * moe.experts / (moe.experts + zero)))
+    # Two attentions with a dense block behind each, the experts beside them (ScMoE): three kinds of layers one after
+    # the other, though the published model overlaps the third with the others.
     return [(mixer, two, None), (mixer, two, None), (None, replace(moe, experts_per_token=visits), None)]
 
 

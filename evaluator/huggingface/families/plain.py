@@ -35,6 +35,7 @@ def _cross_attention(config: Config) -> int:
     """Parameters of Llama 3.2's layers with cross-attention, and of its eight embeddings beyond the vocabulary."""
     count, hidden = len(config.indices("cross_attention_layers", config.layers()) or ()), config.integer("hidden_size")
     heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
+    # Query and output projections of the full width, key and value projections of the KV heads.
     attention = 2 * hidden * (hidden + hidden // heads * kv_heads)
     return count * (attention + 3 * hidden * config.integer("intermediate_size") + 2 * hidden) + 8 * hidden
 
