@@ -45,7 +45,7 @@ class CompileKey:
     pipeline_ranks: int = 1  # in ``preemptive`` only: batches in flight, of several pools the most of any
     fewer_ranks: bool = False  # some of several pools has fewer
     peaks: bool = False  # in ``preemptive`` only: some lane admits by the future peak of its KV (LightLLM)
-    asynchronous: bool = False  # in ``preemptive`` only: batches are planned before the one under way ends
+    asynchronous: bool = False  # batches are planned before the one under way ends
     swapping: bool = False  # in ``preemptive`` only: preempted requests may go to host memory
     kv_manager: str = ""  # in ``preemptive`` only: the one that keeps the KV by hooks of its own
     replicas: int = 1  # several run together in ``joint``: as many or fewer of them
@@ -116,13 +116,14 @@ def program(
             lockstep=locked,
         )
     swapping = swaps(deployment)
+    ahead = plans_ahead(deployment)
     # With drafts KV on demand goes to the general program at once: ``fcfs_reserved`` has no form for both.
     if cached or out_of_order(deployment) or (drafts and on_demand(deployment)):
         return CompileKey(
             True,
             pipeline_ranks,
             peaks=peaks,
-            asynchronous=plans_ahead(deployment),
+            asynchronous=ahead,
             swapping=swapping,
             kv_manager=kv_hooks(deployment),
             drafts=width,
@@ -131,9 +132,11 @@ def program(
     if drafts:
         return CompileKey(drafts=width)
     if on_demand(deployment):
-        return CompileKey(on_demand=True, swapping=swapping)
-    # A power of two, as all numbers that a program is compiled for; it takes requests with fewer branches, too.
-    return CompileKey(branches=1 << (branches - 1).bit_length()) if branches > 1 else FCFS_RESERVED
+        return CompileKey(on_demand=True, swapping=swapping, asynchronous=ahead)
+    if branches > 1:
+        # A power of two, as all numbers that a program is compiled for; it takes requests with fewer branches, too.
+        return CompileKey(branches=1 << (branches - 1).bit_length())
+    return CompileKey(asynchronous=True) if ahead else FCFS_RESERVED
 
 
 def in_any_order(which: CompileKey) -> CompileKey:
@@ -155,7 +158,6 @@ def out_of_order(deployment: Deployment) -> str | None:
         f"policy {record.name}": record.preemptive_program,
         f"packing {batching.packing}": batching.packing != "fcfs",
         "long_prefill_token_threshold": batching.long_prefill_token_threshold > 0 and not record.whole_prompts,
-        f"batching.planning {batching.planning}": plans_ahead(deployment),
         f"kv.manager {deployment.kv.manager}": bool(kv_hooks(deployment)),
     }
     return next((name for name, applies in reasons.items() if applies), None)

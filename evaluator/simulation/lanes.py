@@ -117,7 +117,7 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
     vectorise = jax.default_backend() != "cpu"
     which = group.key
     if not which.preemptive:
-        simple = fcfs_reserved.Structure(group.ring, group.key.windowed, group.block_tokens)
+        simple = fcfs_reserved.Structure(group.ring, which.windowed, group.block_tokens, which.asynchronous)
         return partial(bounded(fcfs_reserved.run_lanes), structure=simple, vectorise=vectorise)
     structure = preemptive.Structure(
         group.ring, group.key.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend,

@@ -37,6 +37,8 @@ CASES: dict[str, dict[str, Any]] = {
     "on_demand": ON_DEMAND,
     "on_demand, windowed, MoE": {**ON_DEMAND, "deployment.model": "gpt-oss-20b"},
     "on_demand, short of KV": TIGHT,
+    "planned ahead": {"deployment.batching.planning": "asynchronous"},
+    "planned ahead, on_demand": {**ON_DEMAND, "deployment.batching.planning": "asynchronous"},
     "orca": {"deployment.batching.policy": "orca"},
     "least_work_left": {"deployment.batching.packing": "least_work_left"},
     "512 tokens of a prompt at a time": {"deployment.batching.long_prefill_token_threshold": 512},

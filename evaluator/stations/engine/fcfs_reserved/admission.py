@@ -28,7 +28,7 @@ class Intake(NamedTuple):
     """The part of the state that admission changes, and what it has gathered for the iteration."""
 
     more: Flag  # the last candidate went in completely: look at the next
-    waits: Flag  # the last candidate would go in, but has not arrived
+    waits: Flag  # the last candidate would go in, but has not arrived, or waits for who leaves with the batch under way
     next_arrival: Float
     head: Int
     progress: Float
@@ -55,15 +55,18 @@ class PromptCandidate(NamedTuple):
     output: Float
     kv: Float
     sequences: Float  # branches, 1 where there are none
-    waits: Flag  # it would go in, but has not arrived
+    waits: Flag  # it does not go in, but would if it had arrived and nobody were about to leave
     starts: Flag  # it is scheduled for the first time
     complete: Flag  # the rest of its prompt goes in
     tokens: Float  # prompt tokens computed
     before: Float  # tokens of the prompt whose KV is there already
 
 
-def admit(given: Given, state: State, now: Float) -> Intake:
-    """Fill the iteration that starts at ``now``, one request after the other until one does not go in completely."""
+def admit(given: Given, state: State, now: Float, start_s: Float) -> Intake:
+    """Fill the iteration that starts at ``start_s``, one request after the other until one does not go in completely.
+
+    Arrivals are looked at ``now``: planned ahead, that is earlier.
+    """
     zero = jnp.zeros((), jnp.float64)
     false = jnp.zeros((), bool)
     intake = Intake(
@@ -73,7 +76,7 @@ def admit(given: Given, state: State, now: Float) -> Intake:
     )  # fmt: skip
     return lax.while_loop(
         lambda intake: intake.more,
-        lambda intake: _consider(given, state, now, intake),
+        lambda intake: _consider(given, state, now, start_s, intake),
         intake,
     )
 
@@ -93,14 +96,22 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Prompt
     )
     share = jnp.where(limits.policy.whole_prompts, jnp.where(rest <= budget, rest, 0.0), jnp.minimum(rest, budget))
     started = intake.progress > 0
-    has_kv = True if given.on_demand is not None else started | (intake.kv + kv <= limits.kv_units)
-    fits = (
-        jnp.where(limits.prompts_resident, budget >= given.rows(sequences), share > 0)
-        & has_kv
-        & (state.decodes + intake.joined + sequences <= limits.max_num_seqs)
-        & ~(limits.policy.drain_first & (state.decodes > 0))
-        & (i < jnp.minimum(state.released, limits.requests))
-    )
+    has_budget = jnp.where(limits.prompts_resident, budget >= given.rows(sequences), share > 0)
+
+    def has_room(seats: Float, units: Float, released: Int) -> Flag:
+        """For what is taken of seats and KV, and for the requests that were sent."""
+        has_kv = True if given.on_demand is not None else started | (units + kv <= limits.kv_units)
+        has_seat = seats + intake.joined + sequences <= limits.max_num_seqs
+        drains = limits.policy.drain_first & (seats > 0)
+        return has_kv & has_seat & ~drains & (i < jnp.minimum(released, limits.requests))
+
+    planned = state.planned
+    if planned is None:
+        fits = would_fit = has_budget & has_room(state.decodes, intake.kv, state.released)
+    else:
+        would_fit = has_budget & has_room(state.decodes, intake.kv - planned.kv, state.released + planned.requests)
+        # ``AsyncScheduler``: who has the last token with the batch under way is gone only when that has ended.
+        fits = has_budget & has_room(state.decodes + planned.sequences, intake.kv, state.released)
     taken = fits & (arrival <= now)
     return PromptCandidate(
         arrival,
@@ -108,7 +119,7 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Prompt
         output,
         kv,
         sequences,
-        waits=fits & ~taken,
+        waits=would_fit & ~taken,
         starts=taken & ~started,
         complete=taken & (share == rest),
         tokens=jnp.where(taken, share, 0.0),
@@ -116,7 +127,7 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Prompt
     )
 
 
-def _consider(given: Given, state: State, now: Float, intake: Intake) -> Intake:
+def _consider(given: Given, state: State, now: Float, start_s: Float, intake: Intake) -> Intake:
     """Look at the head of the waiting queue and take what the policy and the limits allow of it."""
     one = _candidate(given, state, now, intake)
     i, complete = intake.head, one.complete
@@ -136,7 +147,7 @@ def _consider(given: Given, state: State, now: Float, intake: Intake) -> Intake:
         prompts=intake.prompts.add_chunk(one.before, one.tokens, given.window()),
         joined=intake.joined + jnp.where(complete, one.sequences, 0.0),
         joined_context=intake.joined_context + jnp.where(complete, one.sequences * attends, 0.0),
-        scheduled_s=write(intake.scheduled_s, i, jnp.where(one.starts, now, read(intake.scheduled_s, i))),
+        scheduled_s=write(intake.scheduled_s, i, jnp.where(one.starts, start_s, read(intake.scheduled_s, i))),
     )
     if given.branches is not None:
         return _branch_out(given, one, attends, first_step, i, taken)

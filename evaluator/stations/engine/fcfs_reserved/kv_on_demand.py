@@ -43,7 +43,8 @@ class KvGrowth(NamedTuple):
 class KvUse(NamedTuple):
     """Units in use in the iterations of a trip."""
 
-    last: Float  # in the last of them, in which there are most
+    last: Float  # in the last of them
+    most: Float  # in any of them
     unit_s: Float  # integrated over their time
 
 
@@ -199,13 +200,18 @@ def kv_of_leap(
 
     The first takes ``first_s``, each next one ``slope_s`` more than the one before. What is taken in iteration j is in
     use for the time of the leap less that of the j iterations before it, which is a polynomial in j.
+
+    Planned ahead, an iteration takes its KV when the one before starts, and what is integrated goes from the start of
+    the leap to that of its last iteration: the next batch is planned then.
     """
     iterations, none = count.astype(jnp.float64), Moments(*(jnp.zeros((), jnp.float64),) * 3)
     taken = lax.cond(count > 1, lambda: _taken_later(given, growth.steps, step, count - 1), lambda: none)
+    last = kv + taken.taken
+    if given.structure.asynchronous:
+        iterations, taken = jnp.maximum(iterations - 1.0, 0.0), taken.later(jnp.float64(-1.0))
     took_s = _passed(iterations, iterations * iterations, first_s, slope_s)
     before_s = _passed(taken.places, taken.squares, first_s, slope_s)
-    last = kv + taken.taken
-    return KvUse(last, last * took_s - before_s)
+    return KvUse(last, last, last * took_s - before_s)
 
 
 def _passed(iterations: Float, squared: Float, first_s: Float, slope_s: Float) -> Float:

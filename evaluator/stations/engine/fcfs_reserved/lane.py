@@ -57,6 +57,7 @@ class Structure(NamedTuple):
     ring: int  # steps in the rings, a power of two above the longest output
     windowed: bool  # the model has sliding-window layers
     block_tokens: int = 0  # KV on demand: at least the tokens of a block of any lane
+    asynchronous: bool = False  # the next batch is planned while one runs, see ``planned_ahead``; without drafts
 
 
 class Given(NamedTuple):

@@ -7,7 +7,7 @@ prompts, or a leap over all decode iterations up to the next event: a completion
 fills the attention window, or the iteration from which the device takes longer than the host that runs ahead. In
 between the batch is fixed and an iteration's time is affine in the number of iterations, so their sum has a closed form
 and the result equals a loop over single iterations (``evaluator.reference``) to rounding, at a cost per request instead
-of per token.
+of per token. Batches that are planned ahead (``planned_ahead``) change the times at which the loop looks, and no more.
 
 On CPU the lanes run one after another (``lax.map``) and XLA compiles the whole loop into one function
 (``evaluator.device`` asks it to), at a few hundred instructions a trip; elsewhere the same program is vmapped. How
@@ -40,6 +40,7 @@ from evaluator.stations.engine.fcfs_reserved.admission import Intake, admit
 from evaluator.stations.engine.fcfs_reserved.departures import depart
 from evaluator.stations.engine.fcfs_reserved.kv_on_demand import KvGrowth, KvUse, complete_prompts, kv_of_leap
 from evaluator.stations.engine.fcfs_reserved.lane import Given, Lane, Structure
+from evaluator.stations.engine.fcfs_reserved.planned_ahead import next_planned_s
 from evaluator.stations.engine.fcfs_reserved.speculative_steps import uneven_leap
 from evaluator.stations.engine.fcfs_reserved.state import State, initial_state
 from evaluator.stations.engine.fcfs_reserved.tokens import LoopSteps, enter_gaps, first_tokens
@@ -60,7 +61,7 @@ def _batch(given: Given, state: State, intake: Intake, stalled: Flag) -> BatchSt
     )
 
 
-def _leap(given: Given, state: State, intake: Intake, now: Float, batch: BatchStatistics) -> tuple[Leap, Int]:
+def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: BatchStatistics) -> tuple[Leap, Int]:
     """One iteration where it admits a request, else as many as pass before the batch changes; and their number, int32.
 
     Requests whose prompts are resident decode from the iteration on that admits them. The batch then stays as it is, so
@@ -73,7 +74,10 @@ def _leap(given: Given, state: State, intake: Intake, now: Float, batch: BatchSt
     stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
     first_s = once(~stuck, lambda: batch_time(given.cost, batch))
     slope_s = decode_growth(given.cost, batch, state.window_growing)
-    until_arrival = iterations_until(jnp.maximum(intake.next_arrival - now, 0.0), first_s, slope_s)
+    until_arrival = iterations_until(jnp.maximum(intake.next_arrival - start_s, 0.0), first_s, slope_s)
+    if state.planned is not None:
+        # The second iteration is planned when the first starts: an arrival comes in one later than it would else.
+        until_arrival = until_arrival + 1.0
     most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
     most = jnp.minimum(most, alike_steps(given.cost, batch)).astype(jnp.int32)
     alone = _alone(given, intake)
@@ -106,12 +110,12 @@ class Run(NamedTuple):
     window: Float | None = None  # with drafts: what they add to the windowed contexts
 
 
-def _run(given: Given, state: State, intake: Intake, now: Float, batch: BatchStatistics, stalled: Flag) -> Run:
+def _run(given: Given, state: State, intake: Intake, start_s: Float, batch: BatchStatistics, stalled: Flag) -> Run:
     """How many iterations of this batch there are, and what they take."""
     if given.speculation is None:
-        leap, count = _leap(given, state, intake, now, batch)
+        leap, count = _leap(given, state, intake, start_s, batch)
         return Run(count, leap.iterations, leap.first_s, 2.0 * leap.first_s + leap.slope_s, leap.duration_s())
-    one = uneven_leap(given, state, intake, now, batch, _alone(given, intake), stalled)
+    one = uneven_leap(given, state, intake, start_s, batch, _alone(given, intake), stalled)
     two_s = one.first_s + one.second_s
     return Run(one.count, one.count.astype(jnp.float64), one.first_s, two_s, one.took_s, one.tokens, one.window)
 
@@ -152,21 +156,28 @@ def _growth(given: Given, state: State, intake: Intake, run: Run, steps: Int) ->
 
 def _loop_step(given: Given, state: State) -> State:
     """Admit, compute one iteration or a leap, hand out tokens, and let finished requests leave."""
-    ring = given.structure.ring
+    ring, planned = given.structure.ring, state.planned
     idle = (state.decodes == 0) & (state.progress == 0)
+    if planned is not None:
+        idle = idle & (planned.sequences == 0)  # else the next batch is planned when they have left
     arrival_s = read(given.requests.arrival_s, state.head)
     now = jnp.where(idle, jnp.maximum(state.clock, arrival_s), state.clock)
-    intake = admit(given, state, now)
+    start_s = now if planned is None else jnp.maximum(now, planned.end_s)
+    intake = admit(given, state, now, start_s)
     stalled = given.limits.policy.prefill_alone & (intake.prompts.tokens > 0)  # the decodes wait for this iteration
     batch = _batch(given, state, intake, stalled)
-    run = _run(given, state, intake, now, batch, stalled)
-    clock = jnp.where(run.count == 0, jnp.inf, now + run.took_s)  # a lane that is stuck never ends
-    steps = LoopSteps(jnp.where(stalled, 0, run.count), now + run.first_s, now + run.two_s, clock)
-    first_token_s, kv, growth = _complete_prompts(given, state, intake, run, now, stalled)
+    run = _run(given, state, intake, start_s, batch, stalled)
+    if planned is None:
+        clock = end_s = jnp.where(run.count == 0, jnp.inf, start_s + run.took_s)  # a lane that is stuck never ends
+    else:
+        end_s, slope_s, stuck = start_s + run.took_s, run.two_s - 2.0 * run.first_s, idle & (run.count == 0)
+        clock = next_planned_s(start_s, end_s, run.first_s, slope_s, run.iterations, stuck)
+    steps = LoopSteps(jnp.where(stalled, 0, run.count), start_s + run.first_s, start_s + run.two_s, end_s)
+    first_token_s, kv, growth = _complete_prompts(given, state, intake, run, now, start_s, stalled)
     gaps = enter_gaps(given, state, intake, first_token_s, steps)
     step = state.step + steps.count
     slot = step % ring
-    out = depart(given, intake, growth, step, state.last_token_s, clock)
+    out = depart(given, intake, growth, step, state.last_token_s, end_s)
     full = tagged_count(intake.crossing, slot, step) if given.structure.windowed else 0.0
     touched = run.iterations * share_touched(given.cost, batch_tokens(given.cost, batch))
     contexts = _contexts(state, intake, run, steps.count)
@@ -179,13 +190,13 @@ def _loop_step(given: Given, state: State) -> State:
         context=contexts.full - out.context,
         window_context=contexts.window - out.window_context,
         window_growing=state.window_growing + intake.joined_growing - jnp.where(steps.count > 0, full, 0.0),
-        kv=kv.last - out.kv,
-        released=state.released + out.requests,
-        gap_from=jnp.where(stalled, state.gap_from, clock),
+        kv=kv.last - out.kv if planned is None else kv.last,
+        released=state.released + (out.requests if planned is None else planned.requests),
+        gap_from=jnp.where(stalled, state.gap_from, end_s),
         first_gap=jnp.where(stalled, state.first_gap, jnp.where(steps.count > 1, intake.head, state.head)),
         busy_s=state.busy_s + run.took_s,
         iterations=state.iterations + run.iterations,
-        kv_max=jnp.maximum(state.kv_max, kv.last),
+        kv_max=jnp.maximum(state.kv_max, kv.most),
         kv_unit_s=state.kv_unit_s if _follows_from_times(given) else state.kv_unit_s + kv.unit_s,
         experts_touched=state.experts_touched + touched,
         peaks=raised(given.cost, state.peaks, batch, run.iterations),
@@ -199,31 +210,43 @@ def _loop_step(given: Given, state: State) -> State:
         itl_histogram=gaps,
         accepted=_growth(given, state, intake, run, steps.count),
         kv_growth=None if growth is None else growth._replace(steps=out.kv_steps),
+        planned=None if planned is None else planned.with_departures(end_s, out),
     )
 
 
 def _complete_prompts(
-    given: Given, state: State, intake: Intake, run: Run, now: Float, stalled: Flag
+    given: Given, state: State, intake: Intake, run: Run, now: Float, start_s: Float, stalled: Flag
 ) -> tuple[FloatPerRequest, KvUse, KvGrowth | None]:
     """First tokens after a trip, the KV in use in its iterations and, on demand, what was asked for."""
-    first_s = now + run.first_s
+    first_s, planned = start_s + run.first_s, state.planned
     if state.kv_growth is None:
         times = first_tokens(state.first_token_s, state.head, intake.head, first_s)
-        return times, KvUse(intake.kv, intake.kv * run.took_s), None
+        if planned is None:
+            return times, KvUse(intake.kv, intake.kv, intake.kv * run.took_s), None
+        # What an admitted request holds from its first iteration on follows from its times; it has it since the plan.
+        return times, KvUse(intake.kv - planned.kv, intake.kv, (intake.kv - state.kv) * (start_s - now)), None
     times, kv, growth = complete_prompts(given, state, intake, first_s, stalled)
-    use = kv_of_leap(given, growth, state.step, kv, run.count, run.first_s, run.two_s - 2.0 * run.first_s)
-    return times, use, growth._replace(asked=jnp.maximum(growth.asked, use.last))
+    running = kv if planned is None else kv - planned.kv
+    use = kv_of_leap(given, growth, state.step, running, run.count, run.first_s, run.two_s - 2.0 * run.first_s)
+    if planned is not None:
+        use = KvUse(use.last, jnp.maximum(use.last, kv), use.unit_s + kv * (start_s - now))
+    return times, use, growth._replace(asked=jnp.maximum(growth.asked, use.most))
 
 
 def _follows_from_times(given: Given) -> bool:
     """The integral of the KV in use follows from the times of the requests, each of which holds the same all along."""
-    return given.branches is None and given.on_demand is None
+    return given.branches is None and given.on_demand is None and not given.structure.asynchronous
 
 
-def _kv_unit_s(requests: Requests, final: State) -> Float:
-    """What each request holds times how long it holds it, summed."""
-    held_s = final.last_token_s - final.scheduled_s
-    return jnp.sum(jnp.where(held_s < jnp.inf, requests.kv_units * held_s, 0.0))
+def _kv_unit_s(given: Given, final: State) -> Float:
+    """KV units in use, integrated over time: what each request holds times how long it holds it, if that is all."""
+    if given.on_demand is None and given.branches is None:
+        held_s = final.last_token_s - final.scheduled_s
+        return final.kv_unit_s + jnp.sum(jnp.where(held_s < jnp.inf, given.requests.kv_units * held_s, 0.0))
+    if final.planned is None:
+        return final.kv_unit_s
+    # What the last requests hold while their last iteration runs, before which the next one would have been planned.
+    return final.kv_unit_s + jnp.where(final.kv > 0.0, final.kv * (final.planned.end_s - final.clock), 0.0)
 
 
 def _run_lane(given: Given) -> LaneResult:
@@ -239,7 +262,7 @@ def _run_lane(given: Given) -> LaneResult:
         busy_s=final.busy_s,
         iterations=final.iterations,
         kv_units_max=final.kv_max,
-        kv_unit_s=_kv_unit_s(given.requests, final) if _follows_from_times(given) else final.kv_unit_s,
+        kv_unit_s=_kv_unit_s(given, final),
         preemptions=jnp.zeros((), jnp.int32),
         experts_touched=final.experts_touched,
         peaks=final.peaks,

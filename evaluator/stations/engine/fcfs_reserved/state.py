@@ -23,12 +23,13 @@ from evaluator.stations.engine.common.rings import NONE, WORD
 from evaluator.stations.engine.common.speculation import AcceptedTokens, nothing_accepted
 from evaluator.stations.engine.fcfs_reserved.kv_on_demand import KvGrowth, nothing_taken
 from evaluator.stations.engine.fcfs_reserved.lane import Given
+from evaluator.stations.engine.fcfs_reserved.planned_ahead import PlannedBatch, nothing_planned
 
 
 class State(NamedTuple):
     """A lane between two trips."""
 
-    clock: Float
+    clock: Float  # end of the last batch; planned ahead, when the next one is planned
     head: Int  # head of the waiting queue: the first request whose prompt is not completely computed
     progress: Float  # prompt tokens of the head already computed
     step: Int  # steps done
@@ -36,14 +37,14 @@ class State(NamedTuple):
     context: Float  # tokens that they attend to in the next step, summed
     window_context: Float  # the same in windowed layers
     window_growing: Float  # decodes whose windowed context still grows
-    kv: Float  # KV units reserved or, on demand, in use
+    kv: Float  # KV units reserved or, on demand, in use; with those of ``PlannedBatch``
     released: Int  # closed loop: requests sent so far
     gap_from: Float  # end of the last step, where the next gap between tokens starts
     first_gap: Int  # requests from here to the head have no second token yet
     busy_s: Float
     iterations: Float
     kv_max: Float
-    kv_unit_s: Float  # units in use, integrated over time; of one reserved sequence it follows from its times
+    kv_unit_s: Float  # units in use, integrated over time, as far as it does not follow from the requests' times
     experts_touched: Float
     peaks: Peaks
     events: StepBits  # steps at whose end the batch changes
@@ -56,6 +57,7 @@ class State(NamedTuple):
     itl_histogram: Bins
     accepted: AcceptedTokens | None = None  # None where every decode gives one token
     kv_growth: KvGrowth | None = None  # None where KV is reserved
+    planned: PlannedBatch | None = None  # None: a batch is planned when the one before has ended
 
 
 def initial_state(given: Given) -> State:
@@ -76,4 +78,5 @@ def initial_state(given: Given) -> State:
         itl_histogram=jnp.zeros(histogram.BINS),
         accepted=None if given.speculation is None else nothing_accepted(ring + 1, given.structure.windowed),
         kv_growth=None if given.on_demand is None else nothing_taken(given),
+        planned=nothing_planned() if given.structure.asynchronous else None,
     )  # fmt: skip

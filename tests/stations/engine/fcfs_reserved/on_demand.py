@@ -52,6 +52,7 @@ def lanes_of(cases: list[Case]) -> tuple[Lane, Requests]:
 def run_engine(cases: list[Case], kind: Kind, vectorise: bool = False) -> list[LaneResult]:
     """The engine's results, one per case, cut to the case's requests."""
     configure()
-    run = partial(run_lanes, structure=Structure(RING, kind.windowed, LARGEST_BLOCK), vectorise=vectorise)
+    structure = Structure(RING, kind.windowed, LARGEST_BLOCK, kind.asynchronous)
+    run = partial(run_lanes, structure=structure, vectorise=vectorise)
     found = in_calls(run, lanes_of(cases), len(cases), LANES)
     return [cut(result, len(given.case.arrival_s)) for result, given in zip(found, cases, strict=True)]
