@@ -14,6 +14,7 @@ from evaluator.cli.estimate import estimate
 from evaluator.cli.failures import Commands
 from evaluator.cli.gather import gather
 from evaluator.cli.measure import measure
+from evaluator.cli.observe import observe
 from evaluator.cli.optimize import optimize
 from evaluator.cli.report import report
 from evaluator.cli.simulate import simulate
@@ -56,6 +57,7 @@ app.command()(optimize)
 app.command()(report)
 app.command()(deploy)
 app.command()(simulate)
+app.command()(observe)
 app.command()(measure)
 app.command()(calibrate)
 app.command()(compare)

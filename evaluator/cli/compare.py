@@ -231,7 +231,9 @@ def _requests(
         loaded = read_scenario(scenario, [*(changes or ()), f"deployment.calibration={named}"])
     case = None if errors is None else case_of(loaded.deployment)
     table, statistics = compare_requests(requests, loaded)
-    typer.echo(f"{len(table)} requests{_sent(loaded)}, calibration {loaded.deployment.calibration}")
+    failed = table.attrs.get("failed", 0)
+    left_out = f" ({failed} more failed, and are left out)" if failed else ""
+    typer.echo(f"{len(table)} requests{left_out}{_sent(loaded)}, calibration {loaded.deployment.calibration}")
     typer.echo(statistics.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
     if errors is not None and case is not None:
         write_errors(errors, errors_of_requests(case, statistics, requests.name, loaded.name, loaded.deployment))

@@ -17,10 +17,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 GRACE_S = 1.0
 """How long the main thread may take to come back to code that can be unwound, before the process is ended as it is."""
@@ -97,6 +97,44 @@ def interrupted(what_is_kept: str) -> Iterator[None]:
         raise type(error)(what_is_kept) from None
     finally:
         _State.kept = before
+
+
+@contextmanager
+def told() -> Iterator[Callable[[Callable[[str], None]], AbstractContextManager[None]]]:
+    """For work that must not be unwound where it stands, as an event loop's: it is told to stop instead.
+
+    Gives what holds while that work runs, of a function that stops it. From then on to the end of this a signal raises
+    nothing, so that what there is can be written; a second one ends the process at once. The interruption comes at the
+    end.
+    """
+    before: dict[int, Any] = {}
+    stops: list[Callable[[str], None]] = []
+
+    def heed(number: int, frame: FrameType | None) -> None:
+        if _State.kind is not None:
+            _leave()
+        _State.kind = _KINDS[number]
+        for stop in stops:
+            stop("interrupted")
+
+    @contextmanager
+    def holding(stop: Callable[[str], None]) -> Iterator[None]:
+        stops.append(stop)
+        for number in _KINDS:
+            if signal.getsignal(number) is _interrupt:
+                before[number] = signal.signal(number, heed)
+        try:
+            yield
+        finally:
+            stops.remove(stop)
+
+    try:
+        yield holding
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if _State.kind is not None:
+        raise _State.kind
 
 
 def message(what_is_kept: str) -> str:

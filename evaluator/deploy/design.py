@@ -15,7 +15,7 @@ from evaluator.deploy.choice import choose
 from evaluator.errors import InputError
 from evaluator.keys import table_of, written
 from evaluator.metrics.outcomes import OK
-from evaluator.plan import StationPlan, plan
+from evaluator.plan import Configuration, StationPlan, plan
 from evaluator.plan.route import PipelinePlan
 from evaluator.report.search import question_of
 from evaluator.results.schema import axes_of
@@ -63,6 +63,16 @@ class PoolDesign:
 
 
 @dataclass(frozen=True)
+class SentTraffic:
+    """What clients send: the requests of a workload as they come to the LLM."""
+
+    workload: Workload
+    sampler: RequestSampler
+    pipeline: PipelinePlan | None  # what stages make of requests before they come to the LLM
+    vocabulary: int  # ids that every model of the servers has
+
+
+@dataclass(frozen=True)
 class Design:
     """The design that was chosen. ``router`` and ``transfer`` are as in a scenario; ``rate_rps`` None: as it says."""
 
@@ -73,11 +83,9 @@ class Design:
     pools: tuple[PoolDesign, ...]
     router: Any
     transfer: dict[str, Any]
-    workload: Workload
-    sampler: RequestSampler
+    traffic: SentTraffic
     predicted: dict[str, Any]
     left_out: tuple[str, ...]
-    pipeline: PipelinePlan | None = None  # what stages make of requests before they come to the LLM
 
     @property
     def engine(self) -> str:
@@ -122,12 +130,20 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
         pools=tuple(_pool(station, longest) for station in configuration.answering),
         router=_router(deployment),
         transfer=written(deployment.transfer),
-        workload=_workload(ds, row, configuration.workload, sampler),
-        sampler=sampler,
+        traffic=SentTraffic(
+            _workload(ds, row, configuration.workload, sampler),
+            sampler,
+            configuration.pipeline,
+            vocabulary_of(configuration),
+        ),
         predicted=_predicted(ds, row),
         left_out=_left_out(deployment, configuration.workload),
-        pipeline=configuration.pipeline,
     )
+
+
+def vocabulary_of(configuration: Configuration) -> int:
+    """Of the model that answers; of several the least, whose ids are ids of all."""
+    return min(station.design.model.vocabulary for station in configuration.answering)
 
 
 def _at(scenario: Scenario, ds: xr.Dataset, row: int) -> Scenario:

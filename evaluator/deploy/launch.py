@@ -147,7 +147,7 @@ def _draft(pool: PoolDesign) -> str | None:
 
 def _cached_prefixes(design: Design) -> bool:
     tokens: Tokens | None = None
-    workload = design.workload
+    workload = design.traffic.workload
     if workload.trace is not None and workload.trace.cached_tokens is not None:
         tokens = request_tokens(workload, workload.seeds[0], workload.requests)
     return workload.cached_tokens > 0 or (tokens is not None and bool(tokens.cached_tokens.any()))

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from evaluator.deploy.design import Design
+from evaluator.deploy.design import Design, SentTraffic
+from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.roles import ROLES
 from evaluator.traffic.sharing import Sharing
 
@@ -21,49 +22,51 @@ LOAD, BENCH = "load.jsonl", "bench.py"
 
 def load_files(design: Design, models: dict[str, str]) -> dict[str, str]:
     """The load of the first seed, and the script that sends it."""
-    lines = [json.dumps(_head(design, models)), *(json.dumps(request) for request in requests(design))]
+    traffic = design.traffic
+    names = [models.get(name, name) for name in traffic.workload.model_names] or list(models.values())[:1]
+    head = load_head(traffic, names) | {"predicted": design.predicted}
+    lines = [json.dumps(head), *(json.dumps(request) for request in load_requests(traffic))]
     return {LOAD: "\n".join(lines) + "\n", BENCH: Path(__file__).with_name("send_load.py").read_text(encoding="utf-8")}
 
 
-def _head(design: Design, models: dict[str, str]) -> dict[str, Any]:
-    workload = design.workload
+def load_head(traffic: SentTraffic, models: list[str]) -> dict[str, Any]:
+    """What holds for all requests; ``models`` are the names under which they are served."""
+    workload = traffic.workload
     arrivals = workload.arrivals
-    warm = _warm(design)
     return {
-        "models": [models.get(name, name) for name in workload.model_names] or list(models.values())[:1],
-        "vocabulary": min(pool.model.vocabulary for pool in design.pools),
+        "models": models,
+        "vocabulary": traffic.vocabulary,
         "users": arrivals.users if arrivals.process == "closed_loop" else None,
-        "warm": warm,  # prompts that are in the cache before the first request comes
+        "warm": _warm(traffic),  # prompts that are in the cache before the first request comes
         "warmup_requests": workload.warmup_requests,
         "cooldown_requests": workload.cooldown_requests,
         "seed": workload.seeds[0],
-        "predicted": design.predicted,
     }
 
 
-def _warm(design: Design) -> list[list[list[Any]]]:
+def _warm(traffic: SentTraffic) -> list[list[list[Any]]]:
     """What the simulated servers had in their caches from the start: cached prefixes, and system prompts."""
-    workload, sessions = design.workload, design.workload.sessions
+    workload, sessions = traffic.workload, traffic.workload.sessions
     warm: list[list[list[Any]]] = []
-    if _most_cached(design):
-        warm.append([["cached", _most_cached(design)]])
+    cached = int(_jobs(traffic).demand.cached_tokens.max(initial=0))
+    if cached:
+        warm.append([["cached", cached]])
     if sessions.system_tokens and not workload.known_content:
         warm += [[[f"system {number}", sessions.system_tokens]] for number in range(sessions.system_prompts)]
     return warm
 
 
-def _most_cached(design: Design) -> int:
-    workload = design.workload
-    jobs = design.sampler.jobs(workload, workload.seeds[0], ROLES["mixed"], pipeline=design.pipeline)
-    return int(jobs.demand.cached_tokens.max(initial=0))
+def _jobs(traffic: SentTraffic) -> Jobs:
+    workload = traffic.workload
+    return traffic.sampler.jobs(workload, workload.seeds[0], ROLES["mixed"], pipeline=traffic.pipeline)
 
 
-def requests(design: Design) -> Iterator[dict[str, Any]]:
+def load_requests(traffic: SentTraffic) -> Iterator[dict[str, Any]]:
     """Every request of the first seed."""
-    workload = design.workload
+    workload = traffic.workload
     seed = workload.seeds[0]
-    jobs = design.sampler.jobs(workload, seed, ROLES["mixed"], pipeline=design.pipeline)
-    turns = design.sampler.turns(workload, seed)
+    jobs = _jobs(traffic)
+    turns = traffic.sampler.turns(workload, seed)
     demand, sharing = jobs.demand, jobs.sharing
     prompt, output = demand.prompt_tokens.tolist(), demand.output_tokens.tolist()
     cached, model = demand.cached_tokens.tolist(), demand.model.tolist()
@@ -80,13 +83,13 @@ def requests(design: Design) -> Iterator[dict[str, Any]]:
             if turns is not None and workload.sessions.feedback:
                 request["think_s"] = round(float(turns.think_s[row]), 6)
         else:
-            request["prompt"] = [part for part in _prompt(design, sharing, row, prompt[row], cached[row]) if part[1]]
+            request["prompt"] = [part for part in _prompt(traffic, sharing, row, prompt[row], cached[row]) if part[1]]
         yield request
 
 
-def _prompt(design: Design, sharing: Sharing | None, row: int, tokens: int, cached: int) -> list[list[Any]]:
+def _prompt(traffic: SentTraffic, sharing: Sharing | None, row: int, tokens: int, cached: int) -> list[list[Any]]:
     """Of what a prompt is made, [source, tokens] one after the other."""
-    sessions = design.workload.sessions
+    sessions = traffic.workload.sessions
     if sharing is not None and sharing.hashes is not None:
         block = sharing.hash_block_tokens
         hashes = sharing.hashes[row].tolist()

@@ -19,17 +19,15 @@ import urllib.parse
 def text_of(source, tokens, vocabulary, seed):
     """The first tokens of a source: the same ids wherever it stands. Low ids, among which are special ones, are not
     used where there are others."""
-    draw = random.Random(f"{seed} {source}")
     low = min(1000, vocabulary // 2)
-    return [draw.randrange(low, vocabulary) for _ in range(tokens)]
+    return random.Random(f"{seed} {source}").choices(range(low, vocabulary), k=tokens)
 
 
 class Load:
-    """The file, and what is known of answers while they come."""
+    """What is sent, and what is known of answers while they come."""
 
-    def __init__(self, path):
-        with open(path, encoding="utf-8") as file:
-            self.head, *self.requests = [json.loads(line) for line in file if line.strip()]
+    def __init__(self, head, requests):
+        self.head, self.requests = head, requests
         self.prompts = {}
         self.answers = {}
         self.done = {request["id"]: asyncio.Event() for request in self.requests}
@@ -226,7 +224,9 @@ def main():
     rows: list = []
 
     async def whole():
-        load = Load(options.load)
+        with open(options.load, encoding="utf-8") as file:
+            head, *requests = [json.loads(line) for line in file if line.strip()]
+        load = Load(head, requests)
         return load, await run(load, url, options.time_limit, rows)
 
     try:

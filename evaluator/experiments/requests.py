@@ -22,6 +22,8 @@ _UNITS = {"ms": 1e-3, "s": 1.0}  # the last that is there is read
 def read_requests(path: str | Path) -> pd.DataFrame:
     """Requests in order of arrival: arrival_s, prompt_tokens, output_tokens, cached_tokens and measured times.
 
+    Those whose ``status`` is not ok are left out, where the file has the column; ``attrs["failed"]`` counts them.
+
     Errors: InputError naming the file for missing columns and for values that are no times or token counts.
     """
     import pandas as pd
@@ -50,6 +52,10 @@ def read_requests(path: str | Path) -> pd.DataFrame:
             f"{path}: expected requests with prompt_tokens, output_tokens, one of {', '.join(ARRIVALS)}, and measured "
             f"times ttft_s, tpot_s, e2e_s (or _ms); there are {len(table)} with {columns}"
         )
+    failed = table["status"] != "ok" if "status" in table else np.zeros(len(table), dtype=bool)
+    if failed.all():
+        raise InputError(f"{path}: none of {len(table):,} requests was answered (column status)")
+    table = table[~failed].reset_index(drop=True)
     requests = pd.DataFrame({"arrival_s": _checked(path, table, arrival, -np.inf)})
     requests["arrival_s"] -= requests["arrival_s"].min()
     for name in ("prompt_tokens", "output_tokens"):
@@ -62,6 +68,7 @@ def read_requests(path: str | Path) -> pd.DataFrame:
     for metric, unit in measured.items():
         times = pd.to_numeric(table[f"{metric}_{unit}"], errors="coerce") * _UNITS[unit]
         requests[f"{metric}_s"] = times.where(np.isfinite(times) & (times >= 0))
+    requests.attrs["failed"] = int(failed.sum())
     return requests.sort_values("arrival_s", kind="stable", ignore_index=True)
 
 

@@ -50,6 +50,7 @@ ORDER = (
     ("run",),
     ("validation", "search"),
     ("deploy",),  # from a design of a result to what runs it
+    ("observe",),  # the same load, sent by ourselves
     # Workshops beside the data flow: experiments that others measured, our own measurements, fits to both
     ("experiments",),
     ("compare",),

@@ -1,0 +1,155 @@
+"""``evaluator observe``: a scenario's traffic against a live server."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from evaluator.cli.failures import GATE
+from evaluator.cli.options import QuietOption, ScenarioArgument, SetOption, check_output, read_scenario
+from evaluator.cli.signals import interrupted, told
+from evaluator.errors import InputError
+
+if TYPE_CHECKING:
+    from evaluator.observe import Observed
+
+LATE_S = 0.01
+"""Requests that are sent later than this, in one of a hundred, are told of: latencies are blurred by as much."""
+
+
+def observe(
+    url: Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://127.0.0.1:8000.")],
+    scenario: ScenarioArgument,
+    select: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="Choose one configuration of a sweep, such as rate_rps=4."),
+    ] = None,
+    requests: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Write one row per request here (.csv or .parquet), as simulate does; beside "
+                     "it FILE.metrics.csv, what the server tells at /metrics."),
+    ] = Path("observed.csv"),
+    served: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="What the server calls the model; repeated for several in the scenario's "
+                     "order. The only one that it has where absent."),
+    ] = None,
+    prompts: Annotated[
+        str,
+        typer.Option(metavar="tokens|words", help="Prompts as token ids, of exactly the scenario's lengths; or as "
+                     "words, of about these, for servers that take text alone."),
+    ] = "tokens",
+    key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The environment variable with the key that the server wants.")
+    ] = None,
+    max_in_flight: Annotated[
+        int, typer.Option(min=1, max=65536, metavar="N", help="Most requests in flight; more wait, and are late.")
+    ] = 1024,
+    max_duration: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="Most seconds of the run; what is in flight then is cut off.")
+    ] = 3600.0,
+    time_limit: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="Seconds that a request may take.")
+    ] = 600.0,
+    silence_limit: Annotated[
+        float, typer.Option(min=0.1, metavar="S", help="Seconds that the server may be silent while it owes an answer.")
+    ] = 300.0,
+    most_failures: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Stop after so many failures one after the other.")
+    ] = 50,
+    metrics_every: Annotated[
+        float, typer.Option(min=0.0, metavar="S", help="Seconds between samples of the server's gauges; 0: none.")
+    ] = 1.0,
+    changes: SetOption = None,
+    quiet: QuietOption = False,
+) -> None:  # fmt: skip
+    """Send a scenario's traffic to a live OpenAI-compatible server, and write what came of each request.
+
+    Exit code 3 where a request failed or the run ended early; the file has what there was.
+    """
+    from importlib.util import find_spec
+
+    check_output(requests, "--requests", (".csv", ".parquet"))
+    if prompts not in ("tokens", "words"):
+        raise InputError(f"--prompts {prompts}: is no form of a prompt; allowed: tokens, words")
+    for package in ("aiohttp", "prometheus_client"):
+        if find_spec(package) is None:
+            raise InputError(f"observe needs {package}: pip install 'evaluator[observe]'")
+    loaded = read_scenario(scenario, changes)
+    import pandas  # noqa: F401  # what is loaded while a signal ends the run could not be unwound
+
+    from evaluator.observe import Limits
+    from evaluator.observe import observe as run
+    from evaluator.progress import Progress
+    from evaluator.results.selection import parse_selection
+
+    limits = Limits(max_in_flight, max_duration, time_limit, silence_limit, most_failures)
+    wanted = parse_selection(select or ())
+    with interrupted(f"what was observed is kept in {requests}"), told() as stopped_by:
+        with nullcontext() if quiet else Progress(0, "requests") as progress:
+            observed = run(
+                loaded, url, select=wanted, served=served or (), words=prompts == "words", key_env=key_env,
+                limits=limits, metrics_every_s=metrics_every, progress=progress, stopped_by=stopped_by,
+            )  # fmt: skip
+        written = _write(observed, requests)
+    typer.echo(_described(observed))
+    if not quiet:
+        for note in observed.notes:
+            typer.echo(f"{observed.server.base}: {note}", err=True)
+        typer.echo(f"wrote {' and '.join(map(str, written))}", err=True)
+    _gate(observed)
+
+
+def _write(observed: Observed, path: Path) -> list[Path]:
+    from evaluator.results import write_requests
+
+    written = [write_requests(observed.requests, path)]
+    if len(observed.metrics):
+        written.append(write_requests(observed.metrics, path.with_suffix(".metrics.csv")))
+    return written
+
+
+def _described(observed: Observed) -> str:
+    """What came of the requests, and their latencies in milliseconds."""
+    from evaluator.observe.table import latencies, statuses
+
+    found = observed.requests
+    sent = len(found)
+    lines = [f"{sent:,} of {observed.planned:,} requests sent in {observed.seconds:.1f} s to {observed.server.base}"]
+    for status, count in statuses(found).items():
+        first = next(iter(found["error"][found["status"] == status]), "")
+        lines.append(f"  {count:,} {status}" + (f": {first}" if first else ""))
+    answered = found[found["status"] == "ok"]
+    tokens = answered[["prompt_tokens", "output_tokens"]].sum()
+    lines.append(
+        f"{len(answered) / observed.seconds:.4g} requests/s, {tokens['output_tokens'] / observed.seconds:.4g} output "
+        f"tokens/s, {tokens['prompt_tokens'] / observed.seconds:.4g} prompt tokens/s"
+    )
+    cached = answered["cached_tokens"]
+    if cached.notna().any() and tokens["prompt_tokens"]:
+        lines.append(f"{100 * cached.sum() / tokens['prompt_tokens']:.1f} % of prompt tokens were found cached")
+    if observed.held:
+        lines.append(f"{observed.held:,} requests waited for --max-in-flight")
+    lines.append(f"{'ms':6} {'mean':>10} {'p50':>10} {'p90':>10} {'p99':>10} {'max':>10}")
+    rows = latencies(found)
+    for row in rows:
+        values = " ".join(f"{1e3 * row[name]:10.4g}" for name in ("mean", "p50", "p90", "p99", "max"))
+        lines.append(f"{row['metric'].removesuffix('_s'):6} {values}")
+    late = next((row["p99"] for row in rows if row["metric"] == "late_s"), 0.0)
+    if late > LATE_S and not observed.held:
+        lines.append(
+            f"one request of a hundred was sent {1e3 * late:.3g} ms late or more: this machine is too busy, or too "
+            "slow for this load, and the latencies are blurred by as much"
+        )
+    return "\n".join(lines)
+
+
+def _gate(observed: Observed) -> None:
+    failed = int((observed.requests["status"] != "ok").sum())
+    if observed.ended_by:
+        typer.echo(f"ended early: {observed.ended_by}", err=True)
+    if failed or observed.ended_by:
+        raise typer.Exit(GATE)

@@ -1,0 +1,59 @@
+"""What a server tells of itself at ``/metrics``, in the text form of Prometheus, while it is observed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import aiohttp
+
+_MOST_BYTES = 8 * 2**20
+_WAIT_S = 10.0
+
+
+class ServerMetrics:
+    """Samples in the order in which they were taken: every series at the start and the end, gauges in between."""
+
+    def __init__(self, session: aiohttp.ClientSession, base: str) -> None:
+        self._session, self._url = session, f"{base}/metrics"
+        self.rows: list[dict[str, Any]] = []
+        self.problem = ""  # why there are none
+
+    async def take(self, everything: bool) -> bool:
+        """Add what the server tells now; False where it tells nothing that can be read."""
+        from prometheus_client.parser import text_string_to_metric_families
+
+        at_s = time.perf_counter()
+        try:
+            async with asyncio.timeout(_WAIT_S), self._session.get(self._url, allow_redirects=False) as response:
+                if response.status != 200:
+                    self.problem = f"HTTP {response.status}"
+                    return False
+                parts = b""
+                async for part in response.content.iter_any():
+                    parts += part
+                    if len(parts) > _MOST_BYTES:
+                        raise ValueError(f"more than {_MOST_BYTES / 2**20:g} MiB")
+                text = parts.decode(errors="replace")
+            families = list(text_string_to_metric_families(text))
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self.problem = " ".join(str(error).split())[:200] or type(error).__name__
+            return False
+        except Exception as error:  # the parser raises whatever a text makes it stumble over
+            self.problem = f"not in the text form of Prometheus ({str(error)[:100]})"
+            return False
+        for family in families:
+            if everything or family.type == "gauge":
+                self.rows += [
+                    {"at_s": at_s, "metric": s.name, "labels": json.dumps(s.labels, sort_keys=True), "value": s.value}
+                    for s in family.samples
+                ]
+        return True
+
+    async def sample(self, every_s: float) -> None:
+        """Gauges every so many seconds, until it is cancelled."""
+        while True:
+            await asyncio.sleep(every_s)
+            await self.take(everything=False)
