@@ -81,12 +81,12 @@ def observe(
     loaded = read_scenario(scenario, changes)
     import pandas  # noqa: F401  # what is loaded while a signal ends the run could not be unwound
 
-    from evaluator.observe import Limits
+    from evaluator.observe import LoadLimits
     from evaluator.observe import observe as run
     from evaluator.progress import Progress
     from evaluator.results.selection import parse_selection
 
-    limits = Limits(max_in_flight, max_duration, time_limit, silence_limit, most_failures)
+    limits = LoadLimits(max_in_flight, max_duration, time_limit, silence_limit, most_failures)
     wanted = parse_selection(select or ())
     with interrupted(f"what was observed is kept in {requests}"), told() as stopped_by:
         with nullcontext() if quiet else Progress(0, "requests") as progress:

@@ -19,7 +19,7 @@ from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.observe.client import Exchange
 from evaluator.observe.metrics import ServerMetrics
-from evaluator.observe.schedule import Limits, Sender
+from evaluator.observe.schedule import LoadLimits, Sender
 from evaluator.observe.server import LiveServer, base_of, find_server
 from evaluator.observe.table import observed_table
 from evaluator.plan import plan
@@ -73,7 +73,7 @@ def observe(
     served: Sequence[str] = (),
     words: bool = False,
     key_env: str | None = None,
-    limits: Limits | None = None,
+    limits: LoadLimits | None = None,
     metrics_every_s: float = 1.0,
     progress: ProgressReport | None = None,
     stopped_by: Callable[[Callable[[str], None]], AbstractContextManager[None]] = lambda stop: nullcontext(),
@@ -85,7 +85,7 @@ def observe(
     given a function that ends the run, and holds while it runs.
     Errors: InputError where the scenario cannot be sent, or no such server answers.
     """
-    base, limits = base_of(url), limits or Limits()
+    base, limits = base_of(url), limits or LoadLimits()
     config, traffic, models = traffic_of(scenario, select or {})
     requests = list(load_requests(traffic))
     load = Load(load_head(traffic, list(models)), requests)
@@ -120,7 +120,7 @@ def observe(
     return _observed(load, exchanges, sender, server, metrics, config, models if traffic.workload.model_names else ())
 
 
-def _session(limits: Limits, key: str | None) -> aiohttp.ClientSession:
+def _session(limits: LoadLimits, key: str | None) -> aiohttp.ClientSession:
     """A client that goes where it is told and nowhere else: no proxies of the environment, no cookies.
 
     That redirects are not followed is said with each request.

@@ -25,7 +25,7 @@ _REFILL_S = 0.02  # with less time than this before the next request no body is 
 
 
 @dataclass(frozen=True)
-class Limits:
+class LoadLimits:
     """Bounds of a run: how much is in flight at most, how long it and each request may take, when it is given up."""
 
     in_flight: int = 1024
@@ -43,7 +43,7 @@ class Sender:
         load: Load,
         server: LiveServer,
         session: aiohttp.ClientSession,
-        limits: Limits,
+        limits: LoadLimits,
         exchanges: list[Exchange],
         progress: ProgressReport | None,
     ) -> None:
