@@ -3,6 +3,8 @@
 Set through the environment, before anything imports JAX and for subprocesses too; tests without JAX never load it.
 """
 
+import ctypes
+import gc
 import os
 import sys
 from pathlib import Path
@@ -41,6 +43,15 @@ SLOW = (
     "stations",
 )
 """Folders, files and functions that compile many or large programs or run long; ``make test-fast`` leaves them out."""
+
+OF_PROGRAMS = (
+    "execution", "oracle", "package", "plan", "policies", "properties", "reference", "run", "simulation", "stages",
+    "stations",
+)  # fmt: skip
+"""Folders whose tests run short scenarios on all programs, those that take ten seconds to compile included."""
+
+TRIMMED_BYTES, MOST_BYTES = 1 << 30, 2 << 30
+"""Of a process between two files: above the first, freed memory is given back, above the second, programs are, too."""
 
 os.environ["JAX_ENABLE_X64"] = "1"
 os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
@@ -93,22 +104,75 @@ def data_folder() -> Path:
     return folder
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _compile_short_runs():
-    """By default runs as short as those of tests go to the reference, which they are to be compared with."""
+@pytest.fixture(scope="session")
+def bounds_of_users() -> dict[str, int]:
+    """From how many requests on a program is worth its compilation, by the kind of program."""
     from evaluator.plan import simulators
 
-    of_users = dict(simulators.WORTH_COMPILING)
-    simulators.WORTH_COMPILING.update(dict.fromkeys(of_users, 0))
-    yield of_users
+    return dict(simulators.WORTH_COMPILING)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _compile_short_runs(request, bounds_of_users):
+    """By default runs as short as those of tests go to the reference; tests of programs compare them with it.
+
+    What is no test of the programs (``OF_PROGRAMS``) has ``fcfs_reserved`` alone, which compiles in a second.
+    """
+    from evaluator.plan import simulators
+
+    folder = request.path.relative_to(TESTS).parts[0]
+    kinds = bounds_of_users if folder in OF_PROGRAMS else ["fcfs_reserved"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simulators, "WORTH_COMPILING", {**bounds_of_users, **dict.fromkeys(kinds, 0)})
+        yield
 
 
 @pytest.fixture
-def as_users_run(_compile_short_runs, monkeypatch):
+def programs_run(_compile_short_runs, bounds_of_users, monkeypatch):
+    """Short runs go to any of the programs."""
+    from evaluator.plan import simulators
+
+    monkeypatch.setattr(simulators, "WORTH_COMPILING", dict.fromkeys(bounds_of_users, 0))
+
+
+@pytest.fixture
+def as_users_run(_compile_short_runs, bounds_of_users, monkeypatch):
     """Short runs go where they go for a user."""
     from evaluator.plan import simulators
 
-    monkeypatch.setattr(simulators, "WORTH_COMPILING", _compile_short_runs)
+    monkeypatch.setattr(simulators, "WORTH_COMPILING", bounds_of_users)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _bounded_memory():
+    """Between files a process that has grown gives back what compiling took, and if need be its programs.
+
+    Files behind share few of them, and those are read from the compilation cache.
+    """
+    yield
+    if _resident_bytes() > TRIMMED_BYTES:
+        _trim()
+        if _resident_bytes() > MOST_BYTES and "jax" in sys.modules:
+            import jax
+
+            jax.clear_caches()
+            gc.collect()
+            _trim()
+
+
+def _resident_bytes() -> int:
+    """Of this process, where Linux tells; else nothing."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _trim() -> None:
+    """What the allocator keeps of freed memory goes back to the system: half of what a process has after compiling."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
 
 
 @pytest.fixture

@@ -74,13 +74,18 @@ def test_one_object_as_long_as_it_is_used():
 
 
 @pytest.mark.parametrize("simulator", ["iteration", "token"])
-def test_no_requests_outlive_their_sweep(simulator):
-    gc.collect()
-    before = {id(each) for each in gc.get_objects() if isinstance(each, Demand)}
+def test_no_requests_outlive_their_sweep(simulator, monkeypatch):
+    made, init = [], Demand.__init__
+
+    def noted(demand, *given, **more):
+        made.append(weakref.ref(demand))
+        init(demand, *given, **more)
+
+    monkeypatch.setattr(Demand, "__init__", noted)
     ds = sweep(scenario(workload__arrivals__rate_rps=[1.0, 2.0]), simulator=simulator)
-    assert ds.sizes["config"] == 2
+    assert ds.sizes["config"] == 2 and made
     gc.collect()
-    assert not [each for each in gc.get_objects() if isinstance(each, Demand) and id(each) not in before]
+    assert not [demand for demand in made if demand() is not None]
 
 
 def test_compiled_programs_have_a_bound(monkeypatch):

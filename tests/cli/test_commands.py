@@ -218,7 +218,7 @@ def test_estimate_with_drafts(evaluator):
     refused(evaluator(*given, "0.5,0.4,0.3"), "3 rates for 2 drafted tokens")
 
 
-def test_a_sweep_says_what_it_computed_token_by_token(evaluator, small):
+def test_a_sweep_says_what_it_computed_token_by_token(evaluator, small, programs_run):
     axis = "sweep={deployment.batching.planning: [at_once, queued]}"
     code, _, err = evaluator("sweep", small, "--set", axis, "--set", "deployment.pipeline_parallel=2")
     assert code == 0

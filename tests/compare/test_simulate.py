@@ -11,23 +11,26 @@ from evaluator.experiments import read_experiments
 from evaluator.experiments.traffic import requests
 from evaluator.reference import Limits, Request, simulate
 from tests.campaign import entry, row
+from tests.thorough import THOROUGH
 
 MIXTRAL = {"model": "mistralai/Mixtral-8x7B-v0.1"}
 
 
-@pytest.mark.parametrize(
-    ("rate", "more", "preempts"),
-    [
-        (20.0, {}, False),
-        (20.0, {"total_kv_blocks": 60}, True),
-        (150.0, {"total_kv_blocks": 200}, True),
-        (20.0, {"pipeline_parallel_size": 2}, False),
-        (20.0, {"data_parallel_size": 2}, False),
-        (60.0, MIXTRAL | {"data_parallel_size": 2, "enable_expert_parallel": True}, False),
-        (60.0, MIXTRAL | {"data_parallel_size": 2, "total_kv_blocks": 80, "prefix_caching": False}, True),
-    ],
-    ids=["KV for all", "KV is short", "prompts are shared", "pipeline", "ranks", "lockstep", "lockstep, KV is short"],
-)
+SERVERS: dict[str, tuple[float, dict, bool]] = {
+    "KV for all": (20.0, {}, False),
+    "KV is short": (20.0, {"total_kv_blocks": 60}, True),
+    "prompts are shared": (150.0, {"total_kv_blocks": 200}, True),
+    "pipeline": (20.0, {"pipeline_parallel_size": 2}, False),
+    "lockstep": (60.0, MIXTRAL | {"data_parallel_size": 2, "enable_expert_parallel": True}, False),
+    "lockstep, KV is short": (
+        60.0, MIXTRAL | {"data_parallel_size": 2, "total_kv_blocks": 80, "prefix_caching": False}, True
+    ),
+}  # fmt: skip
+if THOROUGH:  # a program of its own, whose parts the one for ranks in lockstep has
+    SERVERS["ranks"] = (20.0, {"data_parallel_size": 2}, False)
+
+
+@pytest.mark.parametrize(("rate", "more", "preempts"), SERVERS.values(), ids=list(SERVERS))
 def test_kv_is_taken_on_demand(campaign, rate, more, preempts):
     (only,) = read_experiments(*campaign([entry("a", rates=(rate,)) | more], [row("a", 0)]))
     ran, load = server(only, "datasheet"), requests(only, 0)

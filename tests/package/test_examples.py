@@ -122,17 +122,22 @@ def test_the_stage_of_the_docs_runs(tmp_path):
     assert 0 < two < one / 4
 
 
-def printed_by(folder, code):
-    """The numbers that a program of the docs prints."""
-    (folder / "part.py").write_text(code, encoding="utf-8")
-    command = [sys.executable, str(folder / "part.py")]
+ONE_BY_ONE = "import runpy, sys; [(runpy.run_path(path, run_name='__main__'), print('end')) for path in sys.argv[1:]]"
+
+
+def printed_by(folder, codes):
+    """The numbers that each of several programs of the docs prints; one process runs them all, and imports once."""
+    paths = [folder / f"part{number}.py" for number in range(len(codes))]
+    for path, code in zip(paths, codes, strict=True):
+        path.write_text(code, encoding="utf-8")
+    command = [sys.executable, "-c", ONE_BY_ONE, *map(str, paths)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    return [float(word) for word in printed.split()]
+    return [[float(word) for word in of_one.split()] for of_one in printed.split("end\n")[:-1]]
 
 
 def test_the_parts_of_the_docs_run(tmp_path):
-    policy, router, units, hooks = (printed_by(tmp_path, code) for code in blocks("parts.md", "python"))
+    policy, router, units, hooks = printed_by(tmp_path, blocks("parts.md", "python"))
     continuous, unbounded = policy
     assert 0 < unbounded < continuous  # iterations of all prompts that wait are fewer
     in_turn, by_length = router

@@ -223,7 +223,7 @@ def test_engines_and_processes_agree(monkeypatch):
     same(sweep(small, sensitivity=True, simulator="token"), exact)
 
 
-def test_what_is_left_to_the_reference_has_elasticities_too():
+def test_what_is_left_to_the_reference_has_elasticities_too(programs_run):
     small = scenario("deployment.pipeline_parallel=2", deployment__batching__planning=["at_once", "queued"])
     ds = sweep(small, sensitivity=True)
     assert ds["engine"].values.tolist() == ["iteration", "token"]
