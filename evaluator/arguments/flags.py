@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evaluator.arguments.table import Arguments, Flags, arguments_of, get, leaves, put, tree_of
+from evaluator.catalog.engine_rules import Release
+from evaluator.catalog.engines import serving_engine
 
 WHOLE = ("model", "hardware", "router", "transfer", "speculative")
 """Keys of a deployment whose sections are one value."""
@@ -81,7 +83,8 @@ class CommandLine:
 
     ``write`` gives the flags that several keys say together, ``read`` the keys that it takes of flags, which it gives
     with the flags that it has read. ``program`` are the words before the flags; ``model_flag`` names the model where it
-    is not the first word behind them.
+    is not the first word behind them. ``since``: the releases that brought flags, where the table of defaults knows
+    older ones.
     """
 
     engine: str
@@ -91,6 +94,7 @@ class CommandLine:
     does: Mapping[str, Any]
     write: Callable[[StatedPool], Flags]
     read: Callable[[Flags, dict[str, Any]], tuple[str, ...]]
+    since: Mapping[str, Release] = field(default_factory=dict)
 
     @property
     def arguments(self) -> Arguments:
@@ -107,10 +111,21 @@ class CommandLine:
             said = None if value is None else row.said(value)
             if said is not None:
                 flags[row.flag] = said
-        return {**flags, **self.write(server)}
+        release = self.release(server)
+        return {flag: said for flag, said in (flags | self.write(server)).items() if self._has(flag, release)}
 
-    def keys(self, flags: Flags) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """(the keys that flags say, or the engine has without them, flags that mean nothing to a simulation)."""
+    def release(self, server: StatedPool) -> Release:
+        """The release that a server is of."""
+        return serving_engine(self.engine).release(server["engine_version"])
+
+    def _has(self, flag: str, release: Release) -> bool:
+        return self.since.get(flag, release) <= release
+
+    def keys(self, flags: Flags, release: Release | None = None) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """(the keys that flags say, or the engine has without them, flags that mean nothing to a simulation).
+
+        ``release``: whose server it is; None: the one that the arguments were recorded of.
+        """
         tree: dict[str, Any] = {"engine": self.engine}
         # First what the engine does without being told, then what rows and ``read`` say of it.
         for key, value in self.does.items():
@@ -118,6 +133,9 @@ class CommandLine:
         known = set()
         for row in self.rows:
             value = row.meant(flags[row.flag]) if row.flag in flags else row.absent
+            if release is not None and not self._has(row.flag, release):
+                rule = serving_engine(self.engine).rules.at(release).get(row.key)
+                value = row.absent if rule is None else rule.value
             if value is not None:
                 put(tree, row.key, value)
             if row.flag in flags and value is not None:
@@ -129,7 +147,7 @@ class CommandLine:
 def unsaid(line: CommandLine, server: StatedPool, flags: Flags) -> dict[str, Any]:
     """The keys, by their dotted paths, that a reader of the command line would not have as the server has them."""
     # A command line is read back as it was written: what differs is what no flag says, and goes into a comment.
-    wanted, read = leaves(server.keys, WHOLE), leaves(line.keys(flags)[0], WHOLE)
+    wanted, read = leaves(server.keys, WHOLE), leaves(line.keys(flags, line.release(server))[0], WHOLE)
     differing = {key: value for key, value in wanted.items() if read.get(key) != value}
     # What the engine has and the design has not is taken away by null.
     return differing | {key: None for key in read if key not in wanted}

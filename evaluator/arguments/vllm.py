@@ -138,4 +138,12 @@ VLLM = CommandLine(
     does={"kv.admission": "on_demand", **EVERY_SERVER},
     write=_write,
     read=_read,
+    # By ``add_cli_args`` of vllm/engine/arg_utils.py in 0.8.5 to 0.28.0; 0.23 was not looked at.
+    since={
+        "--eplb-config": (0, 10),
+        "--async-scheduling": (0, 10),
+        "--all2all-backend": (0, 11, 2),
+        "--scheduler-reserve-full-isl": (0, 19),
+        "--watermark": (0, 24),
+    },
 )

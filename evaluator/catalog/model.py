@@ -270,6 +270,12 @@ class Model:
         return any(isinstance(kind.feed_forward, MoeFeedForward) for kind in self.layers)
 
     @property
+    def keeps_all_tokens(self) -> bool:
+        """Every layer keeps something of every token, so that a number of tokens says how much KV there is."""
+        mixers = [kind.mixer for kind in self.layers if kind.mixer is not None]
+        return all(isinstance(mixer, SoftmaxAttention | LatentAttention) and mixer.window is None for mixer in mixers)
+
+    @property
     def whole_texts(self) -> bool:
         """Some layer attends in both directions, so that a prompt cannot be computed in chunks."""
         return any(isinstance(kind.mixer, SoftmaxAttention) and kind.mixer.bidirectional for kind in self.layers)

@@ -16,6 +16,7 @@ _KINDS = {
     "links": ("models/links", "link"),
     "storage": ("models/storage", "storage"),
     "experts": ("models/experts", "list of tuned experts"),
+    "engines": ("models/engines", "table of an engine's defaults"),
     "calibrations": ("calibration", "calibration"),
     "errors": ("calibration/errors", "table of errors"),
     "scenarios": ("scenarios", "scenario"),

@@ -18,7 +18,7 @@ catalog = typer.Typer(
     rich_markup_mode=None,
     help="What there is to choose from; import a model.",
 )
-KINDS = ("models", "hardware", "links", "storage", "lengths", "calibrations", "scenarios")
+KINDS = ("models", "hardware", "links", "storage", "lengths", "engines", "calibrations", "scenarios")
 
 
 @catalog.command("models")
@@ -71,6 +71,25 @@ def list_storage() -> None:
 def list_lengths() -> None:
     """Distributions of prompt and output lengths."""
     _print_names("lengths")
+
+
+@catalog.command("engines")
+def list_engines() -> None:
+    """What each serving engine does where nothing is said, and since which release; `show vllm` has the sources."""
+    from evaluator.catalog.engine_rules import dotted, load_engine_rules, told
+    from evaluator.catalog.engines import ENGINES
+
+    rows = []
+    for table in map(load_engine_rules, ENGINES):
+        for rule in table.rules:
+            simulated = "" if rule.simulated == rule.value else told(rule.simulated)[0]
+            first, *more = told(rule.value)
+            rows.append((table.name, dotted(rule.since), rule.key, first, simulated))
+            rows += [("", "", "", line, "") for line in more]
+    typer.echo(format_table(("engine", "since", "key", "does", "simulated"), rows, left=(0, 1, 2, 3, 4)))
+    for table in map(load_engine_rules, ENGINES):
+        typer.echo(f"{table.label}: known from {dotted(table.oldest)} to {dotted(table.read_until)}, ", nl=False)
+        typer.echo(f"{dotted(table.newest)} where no engine_version is said")
 
 
 @catalog.command("calibrations")

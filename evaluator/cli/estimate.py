@@ -33,6 +33,9 @@ def estimate(
     engine: Annotated[
         str, typer.Option(metavar="vllm|trtllm|sglang", help="The serving engine: its kernels, host and memory.")
     ] = "vllm",
+    engine_version: Annotated[
+        str | None, typer.Option(metavar="RELEASE", help="Of the engine, for its defaults; the newest that is known.")
+    ] = None,
     max_num_seqs: Annotated[
         int | None, typer.Option(min=1, help="Most sequences of an iteration; as the engine has it.")
     ] = None,
@@ -72,6 +75,7 @@ def estimate(
         device,
         calibration=load_calibration(calibration, device, engine=engine),
         engine=engine,
+        engine_version=engine_version,
         precision=Precision(weights, activations, kv),
         tensor_parallel=tp,
         pipeline_parallel=pp,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -79,11 +80,15 @@ def described(run: MeasuredRun, scenario: Scenario | None, overrides: Sequence[s
                 f"{run.label}: was measured with {key} {value}, and the scenario has {stated}; remedy: "
                 f"--set deployment.{key}={value}, or the scenario of this server"
             )
-    changed = [
-        f"deployment.{key}={value}" for key, value in said.items() if str(getattr(deployment, key)) != str(value)
-    ]
+    differing = {key: value for key, value in said.items() if str(getattr(deployment, key)) != str(value)}
+    changed = [f"deployment.{key}={_quoted(value)}" for key, value in differing.items()]
     # Read again with the run's figures, so that defaults that depend on them are those of this server.
     return load_scenario(scenario.path or _tree(scenario), [*overrides, *changed]) if changed else scenario
+
+
+def _quoted(value: Any) -> str:
+    """A value as YAML reads it: in quotes where it would be taken for a number, as the release 0.20."""
+    return json.dumps(value) if isinstance(value, str) else str(value)
 
 
 def _tree(scenario: Scenario) -> Mapping[str, Any]:

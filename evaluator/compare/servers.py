@@ -59,13 +59,14 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
 
 
 def deployment(experiment: Experiment, model: Model, hardware: str, calibration: Calibration) -> Deployment:
-    """The server in the words of a scenario: vLLM takes KV on demand and cuts prompts into chunks.
+    """The server in the words of a scenario: vLLM takes KV on demand and cuts prompts into chunks, as of its release.
 
     Without chunks a prompt with its output so far may exceed an iteration after a preemption: then KV is reserved.
     Experts are dealt out over the devices of all data-parallel ranks. A request goes to the rank that has the fewest
     (``DPLBAsyncMPClient``, which counts one that waits four times, as seen every 100 ms).
     """
     ranks, chunks = experiment.tensor_parallel, experiment.chunked_prefill
+    rules = serving_engine(DEFAULT_ENGINE).rules
     return Deployment(
         model.name,
         hardware,
@@ -76,7 +77,13 @@ def deployment(experiment: Experiment, model: Model, hardware: str, calibration:
         expert_parallel=ranks * experiment.data_parallel if experiment.expert_parallel else 1,
         data_parallel=experiment.data_parallel,
         batching=Batching(CHUNKED.name if chunks else MIXED.name, *_limits(experiment, model, hardware)),
-        kv=KvCache("on_demand" if chunks else "reserve", experiment.memory_fraction, experiment.block_tokens),
+        engine_version=experiment.engine_version,
+        kv=KvCache(
+            "on_demand" if chunks else "reserve",
+            experiment.memory_fraction,
+            experiment.block_tokens,
+            full_prompt=rules.at(rules.release(experiment.engine_version))["kv.full_prompt"].simulated,
+        ),
         router="least_outstanding",
     )
 
@@ -85,7 +92,7 @@ def _limits(experiment: Experiment, model: Model, hardware: str) -> tuple[int, i
     """max_num_seqs and max_num_batched_tokens, where nobody says them those of vLLM on the device; without chunks there
     is room for the longest request then, as vLLM makes it."""
     devices = experiment.tensor_parallel * experiment.pipeline_parallel
-    usual = serving_engine(DEFAULT_ENGINE).defaults(load_hardware(hardware), devices, 1)
+    usual = serving_engine(DEFAULT_ENGINE).defaults(load_hardware(hardware), devices, 1, experiment.engine_version)
     said, longest = experiment.max_num_batched_tokens, experiment.max_model_tokens or model.max_positions
     budget = max(usual.max_num_batched_tokens, 0 if experiment.chunked_prefill else longest) if said is None else said
     return experiment.max_num_seqs or usual.within(said, 1).max_num_seqs, budget

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.arguments import WHOLE, leaves, tree_of
-from evaluator.catalog.model import LatentAttention, Model, SoftmaxAttention
+from evaluator.catalog.model import Model
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.deploy.choice import choose
 from evaluator.errors import InputError
@@ -190,7 +190,7 @@ def _pool(station: StationPlan, longest: int) -> PoolDesign:
     tokens = replica.kv.capacity_tokens
     # Windows and states keep less of a sequence the longer it is: a number of tokens would be another amount of KV
     # there, and the server's own fraction of memory has to do.
-    if kv.capacity_tokens is None and _same_kv(station.design.model) and np.isfinite(tokens):
+    if kv.capacity_tokens is None and station.design.model.keeps_all_tokens and np.isfinite(tokens):
         kv = replace(kv, capacity_tokens=int(tokens))
     if kv.capacity_tokens is not None:  # whole blocks, which is what there is room for
         kv = replace(kv, capacity_tokens=kv.capacity_tokens // kv.block_tokens * kv.block_tokens)
@@ -203,12 +203,6 @@ def _pool(station: StationPlan, longest: int) -> PoolDesign:
         station.design.model,
         longest,
     )
-
-
-def _same_kv(model: Model) -> bool:
-    """Whether every layer keeps every token, so that a number of tokens says how much KV there is."""
-    mixers = [kind.mixer for kind in model.layers if kind.mixer is not None]
-    return all(isinstance(mixer, SoftmaxAttention | LatentAttention) and mixer.window is None for mixer in mixers)
 
 
 def _router(deployment: Deployment) -> Any:

@@ -20,6 +20,7 @@ from evaluator.arguments import (
     tree_of,
     unsaid,
 )
+from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.published import model_name, repository_of
 from evaluator.catalog.read_model import load_model
@@ -41,6 +42,7 @@ _OF_FLEET = (
     "usd_per_device_hour",
     "weight",
     "engine",
+    "engine_version",
     "model",
     "role",
 )
@@ -98,7 +100,12 @@ def _launch(design: Design, pool: PoolDesign, port: int, model_id: str | None) -
     line = LINES[pool.engine]
     flags = line.flags(server)
     note = unsaid(line, server, flags)
-    remarks = [*missing, *_remarks(pool, note, line.keys(flags)[0])]
+    remarks = [*missing, *_remarks(pool, note, line.keys(flags, line.release(server))[0])]
+    if not line.arguments.version.startswith(dotted(line.release(server))):
+        remarks.append(
+            f"flags are checked by the arguments of {line.arguments.version}, and those that release "
+            f"{server['engine_version']} is known not to have are left out: it may lack others"
+        )
     if server.cached_prefixes and not get(pool.keys, "kv.prefix_caching"):
         remarks.append("prefix caching is on, since requests of the load have cached prefixes")
     # The repository's name is enough to find the model again: the note would say it twice.
@@ -116,6 +123,17 @@ def _launch(design: Design, pool: PoolDesign, port: int, model_id: str | None) -
 def arguments_of(launch: Launch) -> Arguments:
     """The recorded arguments that its flags were checked by."""
     return LINES[launch.pool.engine].arguments
+
+
+def version_of(launch: Launch) -> str:
+    """The release that serves a pool: the one that is said, where that stands for several the recorded or first one."""
+    said, recorded = launch.pool.keys.get("engine_version"), arguments_of(launch).version
+    if said is None:
+        return recorded
+    release = dotted(serving_engine(launch.pool.engine).release(said))
+    if f"{recorded}.".startswith(f"{release}."):
+        return recorded
+    return f"{release}.0" if release.count(".") == 1 else str(said).removeprefix("v")
 
 
 def _repository(pool: PoolDesign, model_id: str | None) -> tuple[str, list[str]]:
@@ -208,7 +226,7 @@ def head(design: Design, launch_list: Sequence[Launch]) -> list[str]:
         pool = launch.pool
         lines.append(
             f"# {pool.name}: {pool.replicas} x {pool.devices} {_hardware(pool)} with {pool.model.name}, "
-            f"{serving_engine(pool.engine).label}, arguments as of {arguments_of(launch).version}"
+            f"{serving_engine(pool.engine).label} {version_of(launch)}, arguments as of {arguments_of(launch).version}"
         )
     if told := _told(figures):
         lines.append(f"# predicted: {told}")

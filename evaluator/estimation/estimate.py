@@ -12,6 +12,7 @@ import numpy as np
 from evaluator.accuracy import load_errors
 from evaluator.accuracy.basis import design_basis
 from evaluator.catalog import Calibration
+from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import DEFAULT_ENGINE, SchedulerDefaults, serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
@@ -54,6 +55,7 @@ class Estimate:
     prompt_tokens: int
     output_tokens: int
     batch: int
+    engine: str  # its name and the release whose defaults hold, as people write them
     status: str  # ok, or why it cannot run; times are then those of a device with more memory
     max_num_seqs: int  # the limits that ``memory.activation_bytes`` makes room for
     max_num_batched_tokens: int
@@ -92,6 +94,7 @@ def estimate(
     rate_rps: float | None = None,
     precision: Precision | None = None,
     engine: str = DEFAULT_ENGINE,
+    engine_version: str | None = None,
     memory_fraction: float | None = None,
     block_tokens: int | None = None,
     max_num_seqs: int | None = None,
@@ -101,18 +104,18 @@ def estimate(
     """Estimate one replica. InputError where the split is impossible or a number is out of range.
 
     Model, hardware and calibration are names of the catalog, or what its readers return. What is None of
-    ``memory_fraction`` and the three keys behind it is as the serving ``engine`` has it. ``speculative`` is what a
-    scenario has at ``deployment.speculative``; times and throughput are then those that are expected of the drafts.
-    ``batch`` sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency
-    through all ranks, so throughput counts all of them. Of data-parallel ranks each has such a batch, and its share of
-    the rate.
+    ``memory_fraction`` and the three keys behind it is as the serving ``engine`` has it in ``engine_version``, by
+    default the newest that its table knows. ``speculative`` is what a scenario has at ``deployment.speculative``; times
+    and throughput are then those that are expected of the drafts. ``batch`` sequences are in one batch; a pipeline has
+    one batch in flight per rank, each taking the latency through all ranks, so throughput counts all of them. Of
+    data-parallel ranks each has such a batch, and its share of the rate.
     """
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     drafts = read_speculative(speculative)
     described = load_model(model) if isinstance(model, str) else model
     # Ranks of a dense model are replicas, each with the whole limits of its engine.
     ranks = data_parallel if described.has_experts else 1
-    usual = serving_engine(engine).defaults(device, tensor_parallel * pipeline_parallel * ranks, ranks)
+    usual = serving_engine(engine).defaults(device, tensor_parallel * pipeline_parallel * ranks, ranks, engine_version)
     said = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens}  # fmt: skip
     used = _limits(usual, said, decode_tokens(drafts), prompt_tokens)
@@ -138,7 +141,9 @@ def estimate(
     slots = prompt_tokens + output_tokens + (0 if drafts is None else drafts.tokens)
     most = int(built.memory.kv.capacity_units // kv_units(built.memory.kv, slots))
     load = None if rate_rps is None else _load(built, through, served, rate_rps, most)
-    return _estimated(built, built.memory, through, served, most, load)
+    rules = serving_engine(engine).rules
+    of_engine = f"{rules.label} {dotted(rules.release(engine_version))}"
+    return _estimated(built, built.memory, through, served, most, load, of_engine)
 
 
 def _check_numbers(prompt: int, output: int, batch: int, rate: float | None) -> None:
@@ -208,6 +213,7 @@ def _estimated(
     served: EqualSequences,
     most: int,
     load: SteadyState | None,
+    of_engine: str,
 ) -> Estimate:
     """The estimate of sequences of which memory holds at most ``most``."""
     precision, parallel = built.spec.precision, built.spec.parallel
@@ -231,6 +237,7 @@ def _estimated(
         prompt_tokens=served.prompt_tokens,
         output_tokens=served.output_tokens,
         batch=served.count,
+        engine=of_engine,
         # The first of these that there is, from what no engine runs to what the fit does not tell.
         status=built.reason
         or _crowded(in_flight, most)

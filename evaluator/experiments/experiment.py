@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+FITTED_VERSION = "0.15"
+"""Release of vLLM that the shipped serving sets were fitted to, and that a server counts as which says none."""
 UNRECORDED = "fp16_or_bf16"
 """The label of weights whose precision was not recorded."""
 
@@ -61,8 +63,8 @@ class Experiment:
     """One server under one workload. ``kv_blocks`` None: what fits; a limit that is None is vLLM's on the device;
     ``measured`` may be empty.
 
-    ``problem`` says why a specification cannot be read, and the rest of it means nothing then; ``notes`` say what is
-    not heeded of the specification or the measurements.
+    ``engine_version``: the release of vLLM whose defaults hold. ``problem`` says why a specification cannot be read,
+    and the rest of it means nothing then; ``notes`` say what is not heeded of the specification or the measurements.
     """
 
     id: str
@@ -80,6 +82,7 @@ class Experiment:
     max_model_tokens: int | None = None
     kv_blocks: int | None = None
     block_tokens: int = 16
+    engine_version: str = FITTED_VERSION
     memory_fraction: float = 0.9
     prefix_caching: bool = True
     chunked_prefill: bool = True

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.errors import InputError
 from evaluator.experiments.entry import ConfigEntry
 from evaluator.experiments.experiment import (
+    FITTED_VERSION,
     POOLED,
     UNRECORDED,
     Experiment,
@@ -19,8 +21,6 @@ from evaluator.experiments.experiment import (
 )
 
 MOST_REQUESTS = 5_000_000
-FITTED_VERSION = (0, 15)
-"""Release of vLLM, major and minor, that the shipped serving sets were fitted to."""
 NOT_MODELLED = ("enforce_eager", "cpu_kv_offload")
 _KEYS = (
     "exp_id", "experiment_name", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
@@ -60,7 +60,8 @@ def read_specification(value: Any, number: int, rows: Mapping[str, Sequence[Meas
 def _experiment(key: str, entry: ConfigEntry) -> Experiment:
     length = "max_model_len_tokens" if entry.value.get("max_model_len_tokens") is not None else "max_model_len"
     tensor, data = entry.count("tensor_parallel_size", 1), entry.count("data_parallel_size", 1)
-    workload = _workload(entry.inner("workload"))
+    workload, release = _workload(entry.inner("workload")), _release(entry)
+    rules = serving_engine(DEFAULT_ENGINE).rules
     return Experiment(
         id=key,
         name=str(entry.value.get("experiment_name") or key),
@@ -77,7 +78,10 @@ def _experiment(key: str, entry: ConfigEntry) -> Experiment:
         max_model_tokens=entry.said(length),
         kv_blocks=entry.said("total_kv_blocks"),
         block_tokens=entry.count("kv_block_size_tokens", 16),
-        memory_fraction=_fraction(entry, "gpu_memory_utilization", 0.9),
+        engine_version=release,
+        memory_fraction=_fraction(
+            entry, "gpu_memory_utilization", rules.at(rules.release(release))["kv.memory_fraction"].value
+        ),
         prefix_caching=entry.flag("prefix_caching", True),
         chunked_prefill=entry.flag("chunked_prefill", True),
         workload=workload,
@@ -89,6 +93,16 @@ def _weights(entry: ConfigEntry) -> str:
     """``quantization`` says it where ``weight_precision`` is absent, or only that nothing was recorded."""
     stated = entry.text("weight_precision", UNRECORDED)
     return entry.text("quantization", stated) if stated == UNRECORDED else stated
+
+
+def _release(entry: ConfigEntry) -> str:
+    """Whose defaults hold: what is recorded, as far as the table of vLLM's defaults knows it."""
+    recorded = str(entry.value.get("engine_version") or "")
+    try:
+        serving_engine(DEFAULT_ENGINE).release(recorded)
+    except InputError:
+        return FITTED_VERSION
+    return recorded
 
 
 def _expert_parallel(entry: ConfigEntry, tensor: int, data: int) -> bool:
@@ -170,9 +184,9 @@ def _notes(entry: ConfigEntry) -> list[str]:
     if not engine.strip().lower().startswith("vllm"):
         return [*notes, f"engine {engine} is simulated as vLLM"]
     release = re.match(r"v?(\d+)\.(\d+)", str(entry.value.get("engine_version") or ""))
-    if release and abs(int(release[2]) - FITTED_VERSION[1]) + 100 * abs(int(release[1]) - FITTED_VERSION[0]) > 5:
-        fitted = ".".join(map(str, FITTED_VERSION))
-        notes.append(f"engine_version {entry.value['engine_version']} is simulated as vLLM {fitted}")
+    major, minor = map(int, FITTED_VERSION.split("."))
+    if release and abs(int(release[2]) - minor) + 100 * abs(int(release[1]) - major) > 5:
+        notes.append(f"engine_version {entry.value['engine_version']} is simulated as vLLM {FITTED_VERSION}")
     return notes
 
 

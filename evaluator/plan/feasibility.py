@@ -54,7 +54,7 @@ def check(
     """Check a deployment under the requests of all seeds for an engine (iteration, request or token)."""
     unnamed = pipeline_problem(workload, deployment)
     # Routes are walked only where all stages name what is there.
-    planned = planned_pools(workload, deployment, sampler, seeds, staged=unnamed is None)
+    planned = planned_pools(workload, deployment, sampler, seeds, unnamed is None, simulator == REQUEST)
     stations, passes = planned.stations, planned.passes()
     several = why_joint(workload, stations, planned.phases, planned.sending, planned.pipeline)
     status = _pools_status(workload, planned, simulator)
@@ -203,10 +203,20 @@ class PlannedPools:
 
 
 def planned_pools(
-    workload: Workload, deployment: Deployment, sampler: RequestSampler, seeds: Sequence[int], staged: bool
+    workload: Workload,
+    deployment: Deployment,
+    sampler: RequestSampler,
+    seeds: Sequence[int],
+    staged: bool,
+    whole_requests: bool,
 ) -> PlannedPools:
-    """The pools of a deployment, as planned; with ``staged`` the stages of its pipeline, too."""
-    pools = tuple((name, with_engine_defaults(pool)) for name, pool in pools_of(deployment))
+    """The pools of a deployment, as planned; with ``staged`` the stages of its pipeline, too.
+
+    ``whole_requests``: for the request-level simulator.
+    """
+    said = pools_of(deployment)
+    alone = len(said) == 1 and all(stage.of_llm for stage in deployment.pipeline.values())
+    pools = tuple((name, with_engine_defaults(pool, workload, alone, whole_requests)) for name, pool in said)
     transfer = deployment.transfer
     phases = phases_of(pools, workload.model_names, transfer.groups)
     roles, shared = [phase.role for phase in phases], shared_tokens(workload, pools[0][1])

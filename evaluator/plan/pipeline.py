@@ -53,7 +53,7 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
         deployments,
         model,
         served.precision,
-        served.kv.prefix_caching,
+        bool(served.kv.prefix_caching),
         replicas,
     )
 

@@ -35,6 +35,7 @@ def _summary(result: Estimate) -> list[str]:
         f"  batch {result.batch}{per_rank}, prompt {result.prompt_tokens}, output {result.output_tokens} tokens",
         "",
         f"status            {result.status}",
+        f"engine            {result.engine}, with its defaults where nothing is said (evaluator catalog engines)",
         f"weights           {memory.weight_bytes / 1e9:.2f} GB per device of {memory.usable_bytes / 1e9:.1f} GB usable",
         f"activations       {memory.activation_bytes / 1e9:.2f} GB, with driver and buffers: room for iterations of "
         f"{result.max_num_seqs:,} sequences and {result.max_num_batched_tokens:,} tokens",

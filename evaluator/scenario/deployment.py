@@ -7,11 +7,12 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from evaluator.catalog.choice import CHOSEN
-from evaluator.catalog.engines import DEFAULT_ENGINE, ENGINES
+from evaluator.catalog.engines import DEFAULT_ENGINE, ENGINES, serving_engine
 from evaluator.catalog.store import find
 from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.parallel import EXCHANGES, GATHER
 from evaluator.cost.precision import Precision
+from evaluator.errors import InputError
 from evaluator.keys import (
     REQUIRED,
     Place,
@@ -74,8 +75,8 @@ _OF_ENGINE = "where absent as the engine has it"
 class Batching:
     """``max_num_batched_tokens`` None: as the engine has it, with room for the longest prompt where that is whole.
 
-    As read from a file, ``policy`` and ``max_num_seqs`` are None where it does not say them, which means the engine's
-    defaults (``engine_defaults``); the values here are vLLM's on a small device.
+    As read from a file, ``policy``, ``max_num_seqs`` and ``planning`` are None where it does not say them, which means
+    the engine's defaults (``engine_defaults``); the values here are those of vLLM 0.15 on a small device.
 
     ``tau`` is of the request-level engine alone, which lets a request decode all the time among a share 1 / tau of
     those that it finds. BestServe takes 2.5, which lets all decode too fast (``plan.request_level``).
@@ -101,7 +102,9 @@ class Batching:
         choice(*PLANNINGS),
         AT_ONCE,
         "When a batch is planned. at_once: as soon as a pipeline rank is free. queued: as by vLLM's engine core, which "
-        "waits for its oldest batch. asynchronous: vLLM's default, before the tokens of the batch under way are known.",
+        "waits for its oldest batch. asynchronous: before the tokens of the batch under way are known. Where absent as "
+        "the table of the engine's defaults has it.",
+        absent=None,
     )
     tau: float = key(
         number(above=0, most=1000),
@@ -118,14 +121,16 @@ class KvCache:
     or copied to ``swap_bytes`` of host memory per device (None: as much as it takes) at ``swap_bandwidth`` (byte/s of a
     device). ``prefix_caching``: blocks whose content is known (``Sessions``, or columns of a trace) are computed once;
     those of mere system prompts then stay in the cache, others are evicted in the order in which they were last used.
-    As read from a file, ``memory_fraction`` and ``block_tokens`` are None where it does not say them: then they are the
-    engine's (``engine_defaults``).
+    As read from a file ``admission``, ``memory_fraction``, ``block_tokens``, ``full_prompt`` and ``prefix_caching`` are
+    None where it does not say them: then they are the engine's (``engine_defaults``).
     """
 
     admission: str = key(
         choice("reserve", "on_demand"),
         "reserve",
-        "reserve: a request enters if its whole KV fits. on_demand: KV is taken as tokens come, with preemption.",
+        "reserve: a request enters if its whole KV fits. on_demand: KV is taken as tokens come, with preemption. Where "
+        "absent as the engine has it, if policy and limits let it.",
+        absent=None,
     )
     memory_fraction: float = key(
         number(above=0, most=1),
@@ -142,7 +147,9 @@ class KvCache:
     full_prompt: bool = key(
         flag,
         False,
-        "on_demand: a request enters only where its whole prompt fits, as in vLLM with scheduler_reserve_full_isl.",
+        "on_demand: a request enters only where its whole prompt fits, as in vLLM with scheduler_reserve_full_isl; "
+        f"{_OF_ENGINE}.",
+        absent=None,
     )
     preemption: str = key(
         choice("recompute", "swap"), "recompute", "on_demand: what becomes of a preempted request's KV."
@@ -159,7 +166,11 @@ class KvCache:
         "Tokens that the cache of a replica holds, as the log of an engine states it; what fits where absent.",
     )
     prefix_caching: bool = key(
-        flag, False, "Whether blocks of prompts and outputs that are known by their content are computed once."
+        flag,
+        False,
+        "Whether blocks of prompts and outputs that are known by their content are computed once. Where absent as the "
+        "engine has it, if turns, sessions or hash_ids say what is in the blocks, of one pool without stages.",
+        absent=None,
     )
     manager: str | None = key(
         _manager, None, "A KV manager that a program of one's own has registered (docs/parts.md); else the engine's."
@@ -174,6 +185,19 @@ def check_kv(kv: KvCache, place: Place) -> None:
         )
 
 
+def check_engine(pool: Pool, place: Place) -> None:
+    """Refuses a release that the engine's table does not know, and two keys that say different plannings."""
+    try:
+        serving_engine(pool.engine).release(pool.engine_version)
+    except InputError as error:
+        raise place.key("engine_version").error(str(error)) from None
+    said, planning = pool.async_scheduling, pool.batching.planning
+    if said is not None and planning is not None and said != (planning == ASYNCHRONOUS):
+        raise place.key("async_scheduling").error(
+            f"is {str(said).lower()} beside batching.planning: {planning}; say the one or the other"
+        )
+
+
 _calibration_set = in_catalog("calibrations", lambda name: find("calibrations", name))
 
 
@@ -183,6 +207,16 @@ def _calibration(value: Any, place: Place) -> str:
 
 def _calibration_schema() -> Schema:
     return {"anyOf": [*({"const": name} for name in CHOSEN), *schema_of(_calibration_set)["anyOf"]]}
+
+
+def _read_release(value: Any, place: Place) -> str:
+    """Whether the engine has it is for the whole of the keys to say (``check_engine``)."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise place.error(f"expected a release such as '0.15', got {shown(value)}")
+    return str(value)
+
+
+_release = Reader(_read_release, {"type": ["string", "number"]})
 
 
 _ONE_REPLICA = "simulate one replica under its share of the rate, or fewer replicas and scale the result"
@@ -209,6 +243,18 @@ class Pool:
         choice(*ENGINES),
         DEFAULT_ENGINE,
         "The serving engine: its kernels and host with calibration auto, and the defaults of its scheduler.",
+    )
+    engine_version: str | None = key(
+        _release,
+        None,
+        "Release of the engine, such as '0.15', whose defaults hold where nothing is said (evaluator catalog engines); "
+        "the newest of their table where absent.",
+    )
+    async_scheduling: bool | None = key(
+        flag,
+        None,
+        "Whether the engine plans the next batch before the tokens of the one under way are known, as "
+        "batching.planning asynchronous or at_once says in our words.",
     )
     calibration: str = key(
         Reader(_calibration, _calibration_schema),

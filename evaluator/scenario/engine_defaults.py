@@ -7,21 +7,28 @@ from typing import Any
 
 from evaluator.catalog.engines import SchedulerDefaults, serving_engine
 from evaluator.catalog.what_if import device_named, model_named
-from evaluator.scenario.deployment import Batching, Deployment, KvCache
+from evaluator.policies import policy
+from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, STAGE, Batching, Deployment, KvCache
+from evaluator.scenario.workload import Workload
 
-_ENGINE = ("engine",)
+_ENGINE = ("engine", "engine_version")
 _DEVICE = (*_ENGINE, "hardware", "hardware.memory_bytes", "hardware.like", "model", "model.like",
            "tensor_parallel", "pipeline_parallel", "data_parallel")  # fmt: skip
 LEFT_TO_ENGINE: dict[str, dict[str, tuple[str, ...]]] = {
     "batching": {
         "policy": _ENGINE,
         "max_num_seqs": (*_DEVICE, "batching.max_num_batched_tokens", "speculative", "speculative.tokens"),
+        "planning": (*_ENGINE, "async_scheduling"),
     },
     "kv": {
         "memory_fraction": _DEVICE,
         "block_tokens": _ENGINE,
+        "admission": (*_ENGINE, "batching.policy", "batching.max_num_batched_tokens", "kv.manager"),
+        "full_prompt": _ENGINE,
+        "prefix_caching": (*_ENGINE, "model", "model.like", "role", "kv.admission", "kv.preemption", "kv.manager",
+                           "batching.policy"),
     },
-}
+}  # fmt: skip
 """Keys that hold None where a file says nothing of them, by section, and the keys of a deployment that move their
 defaults. ``batching.max_num_batched_tokens`` stays None: its default depends on the prompts
 (``replica.token_budget``)."""
@@ -33,17 +40,73 @@ def scheduler_defaults(deployment: Deployment) -> SchedulerDefaults:
     data_parallel = deployment.data_parallel
     ranks = data_parallel if data_parallel > 1 and model_named(deployment.model).has_experts else 1
     devices = deployment.tensor_parallel * deployment.pipeline_parallel * ranks
-    return serving_engine(deployment.engine).defaults(device_named(deployment.hardware), devices, ranks)
+    hardware = device_named(deployment.hardware)
+    found = serving_engine(deployment.engine).defaults(hardware, devices, ranks, deployment.engine_version)
+    if deployment.async_scheduling is None:
+        return found
+    return replace(found, planning=ASYNCHRONOUS if deployment.async_scheduling else AT_ONCE)
 
 
-def with_engine_defaults(deployment: Deployment) -> Deployment:
-    """The deployment with nothing left to the engine; itself where it says everything."""
+def _admission(deployment: Deployment, defaults: SchedulerDefaults, workload: Workload | None) -> str:
+    """``kv.admission`` as the engine has it, and reserve where taking KV on demand is another thing than it does.
+
+    A request that is preempted is computed anew with its output so far, for which a policy of whole prompts needs room
+    in an iteration: a limit that is said was chosen for prompts, and would be refused for outputs.
+    Pools for stages keep nothing of an answer. Several branches on demand take the reference, a hundred times as long.
+    """
+    record = policy(deployment.batching.policy or defaults.policy)
+    room = deployment.batching.max_num_batched_tokens is None or not record.whole_prompts
+    on_demand = room and record.admission is None and deployment.kv.manager is None
+    branches = workload is not None and workload.reasoning.several
+    return defaults.admission if on_demand and not branches and deployment.role != STAGE else "reserve"
+
+
+def _caches(deployment: Deployment, defaults: SchedulerDefaults, admission: str, workload: Workload | None) -> bool:
+    """``kv.prefix_caching`` as the engine has it, where what is in the blocks is known, and we know how to find them.
+
+    Where we do not, asking for it is refused with the reason (``plan.checks.prefix_problem``), and saying nothing means
+    no cache. System prompts without turns are an approximation, which is for the scenario to ask for.
+    """
+    if workload is None or not workload.known_content or not defaults.prefix_caching:
+        return False
+    trace, kv = workload.trace, deployment.kv
+    swaps = admission == "on_demand" and kv.preemption == "swap"
+    hashed = trace is not None and trace.hash_ids is not None
+    said = workload.cached_tokens or (
+        trace is not None and trace.cached_tokens is not None and trace.cached_tokens.any()
+    )
+    whole_blocks = not hashed or workload.sessions.hash_block_tokens % (kv.block_tokens or defaults.block_tokens) == 0
+    return (
+        deployment.role == "mixed"
+        and not (swaps or said or kv.manager or workload.reasoning.several)
+        and whole_blocks
+        and not policy(deployment.batching.policy or defaults.policy).by_future_peak
+        and model_named(deployment.model).keeps_all_tokens
+    )
+
+
+def with_engine_defaults(
+    deployment: Deployment, workload: Workload | None = None, alone: bool = True, whole_requests: bool = False
+) -> Deployment:
+    """The deployment with nothing left to the engine; itself where it says everything.
+
+    ``workload``: what it serves, as far as that is known. ``alone``: it is the one pool that answers, and no stages are
+    around it. ``whole_requests``: of the request-level simulator, which knows KV that is reserved alone.
+    """
     filled: dict[str, Batching | KvCache] = {}
     for section, keys in LEFT_TO_ENGINE.items():
         said: Any = getattr(deployment, section)
         if any(getattr(said, key) is None for key in keys):
             budget = deployment.batching.max_num_batched_tokens
             defaults = scheduler_defaults(deployment).within(budget, deployment.decode_tokens)
+            if section == "kv":
+                admission = deployment.kv.admission or (
+                    "reserve" if whole_requests else _admission(deployment, defaults, workload)
+                )
+                caches = alone and not whole_requests and _caches(deployment, defaults, admission, workload)
+                defaults = replace(defaults, admission=admission, prefix_caching=caches)
             unsaid = {key: getattr(defaults, key) for key in keys if getattr(said, key) is None}
             filled[section] = replace(said, **unsaid)
+    if deployment.async_scheduling is not None:  # what it says is in ``planning`` now
+        return replace(deployment, async_scheduling=None, **filled)  # type: ignore[arg-type]
     return replace(deployment, **filled) if filled else deployment  # type: ignore[arg-type]

@@ -326,5 +326,5 @@ def lookup(point: Point, path: str) -> Any:
     if section == "pipeline":
         value = written(point[1].pipeline) or {}
     if section == "deployment" and keys[0] in LEFT_TO_ENGINE and value.pools is None:
-        value = with_engine_defaults(value)
+        value = with_engine_defaults(value, point[0], all(stage.of_llm for stage in value.pipeline.values()))
     return value_at(value, keys)

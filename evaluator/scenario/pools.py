@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from evaluator.keys import Place, Section, absent, listed, section
-from evaluator.scenario.deployment import POOL, STAGE, Batching, Deployment, KvCache, Pool, check_kv
+from evaluator.scenario.deployment import POOL, STAGE, Batching, Deployment, KvCache, Pool, check_engine, check_kv
 from evaluator.scenario.engine_defaults import with_engine_defaults
 from evaluator.scenario.pipeline import Stage
 from evaluator.scenario.routers import Routers
@@ -47,12 +47,15 @@ def stage_pools_of(deployment: Deployment) -> dict[str, Deployment]:
         kv=absent(KvCache),
         role=STAGE,
         engine=deployment.engine,
+        engine_version=deployment.engine_version,
     )
     return {name: _pool(bare, pool) for name, pool in pools.items()}
 
 
 def _pool(deployment: Deployment, pool: Pool) -> Deployment:
     said = {name: _said(entry.read, getattr(pool, name), getattr(deployment, name)) for name, entry in POOL.items()}
+    if said["engine"] != deployment.engine:  # a release beside the pools is one of the engine there
+        said["engine_version"] = pool.engine_version
     router = deployment.router
     if isinstance(router, Routers):
         router = getattr(router, pool.role)
@@ -84,8 +87,10 @@ def _check_deployment(deployment: Deployment, place: Place) -> None:
         if pool.speculative is not None:
             raise place.key(f"pools.{name}.speculative").error("is for pools that decode; leave it out of a stage's")
         check_kv(pool.kv, place.key(f"pools.{name}.kv"))
+        check_engine(pool, place.key(f"pools.{name}"))
         _check_capacity(pool, place.key(f"pools.{name}"))
     if deployment.pools is None or all(pool.role == STAGE for pool in deployment.pools.values()):
+        check_engine(deployment, place)
         _check_capacity(deployment, place)
         if isinstance(deployment.router, Routers):
             raise place.key("router").error("routers by role are for a prefill and a decode pool: add deployment.pools")
@@ -99,6 +104,7 @@ def _check_deployment(deployment: Deployment, place: Place) -> None:
     # Of each pool with what is said beside it: the one may say preemption: swap, and the other the bandwidth.
     for name, pool in pools_of(deployment):
         check_kv(pool.kv, place.key(f"pools.{name}.kv"))
+        check_engine(pool, place.key(f"pools.{name}"))
         _check_capacity(pool, place.key(f"pools.{name}"))
 
 

@@ -104,7 +104,7 @@ def test_defaults_of_the_engines():
     assert (vllm.policy, vllm.max_num_seqs, vllm.max_num_batched_tokens) == ("chunked", 1024, 8192)
     assert (trtllm.policy, trtllm.max_num_seqs, trtllm.max_num_batched_tokens) == ("mixed", 2048, 8192)
     assert (sglang.policy, sglang.max_num_seqs, sglang.max_num_batched_tokens) == ("continuous", 2048, 8192)
-    assert (vllm.memory_fraction, trtllm.memory_fraction) == (0.9, 0.9)
+    assert (vllm.memory_fraction, trtllm.memory_fraction) == (0.92, 0.9)
     # 512 MiB, 1.5 MiB per token of a chunk, 2 MiB per CUDA graph and 128 MiB of 80 GiB stay outside.
     assert sglang.memory_fraction == round(1 - (512 + 1.5 * 8192 + 2 * 256 + 128) / (80 * 1024), 3)
     assert [engine.memory_of for engine in ENGINES.values()] == ["device", "free", "static"]
@@ -121,7 +121,8 @@ def with_memory(gib):
         ("a100-sxm", (256, 2048)),
         ("h100-sxm", (1024, 8192)),
         ("rtx-pro-6000", (1024, 8192)),
-        ("mi300x", (1024, 8192)),
+        ("mi300x", (1024, 16384)),
+        ("b200-sxm", (1024, 16384)),
         ("tpu-v5e", (256, 512)),
         ("tpu-v6e", (256, 1024)),
         ("tpu-ironwood", (256, 2048)),

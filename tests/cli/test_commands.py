@@ -169,7 +169,7 @@ def test_a_trace_that_is_not_there(evaluator, replay, tmp_path):
 def test_simulate_of_what_cannot_run(evaluator, small):
     refused(
         evaluator("simulate", small, "--set", "sweep=null", "--set", "deployment.model=llama-3.1-70b"),
-        "infeasible: does not fit", "remedy: tensor_parallel >= 4",
+        "infeasible: does not fit", "remedy: tensor_parallel >= 2",
     )  # fmt: skip
 
 

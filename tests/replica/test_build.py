@@ -44,7 +44,7 @@ def test_plan_estimate_and_comparison_have_the_same_replica():
     ran = server(Experiment("a", "a", "meta-llama/Llama-3.1-8B", "H100-SXM-80GB", **limits), "auto")
     assert numbers(ran.replica) == numbers(planned.ready)
     known = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=100, output_tokens=10, tensor_parallel=2,
-                     max_num_seqs=128, max_num_batched_tokens=2048)  # fmt: skip
+                     engine_version="0.15", max_num_seqs=128, max_num_batched_tokens=2048)  # fmt: skip
     assert known.memory == planned.memory
     assert str(passage(planned).cost) == str(planned.ready.cost)
 

@@ -14,7 +14,10 @@ GRID = {
 
 
 def scenario(*overrides: str, **axes: Any) -> Scenario:
-    """Llama-3.1-8B on an H100 under 60 requests; axes are sweeps over key paths with ``__`` for dots."""
+    """Llama-3.1-8B on an H100 under 60 requests; axes are sweeps over key paths with ``__`` for dots.
+
+    KV is reserved, so that policies with chunks and with whole prompts share a program.
+    """
     tree = {
         "name": "small",
         "workload": {
@@ -23,7 +26,12 @@ def scenario(*overrides: str, **axes: Any) -> Scenario:
             "requests": 60,
             "warmup_requests": 10,
         },
-        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "batching": {"max_num_seqs": 32}},
+        "deployment": {
+            "model": "llama-3.1-8b",
+            "hardware": "h100-sxm",
+            "batching": {"max_num_seqs": 32},
+            "kv": {"admission": "reserve"},
+        },
         "sweep": {path.replace("__", "."): values for path, values in axes.items()} or None,
     }
     return load_scenario(tree, overrides)

@@ -53,8 +53,11 @@ def test_every_key_of_a_file(tmp_path):
     assert deployment.precision == Precision("bf16", "bf16", "fp8")
     assert deployment.calibration == "auto"
     assert (deployment.replicas, deployment.tensor_parallel, deployment.pipeline_parallel) == (2, 4, 2)
-    assert deployment.batching == Batching("mixed", 64, 4096)
-    assert deployment.kv == KvCache("reserve", 0.8, 32)
+    assert deployment.batching == Batching("mixed", 64, 4096, planning=None)
+    assert deployment.kv == KvCache("reserve", 0.8, 32, full_prompt=None, prefix_caching=None)
+    stated = with_engine_defaults(deployment)
+    assert stated.batching == Batching("mixed", 64, 4096)
+    assert stated.kv == KvCache("reserve", 0.8, 32, full_prompt=True)
     assert (deployment.router, deployment.role, deployment.usd_per_device_hour) == ("random", "prefill", 2.5)
     assert scenario.slo == (
         Objective("ttft", "p90", 1.5),
@@ -70,7 +73,7 @@ def test_defaults(base):
     assert (workload.requests, workload.warmup_requests, workload.seeds) == (1000, 100, (0,))
     assert deployment.precision == Precision("checkpoint", "bf16", "bf16")
     assert (deployment.engine, with_engine_defaults(deployment).batching) == ("vllm", Batching("chunked", 1024, None))
-    assert with_engine_defaults(deployment).kv == KvCache("reserve", 0.9, 16)
+    assert with_engine_defaults(deployment).kv == KvCache("on_demand", 0.92, 16, full_prompt=True)
     assert (deployment.router, deployment.role, deployment.calibration) == ("round_robin", "mixed", "auto")
     assert (scenario.slo, scenario.sweep, scenario.name) == ((), (), "scenario")
 
@@ -352,7 +355,7 @@ def test_overrides_set_create_and_merge(base):
         ],
     )
     assert scenario.deployment.tensor_parallel == 8
-    assert scenario.deployment.batching == Batching("static", 32, None)
+    assert scenario.deployment.batching == Batching("static", 32, None, planning=None)
     assert scenario.slo == (Objective("ttft", "p99.9", 2.0),)
     assert loads_yaml(scenario.text)["deployment"]["tensor_parallel"] == 8
     assert base["deployment"] == {"model": "llama-3.1-70b", "hardware": "h100-sxm"}  # nothing changed in place

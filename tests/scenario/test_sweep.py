@@ -306,9 +306,10 @@ def test_leaves_rebuild_the_tree(tree):
 
 
 def test_dataclass_defaults_and_table_defaults_are_the_same(base):
-    base["deployment"] = {"model": "llama-3.1-70b", "hardware": "l40s"}
+    named = {"model": "llama-3.1-70b", "hardware": "l40s", "engine_version": "0.15"}
+    base["deployment"] = {**named, "kv": {"admission": "reserve"}}
     read = load_scenario(base).deployment
-    assert with_engine_defaults(read) == Deployment(model="llama-3.1-70b", hardware="l40s")
+    assert with_engine_defaults(read) == Deployment(**named)
     assert read.precision == Precision()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evaluator.deploy.design import Design
-from evaluator.deploy.launch import Launch, arguments_of, head
+from evaluator.deploy.launch import Launch, head
 from evaluator.deploy.router import PORT, has_router, router_words
 from evaluator.deploy.targets.images import ROUTER_IMAGES, entrypoint, image
 from evaluator.yaml import dumps_yaml
@@ -46,7 +46,7 @@ def service_name(launch: Launch) -> str:
 def _service(launch: Launch, devices: list[str]) -> dict[str, Any]:
     reserved = {"driver": "nvidia", "device_ids": devices, "capabilities": ["gpu"]}
     service: dict[str, Any] = {
-        "image": image(launch, arguments_of(launch).version),
+        "image": image(launch),
         "entrypoint": entrypoint(launch),
         "command": launch.words(host="0.0.0.0")[len(entrypoint(launch)) :],
         "environment": {"HF_TOKEN": "${HF_TOKEN:-}"},

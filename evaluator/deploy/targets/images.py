@@ -1,8 +1,8 @@
-"""Container images of the engines, at the version that their arguments were recorded of."""
+"""Container images of the engines, of the release that is said, else of the one whose arguments were recorded."""
 
 from __future__ import annotations
 
-from evaluator.deploy.launch import Launch
+from evaluator.deploy.launch import Launch, version_of
 
 _IMAGES = {
     "vllm": "vllm/vllm-openai:v{version}",
@@ -13,9 +13,9 @@ _IMAGES = {
 ROUTER_IMAGES = {"vllm": "vllm/vllm-router:v0.1.17", "sglang": "lmsysorg/sgl-router:v0.3.2"}
 
 
-def image(launch: Launch, version: str) -> str:
+def image(launch: Launch) -> str:
     """The image of a pool's engine."""
-    return _IMAGES[launch.pool.engine].format(version=version)
+    return _IMAGES[launch.pool.engine].format(version=version_of(launch))
 
 
 def entrypoint(launch: Launch) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from evaluator.deploy.design import Design
-from evaluator.deploy.launch import Launch, arguments_of, head
+from evaluator.deploy.launch import Launch, head
 from evaluator.deploy.router import PORT, has_router, router_words
 from evaluator.deploy.targets.compose import service_name
 from evaluator.deploy.targets.images import ROUTER_IMAGES, entrypoint, image
@@ -81,7 +81,7 @@ def _stateful_set(launch: Launch) -> dict[str, Any]:
 def _pod(launch: Launch) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": "server",
-        "image": image(launch, arguments_of(launch).version),
+        "image": image(launch),
         "command": entrypoint(launch),
         "args": launch.words(host="0.0.0.0")[len(entrypoint(launch)) :],
         "env": environment(launch),

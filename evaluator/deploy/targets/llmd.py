@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from evaluator.deploy.design import Design
-from evaluator.deploy.launch import Launch, arguments_of, head
+from evaluator.deploy.launch import Launch, head
 from evaluator.deploy.targets.compose import service_name
 from evaluator.deploy.targets.images import image
 from evaluator.deploy.targets.kubernetes import environment, other_pools, too_large
@@ -51,7 +51,7 @@ def _side(design: Design, launch: Launch) -> dict[str, Any]:
     args = [word for flag in launch.flags if flag[0] not in said for word in flag]
     container = {
         "name": service_name(launch),
-        "image": image(launch, arguments_of(launch).version),
+        "image": image(launch),
         "modelCommand": "vllmServe",
         "args": args,
         "env": environment(launch),
