@@ -227,6 +227,17 @@ class CheckpointPrecision:
 
 
 @dataclass(frozen=True)
+class AskedOfSampler:
+    """What requests ask of the sampler that takes time; None: what the model's ``generation_config.json`` asks."""
+
+    nucleus: bool | None = None
+    penalties: bool | None = None
+
+
+AS_PUBLISHED = AskedOfSampler()
+
+
+@dataclass(frozen=True)
 class Model:
     """A language model, decoder or encoder. Counts are of the unsharded model.
 

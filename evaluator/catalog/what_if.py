@@ -48,8 +48,8 @@ HERE = "@"
 MOST_TIMES = 1e6
 """Of what a figure was: more is no device, and overflows."""
 MODEL_FIGURES = ("layers", "heads", "kv_heads", "experts", "experts_per_token", "max_positions")
-SAMPLING = ("nucleus_sampling", "penalties")
-"""What requests ask of a sampler, which by default is what the model's own configuration says."""
+_SAID_BY_WORKLOAD = {"nucleus_sampling": "top_p: 0.95}, or {greedy: true", "penalties": "penalties: true"}
+"""What requests ask of the sampler, by what stood for it here, and what to say in its place."""
 
 
 _SORTED = json.JSONEncoder(sort_keys=True)
@@ -228,10 +228,14 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
     base = load_model(given.text("like"))
     changed_model = base
     counts = {name: given.integer(name, None) for name in MODEL_FIGURES}
-    asked: dict[str, Any] = {name: given.flag(name, getattr(base, name)) for name in SAMPLING}
+    for name, said in _SAID_BY_WORKLOAD.items():
+        if given.raw(name, None) is not None:
+            raise InputError(
+                f"{given.place(name)}: what requests ask of the sampler is the workload's to say: "
+                f"workload.sampling: {{{said}}}"
+            )
     own_name = given.title("name", "")
     given.finish()
-    changed_model = replace(changed_model, **asked)
     if counts["layers"] is not None:
         changed_model = _with_layers(changed_model, counts["layers"], given.place("layers"))
     if counts["max_positions"] is not None:
@@ -241,8 +245,7 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
             changed_model = _with_parts(changed_model, name, counts[name], given.place(name))
     _check_shapes(changed_model, where)
     changed = {name: count for name, count in counts.items() if count is not None}
-    sampled = {name: str(wanted).lower() for name, wanted in asked.items() if wanted != getattr(base, name)}
-    named = ", ".join(f"{name} {value}" for name, value in (changed | sampled).items())
+    named = ", ".join(f"{name} {value}" for name, value in changed.items())
     name = f"{base.name} with {named}" if named else base.name
     name = own_name if own_name and named else name
     return replace(changed_model, name=name, published_parameters=None if changed else base.published_parameters)

@@ -19,7 +19,9 @@ from evaluator.cost.parallel import EXCHANGES, GATHER, Parallel
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.estimation.drafts import read_speculative
+from evaluator.keys import Place
 from evaluator.replica import ReplicaSpec, build, passage
+from evaluator.scenario.token_sampling import TokenSampling, asked_of_sampler
 from evaluator.speculation import Speculative
 
 
@@ -42,6 +44,7 @@ def iteration_time(
     expert_exchange: str = GATHER,
     precision: Precision | None = None,
     speculative: Speculative | Mapping[str, Any] | None = None,
+    sampling: TokenSampling | Mapping[str, Any] | None = None,
 ) -> NDArray[np.float64]:
     """Seconds of one iteration for each batch of an array, of the common shape of the columns that say what is in it.
 
@@ -78,6 +81,7 @@ def iteration_time(
     spec = ReplicaSpec(
         model, hardware, calibration, precision or Precision(), layout, engine=engine,
         drafting=None if drafts is None else drafts.drafting,
+        asked=asked_of_sampler(sampling, Place("iteration_time", "sampling")),
     )  # fmt: skip
     built = build(spec)
     if built.memory is None:

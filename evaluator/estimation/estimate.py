@@ -31,9 +31,11 @@ from evaluator.cost.steady import SteadyState, steady_state
 from evaluator.errors import InputError
 from evaluator.estimation.drafts import Drafts, read_speculative
 from evaluator.estimation.phases import EqualSequences, PhaseEstimate, decode_time, phase
+from evaluator.keys import Place
 from evaluator.metrics.model_error import end_to_end
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, ReplicaSpec, UnpipelinedCost, build, default_budget, kept_model, passage
+from evaluator.scenario.token_sampling import TokenSampling, asked_of_sampler
 from evaluator.speculation import Speculative, decode_tokens, mean_tokens
 
 
@@ -100,15 +102,16 @@ def estimate(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     speculative: Speculative | Mapping[str, Any] | None = None,
+    sampling: TokenSampling | Mapping[str, Any] | None = None,
 ) -> Estimate:
     """Estimate one replica. InputError where the split is impossible or a number is out of range.
 
     Model, hardware and calibration are names of the catalog, or what its readers return. What is None of
     ``memory_fraction`` and the three keys behind it is as the serving ``engine`` has it in ``engine_version``, by
     default the newest that its table knows. ``speculative`` is what a scenario has at ``deployment.speculative``; times
-    and throughput are then those that are expected of the drafts. ``batch`` sequences are in one batch; a pipeline has
-    one batch in flight per rank, each taking the latency through all ranks, so throughput counts all of them. Of
-    data-parallel ranks each has such a batch, and its share of the rate.
+    and throughput are then those that are expected of the drafts. ``sampling`` is ``workload.sampling``. ``batch``
+    sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency through all ranks,
+    so throughput counts all of them. Of data-parallel ranks each has such a batch, and its share of the rate.
     """
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     drafts = read_speculative(speculative)
@@ -126,6 +129,7 @@ def estimate(
         memory_fraction=used.memory_fraction, block_tokens=used.block_tokens, engine=engine,
         max_num_batched_tokens=used.max_num_batched_tokens, max_num_seqs=used.max_num_seqs,
         drafting=None if drafts is None else drafts.drafting,
+        asked=asked_of_sampler(sampling, Place("estimate", "sampling")),
     )  # fmt: skip
     if expert_exchange not in EXCHANGES:
         raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")

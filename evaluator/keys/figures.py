@@ -16,7 +16,6 @@ from evaluator.keys.readers import (
     Reader,
     Schema,
     count,
-    flag,
     known,
     number,
     quantity,
@@ -123,6 +122,5 @@ model_name = _figures(
     "{like: llama-3.1-8b, layers: 40}",
     {
         **{name: count() for name in ("layers", "heads", "kv_heads", "experts", "experts_per_token")},
-        **dict.fromkeys(("nucleus_sampling", "penalties"), flag),
     },
 )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from evaluator.catalog.model import AS_PUBLISHED
 from evaluator.cost.frontend import Frontend
 from evaluator.cost.memory import kv_units
 from evaluator.kv_managers import manager
@@ -87,7 +88,8 @@ class StationPlan:
 def station_of(name: str, deployment: Deployment, extremes: Extremes, workload: Workload | None = None) -> StationPlan:
     """A pool whose largest requests are these. Prefixes that those of a ``workload`` share are kept there."""
     longest = longest_prompt(deployment, extremes)
-    built, shared_units = design(deployment, longest), 0
+    asked = AS_PUBLISHED if workload is None else workload.sampling.asked
+    built, shared_units = design(deployment, longest, asked), 0
     shared = 0 if workload is None else shared_tokens(workload, deployment)
     if built.replica is not None and workload is not None and shared:
         shared_units = workload.sessions.system_prompts * int(kv_units(built.replica.kv, shared))

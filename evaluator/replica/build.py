@@ -10,7 +10,7 @@ from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.choice import load_calibration
 from evaluator.catalog.engines import ENGINES, serving_engine
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import Model
+from evaluator.catalog.model import AskedOfSampler, Model
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
@@ -71,7 +71,7 @@ def kept_model(built: ReplicaBuild) -> Model:
 
 def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     """What the names stand for, changed. A set of other hardware is a problem of the design, no unknown name."""
-    model = _model(spec.model)
+    model = _asking(Same(_model(spec.model)), spec.asked)
     hardware = _hardware(spec.hardware)
     calibration = spec.calibration
     # ``foreign``: a set of other hardware is accepted here; ``fitted_problem`` says what is wrong with it.
@@ -94,6 +94,17 @@ def _as_used(calibration: Same[Calibration], beyond: bool, change: Change | None
     if beyond and efficiency_of.provenance == "calibrated":
         efficiency_of = replace(efficiency_of, provenance="extrapolated")
     return efficiency_of if change is None else changed_calibration(efficiency_of, change)
+
+
+@lru_cache(maxsize=1024)
+def _asking(model: Same[Model], asked: AskedOfSampler) -> Model:
+    """The model whose requests ask this of the sampler; the same object for all that ask so."""
+    of = model.of
+    nucleus = of.nucleus_sampling if asked.nucleus is None else asked.nucleus
+    penalties = of.penalties if asked.penalties is None else asked.penalties
+    if (nucleus, penalties) == (of.nucleus_sampling, of.penalties):
+        return of
+    return replace(of, nucleus_sampling=nucleus, penalties=penalties)
 
 
 def _model(of: Model | WhatIf | str) -> Model:

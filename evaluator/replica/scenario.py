@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from evaluator.catalog.model import AS_PUBLISHED, AskedOfSampler
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.cost.parallel import Parallel
 from evaluator.policies import policy
@@ -42,7 +43,7 @@ def default_budget(batching_policy: str, engines: int, decodes: int, longest_pro
     return max(engines, longest_prompt + (0 if record.prefill_alone else decodes))
 
 
-def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
+def replica_spec(deployment: Deployment, longest_prompt: int, asked: AskedOfSampler = AS_PUBLISHED) -> ReplicaSpec:
     """One replica of a deployment, under prompts of at most ``longest_prompt`` tokens to compute."""
     kv = deployment.kv
     return ReplicaSpec(
@@ -66,12 +67,13 @@ def replica_spec(deployment: Deployment, longest_prompt: int) -> ReplicaSpec:
         max_num_seqs=deployment.batching.max_num_seqs,
         engine=deployment.engine,
         drafting=None if deployment.speculative is None else deployment.speculative.drafting,
+        asked=asked,
     )
 
 
-def design(deployment: Deployment, longest_prompt: int) -> ReplicaBuild:
+def design(deployment: Deployment, longest_prompt: int, asked: AskedOfSampler = AS_PUBLISHED) -> ReplicaBuild:
     """The design of one replica of a deployment; the same object for all deployments with the same spec."""
-    return _built(replica_spec(deployment, longest_prompt))
+    return _built(replica_spec(deployment, longest_prompt, asked))
 
 
 _built = shared_while_used(latest=1024)(build)

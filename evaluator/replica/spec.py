@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import Model
+from evaluator.catalog.model import AS_PUBLISHED, AskedOfSampler, Model
 from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
@@ -24,7 +24,7 @@ class ReplicaSpec:
     ``max_num_batched_tokens`` and ``max_num_seqs`` bound an iteration, and with it the activations that take room from
     the KV cache. ``kv_blocks`` is the capacity of that cache in blocks where it is known, from the log of a server for
     instance: whether the model fits is then no question. ``change`` puts one input of the cost at a multiple of its
-    value; memory stays. ``drafting``: of speculative decoding; None: there is none.
+    value; memory stays. ``drafting``: of speculative decoding; None: there is none. ``asked``: of the sampler.
     """
 
     model: Model | WhatIf | str
@@ -40,3 +40,4 @@ class ReplicaSpec:
     change: Change | None = None
     engine: str = DEFAULT_ENGINE
     drafting: Drafting | None = None
+    asked: AskedOfSampler = AS_PUBLISHED

@@ -27,6 +27,7 @@ from evaluator.scenario.arrivals import Arrivals, arrivals_reader
 from evaluator.scenario.lengths import Lengths, ModelShare, lengths_reader, models_reader, pipelines_reader
 from evaluator.scenario.reasoning import Reasoning, reasoning_reader
 from evaluator.scenario.sessions import Sessions, check_sessions, sessions_reader
+from evaluator.scenario.token_sampling import TokenSampling, sampling_reader
 from evaluator.scenario.trace import LENGTHS, TIMES, Trace, read_trace, trace_requests
 
 DEFAULT_REQUESTS = 1000
@@ -123,6 +124,9 @@ class Workload:
     )
     sessions: Sessions = key(sessions_reader, Sessions(), "What requests have in common: prompts, and their senders.")
     reasoning: Reasoning = key(reasoning_reader, Reasoning(), "Longer outputs, on one path or several branches.")
+    sampling: TokenSampling = key(
+        sampling_reader, TokenSampling(), "How tokens are chosen; as the model's generation_config.json where absent."
+    )
     models: Mapping[str, ModelShare] = key(
         models_reader,
         {},

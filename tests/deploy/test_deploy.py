@@ -77,7 +77,7 @@ def test_all_that_the_simulation_took_is_stated(layouts):
     for flag in (
         "--max-num-seqs 16", "--max-num-batched-tokens 8192", "--enable-chunked-prefill", "--block-size 16",
         "--gpu-memory-utilization 0.92", "--kv-cache-dtype auto", "--dtype bfloat16", "--watermark 0.0",
-        "--no-scheduler-reserve-full-isl", "--no-enable-prefix-caching", "--no-async-scheduling",
+        "--scheduler-reserve-full-isl", "--no-enable-prefix-caching", "--no-async-scheduling",
         "--max-model-len 308", "vllm serve meta-llama/Llama-3.1-8B",
     ):  # fmt: skip
         assert f"{flag} \\\n" in text, flag

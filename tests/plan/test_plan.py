@@ -144,11 +144,11 @@ IN_ANY_ORDER: list[tuple[dict[str, Any], CompileKey]] = [
     ({"deployment__kv": "{admission: on_demand, full_prompt: true, watermark: 0.01}"}, CompileKey(on_demand=True)),
     ({"deployment__kv__admission": "on_demand", "deployment__batching__packing": "least_work_left"}, CompileKey(True)),
     ({"deployment__pipeline_parallel": 2}, CompileKey(True, pipeline_ranks=2)),
-    ({"deployment__batching__planning": "asynchronous"}, CompileKey(asynchronous=True)),
     (
-        {"deployment__batching__planning": "asynchronous", "deployment__kv__admission": "on_demand"},
-        CompileKey(on_demand=True, asynchronous=True),
+        {"deployment__batching__planning": "asynchronous", "deployment__kv__admission": "reserve"},
+        CompileKey(asynchronous=True),
     ),
+    ({"deployment__async_scheduling": "true"}, CompileKey(on_demand=True, asynchronous=True)),
     (
         {"deployment__batching__planning": "asynchronous", "deployment__batching__packing": "least_work_left"},
         CompileKey(True, asynchronous=True),
