@@ -29,8 +29,10 @@ class Registry(dict[str, Part]):
     def register(self, part: Part) -> None:
         """Make a part of one's own known to scenarios; it replaces one of the same name, as a notebook's cell needs it.
 
-        Errors: ValueError for the name of a part of the package.
+        Errors: ValueError for the name of a part of the package, and for what no scenario can write.
         """
+        if not isinstance(part.name, str) or not part.name or not part.name.isprintable():
+            raise ValueError(f"a {self._what} needs a name of one line, not {part.name!r}")
         if part.name in self._of_the_package:
             raise ValueError(f"there is a {self._what} {part.name} already; give yours another name")
         self[part.name] = part

@@ -64,6 +64,11 @@ def test_names_of_the_package_are_taken_and_own_ones_replaced():
         parts.register(BatchingPolicy("chunked", "", ""))
     with pytest.raises(ValueError, match="there is a router random already"):
         parts.register(Router("random", "", counts="requests"))
+    for name in ("", "two\nlines", None):
+        with pytest.raises(ValueError, match="a router needs a name of one line, not "):
+            parts.register(Router(name, "", counts="requests"))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="router mine: independent must be an Independent, as of by_turns"):
+        Router("mine", "", {})  # type: ignore[arg-type]
 
 
 def test_all_public_names_are_there():

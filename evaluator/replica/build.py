@@ -18,6 +18,7 @@ from evaluator.cost.blocks import division_problem
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
 from evaluator.cost.parallel import Parallel, lockstep_problem
+from evaluator.errors import InputError
 from evaluator.records import Same
 from evaluator.replica.changes import Change, changed_calibration, changed_hardware
 from evaluator.replica.costing import costing
@@ -110,13 +111,19 @@ def _asking(model: Same[Model], asked: AskedOfSampler) -> Model:
 def _model(of: Model | WhatIf | str) -> Model:
     if isinstance(of, WhatIf):
         return changed_model(of)
-    return load_model(of) if isinstance(of, str) else of
+    found = load_model(of) if isinstance(of, str) else of
+    if not isinstance(found, Model):
+        raise InputError(f"model: expected a name of the catalog, or what its readers return, got {of!r}")
+    return found
 
 
 def _hardware(of: Hardware | WhatIf | str) -> Hardware:
     if isinstance(of, WhatIf):
         return device(of)
-    return load_hardware(of) if isinstance(of, str) else of
+    found = load_hardware(of) if isinstance(of, str) else of
+    if not isinstance(found, Hardware):
+        raise InputError(f"hardware: expected a name of the catalog, or what its readers return, got {of!r}")
+    return found
 
 
 def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware, by: Drafter | None) -> MemoryPlan:

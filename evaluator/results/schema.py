@@ -74,6 +74,8 @@ def problem_of(ds: xr.Dataset) -> str | None:
             return f"its attribute {name} is damaged"
         if not isinstance(entries, list) or not all(is_right(entry) for entry in entries):
             return f"its attribute {name} is damaged"
+    if "search" in ds.attrs and not _is_search(ds):
+        return "its attribute search is damaged"
     lost = [name for axis in axes_of(ds) for name in axis if name not in ds.variables]
     if lost:
         return f"the swept coordinate {lost[0]} is missing"
@@ -86,6 +88,18 @@ def problem_of(ds: xr.Dataset) -> str | None:
         return f"{wrong[0]} holds no numbers"
     numbers = [str(name) for name in _TEXT & set(ds.data_vars) if ds[name].dtype.kind in "biufcmM"]
     return f"{min(numbers)} holds no texts" if numbers else None
+
+
+def _is_search(ds: xr.Dataset) -> bool:
+    """Whether the attribute says what was searched, and the columns that come of it are there."""
+    try:
+        question = json.loads(ds.attrs["search"])
+    except (TypeError, ValueError, RecursionError):
+        return False
+    if not isinstance(question, dict) or "rate_rps" not in question or "search_status" not in ds:
+        return False
+    rate = question["rate_rps"]
+    return "goodput_rps" in ds if rate is None else type(rate) in (int, float)
 
 
 def _is_axis(entry: Any) -> bool:

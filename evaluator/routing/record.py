@@ -110,6 +110,8 @@ class Router:
             raise ValueError(
                 f"router {self.name} is either independent, or counts something, or goes by prefixes, or is a queue"
             )
+        if self.independent is not None and not isinstance(self.independent, Independent):
+            raise ValueError(f"router {self.name}: independent must be an Independent, as of by_turns")
         if self.counts is not None and self.counts not in COUNTERS:
             raise ValueError(f"router {self.name} counts {self.counts}, which is none of {', '.join(COUNTERS)}")
 

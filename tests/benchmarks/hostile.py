@@ -17,6 +17,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +28,7 @@ import yaml
 from typer.testing import CliRunner
 
 from evaluator.cli.app import app
+from evaluator.errors import InputError, InputWarning
 
 LONGEST_S = 60.0
 BASE: dict[str, Any] = {
@@ -280,15 +283,7 @@ def try_inputs(count: int, seed: int) -> Counter[tuple[str, str]]:
             start = time.monotonic()
             done = runner.invoke(app, words)
             took = time.monotonic() - start
-        fault = "internal error" in done.stderr or "Traceback" in done.stderr
-        fault |= done.exception is not None and not isinstance(done.exception, SystemExit)
-        outcome = {0: "done"}.get(done.exit_code, "refused")
-        if fault or done.exit_code not in (0, 2, 3):
-            outcome = "FAULT"
-        elif took > LONGEST_S:
-            outcome = "SLOW"
-        if outcome == "refused" and not done.stderr.strip():
-            outcome = "SILENT"
+        outcome = "SLOW" if took > LONGEST_S else _outcome(done)
         found[kind, outcome] += 1
         if outcome.isupper():
             told = done.stderr.strip()[-600:] or repr(done.exception)
@@ -297,6 +292,61 @@ def try_inputs(count: int, seed: int) -> Counter[tuple[str, str]]:
             )
     os.environ.pop("EVALUATOR_PATH", None)
     return found
+
+
+def try_surfaces(count: int, seed: int) -> Counter[tuple[str, str]]:
+    """The same of what stands around a scenario (``hostile_surfaces``), with what is in the files that come of it."""
+    from tests.benchmarks.hostile_surfaces import SURFACES, leaked
+
+    found: Counter[tuple[str, str]] = Counter()
+    runner = CliRunner()
+    for number in range(count):
+        rng, make = random.Random(f"surface {seed} {number}"), SURFACES[number % len(SURFACES)]
+        with tempfile.TemporaryDirectory() as name, warnings.catch_warnings():
+            warnings.simplefilter("ignore", InputWarning)
+            outcome, told, start = "done", "", time.monotonic()
+            for step in make(rng, Path(name)):
+                if callable(step):
+                    outcome, told = _called(step)
+                else:
+                    done = runner.invoke(app, step)
+                    outcome, told = _outcome(done), f"{' '.join(step)!r}\n  {done.stderr.strip()[-600:]}"
+                    if outcome == "FAULT" and done.exception is not None:
+                        told += "".join(traceback.format_exception(done.exception)[-3:])
+                if outcome != "done":
+                    break
+            leak = leaked(Path(name))
+            if leak:
+                outcome, told = "LEAK", f"{leak}\n  {told}"
+            elif time.monotonic() - start > LONGEST_S:
+                outcome = "SLOW"
+        found[make.__name__, outcome] += 1
+        if outcome.isupper():
+            print(f"{outcome}: surface {number} of seed {seed}, {make.__name__}: {told}", file=sys.stderr)
+    return found
+
+
+def _outcome(done: Any) -> str:
+    """What became of a command."""
+    fault = "internal error" in done.stderr or "Traceback" in done.stderr
+    fault |= done.exception is not None and not isinstance(done.exception, SystemExit)
+    if fault or done.exit_code not in (0, 2, 3):
+        return "FAULT"
+    if done.exit_code and not done.stderr.strip():
+        return "SILENT"
+    return "refused" if done.exit_code else "done"
+
+
+def _called(step: Callable[[], Any]) -> tuple[str, str]:
+    """What became of a call, with what it said. What the user's own function raises, and wrong types, are Python's."""
+    try:
+        step()
+    except InputError as error:
+        return "refused", str(error)
+    except Exception as error:
+        told = "".join(traceback.format_exception(error)[-4:])
+        return ("refused" if isinstance(error, TypeError | ValueError) or "of the user" in told else "FAULT"), told
+    return "done", ""
 
 
 def try_signals(count: int, longest_s: float, seed: int) -> Counter[tuple[str, str]]:
@@ -351,11 +401,13 @@ def main() -> None:
     """Count and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--inputs", type=int, default=400)
+    parser.add_argument("--surfaces", type=int, default=200)
     parser.add_argument("--signals", type=int, default=100)
     parser.add_argument("--within", type=float, default=3.0, help="Seconds within which the signals come.")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
-    found = try_inputs(asked.inputs, asked.seed) + try_signals(asked.signals, asked.within, asked.seed)
+    found = try_inputs(asked.inputs, asked.seed) + try_surfaces(asked.surfaces, asked.seed)
+    found += try_signals(asked.signals, asked.within, asked.seed)
     for (kind, outcome), count in sorted(found.items()):
         print(f"{count:6,}  {kind:10s} {outcome}")
     sys.exit(any(outcome.split()[0].isupper() for _, outcome in found))

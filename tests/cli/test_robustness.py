@@ -191,6 +191,8 @@ def test_damage_to_a_store(whole, tmp_path, name, how):
         (lambda ds: ds.assign_attrs(objectives='[{"metric": "ttft"}]'), "its attribute objectives is damaged"),
         (lambda ds: ds.assign_attrs(coordinates_of="[1]"), "its attribute coordinates_of is damaged"),
         (lambda ds: ds.assign_attrs(grid="null"), "its attribute grid is damaged"),
+        (lambda ds: ds.assign_attrs(search="NaN"), "its attribute search is damaged"),
+        (lambda ds: ds.assign_attrs(search='{"rate_rps": null}'), "its attribute search is damaged"),  # of a sweep
         (lambda ds: ds.drop_vars("replicas"), "the swept coordinate replicas is missing"),
         (lambda ds: ds.assign(status=("config", np.ones(ds.sizes["config"]))), "status holds no texts"),
         (lambda ds: ds.assign(ttft_s_mean=ds["ttft_s_mean"].astype(str)), "ttft_s_mean holds no numbers"),

@@ -49,3 +49,11 @@ def test_decodes_beside_a_prompt_take_time():
 def test_what_is_no_batch_is_refused(columns, told):
     with pytest.raises(InputError, match=told):
         evaluator.iteration_time(*LLAMA, **columns)
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("odd", [{"like": "h100-sxm"}, None, 3])
+def test_what_is_no_model_and_no_device_is_refused(at, odd):
+    given = [*LLAMA[:at], odd, *LLAMA[at + 1 :]]
+    with pytest.raises(InputError, match="expected a name of the catalog, or what its readers return"):
+        evaluator.iteration_time(*given, decodes=1, context_tokens=9)
