@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 BEFORE ?= main
 DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 
-.PHONY: help setup demo test test-fast test-thorough check typed bench bench-regression bench-gpu oracle pictures errors accuracy clean
+.PHONY: help setup demo test test-fast test-thorough check typed bench bench-regression bench-gpu oracle oracle-sglang pictures errors accuracy clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -22,6 +22,7 @@ help:
 	@echo "make bench-regression BEFORE=main   processor time of two commits in turns; AFTER=COMMIT instead of this tree"
 	@echo "make bench-gpu  100,000 lanes in step on the device that JAX has, compared with the processor"
 	@echo "make oracle     random configurations on vLLM's own scheduler and on ours (CASES=\"--feature drafts --cases 50\")"
+	@echo "make oracle-sglang  the same on SGLang's, in an environment of its own"
 	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
 	@echo "make errors     the tables of expected errors anew, from measurements in DATA ($(DATA)); half an hour"
 	@echo "make accuracy   errors by slice of all measurements in DATA, and what became worse (WRITE=--write: take the new tables); a minute"
@@ -90,6 +91,23 @@ $(ORACLE)/.ready:
 
 oracle: $(ORACLE)/.ready
 	PYTHONPATH=. $(ORACLE)/bin/python -m tests.oracle $(CASES)
+
+SGLANG_ORACLE := .cache/oracle-sglang
+SGLANG := 0.5.23
+
+# SGLang itself comes without what it depends on: tests/oracle/sglang_stubs.py stands in for what needs a device.
+$(SGLANG_ORACLE)/.ready:
+	$(PYTHON) -m venv $(SGLANG_ORACLE)
+	$(SGLANG_ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--extra-index-url https://download.pytorch.org/whl/cpu torch==2.13.0+cpu numpy==2.4.6
+	$(SGLANG_ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check \
+		fastapi==0.165.0 msgspec==0.22.0 orjson==3.13.0 packaging==26.3 prometheus_client==0.26.0 psutil==7.2.2 \
+		pybase64==1.5.1 pydantic==2.14.3 pyzmq==27.3.0 requests==2.34.2 setproctitle==1.3.8 tqdm==4.70.1 xxhash==4.1.0
+	$(SGLANG_ORACLE)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps sglang==$(SGLANG)
+	@touch $@
+
+oracle-sglang: $(SGLANG_ORACLE)/.ready
+	PYTHONPATH=. $(SGLANG_ORACLE)/bin/python -m tests.oracle --engine sglang $(CASES)
 
 pictures: $(READY)
 	$(BIN)/python -m tests.benchmarks.pictures $(NAMES)

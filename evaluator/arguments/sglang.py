@@ -50,6 +50,9 @@ def _write(server: StatedPool) -> Flags:
         flags["--enable-mixed-chunk"] = True
         if budget is not None:
             flags["--chunked-prefill-size"] = budget * together
+    elif server["batching.policy"] == "token_ratio":  # SGLang's own order: chunks in iterations of their own
+        if budget is not None:
+            flags["--chunked-prefill-size"] = budget * together
     else:  # prompts are computed whole, as many in an iteration as the budget takes
         flags["--chunked-prefill-size"] = -1
         if budget is not None:

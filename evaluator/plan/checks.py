@@ -148,6 +148,43 @@ def planning_problem(station: StationPlan) -> str | None:
     return None if problem is None else f"unsupported: batching.planning {planning} with {problem}"
 
 
+def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
+    """What a policy that admits by the ratio of new tokens does not go with; None where it does, or is not asked for.
+
+    Each is another path of SGLang's code than the one that was compared with it.
+    """
+    deployment, kv = station.deployment, station.design.ready.kv
+    record = policy(deployment.batching.policy)
+    if not record.token_ratio:
+        return None
+    others = {
+        f"role {deployment.role}; use role mixed": deployment.role != "mixed",
+        "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
+        "data-parallel ranks in lockstep; use policy continuous": station.lockstep > 1,
+        f"packing {deployment.batching.packing}; use packing fcfs": deployment.batching.packing != "fcfs",
+        "deployment.speculative; use policy continuous": deployment.speculative is not None,
+        "several branches of a request; use policy continuous": station.extremes.branches > 1,
+        "preemption swap; use preemption recompute": deployment.kv.preemption == "swap",
+        "kv.watermark and kv.full_prompt, which are vLLM's; leave them out": deployment.kv.watermark > 0
+        or deployment.kv.full_prompt,
+        "kv.prefix_caching; use policy continuous": shared_tokens(workload, deployment) > 0
+        or cached_by_content(workload, deployment),
+        f"{station.design.model.name}, whose layers do not all keep every token; use policy continuous": kv.window
+        is not None or kv.bytes_per_sequence > 0,
+    }
+    problem = next((what for what, applies in others.items() if applies), None)
+    if problem is not None:
+        return f"unsupported: policy {record.name} with {problem}"
+    # ``PrefillAdder.add_one_req``: prompt, answer and a page must be less than what is free.
+    if station.extremes.sequence + kv.block_tokens >= kv.capacity_units * kv.block_tokens:
+        return (
+            f"infeasible: policy {record.name} keeps a block free beside a request, and one of "
+            f"{station.extremes.sequence:,} tokens fills the KV cache of {kv.capacity_tokens:,.0f}; use "
+            f"{_more_room(deployment)} or shorter requests"
+        )
+    return None
+
+
 def branches_problem(workload: Workload, station: StationPlan) -> str | None:
     """Why requests with several branches cannot be served; None where they can, or have one."""
     deployment, branches = station.deployment, station.extremes.branches

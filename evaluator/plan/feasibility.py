@@ -13,6 +13,7 @@ from evaluator.plan.checks import (
     manager_problem,
     planning_problem,
     policy_problem,
+    ratio_problem,
     prefix_problem,
     routing_problem,
 )
@@ -113,6 +114,7 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
         if problem == OK:
             problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
+            problem = problem or ratio_problem(workload, station)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)
             problem = problem or planning_problem(station) or manager_problem(workload, station)
             problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)

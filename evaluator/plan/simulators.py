@@ -266,7 +266,9 @@ def lacking(
     ``alone``: it does not run in one loop with other pools, of which ``joint_pools`` knows what is lacking.
     """
     planning = deployment.batching.planning
+    record = policy(deployment.batching.policy)
     keys = {
+        f"batching.policy {record.name}": record.token_ratio,
         f"batching.planning {planning} with pipeline_parallel": planning == QUEUED and deployment.pipeline_parallel > 1,
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)

@@ -15,12 +15,13 @@ from evaluator.policies.orca import ORCA
 from evaluator.policies.record import BatchingPolicy
 from evaluator.policies.sarathi import SARATHI
 from evaluator.policies.static import STATIC
+from evaluator.policies.token_ratio import TOKEN_RATIO
 from evaluator.registry import Registry
 
 __all__ = ["CHUNKED", "ENCODING", "MIXED", "POLICIES", "BatchingPolicy", "policy", "register"]
 
 POLICIES: Registry[BatchingPolicy] = Registry(
-    "batching policy", (STATIC, CONTINUOUS, CHUNKED, MIXED, ORCA, SARATHI, LIGHTLLM)
+    "batching policy", (STATIC, CONTINUOUS, CHUNKED, MIXED, ORCA, SARATHI, LIGHTLLM, TOKEN_RATIO)
 )
 register = POLICIES.register
 

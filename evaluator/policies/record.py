@@ -23,6 +23,9 @@ class BatchingPolicy:
     token_budget: bool = True  # max_num_batched_tokens bounds an iteration (else only max_num_seqs and KV do)
     whole_kv: bool = False  # KV on demand: a prompt cut into chunks gets the KV of its whole length on admission
     admission: str | None = None  # the only kv.admission that it has, reserve or on_demand; None: either
+    # Admits by a share of the tokens that the running requests may still generate; who has generated least gives up its
+    # KV where that was too little (SGLang's ``new_token_ratio`` and ``retract_decode``).
+    token_ratio: bool = False
     look_every: int = 0  # decode iterations between two looks at who waits, see ``by_future_peak``; 0: looks always
     preemptive_program: bool = False  # needs the program ``preemptive`` even with KV reserved, first come, first served
     plans_ahead: bool = False  # its next batch may be planned before the one under way ends, as vLLM's engine core does
@@ -36,10 +39,14 @@ class BatchingPolicy:
             (self.drain_first and peak, "drain_first and look_every both say when waiting requests are looked at"),
             ((self.drain_first or peak) and not self.prefill_alone, "drain_first and look_every need prefill_alone"),
             (
-                self.prefill_alone and not self.whole_prompts,
+                self.prefill_alone and not self.whole_prompts and not self.token_ratio,
                 "prefill_alone needs whole_prompts: chunks share iterations",
             ),
             (self.admission not in (None, "reserve", "on_demand"), f"admission {self.admission!r} is unknown"),
+            (
+                self.token_ratio and (self.admission != "on_demand" or not self.prefill_alone or self.drain_first or peak),
+                "token_ratio needs prefill_alone and admission on_demand, without drain_first and look_every",
+            ),
             (peak and self.admission != "on_demand", "look_every needs admission on_demand"),
             (peak and not self.preemptive_program, "look_every needs preemptive_program"),
         ):

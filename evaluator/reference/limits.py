@@ -31,7 +31,7 @@ class Limits:
     swap_units: float = math.inf  # room in host memory; where it is full, preemption is by recompute
     swap_unit_s: float = 0.0  # time to copy a unit in or out; the iteration takes so much longer
     long_prefill_token_threshold: int = 0  # chunked: most prompt tokens of one request in an iteration; 0: no bound
-    packing: str = "fcfs"  # or least_work_left, priority: which waiting request is looked at first
+    packing: str = "fcfs"  # or least_work_left, priority, retracted_last: which waiting request is looked at first
     # The engine core plans a batch when one has ended, or when it idles: as many ahead as pipeline ranks, or two if it
     # is asynchronous. It then waits for the oldest and looks at no arrival before. Requests in batches under way are
     # preempted like any other (vLLM ``EngineCore.step_with_batch_queue``). False: a batch is planned as soon as a
@@ -43,13 +43,20 @@ class Limits:
     kv_reserved: bool = False  # requests come with KV that was reserved for them: see ``queues.Queues.reserve``
     drafts: int = 0  # speculative decoding: tokens that a decode verifies in an iteration beside the one it is sure of
     manager: Callable[[Limits], Any] | None = None  # makes the cache of a user's KV manager, see ``kv.Kv``
+    # Of a policy that admits by a token ratio (SGLang's names: --enable-mixed-chunk, --max-prefill-tokens,
+    # --schedule-conservativeness, --chunked-prefill-size -1; and whether all answers run to their limit):
+    mixed_chunk: bool = False
+    max_prefill_tokens: int = 16384
+    conservativeness: float = 1.0
+    whole_prompts: bool = False
+    ignore_eos: bool = False
     look_every: int = 0  # of a policy that looks at who waits now and then: 0 stands for the policy's own number
 
     def __post_init__(self) -> None:
         for name, allowed in (
             ("admission", ("reserve", "on_demand")),
             ("preemption", ("recompute", "swap")),
-            ("packing", ("fcfs", "least_work_left", "priority")),
+            ("packing", ("fcfs", "least_work_left", "priority", "retracted_last")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")

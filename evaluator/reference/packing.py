@@ -70,6 +70,13 @@ class Fcfs:
         (self._skipped if request in self._skipped else self._queue).remove(request)
 
 
+class RetractedLast(Fcfs):
+    """First come, first served; who was preempted comes as if it arrived anew (SGLang ``_add_request_to_queue``)."""
+
+    def push_back(self, request: Request) -> None:
+        self._queue.append(request)
+
+
 class LeastWorkLeft:
     """The fewest tokens to compute and to generate first, preempted or not; ties: first come, first served."""
 
@@ -151,6 +158,7 @@ class ReservedFirst:
 
 PACKINGS: dict[str, type[Fcfs] | type[LeastWorkLeft]] = {
     "fcfs": Fcfs,
+    "retracted_last": RetractedLast,
     "least_work_left": LeastWorkLeft,
     "priority": ByPriority,
 }

@@ -182,6 +182,18 @@ class Queues:
         self.waiting.skip(skipped)
         return chunks
 
+    def admit(self, request: Request, start: int, tokens: int, hit: int) -> PromptChunk:
+        """Admit the first who waits, for whom there is a place and KV, with the first chunk of its prompt."""
+        placed = self._place(request, start, tokens, hit, whole_kv=False)
+        assert placed, f"request {request.index} was to be admitted without a place or KV"
+        return self._chunk(request, tokens)
+
+    def go_on(self, request: Request, tokens: int) -> PromptChunk:
+        """The next chunk of a prompt under way, for which there is KV."""
+        fits = self.kv.extend(request, self._units(request, request.computed + tokens))
+        assert fits, f"the prompt of request {request.index} was to go on without KV"
+        return self._chunk(request, tokens)
+
     def _share(self, rest: int, room: int, whole: bool) -> int | None:
         """How many of the rest of a prompt this iteration computes; None: it has to wait."""
         if whole:
@@ -243,9 +255,10 @@ class Queues:
         """The same of each of its sequences, of which all that go on have so many tokens."""
         if not request.branches:
             return self._units(request, tokens)
-        return self._forked_units(request, [(tokens, request.width_at(self._generated(request)))])
+        return self._forked_units(request, [(tokens, request.width_at(self.generated(request)))])
 
-    def _generated(self, request: Request) -> int:
+    def generated(self, request: Request) -> int:
+        """Output tokens that are there, of each branch that goes on."""
         return request.generated if request.group is None else request.group.generated(request)
 
     def _forked_units(self, request: Request, ends: Iterable[tuple[int, int]]) -> int:
@@ -377,6 +390,13 @@ class Queues:
         else:
             self._register_filled(self.decoding, 0)
 
+    def decode_units(self) -> int:
+        """KV units that the next token of every decoding sequence takes beyond what they have."""
+        due = {**dict.fromkeys(self.decoding.due()), **self.decoding.forked}
+        slots = self.limits.decode_tokens
+        held = ((each, self._decode_units(each, self.decoding.computed(each) + slots)) for each in due)
+        return sum(max(units - request.units, 0) for request, units in held)
+
     def grow_ahead(self, group: DecodeGroup, ahead: int) -> None:
         """The same for the step after ``ahead`` more, in a leap: it fits."""
         if self.on_demand:
@@ -442,6 +462,11 @@ class Queues:
                 return False
         return True
 
+    def retract(self, request: Request) -> None:
+        """A decoding request gives up its KV for the others."""
+        self.short_of_kv = True
+        self._preempt(request)
+
     def _at_rest(self, request: Request) -> bool:
         return not request.flights and (request.group is self.decoding or request in self.prompts)
 
@@ -489,7 +514,7 @@ class Queues:
 
     def give_up_seats(self, request: Request) -> None:
         """A request has a token more on each branch. Those with their last one leave their seats and their KV."""
-        generated = self._generated(request)
+        generated = self.generated(request)
         width = request.width_at(generated)
         self.seats -= request.width_at(generated - 1) - width
         if not width or not request.branches:

@@ -51,6 +51,7 @@ class Request:
     branch_units: tuple[int, ...] = ()  # of ``kv_units``, what is freed when each branch ends
 
     curve: Sequence[int] = ()
+    max_tokens: int = 0  # what the client allows of an answer, which schedulers see; 0: what it will have
 
     replica: int = -1
     generated: int = 0  # output tokens that are there, of each branch that goes on
@@ -134,6 +135,11 @@ class Request:
     def work_tokens(self) -> int:
         """Tokens still to compute and to generate."""
         return self.target - min(self.computed, self.target) + self.left_tokens
+
+    @property
+    def most_tokens(self) -> int:
+        """Output tokens that it may have, as far as a scheduler knows."""
+        return self.max_tokens or self.output_tokens
 
     @property
     def finished(self) -> bool:

@@ -7,12 +7,13 @@ for each token that it computes, drafts apart: all clocks are exact in float64, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
+AnyCase = TypeVar("AnyCase")
 TICK_S = 1 / 64
 ITERATION_TICKS = 64
 
@@ -21,7 +22,8 @@ ITERATION_TICKS = 64
 class Ask:
     """A request. ``content``: what is in its first whole blocks, answer included; same number, same tokens.
 
-    ``curve``: tokens that its first 0, 1, 2, .. decode iterations give where drafts are verified.
+    ``curve``: tokens that its first 0, 1, 2, .. decode iterations give where drafts are verified. ``max_tokens``: what
+    the client allows of an answer, where that is more than it will have; 0: as many.
     """
 
     arrival_ticks: int
@@ -30,6 +32,7 @@ class Ask:
     content: tuple[int, ...] = ()
     priority: int = 0
     curve: tuple[int, ...] = ()
+    max_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,7 +154,7 @@ def _curve(rng: np.random.Generator, output: int, drafts: int) -> tuple[int, ...
     return tuple(np.cumsum([0, *gains]).tolist())
 
 
-def as_data(case: Case, log: Log) -> dict[str, Any]:
+def as_data(case: Any, log: Log) -> dict[str, Any]:
     """A case and its log for JSON; iterations as columns, participants as changes from the iteration before."""
     before: dict[int, int] = {}
     changes = []
@@ -175,10 +178,10 @@ def as_data(case: Case, log: Log) -> dict[str, Any]:
     }
 
 
-def from_data(data: dict[str, Any]) -> tuple[Case, Log]:
-    """The inverse of ``as_data``."""
+def from_data(data: dict[str, Any], kind: type[AnyCase]) -> tuple[AnyCase, Log]:
+    """The inverse of ``as_data``; ``kind``: of case."""
     asks = tuple(Ask(*(tuple(v) if isinstance(v, list) else v for v in row)) for row in data["case"]["requests"])
-    case = Case(**{**data["case"], "requests": asks})
+    case = kind(**{**data["case"], "requests": asks})
     starts, free = np.cumsum(data["start_ticks"]).tolist(), np.cumsum(data["free_blocks"]).tolist()
     preempted = {at: tuple(who) for at, *who in data["preempted"]}
     cached: dict[int, list[tuple[int, int]]] = {}
@@ -196,19 +199,19 @@ def from_data(data: dict[str, Any]) -> tuple[Case, Log]:
     return case, Log(tuple(steps), tuple(data["first_ticks"]), tuple(data["last_ticks"]))
 
 
-def first_difference(theirs: Log, ours: Log, around: int = 2) -> str | None:
+def first_difference(theirs: Log, ours: Log, engine: str = "vLLM", around: int = 2) -> str | None:
     """The first iteration in which two logs of a case differ, with those before it; None where all are equal."""
     for at, (step, own) in enumerate(zip(theirs.steps, ours.steps, strict=False)):
         if step != own:
             names = [name for name in Step.__dataclass_fields__ if getattr(step, name) != getattr(own, name)]
             lines = [f"iteration {at} differs in {', '.join(names)}"]
             lines += [f"  both {each}" for each in theirs.steps[max(at - around, 0) : at]]
-            return "\n".join([*lines, f"  vLLM {step}", f"  ours {own}"])
+            return "\n".join([*lines, f"  {engine} {step}", f"  ours {own}"])
     if len(theirs.steps) != len(ours.steps):
-        return f"vLLM has {len(theirs.steps)} iterations, ours {len(ours.steps)}"
+        return f"{engine} has {len(theirs.steps)} iterations, ours {len(ours.steps)}"
     for name in ("first_ticks", "last_ticks"):
         if getattr(theirs, name) != getattr(ours, name):
-            return f"{name}: vLLM {getattr(theirs, name)}, ours {getattr(ours, name)}"
+            return f"{name}: {engine} {getattr(theirs, name)}, ours {getattr(ours, name)}"
     return None
 
 
@@ -222,6 +225,6 @@ def equal_steps(theirs: Log, ours: Log) -> int:
     return same
 
 
-def families(names: Sequence[str] | None) -> list[str]:
+def families(features: Iterable[str], names: Sequence[str] | None) -> list[str]:
     """The features asked for, all where none is."""
-    return list(FEATURES) if not names else [name for name in FEATURES if any(word in name for word in names)]
+    return [name for name in features if not names or any(word in name for word in names)]

@@ -51,23 +51,25 @@ def serve(case: Case) -> Log:
     requests = requests_of(case)
     simulate(cost_of(case), "chunked", limits_of(case), requests, tokens=True, observe=iterations.append)
     return Log(
-        tuple(_step(case, each) for each in sorted(iterations, key=lambda each: each.start_s)),
-        tuple(_ticks(request.first_token_s) for request in requests),
-        tuple(_ticks(request.last_token_s) for request in requests),
+        tuple(step_of(case.blocks, 1 + case.drafts, each) for each in sorted(iterations, key=lambda each: each.start_s)),
+        tuple(ticks_of(request.first_token_s) for request in requests),
+        tuple(ticks_of(request.last_token_s) for request in requests),
     )
 
 
-def _ticks(time_s: float) -> int:
+def ticks_of(time_s: float) -> int:
+    """A time as the oracle counts it; -1: never."""
     return -1 if time_s == float("inf") else round(time_s / TICK_S)
 
 
-def _step(case: Case, iteration: Iteration) -> Step:
-    tokens = dict.fromkeys(iteration.decodes, 1 + case.drafts) | dict(iteration.chunks)
+def step_of(blocks: int, decode_tokens: int, iteration: Iteration) -> Step:
+    """What is compared of an iteration; ``blocks``: of the cache."""
+    tokens = dict.fromkeys(iteration.decodes, decode_tokens) | dict(iteration.chunks)
     return Step(
-        _ticks(iteration.start_s),
-        _ticks(iteration.end_s),
+        ticks_of(iteration.start_s),
+        ticks_of(iteration.end_s),
         tuple(sorted(tokens.items())),
         iteration.preempted,
         tuple(sorted(iteration.cached)),
-        case.blocks - iteration.planned_units,
+        blocks - iteration.planned_units,
     )

@@ -20,7 +20,7 @@ from tests.stations.engine.fcfs_reserved.build import Case as Requests
 from tests.stations.engine.preemptive.build import Case as Lane
 from tests.stations.engine.preemptive.build import Kind, run_engine
 
-RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("*.json.xz"))
+RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("vllm-*.json.xz"))
 CHUNKED = Kind()
 CACHED = Kind(windowed=True, experts=True, cached=True)  # as in the engine's own tests, to share their programs
 AHEAD = Kind(windowed=True, experts=True, asynchronous=True)
@@ -30,7 +30,7 @@ AHEAD_CACHED = replace(AHEAD, cached=True)
 @cache
 def recorded(path: Path) -> list[tuple[Case, Log]]:
     """The cases of a recording, with vLLM's log of each."""
-    return [from_data(data) for data in json.loads(lzma.decompress(path.read_bytes()))["cases"]]
+    return [from_data(data, Case) for data in json.loads(lzma.decompress(path.read_bytes()))["cases"]]
 
 
 def test_there_is_a_recording_of_every_feature():
@@ -49,9 +49,9 @@ def test_the_reference_does_what_vllm_did(path):
 def test_a_difference_is_told_in_full():
     case, log = recorded(RECORDINGS[0])[0]
     data = json.loads(json.dumps(as_data(case, log)))
-    assert from_data(data) == (case, log)
+    assert from_data(data, Case) == (case, log)
     data["free_blocks"][3] += 1
-    told = first_difference(from_data(data)[1], log)
+    told = first_difference(from_data(data, Case)[1], log)
     assert told is not None and told.startswith("iteration 3 differs in free_blocks") and "vLLM Step(" in told
 
 

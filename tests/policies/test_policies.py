@@ -29,13 +29,15 @@ ORDERS = {
     "orca": "decodes_first",
     "sarathi": "decodes_first",
     "lightllm": "looking",
+    "token_ratio": "ByTokenRatio",
 }
 
 
 def test_every_policy_has_its_name_its_source_and_its_order():
     assert {name: record.name for name, record in POLICIES.items()} == {name: name for name in POLICIES}
     assert all(record.label and record.source for record in POLICIES.values())
-    assert {name: scheduler(record).__name__ for name, record in POLICIES.items()} == ORDERS
+    orders = {name: scheduler(record) for name, record in POLICIES.items()}
+    assert {name: getattr(each, "__name__", type(each).__name__) for name, each in orders.items()} == ORDERS
 
 
 def test_an_unknown_policy_is_refused_with_the_names():
@@ -69,6 +71,7 @@ LOOKING = {
         ({"admission": "later"}, "admission 'later' is unknown"),
         ({**LOOKING, "admission": None}, "look_every needs admission on_demand"),
         ({**LOOKING, "preemptive_program": False}, "look_every needs preemptive_program"),
+        ({"token_ratio": True, "prefill_alone": True}, "token_ratio needs prefill_alone and admission on_demand"),
     ],
 )
 def test_decisions_that_no_engine_can_combine_are_refused(decisions, why):
@@ -112,6 +115,30 @@ def test_a_registered_policy_runs_in_both_engines_alike(monkeypatch, decisions, 
     assert result.worst <= 1e-9
     made_up, other = (simulate(crowded(each, given)).requests for each in ("made_up", like))
     assert not np.array_equal(made_up["last_token_s"], other["last_token_s"])
+
+
+def test_admission_by_the_ratio_of_new_tokens_is_left_to_the_reference():
+    """Nearest to it is ``continuous``, whose prompts are whole and whose KV is reserved."""
+    ours, other = (simulate(crowded(each)) for each in ("token_ratio", "continuous"))
+    assert ours.summary["engine"] == "token"
+    assert np.isfinite(ours.requests["last_token_s"]).all()
+    assert not np.array_equal(ours.requests["last_token_s"], other.requests["last_token_s"])
+
+
+@pytest.mark.parametrize(
+    ("key", "problem"),
+    [
+        ("deployment.pipeline_parallel=2", "unsupported: policy token_ratio with pipeline_parallel; use tensor_par"),
+        ("deployment.batching.packing=least_work_left", "unsupported: policy token_ratio with packing least_work"),
+        ("deployment.kv.full_prompt=true", "unsupported: policy token_ratio with kv.watermark and kv.full_prompt, "),
+        ("workload.reasoning.branches=2", "unsupported: policy token_ratio with several branches of a request; use p"),
+        ("deployment.role=prefill", "unsupported: policy token_ratio with role prefill; use role mixed"),
+        ("deployment.kv.capacity_tokens=2100", "infeasible: policy token_ratio keeps a block free beside a request, "),
+    ],
+)
+def test_what_the_ratio_of_new_tokens_does_not_go_with(key, problem):
+    (status,) = evaluator.sweep(crowded("token_ratio", key)).status.values.ravel()
+    assert status.startswith(problem)
 
 
 def test_a_new_name_is_allowed_in_scenarios(monkeypatch):

@@ -136,7 +136,7 @@ def random_scenario(seed: int, requests: int = 40, **fixed: Any) -> Scenario:
     def pick(name: str, *choices: Any) -> Any:
         return fixed.get(name, choices[rng.integers(len(choices))])  # draws in any case
 
-    policy = pick("policy", *POLICIES)
+    policy = pick("policy", *(name for name, record in POLICIES.items() if not record.token_ratio))
     windowed, resident = rng.random() < 0.4, rng.random() < 0.15
     users, rate = int(rng.integers(1, 20)) if rng.random() < 0.3 else None, 10 ** rng.uniform(-1, 2.5)
     arrival = np.zeros(requests) if rng.random() < 0.1 else np.cumsum(rng.exponential(1 / rate, requests))

@@ -12,6 +12,7 @@ from evaluator.policies import BatchingPolicy
 from evaluator.reference.batch import Batch
 from evaluator.reference.limits import Limits
 from evaluator.reference.queues import Queues
+from evaluator.reference.schedulers.by_token_ratio import ByTokenRatio
 from evaluator.reference.schedulers.decodes_first import decodes_first
 from evaluator.reference.schedulers.drained import drained
 from evaluator.reference.schedulers.looking import looking
@@ -25,6 +26,8 @@ UNBOUNDED = 1 << 60
 
 def scheduler(policy: BatchingPolicy) -> Scheduler:
     """What puts the batches of a policy together."""
+    if policy.token_ratio:
+        return ByTokenRatio()
     if policy.by_future_peak:
         return looking
     if policy.drain_first:
@@ -39,10 +42,12 @@ def limits_under(policy: BatchingPolicy, limits: Limits) -> Limits:
     """
     if policy.by_future_peak and limits.block_tokens != 1:
         raise ValueError(f"policy {policy.name} needs block_tokens = 1, got {limits.block_tokens}")
+    packing = "retracted_last" if policy.token_ratio and limits.packing == "fcfs" else limits.packing
     budget = limits.max_num_batched_tokens if policy.token_budget else UNBOUNDED
     return replace(
         limits,
         admission=policy.admission or limits.admission,
         max_num_batched_tokens=budget,
+        packing=packing,
         look_every=limits.look_every or policy.look_every,
     )

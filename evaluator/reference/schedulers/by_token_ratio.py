@@ -1,0 +1,281 @@
+"""SGLang's order: prompts before decodes, and admission by an estimate of what the running requests will still generate.
+
+The names are those of ``PrefillAdder`` (sglang/srt/managers/schedule_policy.py) and ``Scheduler`` (scheduler.py) of
+SGLang 0.5.23, which ``make oracle-sglang`` compares it with.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from evaluator.policies import BatchingPolicy
+from evaluator.reference.batch import Batch, PromptChunk
+from evaluator.reference.limits import Limits
+from evaluator.reference.queues import Queues
+from evaluator.reference.request import Request
+
+INITIAL_RATIO = 0.7  # SGLANG_INIT_NEW_TOKEN_RATIO, times --schedule-conservativeness
+LEAST_OF_INITIAL = 0.14  # SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR
+DECAY_STEPS = 600  # SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS
+RETRACT_STEPS = 20  # SGLANG_RETRACT_DECODE_STEPS: decodes for which there should be KV after a retraction
+MOST_NEW_TOKENS = 4096  # SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION: of a request, in all estimates
+RESERVE_TOKENS = 1  # IGNORE_EOS_RESERVE_TOKENS: of each request that goes on, where all answers run to their limit
+
+
+class ByTokenRatio:
+    """The scheduler of one replica: what it remembers from batch to batch.
+
+    ``ratio``: the part of the tokens that a running request may still generate that it is expected to; it falls with
+    every decode and rises at a retraction. ``full``: admission failed, and nobody has left since.
+    """
+
+    def __init__(self) -> None:
+        self._ratio: _TokenRatio | None = None
+        self._order: list[Request] = []  # who decodes, in the order of the batch: of equals the last is retracted first
+        self._sent: list[Request] = []  # prompts of the last batch, and the decodes mixed with them
+        self._chunked: Request | None = None  # whose prompt goes on
+        self._full = False
+        self._decays = False  # the last batch was one of decodes alone
+        self._seen = 0  # decode iterations up to the last batch
+
+    def __call__(self, queues: Queues, policy: BatchingPolicy) -> Batch:
+        """Prompts, alone unless ``mixed_chunk``; a token for every decoding request where nobody can be admitted."""
+        ratio = self._ratio = self._ratio or _TokenRatio(queues.limits)
+        # A leap stands for several decodes, each of which lets the ratio decay.
+        ratio.decay(queues.decode_iterations - self._seen - 1 if self._decays else 0)
+        self._decays = False
+        self._merge(queues)
+        chunks = self._prompts(queues)
+        mixed = bool(chunks) and queues.limits.mixed_chunk and bool(self._order)
+        batch = Batch(chunks)
+        if chunks:
+            self._sent = [chunk.request for chunk in chunks]
+            # Decodes that find no KV beside the prompts sit this batch out (``Scheduler._get_new_batch_prefill_raw``).
+            if mixed and queues.decode_units() <= queues.kv.free:
+                self._sent, self._order = self._sent + self._order, []
+                queues.grow_decodes()
+                batch.decodes = queues.decoding
+        elif self._order:
+            self._decode(queues, ratio)
+            # Whoever waits is looked at again before every decode, but where the batch counts as full.
+            batch = Batch(decodes=queues.decoding, most=1 if queues.waiting and not self._full else 1 << 30)
+        elif not queues.waiting:
+            ratio.reset()  # Scheduler.on_idle
+        self._seen = queues.decode_iterations
+        return batch
+
+    def _merge(self, queues: Queues) -> None:
+        """Whoever has its prompt computed joins the decodes (``Scheduler.get_next_batch_to_run``)."""
+        if self._sent:
+            stay = [each for each in self._sent if each in queues.running and each is not self._chunked]
+            self._full = self._full and len(stay) == len(self._sent)
+            # Where nobody decoded the batch of prompts takes the place of the running one, whose flag goes with it.
+            self._full = self._full and not (stay and not self._order)
+            self._order = self._order + stay
+            self._sent = []
+        running = [request for request in self._order if request in queues.running]
+        self._full = self._full and len(running) == len(self._order)
+        self._order = running
+
+    def _prompts(self, queues: Queues) -> list[PromptChunk]:
+        self._full = self._full and bool(self._order)
+        if (self._full or not queues.waiting) and self._chunked is None:
+            return []
+        seats = queues.limits.max_num_seqs - len(self._order)
+        if seats <= 0 and self._chunked is None:
+            self._full = True
+            return []
+        adder = _PrefillAdder(queues, self._order, self.ratio)
+        chunks: list[PromptChunk] = []
+        if self._chunked is not None:
+            chunk = adder.go_on(self._chunked)
+            chunks.append(chunk)
+            if chunk.completes:
+                self._chunked = None
+        while queues.waiting and not adder.spent():
+            if len(chunks) >= seats:
+                self._full = True
+                break
+            admitted, goes_on = adder.admit(queues.waiting.head(), [chunk.request for chunk in chunks])
+            if admitted is not None:
+                chunks.append(admitted)
+                if not admitted.completes:
+                    self._chunked = admitted.request
+            if not goes_on:
+                self._full = adder.out_of_kv and bool(chunks or self._order) or self._full
+                break
+        return chunks
+
+    @property
+    def ratio(self) -> float:
+        """``new_token_ratio``."""
+        assert self._ratio is not None
+        return self._ratio.current
+
+    def _decode(self, queues: Queues, ratio: _TokenRatio) -> None:
+        if queues.decode_units() > queues.kv.free:
+            self._retract(queues)
+            ratio.after_retraction(queues, self._order)
+            self._full = False
+        else:
+            ratio.decay(1)
+        self._decays = True
+        queues.grow_decodes()
+
+    def _retract(self, queues: Queues) -> None:
+        """Who has generated least gives up its KV, of equals the longest prompt, until there is KV for the others.
+
+        ``ScheduleBatch.retract_decode``. Those retracted go to the end of the queue.
+        """
+        keep = sorted(
+            self._order, key=lambda request: (queues.generated(request), -request.prompt_tokens), reverse=True
+        )
+        while len(keep) > 1:
+            queues.retract(keep.pop())
+            if queues.decode_units() <= queues.kv.free:
+                break
+        self._order = keep  # in this order from now on: ``filter_batch(keep_indices=sorted_indices)``
+
+
+@dataclass
+class _TokenRatio:
+    """``NewTokenRatioTracker``."""
+
+    limits: Limits
+    current: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._initial = min(INITIAL_RATIO * self.limits.conservativeness, 1.0)
+        self._least = min(self._initial * LEAST_OF_INITIAL, 1.0)
+        self._step = (self._initial - self._least) / DECAY_STEPS
+        self.reset()
+
+    def reset(self) -> None:
+        self.current = self._initial
+
+    def decay(self, decodes: int) -> None:
+        # One after the other, as SGLang does: the sum is another one in floating point.
+        for _ in range(decodes):
+            if self.current == self._least:
+                break
+            self.current = max(self.current - self._step, self._least)
+
+    def after_retraction(self, queues: Queues, kept: list[Request]) -> None:
+        generated = sum(queues.generated(request) for request in kept)
+        allowed = sum(request.most_tokens for request in kept)
+        self.current = min(1.0, (generated + RETRACT_STEPS * len(kept)) / (allowed + 1))
+
+
+class _PrefillAdder:
+    """What a batch of prompts may still take; in tokens, of which SGLang's budgets count whole pages."""
+
+    def __init__(self, queues: Queues, running: list[Request], ratio: float) -> None:
+        limits = queues.limits
+        self._queues, self._running = queues, running
+        self._page = limits.block_tokens
+        # Where answers are known to run to their limit there is nothing to be hoped for.
+        self._ratio = 1.0 if limits.ignore_eos else ratio
+        mixed = len(running) if limits.mixed_chunk else 0
+        self._input = limits.max_prefill_tokens - mixed
+        # A chunk is no bound where prompts are computed whole.
+        self._chunk = math.inf if limits.whole_prompts else limits.max_num_batched_tokens - mixed
+        self._total_offset: float = mixed  # promised: prompts of this batch, and what all will generate
+        self._current_offset = mixed  # promised: prompts of this batch
+        self._total_offset += sum(self._left(request) * self._ratio for request in running)
+        self._free = queues.kv.free * self._page  # before this batch, whose prompts the offsets count
+        self._states: list[tuple[float, int]] | None = None
+        self.out_of_kv = False
+
+    def _left(self, request: Request) -> int:
+        """Tokens that it may still generate, for estimates."""
+        return min(request.most_tokens - self._queues.generated(request), MOST_NEW_TOKENS)
+
+    def _paged(self, tokens: int) -> int:
+        return -(-tokens // self._page) * self._page
+
+    @property
+    def _total(self) -> float:
+        return self._free - self._total_offset
+
+    @property
+    def _current(self) -> int:
+        return self._free - self._current_offset
+
+    def spent(self) -> bool:
+        """The batch is large enough (``budget_state``: OTHER); one that is short of KV is told by the next request."""
+        return self._total > 0 and self._current > 0 and (self._input <= 0 or self._chunk <= 0)
+
+    def _reserve(self, tokens: int, new_tokens: int, loaded: int = 0) -> None:
+        """Tokens that the batch computes; ``loaded``: whose KV comes from elsewhere and takes room alone."""
+        paged, held = self._paged(tokens), self._paged(tokens + loaded)
+        self._total_offset += held + self._page + new_tokens
+        self._current_offset += held + self._page
+        self._input -= paged
+        self._chunk -= paged
+
+    def go_on(self, request: Request) -> PromptChunk:
+        """The next chunk of a prompt under way, which goes on however little KV is promised (``add_chunked_req``)."""
+        rest = request.target - request.computed
+        room = min(self._chunk, int(self._total))
+        tokens = int(min(rest, room if room > 0 else self._chunk))
+        self._reserve(tokens, 0 if tokens < rest else min(request.most_tokens, MOST_NEW_TOKENS))
+        return self._queues.go_on(request, tokens)
+
+    def admit(self, request: Request, before: list[Request]) -> tuple[PromptChunk | None, bool]:
+        """The first chunk of the first who waits, behind others of this batch, if it fits; and whether to go on."""
+        hit = self._queues.kv.lookup(request)
+        start = max(request.computed, hit)
+        rest, held = request.target - start, request.target - hit
+        alone = self._queues.limits.ignore_eos and not self._queues.limits.prefix_caching
+        fits = self._lasts(request, held, before) if alone else held + self._left(request) + self._page < self._total
+        if not fits:
+            self.out_of_kv = True
+            return None, False
+        tokens = rest
+        if alone:
+            tokens = int(min(rest, self._chunk))
+        elif self._chunk == math.inf:
+            if before and self._paged(rest) >= self._input:
+                return None, False
+        elif self._paged(rest) > self._chunk:
+            # A prompt is cut where a page ends.
+            end = (start + int(self._chunk) // self._page * self._page) // self._page * self._page
+            tokens = end - start
+        if tokens <= 0:
+            return None, False
+        self._reserve(tokens, 0 if tokens < rest else min(request.most_tokens, MOST_NEW_TOKENS), start - hit)
+        chunk = self._queues.admit(request, start, tokens, hit)
+        self.out_of_kv = not (self._total > 0 and self._current > 0)
+        return chunk, not self.out_of_kv and self._input > 0 and self._chunk > 0
+
+    def _lasts(self, request: Request, held: int, before: list[Request]) -> bool:
+        """KV lasts until every request has left, one after the other, each with all the tokens that it may have.
+
+        ``add_one_req_ignore_eos``: who leaves first frees what it has now.
+        """
+        paged = self._paged(held) + self._page
+        if paged > min(self._current, self._total):
+            return False
+        if self._states is None:
+            self._states = []
+            for each in (request, *self._running, *before):
+                self._states += self._state(each)
+            self._states.sort(key=lambda state: state[0])
+        else:
+            for state in self._state(request):
+                # Before the first that has as much left; the last one stays the last (``add_req_state``).
+                places = [at for at, other in enumerate(self._states) if state[0] <= other[0]]
+                self._states.insert(places[0] if places else max(len(self._states) - 1, 0), state)
+        free, freed = self._current - paged, 0
+        for at, (left, occupied) in enumerate(self._states):
+            going = len(self._states) - at
+            if free + freed - left * going <= RESERVE_TOKENS * going:
+                return False
+            freed += occupied
+        return True
+
+    def _state(self, request: Request) -> list[tuple[float, int]]:
+        generated = self._queues.generated(request)
+        left = request.most_tokens * self._ratio - generated
+        return [(left, request.prompt_tokens + generated)] if left > 0 else []
