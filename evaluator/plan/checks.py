@@ -170,7 +170,8 @@ def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
         "kv.prefix_caching; use policy continuous": shared_tokens(workload, deployment) > 0
         or cached_by_content(workload, deployment),
         f"{station.design.model.name}, whose layers do not all keep every token; use policy continuous": kv.window
-        is not None or kv.bytes_per_sequence > 0,
+        is not None
+        or kv.bytes_per_sequence > 0,
     }
     problem = next((what for what, applies in others.items() if applies), None)
     if problem is not None:

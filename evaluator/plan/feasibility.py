@@ -13,8 +13,8 @@ from evaluator.plan.checks import (
     manager_problem,
     planning_problem,
     policy_problem,
-    ratio_problem,
     prefix_problem,
+    ratio_problem,
     routing_problem,
 )
 from evaluator.plan.joint_pools import lacking_jointly, too_many_together, why_joint

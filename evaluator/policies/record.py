@@ -44,7 +44,8 @@ class BatchingPolicy:
             ),
             (self.admission not in (None, "reserve", "on_demand"), f"admission {self.admission!r} is unknown"),
             (
-                self.token_ratio and (self.admission != "on_demand" or not self.prefill_alone or self.drain_first or peak),
+                self.token_ratio
+                and (self.admission != "on_demand" or not self.prefill_alone or self.drain_first or peak),
                 "token_ratio needs prefill_alone and admission on_demand, without drain_first and look_every",
             ),
             (peak and self.admission != "on_demand", "look_every needs admission on_demand"),

@@ -1,4 +1,4 @@
-"""SGLang: prompts in chunks, in iterations of their own; admission by the ratio of tokens that answers turn out to have."""
+"""SGLang: chunks of prompts in iterations of their own; admission by how long answers turn out to be."""
 
 from evaluator.policies.record import BatchingPolicy
 

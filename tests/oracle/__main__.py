@@ -8,8 +8,8 @@ without the engine.
 from __future__ import annotations
 
 import argparse
-import json
 import importlib
+import json
 import lzma
 import sys
 import time

@@ -51,7 +51,9 @@ def serve(case: Case) -> Log:
     requests = requests_of(case)
     simulate(cost_of(case), "chunked", limits_of(case), requests, tokens=True, observe=iterations.append)
     return Log(
-        tuple(step_of(case.blocks, 1 + case.drafts, each) for each in sorted(iterations, key=lambda each: each.start_s)),
+        tuple(
+            step_of(case.blocks, 1 + case.drafts, each) for each in sorted(iterations, key=lambda each: each.start_s)
+        ),
         tuple(ticks_of(request.first_token_s) for request in requests),
         tuple(ticks_of(request.last_token_s) for request in requests),
     )

@@ -6,6 +6,8 @@ beforehand. All that these two call is SGLang's; what it reads of its command li
 the numbers of KV slots and no KV. Imports SGLang, so that it runs only in the environment of ``make oracle-sglang``.
 """
 
+# ruff: noqa: E402, I001 - the stubs come before all of SGLang, and what is patched of it before those that import it
+
 from __future__ import annotations
 
 import importlib.metadata
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 
-from tests.oracle.sglang_stubs import Nothing  # isort: skip (before sglang)
+from tests.oracle.sglang_stubs import Nothing
 import sglang.srt.runtime_context as context
 
 from tests.oracle.cases import ITERATION_TICKS, Log, Step
@@ -56,23 +58,22 @@ for _name in ("schedule", "disagg", "exec", "memory", "parallel", "serving", "ob
     setattr(context, f"get_{_name}", lambda name=_name: getattr(_settings, name))
 context.attention_backends = lambda: ("torch_native", "torch_native")
 
-from sglang.srt.disaggregation.utils import DisaggregationMode  # noqa: E402
-from sglang.srt.environ import envs  # noqa: E402
-from sglang.srt.managers import schedule_batch as batches  # noqa: E402
-from sglang.srt.managers.scheduler import Scheduler  # noqa: E402
-from sglang.srt.managers.scheduler_components.batch_result_processor import (  # noqa: E402
+from sglang.srt.disaggregation.utils import DisaggregationMode
+from sglang.srt.managers import schedule_batch as batches
+from sglang.srt.managers.scheduler import Scheduler
+from sglang.srt.managers.scheduler_components.batch_result_processor import (
     SchedulerBatchResultProcessor,
 )
-from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker  # noqa: E402
-from sglang.srt.managers.schedule_policy import SchedulePolicy  # noqa: E402
-from sglang.srt.managers.utils import GenerationBatchResult  # noqa: E402
-from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator  # noqa: E402
-from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator  # noqa: E402
-from sglang.srt.mem_cache.cache_init_params import CacheInitParams  # noqa: E402
-from sglang.srt.mem_cache.memory_pool import ReqToTokenPool  # noqa: E402
-from sglang.srt.mem_cache.radix_cache import RadixCache  # noqa: E402
-from sglang.srt.sampling.sampling_params import SamplingParams  # noqa: E402
-from sglang.srt.speculative.spec_info import SpeculativeAlgorithm  # noqa: E402
+from sglang.srt.managers.scheduler_components.new_token_ratio_tracker import NewTokenRatioTracker
+from sglang.srt.managers.schedule_policy import SchedulePolicy
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.mem_cache.allocator.paged import PagedTokenToKVPoolAllocator
+from sglang.srt.mem_cache.allocator.token import TokenToKVPoolAllocator
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
+from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 logging.disable(logging.WARNING)
 
@@ -136,7 +137,8 @@ def _scheduler(case: SglangCase) -> Any:
     model = _Off(vocab_size=1 << 30, num_key_value_heads=1, think_end_ids=None)
     nothing: dict[str, Any] = dict.fromkeys(
         ("dllm_config", "chunked_req", "min_free_slots_delayer", "dynamic_chunk_sizer", "lora_drainer",
-         "prefill_delayer", "decode_offload_manager", "hisparse_coordinator", "truncation_align_size", "_pending_chunked_abort_req")
+         "prefill_delayer", "decode_offload_manager", "hisparse_coordinator", "truncation_align_size",
+         "_pending_chunked_abort_req")
     )  # fmt: skip
     off = dict.fromkeys(
         ("enable_hisparse", "require_mlp_sync", "enable_priority_preemption", "is_hybrid_swa", "enable_lora",
@@ -233,9 +235,7 @@ class _Engine:
             tokens = [(int(request.rid), n) for request, n in zip(batch.reqs, batch.extend_lens, strict=True)]
             prompts = [request for request in batch.reqs if request not in (batch.decoding_reqs or [])]
             # A chunk that goes on has its beginning in the cache, too: only first chunks are admissions.
-            cached = [
-                (int(request.rid), request.prefix_len) for request in prompts if request.extend_batch_idx == 1
-            ]
+            cached = [(int(request.rid), request.prefix_len) for request in prompts if request.extend_batch_idx == 1]
         free = self.scheduler.token_to_kv_pool_allocator.available_size() + self.scheduler.tree_cache.evictable_size()
         retracted, self.retracted = tuple(self.retracted), []
         took = ITERATION_TICKS + sum(count for _, count in tokens)

@@ -94,9 +94,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if not any(name == own or name.startswith(f"{own}.") for own in _OWN):
-            if name.partition(".")[0] in _INSTALLED or not _imported_by("sglang"):
-                return None
+        needless = any(name == own or name.startswith(f"{own}.") for own in _OWN)
+        if not needless and (name.partition(".")[0] in _INSTALLED or not _imported_by("sglang")):
+            return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:

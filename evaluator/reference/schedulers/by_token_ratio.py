@@ -1,4 +1,4 @@
-"""SGLang's order: prompts before decodes, and admission by an estimate of what the running requests will still generate.
+"""SGLang's order: prompts before decodes, and admission by an estimate of what running requests will still generate.
 
 The names are those of ``PrefillAdder`` (sglang/srt/managers/schedule_policy.py) and ``Scheduler`` (scheduler.py) of
 SGLang 0.5.23, which ``make oracle-sglang`` compares it with.
@@ -103,7 +103,7 @@ class ByTokenRatio:
                 if not admitted.completes:
                     self._chunked = admitted.request
             if not goes_on:
-                self._full = adder.out_of_kv and bool(chunks or self._order) or self._full
+                self._full = (adder.out_of_kv and bool(chunks or self._order)) or self._full
                 break
         return chunks
 
