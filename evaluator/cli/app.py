@@ -16,6 +16,7 @@ from evaluator.cli.gather import gather
 from evaluator.cli.measure import measure
 from evaluator.cli.observe import observe
 from evaluator.cli.optimize import optimize
+from evaluator.cli.output import Command
 from evaluator.cli.report import report
 from evaluator.cli.simulate import simulate
 from evaluator.cli.sweep import sweep
@@ -50,16 +51,16 @@ def _options(
 
 
 # In the order of use, which ``--help`` keeps: a first answer, sweeps, a purchase, single runs, calibration.
-app.command()(estimate)
-app.command()(sweep)
-app.command()(gather)
-app.command()(optimize)
-app.command()(report)
-app.command()(deploy)
-app.command()(simulate)
-app.command()(observe)
-app.command()(measure)
-app.command()(calibrate)
-app.command()(compare)
-app.command()(validate)
+app.command(cls=Command)(estimate)
+app.command(cls=Command)(sweep)
+app.command(cls=Command)(gather)
+app.command(cls=Command)(optimize)
+app.command(cls=Command)(report)
+app.command(cls=Command)(deploy)
+app.command(cls=Command)(simulate)
+app.command(cls=Command)(observe)
+app.command(cls=Command)(measure)
+app.command(cls=Command)(calibrate)
+app.command(cls=Command)(compare)
+app.command(cls=Command)(validate)
 app.add_typer(catalog, name="catalog")

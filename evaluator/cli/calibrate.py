@@ -9,6 +9,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from evaluator.cli.options import QuietOption, check_output
+from evaluator.cli.output import tell
 from evaluator.errors import InputError
 
 SET_SUFFIXES = (".yaml",)
@@ -143,14 +144,14 @@ def _transfer(
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-    typer.echo(transfer.told(classes, chosen, device))
+    tell(lambda: transfer.told(classes, chosen, device), errors=classes)
     if not quiet:
         typer.echo(f"wrote {target}", err=True)
 
 
 def _deliver(fitted: Any, text: str, report: str, out: Path, plot: Path | None, quiet: bool) -> None:
     out.write_text(text, encoding="utf-8")
-    typer.echo(report)
+    tell(report, errors=lambda: _errors(fitted.judged), left_out=fitted.left_out)
     if plot is not None:
         from evaluator.calibrate.picture import draw
 
@@ -159,6 +160,12 @@ def _deliver(fitted: Any, text: str, report: str, out: Path, plot: Path | None, 
         used = ", ".join(f"{count:,} {why}" for why, count in fitted.left_out.items())
         typer.echo(f"left out: {used or 'nothing'}", err=True)
         typer.echo(f"wrote {out}" + (f" and {plot}" if plot is not None else ""), err=True)
+
+
+def _errors(judged: Any) -> dict[str, Any]:
+    from evaluator.calibrate.errors import error_summary
+
+    return error_summary(judged)
 
 
 def _efficiencies(data: list[Path], hardware: str, name: str, engine: str | None, start: str) -> tuple[Any, str, str]:

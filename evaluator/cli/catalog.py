@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evaluator.cli.output import Command, tell
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:
@@ -21,16 +22,16 @@ catalog = typer.Typer(
 KINDS = ("models", "hardware", "links", "storage", "lengths", "engines", "calibrations", "scenarios")
 
 
-@catalog.command("models")
+@catalog.command("models", cls=Command)
 def list_models() -> None:
     """Language models: size, parameters per token, layers, KV bytes per token."""
     from evaluator.catalog import load_model, names
 
     rows = [_model_row(load_model(name)) for name in names("models")]
-    typer.echo(format_table(_MODEL_HEADER, rows, left=(0, 6)))
+    _tell_table("models", _MODEL_HEADER, rows, left=(0, 6))
 
 
-@catalog.command("hardware")
+@catalog.command("hardware", cls=Command)
 def list_hardware() -> None:
     """Accelerators and CPUs: peak, memory, links, power."""
     from evaluator.catalog import load_hardware, names
@@ -42,20 +43,20 @@ def list_hardware() -> None:
         links = ", ".join(f"{link.name} {link.bandwidth / 1e9:.4g}" for link in entry.links)
         numbers = (peak and peak / 1e12, entry.memory_bytes / 1e9, entry.memory_bandwidth / 1e9, entry.power_w)
         rows.append((entry.name, entry.kind, *("-" if n is None else f"{n:.4g}" for n in numbers), links))
-    typer.echo(format_table(header, rows, left=(0, 1, 6)))
+    _tell_table("hardware", header, rows, left=(0, 1, 6))
 
 
-@catalog.command("links")
+@catalog.command("links", cls=Command)
 def list_links() -> None:
     """Links over which a prefill side sends KV to a decode side: bandwidth and latency."""
     from evaluator.catalog import load_link, names
 
     links = [load_link(name) for name in names("links")]
     rows = [(link.name, f"{link.bandwidth / 1e9:.4g}", f"{1e6 * link.latency_s:.4g}") for link in links]
-    typer.echo(format_table(("name", "GB/s", "latency us"), rows, left=(0,)))
+    _tell_table("links", ("name", "GB/s", "latency us"), rows)
 
 
-@catalog.command("storage")
+@catalog.command("storage", cls=Command)
 def list_storage() -> None:
     """Memories and stores that keep KV: bandwidth, lookup latency, capacity, replicas that share one."""
     from evaluator.catalog import load_storage, names
@@ -64,16 +65,16 @@ def list_storage() -> None:
     for storage in map(load_storage, names("storage")):
         figures = (storage.bandwidth / 1e9, 1e6 * storage.latency_s, storage.capacity_bytes / 1e9)
         rows.append((storage.name, *(f"{figure:.4g}" for figure in figures), str(storage.shared_by)))
-    typer.echo(format_table(("name", "GB/s", "latency us", "GB", "shared by"), rows, left=(0,)))
+    _tell_table("storage", ("name", "GB/s", "latency us", "GB", "shared by"), rows)
 
 
-@catalog.command("lengths")
+@catalog.command("lengths", cls=Command)
 def list_lengths() -> None:
     """Distributions of prompt and output lengths."""
     _print_names("lengths")
 
 
-@catalog.command("engines")
+@catalog.command("engines", cls=Command)
 def list_engines() -> None:
     """What each serving engine does where nothing is said, and since which release; `show vllm` has the sources."""
     from evaluator.catalog.engine_rules import dotted, load_engine_rules, told
@@ -86,25 +87,32 @@ def list_engines() -> None:
             first, *more = told(rule.value)
             rows.append((table.name, dotted(rule.since), rule.key, first, simulated))
             rows += [("", "", "", line, "") for line in more]
-    typer.echo(format_table(("engine", "since", "key", "does", "simulated"), rows, left=(0, 1, 2, 3, 4)))
+    tables = list(map(load_engine_rules, ENGINES))
+    records = [
+        {"engine": table.name, "since": dotted(rule.since), "key": rule.key, "does": rule.value,
+         "simulated": rule.simulated}
+        for table in tables
+        for rule in table.rules
+    ]  # fmt: skip
+    tell(format_table(("engine", "since", "key", "does", "simulated"), rows, left=(0, 1, 2, 3, 4)), rules=records)
     for table in map(load_engine_rules, ENGINES):
         typer.echo(f"{table.label}: known from {dotted(table.oldest)} to {dotted(table.read_until)}, ", nl=False)
         typer.echo(f"{dotted(table.newest)} where no engine_version is said")
 
 
-@catalog.command("calibrations")
+@catalog.command("calibrations", cls=Command)
 def list_calibrations() -> None:
     """Sets of operator efficiencies."""
     _print_names("calibrations")
 
 
-@catalog.command("scenarios")
+@catalog.command("scenarios", cls=Command)
 def list_scenarios() -> None:
     """Runnable scenarios, by name."""
     _print_names("scenarios")
 
 
-@catalog.command("show")
+@catalog.command("show", cls=Command)
 def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Of any kind.")]) -> None:
     """Print an entry's file, sources included."""
     from evaluator.catalog import names
@@ -116,21 +124,29 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Of any kind."
         known_names = sorted({entry for kind in KINDS for entry in everything[kind]})
         raise InputError(f"the catalog has no entry {name!r}{suggestion(name, known_names)}")
     for path in paths:
-        typer.echo(f"# {path}")
-        typer.echo(path.read_text(encoding="utf-8").rstrip())
+        content = path.read_text(encoding="utf-8").rstrip()
+        tell(f"# {path}\n{content}", **{path.parent.name: {"path": path, "content": content}})
 
 
-@catalog.command("schema")
-def print_schema() -> None:
-    """Print the JSON Schema of a scenario file, for an editor to complete and check keys."""
+@catalog.command("schema", cls=Command)
+def print_schema(
+    of: Annotated[
+        str, typer.Option("--of", metavar="scenario|output", help="Of scenario files, or of what --json prints.")
+    ] = "scenario",
+) -> None:
+    """Print the JSON Schema of a scenario file, for an editor to complete and check keys, or of --json."""
     import json
 
+    from evaluator.cli.output import SCHEMA
     from evaluator.scenario.schema import scenario_schema
 
-    typer.echo(json.dumps(scenario_schema(), indent=2, ensure_ascii=False))
+    if of not in ("scenario", "output"):
+        raise InputError(f"--of {of}: has no schema; allowed: scenario, output")
+    schema = scenario_schema() if of == "scenario" else json.loads(SCHEMA.read_text(encoding="utf-8"))
+    tell(json.dumps(schema, indent=2, ensure_ascii=False), schema=schema)
 
 
-@catalog.command("import")
+@catalog.command("import", cls=Command)
 def import_model(
     config: Annotated[
         Path,
@@ -169,7 +185,7 @@ def import_model(
     for note in model.notes:
         typer.echo(f"  {note}", err=True)
     if out is None:
-        typer.echo(text.rstrip())
+        tell(text.rstrip(), model=text)
     else:
         out.write_text(text, encoding="utf-8")
         typer.echo(f"wrote {out}", err=True)
@@ -192,7 +208,7 @@ def _import_script(path: Path, out: Path | None) -> None:
         typer.echo("  deployment.hardware is for you to add: no command line says it", err=True)
     text = dumps_yaml({"deployment": started.tree})
     if out is None:
-        typer.echo(text.rstrip())
+        tell(text.rstrip(), deployment=started.tree)
     else:
         out.write_text(text, encoding="utf-8")
         typer.echo(f"wrote {out}", err=True)
@@ -204,8 +220,22 @@ _MODEL_HEADER = ("name", "parameters", "active", "layers", "KV bytes/token", "ma
 def _print_names(kind: str) -> None:
     from evaluator.catalog import names
 
-    for name in names(kind):
-        typer.echo(name)
+    listed = list(names(kind))
+    tell("\n".join(listed), **{kind: listed})
+
+
+def _tell_table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
+    """A table of texts; those of numbers are numbers in a document."""
+    records = [dict(zip(header, map(_number_or_text, row), strict=True)) for row in rows]
+    tell(format_table(header, rows, left), **{name: records})
+
+
+def _number_or_text(cell: str) -> float | str | None:
+    billions = cell.removesuffix(" B")
+    try:
+        return None if cell == "-" else float(billions.replace(",", "")) * (1e9 if billions != cell else 1.0)
+    except ValueError:
+        return cell
 
 
 def _model_row(model: Model) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evaluator.cli.options import QuietOption, SetOption, check_output, read_scenario
+from evaluator.cli.output import fail, tell
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _results(
         overrides.append(f"deployment.calibration={calibration}")
         loaded = None if scenario is None else read_scenario(scenario, overrides)
     table = compare_results(runs, loaded, overrides)
-    typer.echo(told(table))
+    tell(lambda: told(table), comparison=table)
     judged = table[table["metric"].isin([name for name in SHOWN if name.endswith("_mean")])]
     return table, judged["error_pct"].abs().groupby(judged["metric"], sort=False).mean().to_dict()
 
@@ -167,7 +168,7 @@ def _experiments(
         table = pd.concat([after, table[~table["exp_id"].isin(after["exp_id"])]], ignore_index=True)
         said = ", ".join(f"{name} {value:.1f} %" for name, value in before.items())
         typer.echo(f"With the fitted sets, which have seen these runs; mean absolute errors before the fit: {said}")
-    typer.echo(compare.described(table))
+    tell(lambda: compare.described(table), comparison=table)
     errors.write(tables, quiet)
     return table, compare.headline(table)
 
@@ -233,8 +234,15 @@ def _requests(
     table, statistics = compare_requests(requests, loaded)
     failed = table.attrs.get("failed", 0)
     left_out = f" ({failed} more failed, and are left out)" if failed else ""
-    typer.echo(f"{len(table)} requests{left_out}{_sent(loaded)}, calibration {loaded.deployment.calibration}")
-    typer.echo(statistics.to_string(index=False, float_format=lambda value: f"{value:.4g}"))
+    tell(
+        lambda: (
+            f"{len(table)} requests{left_out}{_sent(loaded)}, calibration {loaded.deployment.calibration}\n"
+            + statistics.to_string(index=False, float_format=lambda value: f"{value:.4g}")
+        ),
+        comparison=statistics,
+        requests=len(table),
+        left_out=failed,
+    )
     if errors is not None and case is not None:
         write_errors(errors, errors_of_requests(case, statistics, requests.name, loaded.name, loaded.deployment))
     means = statistics[statistics["statistic"] == "mean"]
@@ -259,5 +267,5 @@ def _gate(errors: dict[str, float], limit: float | None) -> None:
     above = {name: value for name, value in errors.items() if not value <= limit}
     if above or not errors:
         listed = ", ".join(f"{name} {value:.1f} %" for name, value in above.items()) or "nothing could be compared"
-        typer.echo(f"above {limit:g} %: {listed}", err=True)
+        fail("gate", f"above {limit:g} %: {listed}")
         raise typer.Exit(GATE_FAILED)

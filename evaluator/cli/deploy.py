@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from evaluator.cli.options import QuietOption
+from evaluator.cli.output import tell
 from evaluator.errors import InputError
 
 
@@ -54,7 +55,7 @@ def deploy(
             typer.echo(f"not the same: {remark}", err=True)
     if out is None:
         first, *others = deployed.files
-        typer.echo(deployed.files[first].rstrip())
+        tell(deployed.files[first].rstrip(), deployed=deployed)
         if not quiet:
             typer.echo(f"--out FOLDER writes {first} with {', '.join(others)}", err=True)
         return

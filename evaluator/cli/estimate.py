@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from evaluator.cli.output import tell
 from evaluator.errors import InputError
 
 
@@ -92,7 +93,7 @@ def estimate(
         memory_fraction=memory_fraction,
         speculative=_speculative(speculative, drafts, acceptance, draft_model, draft_vocabulary),
     )
-    typer.echo(format_estimate(result))
+    tell(lambda: format_estimate(result), estimate=result)
     if result.status != "ok":
         raise InputError(f"{model} cannot run so on {hardware}: {result.status}")
 

@@ -10,13 +10,14 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import typer
 import typer.core
 
+from evaluator.cli.output import fail, print_document, wants_document
 from evaluator.cli.signals import message, unwinding
 from evaluator.errors import InputError
 
@@ -30,6 +31,19 @@ _OF_FILES = (FileNotFoundError, IsADirectoryError, NotADirectoryError, Permissio
 
 class Commands(typer.core.TyperGroup):
     """The group of all commands; usage errors are Typer's own (exit code 2)."""
+
+    def main(self, args: Sequence[str] | None = None, *others: Any, **more: Any) -> Any:
+        """Run a command line, and with ``--json`` print its document."""
+        words = list(sys.argv[1:] if args is None else args)
+        if not wants_document(words):
+            return super().main(args, *others, **more)
+        try:
+            sys.exit(
+                print_document(lambda: super(Commands, self).main(words, *others, standalone_mode=False, **more), words)
+            )
+        except BrokenPipeError:
+            _drop_stdout()
+            sys.exit(OUR_FAULT)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; leave with a message and an exit code where it fails."""
@@ -75,7 +89,7 @@ def _leave(code: int, message: str, error: BaseException, ours: bool = False) ->
     debugging = bool(os.environ.get("EVALUATOR_DEBUG"))
     if debugging:
         traceback.print_exception(error)
-    typer.echo(message, err=True)
+    fail("internal" if ours else "input" if code == USER_INPUT else "interrupted", message)
     if ours and not debugging:
         typer.echo("This is a fault of evaluator, not of your input. EVALUATOR_DEBUG=1 shows where.", err=True)
     raise typer.Exit(code) from None

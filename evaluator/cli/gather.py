@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from evaluator.cli.options import QuietOption
+from evaluator.cli.output import tell
 from evaluator.errors import InputError
 
 LISTED = 20  # numbers of missing shards in a message
@@ -23,8 +24,8 @@ def gather(
 
     gathered = join(out)
     if gathered.missing:
-        for command in gathered.commands:
-            typer.echo(command)
+        commands = list(gathered.commands)
+        tell("\n".join(commands), commands=commands)
         numbers = ", ".join(str(shard.number) for shard in gathered.missing[:LISTED])
         more = ", ..." if len(gathered.missing) > LISTED else ""
         raise InputError(

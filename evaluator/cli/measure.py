@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evaluator.cli.options import QuietOption, check_output
+from evaluator.cli.output import tell
 from evaluator.cli.signals import interrupted
 from evaluator.errors import InputError
 
@@ -118,7 +119,13 @@ def _report(outcome: MeasureOutcome, rows: MeasuredRows, device: Device) -> None
         raise InputError(f"{rows.path}: nothing was measured ({left})")
     frame = rows.frame()
     noise = (frame["spread_s"] / frame["time_s"]).median()
-    typer.echo(f"{device.name} ({device.platform}, {device.count} of it), JAX {device.jax_version}")
+    tell(
+        f"{device.name} ({device.platform}, {device.count} of it), JAX {device.jax_version}",
+        device=device,
+        measured=frame,
+        host=outcome.host,
+        left=outcome.left,
+    )
     for name, part in frame.groupby("op_class"):
         shortest, longest = part["time_s"].min() * 1e6, part["time_s"].max() * 1e6
         typer.echo(f"{name:20s} {len(part):6,} rows   {shortest:,.3g} to {longest:,.3g} us")

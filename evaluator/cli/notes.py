@@ -6,11 +6,12 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
+    import numpy as np
     import xarray
 
 NOTES = ("model_note", "search_note", "engine_note", "stage_note")
@@ -42,6 +43,28 @@ def waiting_for(what: str, quiet: bool = False) -> Iterator[None]:
         yield
     finally:
         done.set()
+
+
+def ranked(dataset: xarray.Dataset, top: int) -> dict[str, Any]:
+    """The best designs, by the rule of the tables, and why others cannot run, as ``output.tell`` takes them."""
+
+    def order() -> tuple[np.ndarray, str]:
+        from evaluator.deploy.choice import ranking_of
+
+        return ranking_of(dataset)
+
+    def reasons() -> list[Any]:
+        from evaluator.metrics.reasons import reasons_of
+
+        return reasons_of(dataset["status"].values.astype(str))
+
+    return {
+        "designs": lambda: dataset.isel(config=order()[0][:top]),
+        "ranked_by": lambda: order()[1],
+        "configurations": dataset.sizes["config"],
+        "ranked": lambda: len(order()[0]),
+        "reasons": reasons,
+    }
 
 
 def say_notes(dataset: xarray.Dataset) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from evaluator.cli.failures import GATE
 from evaluator.cli.options import QuietOption, ScenarioArgument, SetOption, check_output, read_scenario
+from evaluator.cli.output import fail, tell
 from evaluator.cli.signals import interrupted, told
 from evaluator.errors import InputError
 
@@ -95,12 +96,22 @@ def observe(
                 limits=limits, metrics_every_s=metrics_every, progress=progress, stopped_by=stopped_by,
             )  # fmt: skip
         written = _write(observed, requests)
-    typer.echo(_described(observed))
+    tell(lambda: _described(observed), **_found(observed))
     if not quiet:
         for note in observed.notes:
             typer.echo(f"{observed.server.base}: {note}", err=True)
         typer.echo(f"wrote {' and '.join(map(str, written))}", err=True)
     _gate(observed)
+
+
+def _found(observed: Observed) -> dict[str, Any]:
+    from evaluator.observe.table import latencies, statuses
+
+    names = ("seconds", "planned", "held", "ended_by", "notes")
+    return {name: getattr(observed, name) for name in names} | {
+        "statuses": statuses(observed.requests),
+        "latencies": latencies(observed.requests),
+    }
 
 
 def _write(observed: Observed, path: Path) -> list[Path]:
@@ -150,6 +161,8 @@ def _described(observed: Observed) -> str:
 def _gate(observed: Observed) -> None:
     failed = int((observed.requests["status"] != "ok").sum())
     if observed.ended_by:
-        typer.echo(f"ended early: {observed.ended_by}", err=True)
+        fail("gate", f"ended early: {observed.ended_by}")
+    elif failed:
+        fail("gate", f"{failed:,} of {len(observed.requests):,} requests failed")
     if failed or observed.ended_by:
         raise typer.Exit(GATE)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evaluator.cli.notes import say_notes, say_written
+from evaluator.cli.notes import ranked, say_notes, say_written
 from evaluator.cli.options import (
     OutOption,
     PlotOption,
@@ -23,6 +23,7 @@ from evaluator.cli.options import (
     check_simulator,
     read_scenario,
 )
+from evaluator.cli.output import tell
 from evaluator.cli.signals import interrupted
 from evaluator.errors import InputError
 
@@ -65,7 +66,8 @@ def optimize(
     from evaluator import report
 
     if top:
-        typer.echo(report.search_table(dataset, top, rank_by, get_terminal_size((100, 24)).columns))
+        width = get_terminal_size((100, 24)).columns
+        tell(lambda: report.search_table(dataset, top, rank_by, width), **ranked(dataset, top))
     if plot is not None:
         report.plot_search(dataset, plot)
     if not quiet:

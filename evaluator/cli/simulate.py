@@ -17,6 +17,7 @@ from evaluator.cli.options import (
     check_simulator,
     read_scenario,
 )
+from evaluator.cli.output import tell
 
 if TYPE_CHECKING:
     import xarray
@@ -79,7 +80,7 @@ def simulate(
             trace=trace,
             iterations=iterations is not None,
         )
-    typer.echo(_described(result.summary))
+    tell(lambda: _described(result.summary), configuration=result.summary)
     if trace is not None and not quiet:
         typer.echo(f"wrote {trace}; open it in https://ui.perfetto.dev or chrome://tracing", err=True)
     if iterations is not None and result.iterations is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from evaluator.cli.notes import say_notes, say_written, waiting_for
+from evaluator.cli.notes import ranked, say_notes, say_written, waiting_for
 from evaluator.cli.options import (
     SIMULATORS,
     OutOption,
@@ -26,12 +26,14 @@ from evaluator.cli.options import (
     check_simulator,
     read_scenario,
 )
+from evaluator.cli.output import tell
 from evaluator.cli.signals import interrupted
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:
     import xarray
 
+    from evaluator.execution.forecast import Forecast
     from evaluator.progress import Progress
     from evaluator.results.shards import Shard, ShardState
     from evaluator.scenario import Scenario
@@ -93,7 +95,7 @@ def sweep(
     if dry_run:
         with waiting_for("examining designs", quiet):
             foretold = _foretold(loaded, part, simulator, sensitivity, by_seed)
-        typer.echo(foretold)
+        tell(str(foretold), forecast=foretold)
         return
     # What the command of another shard must say, too; --fresh is not among it, for each shard says it for itself.
     asked = {"simulator": simulator, "sensitivity": sensitivity, "by_seed": by_seed, "cluster": cluster}
@@ -117,23 +119,23 @@ def sweep(
         raise InputError(f"{scenario}: none of {reasons.size:,} configurations can run: {first}")
 
 
-def _foretold(scenario: Scenario, part: Shard | None, simulator: str, sensitivity: bool, by_seed: bool) -> str:
+def _foretold(scenario: Scenario, part: Shard | None, simulator: str, sensitivity: bool, by_seed: bool) -> Forecast:
     from evaluator.execution.forecast import forecast
     from evaluator.scenario import size
 
     rows = None if part is None else part.rows(size(scenario))
-    return str(forecast(scenario, simulator, sensitivity, by_seed, rows))
+    return forecast(scenario, simulator, sensitivity, by_seed, rows)
 
 
 def _tables(dataset: xarray.Dataset, top: int) -> None:
     from evaluator.report import ranked_table
 
     width = get_terminal_size((100, 24)).columns
-    typer.echo(ranked_table(dataset, top, width=width))
+    tell(lambda: ranked_table(dataset, top, width=width), **ranked(dataset, top))
     if _has_elasticities(dataset):
         from evaluator.report.table.sensitivity import ROWS, elasticity_table
 
-        typer.echo(f"\n{elasticity_table(dataset, min(top, ROWS), width)}")
+        tell(lambda: f"\n{elasticity_table(dataset, min(top, ROWS), width)}")
 
 
 def _pictures(dataset: xarray.Dataset, path: Path) -> list[Path]:

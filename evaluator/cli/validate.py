@@ -10,6 +10,7 @@ import typer
 
 from evaluator.cli.failures import GATE
 from evaluator.cli.options import QuietOption, ScenarioArgument, SetOption, check_output, read_scenario
+from evaluator.cli.output import fail, tell
 
 if TYPE_CHECKING:
     from evaluator.validation import Validation
@@ -35,12 +36,21 @@ def validate(
 
     with nullcontext() if quiet else Progress(min(sample, size(loaded))) as progress:
         result = run_validation(loaded, sample=sample, tolerance=tolerance, progress=progress)
-    typer.echo(_described(result, tolerance))
+    tell(
+        lambda: _described(result, tolerance),
+        metrics=lambda: result.summary().reset_index(),
+        compared=result.compared,
+        beyond=result.beyond,
+        infeasible=result.infeasible,
+        apart=result.apart,
+        worst=result.worst,
+    )
     if out is not None:
         result.table.to_csv(out, index=False)
         if not quiet:
             typer.echo(f"wrote {out}", err=True)
     if result.apart:
+        fail("gate", f"{result.apart:,} configurations differ by more than {tolerance:g}")
         raise typer.Exit(GATE)
 
 

@@ -28,7 +28,7 @@ def choose(ds: xr.Dataset, texts: Sequence[str], where: str) -> tuple[int, str]:
     A number is the place in that ranking, as tables and pages count; ``config=17`` is a row of the grid. Errors:
     InputError where no design fits, or where the one that does cannot run, is saturated or serves nothing.
     """
-    order, rule = _ranked(ds)
+    order, rule = ranking_of(ds)
     places = [text.strip().removeprefix("#") for text in texts]
     if len(places) == 1 and places[0].isdigit():
         return _at_place(ds, order, int(places[0]), rule, where), f"number {places[0]}, by {rule}"
@@ -49,7 +49,8 @@ def choose(ds: xr.Dataset, texts: Sequence[str], where: str) -> tuple[int, str]:
     return row, f"{of}{selected}, by {rule}" if able.size > 1 else f"{of}{selected}"
 
 
-def _ranked(ds: xr.Dataset) -> tuple[np.ndarray, str]:
+def ranking_of(ds: xr.Dataset) -> tuple[np.ndarray, str]:
+    """The designs that can run, best first, by the rule of the tables of a sweep or a search, and that rule."""
     if "search" in ds.attrs:
         return search.ranking(ds)
     feasible = np.flatnonzero(ds["status"].values == OK)
