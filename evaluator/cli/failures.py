@@ -37,13 +37,13 @@ class Commands(typer.core.TyperGroup):
         words = list(sys.argv[1:] if args is None else args)
         if not wants_document(words):
             return super().main(args, *others, **more)
+        alone = more | {"standalone_mode": False}  # errors are to come here
         try:
-            sys.exit(
-                print_document(lambda: super(Commands, self).main(words, *others, standalone_mode=False, **more), words)
-            )
+            code = print_document(lambda: super(Commands, self).main(words, *others, **alone), words)
         except BrokenPipeError:
             _drop_stdout()
-            sys.exit(OUR_FAULT)
+            code = OUR_FAULT
+        sys.exit(code)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; leave with a message and an exit code where it fails."""

@@ -144,7 +144,8 @@ def _error(kind: str, message: str) -> dict[str, Any]:
 
 def parts_of(message: str) -> tuple[str | None, str, str | None]:
     """(place, reason, remedy) of ``PLACE: what is wrong; what to do``, as our messages are; None: it does not say."""
-    rest, places = message, []
+    places: list[str] = []
+    rest = message
     while len(places) < _PLACES:
         head, colon, tail = rest.partition(": ")
         if not colon or not _PLACE.fullmatch(head):

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import csv
 import json
+import os
 import random
 import sys
 import time
@@ -28,6 +29,8 @@ class Load:
 
     def __init__(self, head, requests):
         self.head, self.requests = head, requests
+        # Of this run alone: a server that still holds the prompts of an earlier run would find them in its cache.
+        self.seed = f"{head['seed']} {os.urandom(8).hex()}"
         self.prompts = {}
         self.answers = {}
         self.done = {request["id"]: asyncio.Event() for request in self.requests}
@@ -42,7 +45,7 @@ class Load:
                 self.answered(self.requests[before], [])
             said = self.prompts[before] + self.answers[before]
         for source, tokens in request["prompt"]:
-            said = said + text_of(source, tokens, self.head["vocabulary"], self.head["seed"])
+            said = said + text_of(source, tokens, self.head["vocabulary"], self.seed)
         if request["id"] in self.asked_after:
             self.prompts[request["id"]] = said
         return said
@@ -52,7 +55,7 @@ class Load:
             wanted = request["output_tokens"]
             if len(tokens) != wanted:  # the server counts tokens, and does not tell which
                 self.invented += 1
-                tokens = text_of(f"answer {request['id']}", wanted, self.head["vocabulary"], self.head["seed"])
+                tokens = text_of(f"answer {request['id']}", wanted, self.head["vocabulary"], self.seed)
             self.answers[request["id"]] = tokens
 
 

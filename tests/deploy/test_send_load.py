@@ -88,6 +88,13 @@ def test_prefixes_are_the_same_tokens_and_turns_hold_the_answers(server, tmp_pat
     assert "prefix cache:" in ran.stdout
 
 
+def test_a_second_run_shares_nothing_with_the_first(server, tmp_path):
+    for _ in range(2):
+        assert run(server, tmp_path, [request(0, ("request 0", 8))])[0].returncode == 0
+    first, second = (body["prompt"] for body in server.bodies)
+    assert len(first) == len(second) == 8 and first != second
+
+
 def test_users_wait_for_their_answers(server, tmp_path):
     ran, rows = run(server, tmp_path, [request(n, ("r", 2)) for n in range(6)], users=1)
     starts = sorted((float(row["sent_s"]), float(row["e2e_s"])) for row in rows)
