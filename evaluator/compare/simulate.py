@@ -120,7 +120,7 @@ def _times(server: Server, load: MeasuredRequests, result: LaneResult) -> Times:
     from evaluator.cost.frontend import Frontend, client_times
 
     # A run that left the range of a fit is refused when its largest batch is known.
-    problem, _ = verdict(server.design.calibration, server.replica.fit, result.peaks.tolist())
+    problem, _ = verdict(server.design.calibration, server.replica.fit, result.totals.peaks.tolist())
     if problem is not None:
         raise InputError(problem)
     count = len(load.arrival_s)

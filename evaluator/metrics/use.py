@@ -64,13 +64,10 @@ class PoolTotals(NamedTuple):
         return empty._replace(**dict.fromkeys(names, unknown))
 
     def add(self, at: tuple[int, int], done: PoolTotals) -> None:
-        """Add what replicas did in a configuration and seed. ``decoded`` may be None, ``peaks`` empty."""
-        for name in ("busy_s", "iterations", "experts_touched", "preemptions", "kv_unit_s"):
+        """Add what replicas did in a configuration and seed; ``peaks`` may be empty."""
+        for name in set(PoolTotals._fields) - {"kv_units_max", "peaks"}:
             getattr(self, name)[at] += getattr(done, name)
         self.kv_units_max[at] = max(self.kv_units_max[at], done.kv_units_max)
-        if done.decoded is not None:
-            self.decoded[at] += done.decoded
-            self.decoded_tokens[at] += done.decoded_tokens
         # Empty under a roofline, which holds for any batch.
         if len(done.peaks):
             self.peaks[at] = np.maximum(self.peaks[at], done.peaks)

@@ -311,22 +311,9 @@ def _joint_result(lane: JointLane, result: LaneResult) -> JointResult:
 def _pool_served(result: LaneResult, station: StationPlan, pool: np.ndarray, number: int, start: int) -> PoolServed:
     replicas = np.flatnonzero(pool == number)
     # Where some pool has a fitted cost the loop keeps peaks of all; those of a roofline say nothing (``raised``).
-    peaks = result.peaks[replicas].max(axis=0)
+    peaks = result.totals.peaks[replicas].max(axis=0)
     peaks = peaks[:0] if holds_everywhere(station.design.ready.pipeline_ranks[0]) else peaks
-    done = PoolTotals(
-        busy_s=result.busy_s[replicas].sum(),
-        iterations=result.iterations[replicas].sum(),
-        preemptions=result.preemptions[replicas].sum(),
-        experts_touched=result.experts_touched[replicas].sum(),
-        kv_unit_s=result.kv_unit_s[replicas].sum(),
-        kv_units_max=result.kv_units_max[replicas].max(),
-        decoded=_summed(result.decoded, replicas),
-        decoded_tokens=_summed(result.decoded_tokens, replicas),
-        peaks=peaks,
-    )
+    sums = PoolTotals(*(column[replicas].sum() for column in result.totals))
+    done = sums._replace(kv_units_max=result.totals.kv_units_max[replicas].max(), peaks=peaks)
     bins = result.itl_histogram[number * histogram.BINS : (number + 1) * histogram.BINS]
     return PoolServed(done, histogram.weighted(bins), int(replicas[0]) - start)
-
-
-def _summed(by_replica: np.ndarray | None, replicas: np.ndarray) -> np.ndarray:
-    return np.zeros(()) if by_replica is None else by_replica[replicas].sum()

@@ -57,7 +57,7 @@ def _add(
     )
     if times.hit_tokens is not None and result.hit_tokens is not None:
         times.put(slot.at, slot.rows, hit_tokens=result.hit_tokens[:count])
-    totals.add(slot.at, PoolTotals.of(result))
+    totals.add(slot.at, result.totals)
 
 
 def _release_times(slot: LaneJobs, frontend: Frontend, result: LaneResult) -> np.ndarray:

@@ -112,8 +112,8 @@ def test_the_vectorised_engine_does_what_vllm_did(kind):
         np.testing.assert_array_equal(result.scheduled_s, np.array(times) * TICK_S, told)
         np.testing.assert_array_equal(result.first_token_s, np.array(log.first_ticks) * TICK_S, told)
         np.testing.assert_array_equal(result.last_token_s, np.array(log.last_ticks) * TICK_S, told)
-        assert result.iterations == len(log.steps), told
-        assert result.preemptions == sum(len(step.preempted) for step in log.steps), told
-        assert result.kv_units_max == case.blocks - min(step.free_blocks for step in log.steps), told
+        assert result.totals.iterations == len(log.steps), told
+        assert result.totals.preemptions == sum(len(step.preempted) for step in log.steps), told
+        assert result.totals.kv_units_max == case.blocks - min(step.free_blocks for step in log.steps), told
         if kind.cached:
             assert result.hit_tokens.tolist() == [hits[request] for request in range(len(case.requests))], told

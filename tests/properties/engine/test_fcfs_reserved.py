@@ -100,11 +100,11 @@ def test_tokens_are_conserved(case):
     """Every token but the first of each request ends one gap, and takes part in one iteration."""
     result = run(replace(case, measured_from=0))
     assert result.itl_histogram.sum() == (case.output_tokens - 1).sum()
-    assert result.iterations >= case.output_tokens.max()
-    assert result.iterations <= case.output_tokens.sum() + case.compute_tokens.sum()
+    assert result.totals.iterations >= case.output_tokens.max()
+    assert result.totals.iterations <= case.output_tokens.sum() + case.compute_tokens.sum()
     longest = np.nanmax(result.last_token_s)
-    assert result.busy_s <= longest * (1 + 1e-12)
-    assert result.busy_s >= case.cost.iteration_s * result.iterations
+    assert result.totals.busy_s <= longest * (1 + 1e-12)
+    assert result.totals.busy_s >= case.cost.iteration_s * result.totals.iterations
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -57,8 +57,8 @@ def test_the_engine_equals_the_reference(given):
     served, expected = run(given), run_reference(given)
     assert served.replica.tolist() == [request.replica for request in expected.requests]
     assert_same(given.one.case, served, expected)
-    assert served.preemptions == expected.preemptions
-    assert served.kv_unit_s == pytest.approx(expected.kv_unit_s, rel=TOLERANCE)
+    assert served.totals.preemptions == expected.preemptions
+    assert served.totals.kv_unit_s == pytest.approx(expected.kv_unit_s, rel=TOLERANCE)
 
 
 @QUICK
@@ -68,7 +68,7 @@ def test_with_a_replica_for_each_a_router_that_looks_keeps_all_apart(given, rout
     case = replace(given.one.case, arrival_s=np.zeros(len(given.one.case.arrival_s)), users=None)
     served = run(replace(given, one=replace(given.one, case=case), replicas=MOST, router=router))
     assert len(set(served.replica.tolist())) == len(served.replica)
-    assert served.preemptions == 0
+    assert served.totals.preemptions == 0
 
 
 @QUICK
@@ -110,7 +110,7 @@ def test_a_router_that_looks_at_the_kv_sees_into_a_leap():
 def test_an_arrival_waits_behind_one_that_was_preempted():
     """Request 1 is preempted when request 2 has left, and waits for the end of request 0; then request 3 comes."""
     found = by_hand([(0.0, 8, 30), (0.0, 8, 30), (2.0, 1, 1), (20.0, 8, 4)], 1, "least_work", 10)
-    assert found.preemptions == 1
+    assert found.totals.preemptions == 1
     assert found.scheduled_s[3] >= found.last_token_s[0] > 20.0
 
 

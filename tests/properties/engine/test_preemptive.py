@@ -77,8 +77,8 @@ def run(given: Case) -> LaneResult:
 def test_the_engine_equals_the_plain_loop(given):
     result, expected = run(given), run_reference(given)
     assert_same(given.case, result, expected)
-    assert result.preemptions == expected.preemptions
-    assert result.kv_unit_s == pytest.approx(expected.kv_unit_s, rel=TOLERANCE)
+    assert result.totals.preemptions == expected.preemptions
+    assert result.totals.kv_unit_s == pytest.approx(expected.kv_unit_s, rel=TOLERANCE)
 
 
 @QUICK
@@ -92,14 +92,14 @@ def test_causes_come_first_and_nothing_is_lost(given):
     first = result.first_token_s[0]
     if first <= result.first_token_s.min():
         assert result.itl_histogram.sum() == (case.output_tokens - 1).sum()
-    assert result.iterations >= case.output_tokens.max()
-    assert result.busy_s <= result.last_token_s.max() * (1 + 1e-12)
-    assert case.kv_units.max() <= result.kv_units_max <= case.limits.kv_units
+    assert result.totals.iterations >= case.output_tokens.max()
+    assert result.totals.busy_s <= result.last_token_s.max() * (1 + 1e-12)
+    assert case.kv_units.max() <= result.totals.kv_units_max <= case.limits.kv_units
     if case.limits.admission == "reserve":
         held_s = result.last_token_s - result.scheduled_s
-        assert result.preemptions == 0
+        assert result.totals.preemptions == 0
         if len(given.costs) == 1:  # in a pipeline KV is taken when a batch is put together, before its first rank
-            assert result.kv_unit_s == pytest.approx((case.kv_units * held_s).sum(), rel=TOLERANCE)
+            assert result.totals.kv_unit_s == pytest.approx((case.kv_units * held_s).sum(), rel=TOLERANCE)
 
 
 @QUICK
@@ -110,7 +110,7 @@ def test_with_kv_for_all_it_makes_no_difference_when_it_is_given(given):
     plenty = replace(case.limits, kv_units=int(case.kv_units.sum()) + 20, watermark_units=0)
     reserved = replace(plenty, admission="reserve")
     one, other = (run(replace(given, case=replace(case, limits=limits))) for limits in (plenty, reserved))
-    assert one.preemptions == 0
+    assert one.totals.preemptions == 0
     if case.policy != "lightllm":
         np.testing.assert_allclose(one.last_token_s, other.last_token_s, rtol=TOLERANCE)
 
@@ -121,7 +121,7 @@ def test_nobody_rests_while_there_is_work(given):
     """Sent at once, all is done after exactly the time that the iterations take."""
     costs = given.costs[:1]
     result = run(replace(given, case=replace(given.case, arrival_s=np.zeros(len(given.case.arrival_s))), costs=costs))
-    assert result.busy_s == pytest.approx(result.last_token_s.max(), rel=TOLERANCE)
+    assert result.totals.busy_s == pytest.approx(result.last_token_s.max(), rel=TOLERANCE)
 
 
 @pytest.mark.parametrize("pipeline_ranks", KINDS)

@@ -49,8 +49,8 @@ def test_the_engine_equals_the_reference(given):
     result, expected = run(given), run_reference(given)
     assert_same(given.case, result, expected)
     assert result.hit_tokens.tolist() == [request.hit_tokens for request in expected.requests]
-    assert result.preemptions == expected.preemptions
-    assert result.kv_unit_s == pytest.approx(expected.kv_unit_s, rel=TOLERANCE)
+    assert result.totals.preemptions == expected.preemptions
+    assert result.totals.kv_unit_s == pytest.approx(expected.kv_unit_s, rel=TOLERANCE)
 
 
 @QUICK
@@ -67,5 +67,5 @@ def test_nothing_is_found_where_nothing_is_shared(given):
     contents = tuple(tuple(range(100 * i, 100 * i + len(each))) for i, each in enumerate(given.contents))
     limits = replace(given.case.limits, kv_units=int(given.case.kv_units.sum()) + 20, watermark_units=0)
     result = run(replace(given, contents=contents, case=replace(given.case, limits=limits)))
-    assert not result.hit_tokens.any() and result.preemptions == 0
+    assert not result.hit_tokens.any() and result.totals.preemptions == 0
     assert np.isfinite(result.last_token_s).all()

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 from evaluator.device import configure
+from evaluator.metrics.use import PoolTotals
 from evaluator.routing import COUNTERS
 from evaluator.stations.engine import LaneResult, Requests, fcfs_reserved, joint, preemptive
+from evaluator.stations.engine.common.arrays import Float, Int, Peaks
 from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.fcfs_reserved import state as in_order_state
 from evaluator.stations.engine.fcfs_reserved.lane import Given as InOrderGiven
@@ -36,6 +38,10 @@ ALONE = [Kind(windowed=True, asynchronous=True), Kind(windowed=True, swapping=Tr
 """Of a replica with a loop of its own."""
 
 
+TOTALS = dict.fromkeys(PoolTotals._fields, Float) | {"preemptions": Int, "peaks": Peaks}
+"""Of a lane; in metrics these are tables of a chunk."""
+
+
 def mismatches(value: Any, hint: Any, axes: dict[str, int], place: str) -> list[str]:
     """The places below ``value`` where dtype or shape are not what the annotation ``hint`` says."""
     if hasattr(hint, "__metadata__"):
@@ -45,7 +51,7 @@ def mismatches(value: Any, hint: Any, axes: dict[str, int], place: str) -> list[
         return [] if found == expected else [f"{place} is {found}, not {expected}"]
     if not isinstance(value, tuple) or not hasattr(value, "_fields"):
         return []  # costs, which the cost model describes
-    hints = get_type_hints(type(value), include_extras=True)
+    hints = TOTALS if isinstance(value, PoolTotals) else get_type_hints(type(value), include_extras=True)
     fields = ((getattr(value, name), hints[name], axes, f"{place}.{name}") for name in value._fields)
     return [text for field in fields for text in mismatches(*field)]
 

@@ -68,13 +68,15 @@ def pairs(request: pytest.FixtureRequest) -> list[tuple[Case, LaneResult, PoolOu
 def test_every_time_and_total_equals_the_plain_loop(pairs):
     for case, result, expected in pairs:
         assert_same_times(case, result, expected)
-        np.testing.assert_allclose(result.busy_s, expected.busy_s, rtol=TOLERANCE, err_msg=str(case))
-        assert (result.iterations, result.kv_units_max) == (expected.iterations, expected.kv_units_max), case
+        np.testing.assert_allclose(result.totals.busy_s, expected.busy_s, rtol=TOLERANCE, err_msg=str(case))
+        assert (result.totals.iterations, result.totals.kv_units_max) == (expected.iterations, expected.kv_units_max), (
+            case
+        )
 
 
 def test_the_largest_quantities_are_those_of_the_plain_loop(pairs):
     for case, result, expected in pairs:
-        np.testing.assert_allclose(result.peaks, expected.peaks, rtol=1e-12, err_msg=str(case))
+        np.testing.assert_allclose(result.totals.peaks, expected.peaks, rtol=1e-12, err_msg=str(case))
     largest = np.max([expected.peaks for _, _, expected in pairs], axis=0)
     assert (largest > 0).all() and len(largest) == len(PEAKS)
 
@@ -95,11 +97,13 @@ def test_preemptive_equals_the_plain_loop(kind, draw):
     for given, result in zip(cases, preemptive.run_engine(cases, kind), strict=True):
         expected = preemptive.run_reference(given)
         assert_same_times(given.case, result, expected)
-        np.testing.assert_allclose(result.busy_s, expected.busy_s, rtol=TOLERANCE, err_msg=str(given.case))
-        assert (result.iterations, result.kv_units_max) == (expected.iterations, expected.kv_units_max), given.case
-        assert result.preemptions == expected.preemptions, given.case
+        np.testing.assert_allclose(result.totals.busy_s, expected.busy_s, rtol=TOLERANCE, err_msg=str(given.case))
+        assert (result.totals.iterations, result.totals.kv_units_max) == (expected.iterations, expected.kv_units_max), (
+            given.case
+        )
+        assert result.totals.preemptions == expected.preemptions, given.case
         if kind.pipeline_ranks == 1:  # fitted costs are of whole iterations: no run needs the peaks of a rank
-            np.testing.assert_allclose(result.peaks, expected.peaks, rtol=1e-12, err_msg=str(given.case))
+            np.testing.assert_allclose(result.totals.peaks, expected.peaks, rtol=1e-12, err_msg=str(given.case))
 
 
 def test_leaps_of_the_reference_equal_its_single_iterations(pairs):

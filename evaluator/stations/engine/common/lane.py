@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jax import lax
 
+from evaluator.metrics.use import PoolTotals
 from evaluator.policies import BatchingPolicy
 from evaluator.stations.engine.common.arrays import (
     Bins,
@@ -17,7 +18,6 @@ from evaluator.stations.engine.common.arrays import (
     FloatPerRequest,
     Int,
     IntPerRequest,
-    Peaks,
     RequestReplicas,
     RequestTimes,
     RequestTokens,
@@ -75,17 +75,9 @@ class LaneResult(NamedTuple):
     scheduled_s: RequestTimes  # start of the first iteration that takes part of it
     first_token_s: RequestTimes
     last_token_s: RequestTimes
-    busy_s: Float  # time with a batch running
-    iterations: Float
-    kv_units_max: Float
-    kv_unit_s: Float  # units in use, integrated over time
-    preemptions: Int  # how often a running request had to give up its KV
-    experts_touched: Float  # sum over iterations of the fraction of experts touched; 0 without experts
-    peaks: Peaks  # largest of each of ``quantities.PEAKS`` under a fitted cost; empty under the roofline
+    totals: PoolTotals  # one number each, but for ``peaks``, which is empty under a roofline
     itl_histogram: Bins  # gaps between tokens, see ``histogram``
     hit_tokens: RequestTokens | None = None  # prompt tokens found in the prefix cache; None: there is none
-    decoded: Float | None = None  # with drafts: decode iterations, summed over the sequences
-    decoded_tokens: Float | None = None  # and the output tokens that they gave
     ran_short: Flag | None = None  # KV on demand was asked for that was not there: the rest is void; None: cannot be
     replica: RequestReplicas | None = None  # of replicas that run together: which of them served each request
     sent_s: RequestTimes | None = None  # of several pools: when a job came to its phase

@@ -31,6 +31,7 @@ from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth, share_touched
 from evaluator.cost.quantities import batch_tokens, raised
+from evaluator.metrics.use import PoolTotals
 from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest, Int
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, iterations_until, once
@@ -255,20 +256,23 @@ def _run_lane(given: Given) -> LaneResult:
         return left if state.kv_growth is None else left & ~_ran_short(given, state.kv_growth)
 
     final = lax.while_loop(goes_on, lambda state: _loop_step(given, state), initial_state(given))
+    none: Float = jnp.zeros(())
     return LaneResult(
         scheduled_s=final.scheduled_s[:-1],
         first_token_s=final.first_token_s[:-1],
         last_token_s=final.last_token_s[:-1],
-        busy_s=final.busy_s,
-        iterations=final.iterations,
-        kv_units_max=final.kv_max,
-        kv_unit_s=_kv_unit_s(given, final),
-        preemptions=jnp.zeros((), jnp.int32),
-        experts_touched=final.experts_touched,
-        peaks=final.peaks,
+        totals=PoolTotals(
+            busy_s=final.busy_s,
+            iterations=final.iterations,
+            preemptions=none.astype(jnp.int32),
+            experts_touched=final.experts_touched,
+            kv_unit_s=_kv_unit_s(given, final),
+            kv_units_max=final.kv_max,
+            decoded=none if final.accepted is None else final.accepted.decoded,
+            decoded_tokens=none if final.accepted is None else final.accepted.decoded_tokens,
+            peaks=final.peaks,
+        ),
         itl_histogram=final.itl_histogram,
-        decoded=None if final.accepted is None else final.accepted.decoded,
-        decoded_tokens=None if final.accepted is None else final.accepted.decoded_tokens,
         ran_short=None if final.kv_growth is None else _ran_short(given, final.kv_growth),
     )
 

@@ -267,7 +267,8 @@ def _run(given: Given) -> LaneResult:
         return result
     link_s = several.sent_s if several.travel is None else several.travel.link_s
     if several.decoded is not None:
-        result = result._replace(decoded=several.decoded.iterations, decoded_tokens=several.decoded.tokens)
+        totals = result.totals._replace(decoded=several.decoded.iterations, decoded_tokens=several.decoded.tokens)
+        result = result._replace(totals=totals)
     return result._replace(sent_s=several.sent_s[:-1], link_s=link_s[:-1])
 
 

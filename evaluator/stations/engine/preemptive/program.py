@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from evaluator.metrics.use import PoolTotals
 from evaluator.stations.engine.common.arrays import Float
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED, iterations_until
@@ -87,21 +88,24 @@ def _run_lane(given: Given) -> LaneResult:
 def result_of(final: State) -> LaneResult:
     """What is told of a lane that has come to its end."""
     totals = final.totals
+    none: Float = jnp.zeros_like(totals.busy_s)  # of several pools a number for each replica
     return LaneResult(
         scheduled_s=final.sequences.scheduled_s[:-1],
         first_token_s=final.sequences.first_token_s[:-1],
         last_token_s=final.sequences.last_token_s[:-1],
-        busy_s=totals.busy_s,
-        iterations=totals.iterations,
-        kv_units_max=totals.kv_max,
-        kv_unit_s=totals.kv_unit_s,
-        preemptions=totals.preemptions,
-        experts_touched=totals.experts_touched,
-        peaks=totals.peaks,
+        totals=PoolTotals(
+            busy_s=totals.busy_s,
+            iterations=totals.iterations,
+            preemptions=totals.preemptions,
+            experts_touched=totals.experts_touched,
+            kv_unit_s=totals.kv_unit_s,
+            kv_units_max=totals.kv_max,
+            decoded=none if final.accepted is None else final.accepted.decoded,
+            decoded_tokens=none if final.accepted is None else final.accepted.decoded_tokens,
+            peaks=totals.peaks,
+        ),
         itl_histogram=final.itl_histogram,
         hit_tokens=None if final.cache is None else final.cache.hit_tokens[:-1],
-        decoded=None if final.accepted is None else final.accepted.decoded,
-        decoded_tokens=None if final.accepted is None else final.accepted.decoded_tokens,
     )
 
 

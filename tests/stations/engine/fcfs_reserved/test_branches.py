@@ -34,7 +34,7 @@ def pairs(request: pytest.FixtureRequest) -> list[tuple[Case, LaneResult, PoolOu
 def test_every_time_and_total_equals_the_plain_loop(pairs):
     for case, result, expected in pairs:
         assert_same(case, result, expected)
-        np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=repr(case))
+        np.testing.assert_allclose(result.totals.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=repr(case))
 
 
 def test_the_random_cases_cover_what_they_should(pairs):
@@ -43,7 +43,7 @@ def test_the_random_cases_cover_what_they_should(pairs):
     assert any(case.resident for case in cases) and any(case.users is not None for case in cases)
     widths = [(case.branch_tokens > 0).sum(axis=1) for case in cases]
     assert any((width == 4).all() for width in widths) and any(len(set(width)) == 4 for width in widths)
-    assert any(result.kv_units_max > 0.8 * case.limits.kv_units for case, result, _ in pairs)
+    assert any(result.totals.kv_units_max > 0.8 * case.limits.kv_units for case, result, _ in pairs)
 
 
 def test_lanes_in_step_give_the_same_numbers():

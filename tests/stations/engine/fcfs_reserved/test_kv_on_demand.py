@@ -36,8 +36,10 @@ def test_equal_to_the_plain_loop_where_kv_is_ample(kind):
         short += bool(result.ran_short)
         if not result.ran_short:
             assert_same(given.case, result, expected)
-            np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
-            np.testing.assert_allclose(result.experts_touched, expected.experts_touched, rtol=TOLERANCE)
+            np.testing.assert_allclose(
+                result.totals.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case)
+            )
+            np.testing.assert_allclose(result.totals.experts_touched, expected.experts_touched, rtol=TOLERANCE)
     assert len(cases) / 5 < short < len(cases) * 4 / 5, (short, len(cases))
 
 

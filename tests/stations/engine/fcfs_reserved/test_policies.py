@@ -31,7 +31,7 @@ def test_a_request_waits_for_its_whole_kv():
     case = build(constant_cost(iteration_s=1.0), "mixed", [0, 0, 0], [4, 4, 4], [3, 3, 3], kv_units=13)
     (result,) = run_engine([case])
     assert result.scheduled_s.tolist() == [0, 0, 3]
-    assert result.kv_units_max == 12
+    assert result.totals.kv_units_max == 12
 
 
 def test_a_decode_only_replica_gives_its_first_token_after_one_iteration():

@@ -29,9 +29,9 @@ def test_every_time_and_total_equals_the_plain_loop(pairs):
 
 def test_tokens_and_iterations_of_decodes_equal_those_of_the_plain_loop(pairs):
     for case, result, expected in pairs:
-        assert result.decoded == expected.decoded, case
-        assert result.decoded_tokens == expected.decoded_tokens, case
-        np.testing.assert_allclose(result.experts_touched, expected.experts_touched, rtol=TOLERANCE)
+        assert result.totals.decoded == expected.decoded, case
+        assert result.totals.decoded_tokens == expected.decoded_tokens, case
+        np.testing.assert_allclose(result.totals.experts_touched, expected.experts_touched, rtol=TOLERANCE)
 
 
 def test_the_random_cases_cover_what_they_should(pairs):

@@ -105,7 +105,7 @@ def test_the_server_is_busy_for_the_work_that_there_is():
         service = case.cost.token_s * case.prompt_tokens
         before = np.cumsum(service) - service
         start = np.maximum.accumulate(case.arrival_s - before) + before
-        assert result.busy_s == pytest.approx(service.sum(), rel=1e-12)
+        assert result.totals.busy_s == pytest.approx(service.sum(), rel=1e-12)
         np.testing.assert_allclose(result.scheduled_s, start, rtol=1e-11)
         np.testing.assert_allclose(result.last_token_s, start + service, rtol=1e-11)
 
@@ -128,9 +128,9 @@ def test_fluid_limit_under_overload(policy):
     case = build(cost, policy, arrival, np.full(requests, 50), np.full(requests, outputs), max_num_seqs=batch)
     (result,) = run_engine([case])
     last = np.sort(result.last_token_s)
-    assert result.busy_s == pytest.approx(last[-1] - arrival[0], rel=1e-9)
+    assert result.totals.busy_s == pytest.approx(last[-1] - arrival[0], rel=1e-9)
     # Full batches but for the first and the last; some policies compute prompts in iterations of their own.
-    assert 1.0 <= result.iterations / (requests / batch * outputs) < 1.1
+    assert 1.0 <= result.totals.iterations / (requests / batch * outputs) < 1.1
     drift = np.polyfit(np.arange(requests), last, 1)[0]
     assert drift == pytest.approx(last[-1] / requests, rel=0.02)
 
@@ -144,8 +144,8 @@ def test_throughput_at_saturation_is_the_batch_over_the_iteration():
         max_num_seqs=batch, resident=True,
     )  # fmt: skip
     (result,) = run_engine([case])
-    assert result.iterations == requests * outputs / batch
-    assert result.busy_s == pytest.approx(requests * outputs / batch * (0.01 + batch * 1e-4), rel=1e-12)
+    assert result.totals.iterations == requests * outputs / batch
+    assert result.totals.busy_s == pytest.approx(requests * outputs / batch * (0.01 + batch * 1e-4), rel=1e-12)
 
 
 def test_one_compilation_for_each_structure():

@@ -27,11 +27,14 @@ def assert_equal(cases: Sequence[Case], kind: Kind) -> list[PoolOutcome]:
         outcomes.append(expected)
         assert served.replica.tolist() == [request.replica for request in expected.requests], given
         assert_same(given.one.case, served, expected)
-        assert served.preemptions == expected.preemptions, given
-        np.testing.assert_allclose(served.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given))
-        np.testing.assert_allclose(served.experts_touched, expected.experts_touched, rtol=TOLERANCE)
+        assert served.totals.preemptions == expected.preemptions, given
+        np.testing.assert_allclose(served.totals.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given))
+        np.testing.assert_allclose(served.totals.experts_touched, expected.experts_touched, rtol=TOLERANCE)
         if kind.speculating:
-            assert (served.decoded, served.decoded_tokens) == (expected.decoded, expected.decoded_tokens), given
+            assert (served.totals.decoded, served.totals.decoded_tokens) == (
+                expected.decoded,
+                expected.decoded_tokens,
+            ), given
         if kind.cached:
             found = [request.hit_tokens for request in expected.requests]
             np.testing.assert_array_equal(served.hit_tokens, found, err_msg=str(given))

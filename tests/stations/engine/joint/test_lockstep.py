@@ -64,7 +64,7 @@ def test_one_rank_is_a_replica_by_itself():
     beside = run_engine([*plain, late], KIND)[:-1]
     for one, other in zip(alone, beside, strict=True):
         np.testing.assert_allclose(other.last_token_s, one.last_token_s, rtol=TOLERANCE)
-        assert other.iterations == one.iterations
+        assert other.totals.iterations == one.totals.iterations
 
 
 def test_all_ranks_are_busy_while_one_is():
@@ -76,4 +76,4 @@ def test_all_ranks_are_busy_while_one_is():
     given = replace(given, one=replace(given.one, case=apart), router="round_robin")
     served = run_engine([given], KIND)[0]
     worked_s = (served.last_token_s - served.scheduled_s).sum()
-    np.testing.assert_allclose(served.busy_s, given.ranks * worked_s, rtol=1e-6)
+    np.testing.assert_allclose(served.totals.busy_s, given.ranks * worked_s, rtol=1e-6)

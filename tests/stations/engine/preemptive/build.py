@@ -291,9 +291,9 @@ def assert_equal_to_the_plain_loop(given: Case, result: LaneResult, kind: Kind) 
     """A lane and the reference on the same case; what the reference gives is returned."""
     expected = run_reference(given)
     assert_same(given.case, result, expected)
-    assert result.preemptions == expected.preemptions, given.case
-    np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
-    np.testing.assert_allclose(result.experts_touched, expected.experts_touched, rtol=TOLERANCE)
+    assert result.totals.preemptions == expected.preemptions, given.case
+    np.testing.assert_allclose(result.totals.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
+    np.testing.assert_allclose(result.totals.experts_touched, expected.experts_touched, rtol=TOLERANCE)
     if kind.cached:
         found = [request.hit_tokens for request in expected.requests]
         np.testing.assert_array_equal(result.hit_tokens, found, err_msg=str(given.case))

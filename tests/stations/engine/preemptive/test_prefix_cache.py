@@ -25,8 +25,8 @@ def test_equal_to_the_reference(kind):
         assert_same(given.case, result, expected)
         found = [request.hit_tokens for request in expected.requests]
         np.testing.assert_array_equal(result.hit_tokens, found, err_msg=str(given.case))
-        assert result.preemptions == expected.preemptions, given.case
-        np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
+        assert result.totals.preemptions == expected.preemptions, given.case
+        np.testing.assert_allclose(result.totals.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
         preemptions, hits = preemptions + expected.preemptions, hits + sum(hit > 0 for hit in found)
     assert preemptions > CASES // 2 and hits > 2 * CASES
 

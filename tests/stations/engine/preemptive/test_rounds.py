@@ -73,6 +73,6 @@ def test_rounds_end_before_what_changes_a_batch():
     for given, result in zip(cases, run_engine(cases, KIND), strict=True):
         expected = run_reference(given)
         assert_same(given.case, result, expected)
-        assert result.preemptions == expected.preemptions
-        np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=1e-12)
+        assert result.totals.preemptions == expected.preemptions
+        np.testing.assert_allclose(result.totals.kv_unit_s, expected.kv_unit_s, rtol=1e-12)
         np.testing.assert_allclose(result.last_token_s, [each.token_s[-1] for each in expected.requests], rtol=1e-12)

@@ -27,7 +27,9 @@ def test_equal_to_the_plain_loop(kind):
     preemptions = 0
     for given, result in zip(cases, run_engine(cases, kind), strict=True):
         expected = assert_equal_to_the_plain_loop(given, result, kind)
-        assert (result.decoded, result.decoded_tokens) == (expected.decoded, expected.decoded_tokens), given.case
+        assert (result.totals.decoded, result.totals.decoded_tokens) == (expected.decoded, expected.decoded_tokens), (
+            given.case
+        )
         preemptions += expected.preemptions
     assert preemptions > CASES // 5
     assert {given.case.policy for given in cases} == set(POLICIES)
