@@ -129,11 +129,8 @@ def load_errors(name: str = TABLE) -> Errors:
     """The table of errors of this name (or path), the user's before the package's. Empty where there is none."""
     if not has("errors", name) and not name.endswith(".yaml"):
         return Errors({}, {})
-    return load("errors", name, _read)
-
-
-def _read(document: Any, where: str, expected_name: str) -> Errors:
-    return read_errors(document, where)  # a table bears no name of its own
+    # A table bears no name of its own that could be another than its file's.
+    return load("errors", name, lambda document, where, _: read_errors(document, where))
 
 
 def read_errors(document: Any, where: str) -> Errors:

@@ -76,7 +76,8 @@ def described(table: pd.DataFrame) -> str:
         for column in ("hardware", "model", "load"):
             parts += ["", f"means by {column}, stage by stage", _text(_wide(by_stage(means), column))]
         parts += ["", f"the {WORST} worst, stage by stage", _text(_worst(by_stage(means)))]
-        sets = ", ".join(f"{name} ({how})" for name, how in _unique(rows, ("calibration", "provenance")))
+        pairs = rows[["calibration", "provenance"]].drop_duplicates().itertuples(index=False, name=None)
+        sets = ", ".join(f"{name} ({how})" for name, how in pairs)
         parts += ["", f"calibration: {sets}"]
     return "\n".join(parts)
 
@@ -90,10 +91,6 @@ def _remarks(table: pd.DataFrame) -> list[str]:
     )
     counted_notes = ", ".join(f"{note} ({counted(count, 'experiment')})" for note, count in notes.most_common())
     return [f"without measurements: {', '.join(none)}"] * bool(none) + [f"notes: {counted_notes}"] * bool(counted_notes)
-
-
-def _unique(rows: pd.DataFrame, columns: Sequence[str]) -> list[tuple]:
-    return list(rows[list(columns)].drop_duplicates().itertuples(index=False, name=None))
 
 
 def _load(concurrency: float) -> str:

@@ -147,8 +147,10 @@ def _amounts(
     operators: tuple[Operator, ...], statistics: dict[str, tuple[float, float, float]], batch: BatchStatistics
 ) -> _Amounts:
     x, y, z = np.array([statistics[operator.scaling] for operator in operators], dtype=float).T
-    own = {"prefill": batch.prefill_tokens, "decode": batch.decodes}
-    computed = np.array([own.get(operator.scaling.removesuffix("_window"), 0.0) for operator in operators], dtype=float)
+    phase_tokens = {"prefill": batch.prefill_tokens, "decode": batch.decodes}
+    computed = np.array(
+        [phase_tokens.get(operator.scaling.removesuffix("_window"), 0.0) for operator in operators], dtype=float
+    )
     return _Amounts(x, y, z, computed)
 
 

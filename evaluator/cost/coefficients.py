@@ -152,8 +152,8 @@ def size_weights(collective: str | None, devices: float) -> np.ndarray:
     # A weight per measured size instead of an interpolated figure: ``size @ figures`` is then one product for all
     # operators, and differentiable in the figures.
     if collective in GROUPED:
-        place = np.interp(np.log2(max(devices, 1)), np.log2(GROUP_SIZES), np.arange(len(GROUP_SIZES)))
-        weights[GROUPED.index(collective)] = np.maximum(0.0, 1.0 - np.abs(np.arange(len(GROUP_SIZES)) - place))
+        position = np.interp(np.log2(max(devices, 1)), np.log2(GROUP_SIZES), np.arange(len(GROUP_SIZES)))
+        weights[GROUPED.index(collective)] = np.maximum(0.0, 1.0 - np.abs(np.arange(len(GROUP_SIZES)) - position))
     return weights.ravel()
 
 

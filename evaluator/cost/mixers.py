@@ -92,11 +92,11 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
     # A layer that shares KV reads that of an earlier one and writes none.
     stored = 0.0 if mixer.shared_kv or mixer.bidirectional else read
     # Queries and output, new keys and values read and stored.
-    own = (heads + keys) * (dim + mixer.value_size) * stream + stored
+    token_bytes = (heads + keys) * (dim + mixer.value_size) * stream + stored
     around = [_ATTENTION_LAUNCH, traffic("attention.elementwise", elements * stream, 3.0 + mixer.output_gate)]
     prefill = Operator(
         f"attention.prefill{suffix}", "attention_prefill", "prefill_window" if window else "prefill", dtype=dtype,
-        flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads, token_bytes=own,
+        flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads, token_bytes=token_bytes,
         query_elements=heads * dim,
     )  # fmt: skip
     # Without decodes there is no kernel for them, and no edge of a mask to lose half a tile at.
@@ -106,7 +106,7 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
         prefill,
         Operator(f"attention.decode{suffix}", "attention_decode", "decode_window" if window else "decode",
                  dtype=dtype, flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads,
-                 token_bytes=own),
+                 token_bytes=token_bytes),
         *_indexer(mixer),
         *around,
     ]  # fmt: skip
@@ -144,14 +144,14 @@ def latent_kernels(mixer: LatentAttention, precision: Precision, tensor: int = 1
     decode: Scaling = "decode_window" if suffix else "decode"
     # The latent, read and stored; the attention kernel's queries and output.
     # Two kernels, two counts of heads: prompts expand the latent to all heads, decodes are multi-query (one KV head).
-    own = (rank + rope + heads * (key + value)) * stream + (0.0 if mixer.shared_kv else latent)
+    token_bytes = (rank + rope + heads * (key + value)) * stream + (0.0 if mixer.shared_kv else latent)
     return (
         Operator(f"attention.prefill{suffix}", "mla_prefill", prefill, dtype=dtype,
                  flops=2.0 * heads * (key + value), activation_bytes=latent + heads * (key + value) * stream,
-                 launches=0.0, heads=heads, kv_heads=heads, token_bytes=own),
+                 launches=0.0, heads=heads, kv_heads=heads, token_bytes=token_bytes),
         Operator(f"attention.decode{suffix}", "mla_decode", decode, dtype=dtype,
                  flops=2.0 * heads * (2 * rank + rope), activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1,
-                 token_bytes=own),
+                 token_bytes=token_bytes),
     )  # fmt: skip
 
 
@@ -166,13 +166,13 @@ def _sparse_attention(mixer: LatentAttention, precision: Precision, tensor: int)
     heads, rank, rope = mixer.heads // tensor, mixer.kv_lora_rank, mixer.rope_head_dim
     latent, dtype = read_bytes(mixer, precision.kv, tensor), _attention_dtype(precision)
     stored = 0.0 if mixer.shared_kv else latent
-    own = (rank + rope + heads * (2 * rank + rope)) * stream_bytes(precision.activations) + stored
+    token_bytes = (rank + rope + heads * (2 * rank + rope)) * stream_bytes(precision.activations) + stored
     flops = 2.0 * heads * (2 * rank + rope)
     operators = [
         Operator("attention.prefill_sparse", "attention_prefill", "prefill_window", dtype=dtype, flops=flops,
-                 activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1, token_bytes=own),
+                 activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1, token_bytes=token_bytes),
         Operator("attention.decode_sparse", "attention_decode", "decode_window", dtype=dtype, flops=flops,
-                 activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1, token_bytes=own),
+                 activation_bytes=latent, launches=0.0, heads=heads, kv_heads=1, token_bytes=token_bytes),
     ]  # fmt: skip
     return [*operators, *_indexer(mixer)]
 
@@ -188,7 +188,7 @@ def _compressed_attention(
     heads, dim = mixer.heads // tensor, mixer.head_dim
     vector, dtype = dim * BYTES[precision.kv], _attention_dtype(precision)
     stream = stream_bytes(precision.activations)
-    own, flops = (dim + 2 * heads * dim) * stream + vector, 4.0 * heads * dim
+    token_bytes, flops = (dim + 2 * heads * dim) * stream + vector, 4.0 * heads * dim
     # With an indexer the chosen entries count as near; without one all entries are read.
     far = 1.0 / mixer.ratio if mixer.ratio and not mixer.index_heads else 0.0
 
@@ -196,7 +196,7 @@ def _compressed_attention(
         of: OpClass = "attention_prefill" if phase == "prefill" else "attention_decode"
         return Operator(f"attention.{phase}_{name}", of, scaling, dtype=dtype, flops=flops * share,
                         activation_bytes=vector * share, launches=0.0, heads=heads, kv_heads=1,
-                        token_bytes=own if name == "near" else 0.0)  # fmt: skip
+                        token_bytes=token_bytes if name == "near" else 0.0)  # fmt: skip
 
     near = [
         kernel("prefill", "prefill_window", "near", mixer.near_share),

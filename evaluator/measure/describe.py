@@ -18,7 +18,8 @@ def description(rows: pd.DataFrame, device: Device, name: str) -> str:
     InputError where the rows do not tell.
     """
     # Twice m n k FLOPs per product, over the time of the fastest.
-    peaks = {str(dtype): _fastest(part, 2 * part["m"] * part["n"] * part["k"]) for dtype, part in _products(rows)}
+    products = rows[rows["op_class"] == "gemm"].groupby("dtype")
+    peaks = {str(dtype): _fastest(part, 2 * part["m"] * part["n"] * part["k"]) for dtype, part in products}
     bandwidth = _fastest(*_memory_bound(rows, device))
     if not peaks or bandwidth is None:
         raise InputError("too little was measured to describe the device; give it more --seconds, and --resume")
@@ -50,10 +51,6 @@ def description(rows: pd.DataFrame, device: Device, name: str) -> str:
 
 Fastest = tuple[float, pd.Series]
 """The highest rate, and the row that it was reached in."""
-
-
-def _products(rows: pd.DataFrame) -> list[tuple[object, pd.DataFrame]]:
-    return list(rows[rows["op_class"] == "gemm"].groupby("dtype"))
 
 
 def _memory_bound(rows: pd.DataFrame, device: Device) -> tuple[pd.DataFrame, pd.Series]:

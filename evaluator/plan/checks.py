@@ -240,17 +240,17 @@ def drafts_problem(station: StationPlan) -> str | None:
 def manager_problem(workload: Workload, station: StationPlan) -> str | None:
     """Why a KV manager of one's own cannot keep the KV of a pool; None where it can, or there is none."""
     deployment = station.deployment
-    own = manager(deployment.kv.manager)
-    if own is None:
+    registered = manager(deployment.kv.manager)
+    if registered is None:
         return None
     others = {
-        "kv.admission on_demand; use reserve": own.units is not None and on_demand(deployment),
+        "kv.admission on_demand; use reserve": registered.units is not None and on_demand(deployment),
         "kv.prefix_caching; leave it out": deployment.kv.prefix_caching,
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
         "several branches of a request; use one": station.extremes.branches > 1,
     }
     problem = next((what for what, applies in others.items() if applies), None)
-    return None if problem is None else f"unsupported: kv.manager {own.name} with {problem}"
+    return None if problem is None else f"unsupported: kv.manager {registered.name} with {problem}"
 
 
 def limit_problem(
@@ -271,10 +271,10 @@ def limit_problem(
     # A decode has slots for its drafts beside its own token; a prefill side verifies none.
     drafts = 0 if ROLES[deployment.role].first_token_only else deployment.decode_tokens - 1
     units = int(kv_units(kv, extremes.kv_tokens + drafts)) if largest_units is None else largest_units
-    own = manager(deployment.kv.manager)
-    if own is not None and own.units is not None:
+    registered = manager(deployment.kv.manager)
+    if registered is not None and registered.units is not None:
         # A manager by sizes says what a request takes in place of the package's own count.
-        units = int(own.units(np.array([units]))[0])
+        units = int(registered.units(np.array([units]))[0])
     return _budget_problem(deployment, budget, longest) or _kv_problem(deployment, kv, extremes, units)
 
 

@@ -22,7 +22,7 @@ from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_pr
 from evaluator.plan.phases import PhasePools, Pools, model_of, most_jobs, phases_of, phases_problem
 from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps
 from evaluator.plan.request_level import queue_problem, request_problem
-from evaluator.plan.route import PipelinePlan, RequestRoutes, StageVisitPlan
+from evaluator.plan.route import PipelinePlan, RequestRoutes
 from evaluator.plan.simulators import REQUEST, has_frontend, is_joint, lacking, why_together
 from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem, with_own_kv
 from evaluator.plan.station import StationPlan, station_of
@@ -229,18 +229,14 @@ def planned_pools(
         # What steps a stage has does not depend on the draws, so that the first seed serves for all.
         pipeline = with_steps(pipeline, all_routes[0], len(pools))
     firsts = tuple(sampler.demand(workload, seed, roles[0], shared, pipeline) for seed in seeds)
-    later = [_asked_again(visit, roles[0], shared) for routes in all_routes for visit in routes.llm[1:]]
+    # Who comes to the LLM again has ``shared`` tokens of the prompt kept there as well.
+    later = [Demand.of(visit.tokens, roles[0], shared)[visit.ids] for routes in all_routes for visit in routes.llm[1:]]
     demands = [_by_phase(first, roles) for first in (*firsts, *later)]
     stations = _stations(workload, pools, phases, demands)
     link, problem = link_of(stations, phases, transfer), None
     if pipeline is not None:
         link, problem = with_own_kv(pipeline, all_routes[0], link)
     return PlannedPools(pools, phases, stations, transfer, link, problem, firsts, pipeline, all_routes)
-
-
-def _asked_again(visit: StageVisitPlan, role: Role, shared: int) -> Demand:
-    """What requests ask that come to the LLM again; ``shared`` tokens of their prompts are kept there."""
-    return Demand.of(visit.tokens, role, shared)[visit.ids]
 
 
 def _by_phase(demand: Demand, roles: Sequence[Role]) -> list[Demand]:

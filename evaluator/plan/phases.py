@@ -206,9 +206,6 @@ def most_jobs(
             served = np.bincount(chosen, minlength=sum(counts))
             for number, jobs_of_replicas in zip(phase.stations, np.split(served, np.cumsum(counts)[:-1]), strict=True):
                 most[number] = int(jobs_of_replicas.max())
-        group = group_of_replicas(counts, _groups(phases))[chosen]
+        groups = max((max(phase.replicas.group) + 1 for phase in phases if phase.replicas is not None), default=1)
+        group = group_of_replicas(counts, groups)[chosen]
     return most
-
-
-def _groups(phases: Sequence[PhasePools]) -> int:
-    return max((max(phase.replicas.group) + 1 for phase in phases if phase.replicas is not None), default=1)

@@ -198,8 +198,8 @@ def swaps(deployment: Deployment) -> bool:
 
 def kv_hooks(deployment: Deployment) -> str:
     """The name of the KV manager whose hooks keep a replica's KV; nothing where the package's own do."""
-    own = manager(deployment.kv.manager)
-    return own.name if own is not None and own.hooks is not None else ""
+    registered = manager(deployment.kv.manager)
+    return registered.name if registered is not None and registered.hooks is not None else ""
 
 
 def on_demand(deployment: Deployment) -> bool:

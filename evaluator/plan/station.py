@@ -70,8 +70,8 @@ class StationPlan:
 
     def held_units(self, demand: Demand) -> np.ndarray:
         """KV units that each job holds at its end, (job,)."""
-        units, own = held_units(demand, self.design.ready.kv, self.drafts), manager(self.deployment.kv.manager)
-        return units if own is None or own.units is None else own.units(units)
+        units, registered = held_units(demand, self.design.ready.kv, self.drafts), manager(self.deployment.kv.manager)
+        return units if registered is None or registered.units is None else registered.units(units)
 
     @property
     def usd_per_device_hour(self) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,9 +69,7 @@ def _units(iteration: Iteration, number: int) -> int:
 def write_iterations(table: pd.DataFrame, path: str | Path) -> Path:
     """Write the table as .csv or .parquet, by the suffix."""
     if Path(path).suffix == ".csv":
-        table = table.assign(**{name: table[name].map(_spaced) for name in LISTS if name in table})
+        table = table.assign(
+            **{name: table[name].map(lambda values: " ".join(map(str, values))) for name in LISTS if name in table}
+        )
     return write_requests(table, path)
-
-
-def _spaced(values: Iterable[int]) -> str:
-    return " ".join(map(str, values))

@@ -101,7 +101,9 @@ def _onwards(visit: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bo
         # meanwhile).
         if visit.station.role is not None:
             # Kept from the last station that gives tokens: a stage behind it has neither replicas nor prompts.
-            arrived = with_fields(arrived, origin=_origin(visit.times, run, arrived.id))
+            times, ids = visit.times, arrived.id
+            origin = Origin(times.replica[run][ids], times.first_token_s[run][ids] - times.scheduled_s[run][ids])
+            arrived = with_fields(arrived, origin=origin)
         if splits:
             on, done = arrived.after_prefill(left_s)
             if done is not None:  # the decode side has nothing to give to them, stages behind it have
@@ -114,10 +116,6 @@ def _onwards(visit: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bo
                 on = on.joined(aside.pop(run))
         following[run[0]].append(on)
     return following
-
-
-def _origin(times: RequestTimes, run: tuple[int, int], ids: np.ndarray) -> Origin:
-    return Origin(times.replica[run][ids], times.first_token_s[run][ids] - times.scheduled_s[run][ids])
 
 
 def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
