@@ -80,6 +80,8 @@ OTHERS: Mapping[str, str] = {
 
 def has_host(text: str) -> bool:
     """Whether all cases that the text of a Basis names know the host's times of servers."""
+    # Told texts may begin like one another ("a data sheet", "a data sheet, serving runs of other devices"): a case is
+    # meant only where its text ends, or the next one is joined to it.
     return not any(re.search(f"{re.escape(case.told)}(;|, and |$)", text) for case in CASES.values() if not case.host)
 
 
@@ -151,6 +153,7 @@ def _weights(model: Model, asked: str) -> set[str]:
         return {asked}
     stored = model.checkpoint
     experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
+    # Most of an iteration's bytes are these; embeddings and the head stay in a wider dtype in most checkpoints.
     return {stored.attention, stored.experts if experts else stored.feed_forward}
 
 
@@ -158,6 +161,7 @@ def _told(case: str, errors: Errors) -> str:
     """``kernels of this device alone; error of 28 runs on 3 devices``."""
     if case not in CASES:
         return OTHERS[case]
+    # Of a case whose band is at least that of another one the runs that are told are the other's, which state it.
     telling = CASES[case].at_least or case
     runs, devices = errors.runs.get(telling), errors.devices.get(telling, 0)
     if runs is None:

@@ -106,8 +106,10 @@ class Errors:
         if statistic in measured or not statistic.startswith("e2e_"):
             known = measured.get(statistic, math.nan)
         else:
+            # The relative error of a sum is at most the larger one of its parts.
             known = max((measured.get(f"{part}_mean", math.nan) for part in ("ttft", "itl")), default=math.nan)
         floor = CASES[case].at_least if case in CASES else ""
+        # ``fmax``, not ``max``: a case without a figure of its own has that of the floor, and no NaN.
         return float(np.fmax(known, self._band(floor, statistic))) if floor else known
 
 
@@ -150,6 +152,7 @@ def read_errors(document: Any, where: str) -> Errors:
             raise InputError(f"{listed.place(str(name))}: no such case; there are: {', '.join(CASES)}")
         case = listed.inner(name)
         runs[name] = case.integer("runs", minimum=1)
+        # For whoever reads the file: where its figures come from.
         for text in ("derived", "command", "source"):
             case.text(text)
         devices[name] = len(case.sequence("devices"))
@@ -161,6 +164,7 @@ def read_errors(document: Any, where: str) -> Errors:
 def _band(case: Fields, statistic: str) -> float:
     figures = case.inner(statistic)
     error = figures.number("error")
+    # Told beside the error, and not used here.
     for figure in ("median", "bias"):
         figures.raw(figure)
     figures.integer("values", minimum=2)

@@ -119,6 +119,7 @@ def gemm(rows: pd.DataFrame, levels: int) -> Predict:
     m, n, k = (rows[name].to_numpy() for name in "mnk")
     width = rows["dtype"].map(BYTES).to_numpy()
     labels, dtypes = classes(rows)
+    # The input is read in the dtype that is computed in, the output is written in that of the layers' stream.
     operators = row_coefficients(
         labels, dtypes, len(rows), levels, flops=2 * n * k, weight_bytes=n * k * width,
         activation_bytes=k * _input_bytes(dtypes) + n * STREAM, inputs=k, outputs=n,
@@ -318,6 +319,7 @@ def _latent_kernels(rows: pd.DataFrame, decode: bool, levels: int) -> Coefficien
 def mla_prefill(rows: pd.DataFrame, levels: int) -> Predict:
     """Prefill attention of MLA, on heads that are expanded already."""
     batch, new, past = (rows[name].to_numpy() for name in ("batch", "new_tokens", "past_tokens"))
+    # No window: one that is longer than any context.
     operators, area = _latent_kernels(rows, False, levels), attention_area(new + past, past, 1e12)
 
     def predict(rate: Rates) -> Any:

@@ -130,6 +130,7 @@ def summary(rows: pd.DataFrame, derived: str) -> dict[str, Any]:
     }
     for statistic in STATISTICS:
         errors = rows[statistic].dropna()
+        # Of one value alone nothing can be said about the next one (``band``).
         if len(errors) > 1:
             document[statistic] = {
                 "error": plain(band(errors.to_numpy())),

@@ -179,6 +179,8 @@ def _check_draft(through: UnpipelinedCost, tokens: int) -> None:
 def _load(
     built: ReplicaBuild, through: UnpipelinedCost, served: EqualSequences, rate_rps: float, most: int
 ) -> SteadyState:
+    # The steady state is that of one data-parallel rank, which gets an equal share of the rate; what it serves and
+    # holds is multiplied again below.
     ranks = built.spec.parallel.data
     steady = steady_state(
         through.cost,
@@ -262,6 +264,7 @@ def _estimated(
         tpot_s=decode_s / (served.output_tokens - 1) if served.output_tokens > 1 else float("nan"),
         e2e_s=in_engine + delay,
         client_delay_s=delay,
+        # The engine is full all along: so many sequences leave it in every ``in_engine`` seconds.
         output_tok_per_s=parallel.data * in_flight * served.output_tokens / in_engine,
         total_tok_per_s=parallel.data * in_flight * (served.prompt_tokens + served.output_tokens) / in_engine,
         load=load,

@@ -108,6 +108,7 @@ def _operators(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatist
     if drafted is not None:
         first = breakdown(drafted, hardware, calibration, cost.verified(batch), SequenceRows(queries, 1.0))
         later = breakdown(drafted, hardware, calibration, cost.continued(batch))
+        # The host's times are those of the whole iteration: the model's own operators tell them already.
         operators += tuple(
             _all_passes(*pair, passes) for pair in zip(first, later, strict=True) if pair[0].op_class != HOST
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+# Three requests in each third of the window, at the least.
 MIN_REQUESTS = 9
 
 
@@ -42,6 +43,7 @@ def _noise(arrival: np.ndarray) -> np.ndarray:
     gaps = np.diff(arrival, axis=-1)
     average = gaps.mean(axis=-1)
     variance = gaps.var(axis=-1)
+    # All at once have no gaps: they vary as much as those of a Poisson process.
     square = np.divide(variance, average * average, out=np.ones(average.shape), where=average > 0)
     return np.sqrt(np.maximum(1.0, square) / arrival.shape[-1])
 

@@ -147,11 +147,9 @@ def energy(outcomes: Outcomes) -> np.ndarray:
     joule = np.zeros_like(outcomes.makespan_s)
     for use in outcomes.stations:
         per_replica = (use.devices / use.replicas)[:, None]
-        busy_s, idle_s = (
-            use.totals.busy_s * per_replica,
-            (use.replicas[:, None] * outcomes.makespan_s - use.totals.busy_s) * per_replica,
-            # Busy time is of replicas, power of devices, of which a replica has ``per_replica``.
-        )
+        # Busy time is of replicas, power of devices, of which a replica has ``per_replica``.
+        busy_s = use.totals.busy_s * per_replica
+        idle_s = (use.replicas[:, None] * outcomes.makespan_s - use.totals.busy_s) * per_replica
         tdp, idle = use.power_w[:, None], use.idle_power_w[:, None]
         mfu = np.divide(use.flops, busy_s * use.peak_flops[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
         mbu = np.divide(use.bytes, busy_s * use.peak_bandwidth[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)

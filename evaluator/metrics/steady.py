@@ -49,6 +49,7 @@ def growth(arrival_s: np.ndarray, left_s: np.ndarray, start: int) -> tuple[np.nd
 
 def _found_by(ordinal: int, arrival_s: np.ndarray, left_s: np.ndarray) -> np.ndarray:
     """Requests in the system when number ``ordinal`` arrives, itself among them; those behind it leave later."""
+    # Half of a window of one request has no second one to ask.
     ordinal = min(ordinal, arrival_s.shape[-1] - 1)
     return ordinal + 1 - np.count_nonzero(left_s[..., : ordinal + 1] <= arrival_s[..., ordinal, None], axis=-1)
 

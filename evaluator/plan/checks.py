@@ -35,6 +35,7 @@ def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
                 f"infeasible: router {record.name} without sessions; use workload.sessions.turns, a trace with a "
                 "column session, or another router"
             )
+        # Such a router compares prefixes by the names of their blocks, which only a cache by content gives them.
         if record.by_prefix and not cached_by_content(workload, deployment):
             return (
                 f"infeasible: router {record.name} without a prefix cache; use kv.prefix_caching, and "
@@ -120,6 +121,7 @@ def _content_problem(workload: Workload, kv: KvLayout) -> str | None:
             "infeasible: cached_tokens beside kv.prefix_caching, which finds out itself what is cached; leave out the "
             "one or the other"
         )
+    # A hash names a whole block of the trace: that can be cut into equal parts, but not put together otherwise.
     if trace.hash_ids is not None and hashed % kv.block_tokens:
         return (
             f"infeasible: hash_ids of blocks of {hashed} tokens do not say what is in blocks of {kv.block_tokens}; use "
@@ -220,6 +222,7 @@ def drafts_problem(station: StationPlan) -> str | None:
     if not station.drafts:
         return None
     record = policy(deployment.batching.policy)
+    # The future peak is foreseen at one token of each sequence in an iteration; drafts give as many as are accepted.
     others = {
         f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
         "workload.reasoning.branches; use one branch": station.extremes.branches > 1,
@@ -243,6 +246,7 @@ def manager_problem(workload: Workload, station: StationPlan) -> str | None:
     registered = manager(deployment.kv.manager)
     if registered is None:
         return None
+    # What the package's own KV does besides counting units: hooks of a manager have no part in it.
     others = {
         "kv.admission on_demand; use reserve": registered.units is not None and on_demand(deployment),
         "kv.prefix_caching; leave it out": deployment.kv.prefix_caching,

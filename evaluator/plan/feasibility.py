@@ -83,6 +83,7 @@ def _pools_status(workload: Workload, planned: PlannedPools, simulator: str) -> 
     """ok, or the first problem of the pools that give the answers and of the link between them."""
     phases, stations, transfer = planned.phases, planned.stations, planned.transfer
     sending = planned.link is not None
+    # Each takes for granted what those before it found in order, and is asked only then.
     return _first(
         lambda: phases_problem(workload, planned.pools, phases, transfer.groups),
         lambda: _stations_problem(workload, stations, simulator),
@@ -143,6 +144,7 @@ def _engines(
         name for station, front in pairs
         for name in lacking(workload, station.deployment, front, not several, station.lockstep)
     ]  # fmt: skip
+    # Pools that are coupled are one lane, whose size is that of all of them; else each pool has lanes of its own.
     if several:
         missing += [
             *lacking_jointly(several, workload),

@@ -113,6 +113,7 @@ def _key(workload: Workload, station: StationPlan) -> CompileKey:
     branches, cached = station.extremes.branches, cached_by_content(workload, station.deployment)
     session_turns = workload.sessions.feedback
     if replica is None:
+        # It cannot run and no lane of it is computed: any program will do for its place among the groups.
         return replace(FCFS_RESERVED, requests=requests)
     which = program(station.deployment, joint, frontend, branches, cached, session_turns, lockstep, station.drafts)
     return _with_costs(which, [replica], requests)

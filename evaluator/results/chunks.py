@@ -100,6 +100,7 @@ def combine(chunks: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     rows = [len(piece["config"]) for piece in pieces]
     starts = np.cumsum([0, *rows])
     order = np.argsort(np.concatenate([piece["config"] for piece in pieces]), kind="stable")
+    # The inverse permutation: the row of the result that each row of the pieces goes to.
     places = np.empty_like(order)
     places[order] = np.arange(order.size)
     joined = {}

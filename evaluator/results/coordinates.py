@@ -68,6 +68,8 @@ def _short_names(paths: Sequence[str]) -> dict[str, str]:
             for path, name in names.items()
             if taken.count(name) > 1 or name in _RESERVED | _POOR or _STATISTIC.fullmatch(name)
         ]
+        # All that clash grow alike: of two pools ``prefill_hardware`` and ``decode_hardware``, and none is just
+        # ``hardware``.
         longer = [path for path in poor if depth[path] < len(keys[path])]
         if not longer:
             # Nothing longer is left to say: a name of the dataset's own gets a prefix.
@@ -88,6 +90,8 @@ def _number(value: Any) -> bool:
 
 def _column(path: str, values: Sequence[Any]) -> np.ndarray:
     """Values as booleans, integers or floats (NaN for none) where all of them are, quantities in SI, else text."""
+    # A boolean is an integer to Python, so that it is asked for first. Integers stay such: a table shows 4 devices,
+    # not 4.0.
     if all(isinstance(value, bool) for value in values):
         return np.array(values, dtype=bool)
     if all(isinstance(value, int | np.integer) and not isinstance(value, bool) for value in values):

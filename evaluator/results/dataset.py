@@ -113,6 +113,7 @@ def unstack(ds: xr.Dataset) -> xr.Dataset:
     shape = tuple(axis["size"] for axis in grid)
     dims = tuple(axis["dimension"] for axis in grid)
     config = ds["config"].values
+    # ``reshape`` puts row i into the i-th cell of the grid, which is right only of all rows in their order.
     if not np.array_equal(config, np.arange(np.prod(shape, dtype=int))):
         raise InputError(
             f"unstack needs the full grid {dict(zip(dims, shape, strict=True))}, got {config.size} rows of it"

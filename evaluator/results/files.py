@@ -111,6 +111,7 @@ def _reserve(path: Path, size: int) -> None:
     """
     try:
         with path.open("wb") as file:
+            # Where the system has no such call a full disk is met by HDF5 itself.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(file.fileno(), 0, size)
     finally:

@@ -36,6 +36,8 @@ def _named_files(scenario: Scenario) -> Iterator[Path]:
     """The files that a scenario names anywhere: traces, tables of designs, hardware and calibrations of its own."""
     folder = Path(scenario.path).parent if scenario.path else Path.cwd()
     for text in sorted(set(_texts(loads_yaml(scenario.text, scenario.name) if scenario.text else {}))):
+        # Any text that ends like a file's name and is one: a file too many costs a hash, one too few would let old
+        # numbers pass for those of its new content.
         if text.endswith(_FILES):
             file = next((path for path in (folder / text, Path(text)) if path.is_file()), None)
             if file is not None:

@@ -53,6 +53,7 @@ def _held(path: Path) -> int:
             if not _is_there(path, descriptor):  # its holder took it away between our opening and locking it
                 os.close(descriptor)
                 continue
+            # For the message of whoever finds the file locked (``_holder``).
             os.ftruncate(descriptor, 0)
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
             return descriptor
@@ -66,6 +67,7 @@ def _lock(descriptor: int) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        # An OSError as well, and the one that says that another process holds the lock.
         raise
     except OSError:  # the file system has no locks
         return

@@ -57,6 +57,7 @@ def requests_table(
         columns[f"{stage.name}_wait_s"], columns[f"{stage.name}_service_s"] = stage.wait_s, stage.service_s
     columns["measured"] = outcomes.measured
     ran = outcomes.status == OK
+    # The columns are views of one shape, so that one by configuration alone is not copied for every request.
     return pd.DataFrame({name: np.broadcast_to(values, shape)[ran].ravel() for name, values in columns.items()})
 
 

@@ -52,6 +52,7 @@ def _installed(package: str) -> str:
         return "none"
 
 
+# Variables of text; all others are numbers.
 _TEXT = {
     "status",
     "engine",

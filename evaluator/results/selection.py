@@ -111,6 +111,7 @@ def _equal(value: Any, text: str) -> bool:
     number = _number(value)
     wanted = _number(text)
     if number is not None and wanted is not None:
+        # Steps of a range and values with units are products of floats: 2 TB/s need not be 2e12 to the last bit.
         return math.isclose(number, wanted, rel_tol=1e-12)
     return str(value).casefold() == text.casefold()
 

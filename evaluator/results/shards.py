@@ -90,6 +90,8 @@ class Store:
     @property
     def piece(self) -> int:
         """Rows of a piece of the store's arrays."""
+        # As in ``shard_rows``; of the sweep's numbers alone, so that every shard cuts the arrays into the same
+        # pieces.
         return piece_rows(-(-self.total // self.count))
 
     @property
@@ -206,6 +208,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _checksum(path: Path) -> int | None:
     try:
+        # Against copies that were cut short and damaged disks, not against anybody who means it: CRC is as fast as
+        # the disk.
         return zlib.crc32(path.read_bytes())
     except OSError:
         return None

@@ -51,6 +51,7 @@ def write_rows(path: Path, ds: xr.Dataset, first: int, total: int, piece: int) -
         for name, variable in ((str(name), variable) for name, variable in ds.variables.items()):
             along = ROWS in variable.dims
             shape = tuple(total if dim == ROWS else size for dim, size in variable.sizes.items())
+            # Zarr has no pieces without rows, as of a dimension that nothing is along.
             chunks = tuple(piece if dim == ROWS else max(size, 1) for dim, size in variable.sizes.items())
             array = _array(group, name, variable, shape, chunks)
             region = tuple(
@@ -87,6 +88,7 @@ def lost_pieces(path: Path) -> str | None:
 def pieces_of(path: Path, name: str, first: int, rows: int, piece: int) -> list[Path]:
     """The files, relative to the store, that hold rows of an array along ``config``."""
     places = range(first // piece, math.ceil((first + rows) / piece))
+    # Zarr 3 names the piece i of the first dimension ``c/i``, a file, or a folder where there are more dimensions.
     below = [path / name / "c" / str(number) for number in places]
     files = [
         file for chunk in below for file in ([chunk] if chunk.is_file() else sorted(chunk.rglob("*"))) if file.is_file()

@@ -90,6 +90,8 @@ def _missing(phase: str, knots: Sequence[np.ndarray], missing: np.ndarray) -> st
 
 def _rising(seconds: np.ndarray) -> np.ndarray:
     """The nearest grid that falls along no axis, by projections in turn, and exactly so by a last sweep upwards."""
+    # Each projection is the nearest for its own axis and may break the order along another: they take turns until all
+    # of them hold.
     for _ in range(100):
         if all((np.diff(seconds, axis=axis) >= 0).all() for axis in range(seconds.ndim)):
             return seconds

@@ -51,8 +51,8 @@ def test_reserved_kv_equals_the_plain_loop(kind):
     for given, result in zip(cases, run_reserving(cases, kind), strict=True):
         expected = run_reference(given)
         assert_same(given.case, result, expected)
-        np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
-        np.testing.assert_allclose(result.experts_touched, expected.experts_touched, rtol=TOLERANCE)
+        np.testing.assert_allclose(result.totals.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
+        np.testing.assert_allclose(result.totals.experts_touched, expected.experts_touched, rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
@@ -66,7 +66,9 @@ def test_kv_on_demand_equals_the_plain_loop_where_it_is_ample(kind):
         short += bool(result.ran_short)
         if not result.ran_short:
             assert_same(given.case, result, expected)
-            np.testing.assert_allclose(result.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
+            np.testing.assert_allclose(
+                result.totals.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case)
+            )
     assert len(cases) / 5 < short < len(cases) * 4 / 5, (short, len(cases))
 
 
