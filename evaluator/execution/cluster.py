@@ -7,11 +7,11 @@ whose worker dies is computed by another one; the rows of a chunk are taken from
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from io import BytesIO
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -20,8 +20,8 @@ import numpy as np
 
 from evaluator.catalog.state import catalog_here, code_here
 from evaluator.errors import InputError
-from evaluator.execution.workers import Variant, as_asked, processors, rebuilt
-from evaluator.plan import Configuration, Group, Plan, plan
+from evaluator.execution.workers import Variant, as_asked, begun, processors, rebuilt, task_of
+from evaluator.plan import Configuration, Group, Plan
 from evaluator.simulation.summaries import Values, summaries
 from evaluator.version import __version__
 
@@ -87,7 +87,7 @@ def computed_on(
     from distributed import as_completed
 
     # Pickled once: every worker gets the same bytes, those that come later as well.
-    task = _Task(uuid4().hex, pickle.dumps((whole.scenario, whole.simulator, whole.inputs, whole.by_seed, levels)))
+    task = _Task(uuid4().hex, task_of(whole, whole.simulator, levels))
     plugin = _plugin(task)
     client.register_plugin(plugin, name=plugin.name)
     # The group with its compiled shapes, without its configurations: those are sent by their numbers.
@@ -159,8 +159,7 @@ def begin(task: _Task) -> None:
     if unlike:
         _TASKS[task.key] = InputError(f"a worker of the cluster {unlike}")
         return
-    scenario, simulator, inputs, by_seed, levels = pickle.loads(task.content)
-    _TASKS[task.key] = plan(scenario, np.zeros(0, dtype=np.int64), simulator, inputs, by_seed), levels
+    _TASKS[task.key] = begun(BytesIO(task.content))
 
 
 def _unlike(task: _Task) -> str:

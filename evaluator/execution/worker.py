@@ -8,26 +8,21 @@ import signal
 import sys
 from contextlib import suppress
 
-import numpy as np
-
-from evaluator.execution.workers import rebuilt
-from evaluator.plan import plan
+from evaluator.execution.workers import begun, rebuilt
 from evaluator.simulation.summaries import summaries
 
 
 def main() -> None:
     """Read pickled questions from stdin until it is closed, write pickled answers to what was stdout.
 
-    The first question is (scenario, simulator, inputs of elasticities, by seed or not, quantile levels); each later one
-    is a chunk, as ``WorkerPool`` asks it, and its answer the statistics or the exception. Ctrl-C is for the other
-    process to deal with.
+    The first question is the sweep, as of ``task_of``; each later one is a chunk, as ``WorkerPool`` asks it, and its
+    answer the statistics or the exception. Ctrl-C is for the other process to deal with.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not get between the answers
     with suppress(EOFError, pickle.UnpicklingError, BrokenPipeError):  # the other process has ended, or was killed
-        scenario, simulator, inputs, by_seed, levels = pickle.load(sys.stdin.buffer)
-        whole = plan(scenario, np.zeros(0, dtype=np.int64), simulator, inputs, by_seed)
+        whole, levels = begun(sys.stdin.buffer)
         while True:
             asked = pickle.load(sys.stdin.buffer)
             answer: object

@@ -14,12 +14,12 @@ from contextlib import suppress
 from functools import reduce
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
 import evaluator
-from evaluator.plan import Configuration, Plan, RateChange
+from evaluator.plan import Configuration, Plan, RateChange, plan
 from evaluator.plan.simulators import REQUEST, TOKEN
 from evaluator.replica import Change
 
@@ -31,6 +31,18 @@ def processors() -> int:
     """Those that this process may use."""
     # Not ``os.cpu_count``, which is the whole machine also where a container or ``taskset`` leaves two of its cores.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def task_of(whole: Plan, simulator: str, levels: np.ndarray) -> bytes:
+    """What all chunks of a sweep have in common, as another process gets it before the first one."""
+    return pickle.dumps((whole.scenario, simulator, whole.inputs, whole.by_seed, levels))
+
+
+def begun(task: BinaryIO) -> tuple[Plan, np.ndarray]:
+    """In that process: the plan of the sweep and the levels of its quantiles."""
+    scenario, simulator, inputs, by_seed, levels = pickle.load(task)
+    # Of no row: those of a chunk are planned when it is asked for (``rebuilt``).
+    return plan(scenario, np.zeros(0, dtype=np.int64), simulator, inputs, by_seed), levels
 
 
 def as_asked(chunk: list[Configuration]) -> list[Variant]:
@@ -53,7 +65,7 @@ class WorkerPool:
     def __init__(self, whole: Plan, levels: np.ndarray) -> None:
         # What the vectorised engine lacks is the reference's.
         simulator = REQUEST if whole.simulator == REQUEST else TOKEN
-        self._task = pickle.dumps((whole.scenario, simulator, whole.inputs, whole.by_seed, levels))
+        self._task = task_of(whole, simulator, levels)
         self._idle: list[subprocess.Popen] = []
         self._all: list[subprocess.Popen] = []
         self._lock = Lock()
