@@ -227,6 +227,15 @@ def folder(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What the sweep gives in a process of its own, which nothing is the matter with."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "small.yaml").write_text(SCENARIO)
+    assert program(*SWEEP, "--out", "b.nc", cwd=folder)[0] == 0
+    return results.read(folder / "b.nc")
+
+
 def test_a_full_disk_costs_no_chunk_and_no_crash(folder):
     """A limit on the size of files stands for the disk: chunks fit, the result does not."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))"
@@ -279,19 +288,17 @@ def _commas():
 
 
 @pytest.mark.skipif(_commas() is None, reason="no locale with a decimal comma here")
-def test_a_locale_with_a_decimal_comma(folder):
+def test_a_locale_with_a_decimal_comma(folder, undisturbed):
     """Python's own numbers do not follow the locale; those of C, with which HDF5 and Arrow are written, do."""
     before = f"import locale; locale.setlocale(locale.LC_ALL, {_commas()!r})"
     assert program(*SWEEP, "--out", "a.nc", before=before, cwd=folder)[0] == 0
-    assert program(*SWEEP, "--out", "b.nc", cwd=folder)[0] == 0
-    same(results.read(folder / "a.nc"), results.read(folder / "b.nc"))
+    same(results.read(folder / "a.nc"), undisturbed)
 
 
-def test_a_clock_that_jumps_changes_nothing(folder):
+def test_a_clock_that_jumps_changes_nothing(folder, undisturbed):
     jump = "import time, itertools; days = itertools.count(); time.time = lambda: 1e9 - 86400.0 * next(days)"
     assert program(*SWEEP, "--out", "a.nc", before=jump, cwd=folder)[0] == 0
-    assert program(*SWEEP, "--out", "b.nc", cwd=folder)[0] == 0
-    same(results.read(folder / "a.nc"), results.read(folder / "b.nc"))
+    same(results.read(folder / "a.nc"), undisturbed)
 
 
 def test_a_folder_that_cannot_be_written(folder):

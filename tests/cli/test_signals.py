@@ -1,5 +1,6 @@
 """Signals at the worst moments: every one ends the process, with its exit code and without a traceback."""
 
+import itertools
 import os
 import signal
 import subprocess
@@ -7,6 +8,8 @@ import sys
 import time
 
 import pytest
+
+from tests.thorough import THOROUGH
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGHUP: 129}
 LONGEST_S = 60.0  # a guard against hanging
@@ -82,10 +85,16 @@ def test_what_is_kept_is_told_wherever_it_ends():
     assert (done.returncode, done.stderr) == (143, "interrupted; all is kept\n")
 
 
-@pytest.mark.parametrize("number", CODES)
-@pytest.mark.parametrize("after_s", [0.12, 0.4, 0.9])
+MOMENTS_S = (0.12, 0.4, 0.9)
+"""Imports, the reading of the scenario, compiling."""
+
+
+@pytest.mark.parametrize(
+    ("after_s", "number"),
+    list(itertools.product(MOMENTS_S, CODES) if THOROUGH else zip(MOMENTS_S, CODES, strict=True)),
+)
 def test_signals_while_the_program_starts(number, after_s, tmp_path):
-    """Imports, the reading of the scenario, compiling: whatever is hit."""
+    """Whatever is hit, and by whichever signal."""
     process = subprocess.Popen(
         [sys.executable, "-m", "evaluator", "sweep", "closed-loop", "--out", str(tmp_path / "a.nc"), "-q"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "EVALUATOR_CACHE": ""},

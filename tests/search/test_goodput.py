@@ -213,7 +213,7 @@ def test_a_trace_is_sent_faster(tmp_path):
 
 
 def test_rounds_of_fewer_designs_compile_nothing_more(grid):
-    from evaluator.stations.engine.fcfs_reserved.program import run_lanes
+    from evaluator.stations.engine.fcfs_reserved import run_lanes
 
     evaluator.optimize(grid, bracket=BRACKET)
     before = run_lanes._cache_size()
