@@ -15,7 +15,6 @@ from evaluator.device import configure
 from evaluator.metrics import OK
 from evaluator.plan import Configuration, Group, Plan, plan
 from evaluator.reference.serve.network import run_network
-from evaluator.scenario import load_scenario
 from evaluator.simulation import simulate_configurations
 from evaluator.simulation.chain import chain_result_of
 from evaluator.simulation.joint_pools import visits_in_one_loop
@@ -25,55 +24,13 @@ from evaluator.traffic.roles import ROLES
 from tests.properties.engine.test_preemptive import QUICK
 from tests.reference.serve.test_network import PAIR, tightened
 from tests.simulation.test_phases import BOTH, SPREAD, assert_same, of_pools
-from tests.thorough import tried
+from tests.systems import Draw
+from tests.thorough import THOROUGH, tried
 
 LOOKING = ("least_outstanding", "least_work", "least_kv", "least_tokens", "least_context")
 SHARING = ("round_robin", "random")
 SYSTEMS = tried(16, 0.5)
-
-
-class Draw:
-    """A random system: what it has in common with others of its kind is given, all else is drawn."""
-
-    def __init__(self, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-
-    def one(self, *values: Any) -> Any:
-        """One of them."""
-        return values[self.rng.integers(len(values))]
-
-    def pool(self, role: str, groups: int = 1, **same: Any) -> dict[str, Any]:
-        """A pool of any hardware, policy and admission."""
-        policy = self.one("chunked", "continuous", "mixed", "static")
-        admission = self.one("reserve", "on_demand") if policy != "static" else "reserve"
-        return {
-            "role": role,
-            "hardware": self.one("h100-sxm", "l40s", "h200-sxm"),
-            "tensor_parallel": self.one(1, 2),
-            "replicas": groups * self.one(1, 2),
-            "batching": {
-                "policy": policy,
-                "max_num_seqs": self.one(2, 8, 64),
-                "packing": self.one("fcfs", "least_work_left"),
-            },
-            "kv": {"admission": admission, "block_tokens": self.one(1, 16)},
-            **same,
-        }
-
-    def arrivals(self) -> dict[str, Any]:
-        """Open or closed loop."""
-        closed = {"process": "closed_loop", "users": self.one(1, 3, 20)}
-        return self.one(closed, {"process": "poisson", "rate_rps": self.one(10.0, 60.0)}, {"process": "all_at_once"})
-
-    def transfer(self, **same: Any) -> dict[str, Any]:
-        """Any link."""
-        return {
-            "link": self.one("nvlink", "pcie-gen5-x16", "ethernet-25g", "inter-rack"),
-            "granularity": self.one("cache", "layer"),
-            "shared": self.one("per_replica", "none"),
-            "figures": self.one("per_replica", "per_device"),
-            **same,
-        }
+EXPERTS = "qwen3-30b-a3b"
 
 
 def mixed(draw: Draw) -> dict[str, Any]:
@@ -103,6 +60,29 @@ def tandem(draw: Draw) -> dict[str, Any]:
     }
 
 
+def side(draw: Draw) -> dict[str, Any]:
+    """What ``mixed``, ``eager`` and ``beside`` have: two models, one of experts and one on costs of two forms."""
+    pools = {name: draw.pool("mixed", tensor_parallel=2, model=EXPERTS) for name in "ac"}
+    pools["c"] |= {"tensor_parallel": 1, "data_parallel": 2, "expert_parallel": 2, "replicas": 1}
+    pools |= {name: draw.pool("mixed", model="llama-3.1-8b") for name in "bd"}
+    pools["b"] |= {"hardware": "ascend-910b3", "calibration": "ascend-910b3-bestserve"}
+    return {
+        "deployment.pools": pools,
+        "deployment.router": draw.one(*LOOKING),
+        "workload.arrivals": draw.arrivals(),
+        "workload.models": {EXPERTS: 0.5, "llama-3.1-8b": 0.5},
+    }
+
+
+def models(draw: Draw) -> dict[str, Any]:
+    """What ``several`` and ``unlike`` have: pipelines and drafts in the decode pools of two models in two groups."""
+    asked = several(draw)
+    for name in (name for name in asked["deployment.pools"] if name.startswith("d")):
+        drafts = draw.drafts()
+        asked["deployment.pools"][name] |= {"pipeline_parallel": 2, "tensor_parallel": 1, "speculative": drafts}
+    return asked
+
+
 def several(draw: Draw) -> dict[str, Any]:
     """Back-pressure between two groups of two prefill and two decode pools, each side of two models."""
     phases = (("prefill", "p"), ("decode", "d"))
@@ -120,9 +100,7 @@ def several(draw: Draw) -> dict[str, Any]:
 def unlike(draw: Draw) -> dict[str, Any]:
     """Back-pressure from a decode pool with a pipeline and drafts, which its prefill pool has not."""
     pools = {name: draw.pool(pool["role"]) for name, pool in PAIR.items()}
-    drafts = {"method": "ngram", "tokens": draw.one(1, 3), "acceptance": draw.one(0.3, [0.9, 0.6, 0.4])}
-    drafts["acceptance"] = drafts["acceptance"] if drafts["tokens"] == 3 else 0.7
-    pools["d"] |= {"pipeline_parallel": 2, "tensor_parallel": 1, "speculative": drafts}
+    pools["d"] |= {"pipeline_parallel": 2, "tensor_parallel": 1, "speculative": draw.drafts()}
     return {
         "deployment.pools": pools,
         "deployment.router": {"prefill": draw.one(*SHARING, *LOOKING), "decode": draw.one(*SHARING, *LOOKING)},
@@ -143,15 +121,15 @@ def eager(draw: Draw) -> dict[str, Any]:
 
 
 def ranks(draw: Draw) -> dict[str, Any]:
-    """Back-pressure between a prefill and a decode pool of data-parallel ranks in lockstep, with drafts or without."""
+    """Back-pressure between a prefill and a decode pool of data-parallel ranks in lockstep."""
     pools = {name: draw.pool(pool["role"], tensor_parallel=1) for name, pool in PAIR.items()}
     for pool in pools.values():
         pool |= {"replicas": 1, "expert_parallel": draw.one(2, 4)}
         pool["data_parallel"] = pool["expert_parallel"]
-    drafts = {"method": "ngram", "tokens": 3, "acceptance": [0.9, 0.6, 0.4]}
-    pools["d"]["speculative"] = drafts
+    if THOROUGH:  # the program takes three times as long to compile with drafts, which other ranks and pools have
+        pools["d"]["speculative"] = {"method": "ngram", "tokens": 3, "acceptance": [0.9, 0.6, 0.4]}
     return {
-        "deployment.model": "qwen3-30b-a3b",
+        "deployment.model": EXPERTS,
         "deployment.pools": pools,
         "deployment.router": {"prefill": draw.one(*SHARING, *LOOKING), "decode": draw.one(*SHARING, *LOOKING)},
         "deployment.transfer": draw.transfer(backpressure=True),
@@ -164,7 +142,7 @@ def beside(draw: Draw) -> dict[str, Any]:
     pools = {name: draw.pool("mixed", tensor_parallel=2) for name in "ab"}
     pools["b"] |= {"tensor_parallel": 1, "data_parallel": 2, "expert_parallel": 2}
     return {
-        "deployment.model": "qwen3-30b-a3b",
+        "deployment.model": EXPERTS,
         "deployment.pools": pools,
         "deployment.router": draw.one(*LOOKING),
         "workload.arrivals": draw.arrivals(),
@@ -188,7 +166,13 @@ def tight(configurations: Sequence[Configuration]) -> list[Configuration]:
     return found
 
 
-@pytest.mark.parametrize("kind", [mixed, tandem, several, unlike, eager, ranks, beside])
+KINDS = [side, tandem, models, ranks]
+"""Few, each with much in it: to compile one takes longer than to run its systems."""
+if THOROUGH:  # programs of their own, whose parts the others have
+    KINDS += [mixed, eager, beside, several, unlike]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_engine_equals_the_reference(kind):
     configure()
     whole = systems(kind, SYSTEMS)
@@ -202,34 +186,13 @@ def test_the_engine_equals_the_reference(kind):
         for place, configuration in enumerate(configurations):
             exact = simulate_configurations(token, [replace(configuration, simulator="token")])
             assert_same(found, place, exact, 0, f"system {configuration.config}")
+            if (users := configuration.workload.arrivals.users) is not None and kind is tandem:
+                later = np.sort(found.times.arrival_s[place, 0])[users:]  # those who have the last token send again
+                answered_s = np.sort(found.times.last_token_s[place, 0])[: len(later)]
+                np.testing.assert_allclose(later, answered_s, rtol=1e-9)
 
 
-def test_a_session_keeps_to_a_prefill_replica():
-    """Beside a decode side that looks; to the reference, too, a request says which session it is of."""
-    configure()
-    pools = {name: {**pool, "replicas": 2} for name, pool in PAIR.items()}
-    tree = {
-        "workload": {
-            "arrivals": {"process": "poisson", "rate_rps": 60.0},
-            "lengths": SPREAD,
-            "requests": 40,
-            "sessions": {"turns": {"mean": 3}, "think_s": 0.1, "think_from": "arrival"},
-        },
-        "deployment": {
-            "model": "llama-3.1-8b",
-            "hardware": "h100-sxm",
-            "pools": pools,
-            "router": {"prefill": "session", "decode": "least_work"},
-            "transfer": {"backpressure": True},
-        },
-    }
-    whole, token = plan(load_scenario(tree)), plan(load_scenario(tree), simulator="token")
-    (found, exact) = (simulate_configurations(one, one.configurations) for one in (whole, token))
-    assert_same(found, 0, exact, 0, "sessions")
-    (jobs,) = whole.jobs(whole.configurations[0])
-    np.testing.assert_array_equal(exact.times.replica[0, 0], jobs.session % 2)
-
-
+@pytest.mark.skipif(not THOROUGH, reason="a program of its own, whose parts those of random systems have")
 def test_batches_in_a_pipeline_of_both_sides():
     configure()
     pools = {name: {**pool, "pipeline_parallel": 2, "replicas": 2} for name, pool in PAIR.items()}
@@ -289,12 +252,40 @@ def alone(draw: Draw) -> dict[str, Any]:
     }
 
 
+def talking() -> dict[str, Any]:
+    """Sessions that keep to a prefill replica, beside a decode side that looks; alike in all that is compiled."""
+    sessions = {"turns": {"mean": 3}, "think_s": 0.1, "think_from": "arrival"}
+    return {
+        "deployment.pools": {name: {**pool, "replicas": 2} for name, pool in PAIR.items()},
+        "deployment.router": {"prefill": "session", "decode": "least_work"},
+        "deployment.transfer": {"backpressure": True},
+        "workload.arrivals": {"process": "poisson", "rate_rps": 60.0},
+        "workload.sessions": sessions,
+    }
+
+
 @pytest.fixture(scope="module")
 def designs() -> tuple[Plan, Group, list[Configuration]]:
+    """Random ones, and ``talking`` behind them."""
     configure()
-    whole = systems(alone, 8)
+    nothing = {"deployment.router": "round_robin", "workload.sessions": None}
+    random = [nothing | alone(Draw(seed)) for seed in range(8)]
+    whole = plan(of_pools(sweep={"design": {"zip": [*random, talking()]}}, requests=40, lengths=SPREAD))
     (group,) = whole.groups
-    return whole, group, tight(group.configurations)
+    *some, last = group.configurations
+    return whole, group, [*tight(some), last]
+
+
+def test_a_session_keeps_to_a_prefill_replica(designs):
+    """To the reference, too, a request says which session it is of."""
+    whole, _, (*_, configuration) = designs
+    found = simulate_configurations(whole, [configuration])
+    exact = simulate_configurations(
+        plan(whole.scenario, simulator="token"), [replace(configuration, simulator="token")]
+    )
+    assert_same(found, 0, exact, 0, "sessions")
+    (jobs,) = whole.jobs(configuration)
+    np.testing.assert_array_equal(exact.times.replica[0, 0], jobs.session % 2)
 
 
 @QUICK

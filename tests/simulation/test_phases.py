@@ -17,6 +17,7 @@ from evaluator.simulation import simulate_configurations, stations_of
 from evaluator.simulation.chain import run_chain
 from evaluator.traffic.jobs import Jobs
 from tests.simulation.test_pools import simulated
+from tests.systems import Draw
 from tests.thorough import tried
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
@@ -50,47 +51,29 @@ def of_pools(
 
 def random_designs(count: int) -> list[dict[str, Any]]:
     """Up to four pools a side, of one model or two, in groups or not, by any shares, over any link."""
-    rng = np.random.default_rng(1)
-
-    def one(*values: Any) -> Any:
-        return values[rng.integers(len(values))]
+    draw = Draw(1)
 
     def pool(role: str, model: str, groups: int) -> dict[str, Any]:
-        return {
-            "role": role,
-            "model": model,
-            "hardware": one("h100-sxm", "h200-sxm", "mi300x"),
-            "tensor_parallel": one(1, 2, 4),
-            "replicas": groups * one(1, 1, 2),
-            "weight": one(None, None, 0.5, 3.0),
-            "precision": {"kv": one("bf16", "bf16", "fp8")},
-            "batching": {"policy": one("continuous", "mixed", "static"), "max_num_seqs": one(2, 8, 64)},
-            "kv": {"admission": "reserve", "block_tokens": one(1, 16)},
-        }
+        shares = {"weight": draw.one(None, None, 0.5, 3.0), "precision": {"kv": draw.one("bf16", "bf16", "fp8")}}
+        return draw.pool_in_order(groups, ("continuous", "mixed", "static"), role=role, model=model, **shares)
 
     def phase(role: str, names: tuple[str, ...], groups: int) -> dict[str, Any]:
-        models = [*names, *(one(*names) for _ in range(rng.integers(0, 3)))]
+        models = [*names, *(draw.one(*names) for _ in range(draw.one(0, 1, 2)))]
         return {f"{role[0]}{number}": pool(role, model, groups) for number, model in enumerate(models)}
 
     designs = []
-    for _ in range(count):
-        names = one(("llama-3.1-8b",), ("llama-3.1-8b", "qwen3-8b"))
-        groups, apart = one(1, 1, 2, 3), rng.random() < 0.75
-        roles = ("prefill", "decode") if apart else ("mixed",)
-        pools = {name: each for role in roles for name, each in phase(role, names, groups if apart else 1).items()}
+    for number in range(count):
+        names = draw.one(("llama-3.1-8b",), ("llama-3.1-8b", "qwen3-8b"))
+        groups, roles = draw.one(1, 1, 2, 3), draw.one(*[("prefill", "decode")] * 3, ("mixed",))
+        groups = groups if len(roles) == 2 else 1
+        pools = {name: one for role in roles for name, one in phase(role, names, groups).items()}
         designs.append(
             {
                 "deployment.pools": pools,
-                "deployment.transfer": {
-                    "link": one("nvlink", "pcie-gen5-x16", "ethernet-25g", "inter-rack"),
-                    "granularity": one("cache", "layer"),
-                    "shared": one("per_replica", "none"),
-                    "figures": one("per_replica", "per_device"),
-                    "groups": groups if apart else 1,
-                },
-                "deployment.router": one("round_robin", "random"),
+                "deployment.transfer": draw.transfer(groups=groups),
+                "deployment.router": draw.one("round_robin", "random"),
                 "workload.models": BOTH if len(names) == 2 else None,
-                "workload.arrivals.rate_rps": one(2, 20, 200) + len(designs) / 1000,
+                "workload.arrivals.rate_rps": draw.one(2, 20, 200) + number / 1000,
             }
         )
     return designs

@@ -17,6 +17,7 @@ from evaluator.run import simulate, sweep
 from evaluator.scenario import Scenario, load_scenario
 from evaluator.simulation import simulate_configurations
 from evaluator.stations.engine.fcfs_reserved import run_lanes
+from tests.systems import Draw
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 POOLS = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
@@ -36,37 +37,16 @@ def disaggregated(
 
 def random_designs(count: int) -> list[dict[str, Any]]:
     """Any policies that reserve KV, hardware, replicas, routers, parallelism and links."""
-    rng = np.random.default_rng(0)
-
-    def one(*values: Any) -> Any:
-        return values[rng.integers(len(values))]
-
-    def pool() -> dict[str, Any]:
-        return {
-            "hardware": one("h100-sxm", "h200-sxm", "mi300x"),
-            "tensor_parallel": one(1, 2, 4),
-            "replicas": one(1, 1, 2, 3),
-            "batching": {"policy": one("continuous", "chunked", "mixed", "static"), "max_num_seqs": one(1, 4, 64)},
-            "kv": {"admission": "reserve", "block_tokens": one(1, 16)},
+    draw = Draw(0)
+    return [
+        {
+            "deployment.pools": {name: draw.pool_in_order() for name in ("p", "d")},
+            "deployment.transfer": draw.transfer(dtype=draw.one("auto", "fp8")),
+            "deployment.router": draw.one("round_robin", "random"),
+            "workload.arrivals.rate_rps": draw.one(2, 20, 200) + number / 1000,
         }
-
-    designs = []
-    for _ in range(count):
-        phases = {name: pool() for name in ("p", "d")}
-        designs.append(
-            {
-                "deployment.pools": phases,
-                "deployment.transfer": {
-                    "link": one("nvlink", "pcie-gen5-x16", "ethernet-25g", "inter-rack"),
-                    "granularity": one("cache", "layer"),
-                    "shared": one("per_replica", "none"),
-                    "dtype": one("auto", "fp8"),
-                },
-                "deployment.router": one("round_robin", "random"),
-                "workload.arrivals.rate_rps": one(2, 20, 200) + len(designs) / 1000,
-            }
-        )
-    return designs
+        for number in range(count)
+    ]
 
 
 def simulated(whole: Plan) -> dict[int, tuple[Any, int]]:
@@ -172,14 +152,13 @@ def test_the_gaps_between_tokens_make_up_the_time_from_the_first_to_the_last():
     assert values @ weights == pytest.approx(given.sum(), rel=1e-9)
 
 
-@pytest.mark.parametrize("simulator", ["iteration", "token"])
-def test_users_of_a_closed_loop_send_again_when_they_have_the_last_token(simulator):
+def test_users_of_a_closed_loop_send_again_when_they_have_the_last_token():
+    """On the vectorised engine, too: the random systems in tandem of test_joint_pools.py."""
     asked = disaggregated(calibration=SERVING)
     arrivals = {"process": "closed_loop", "users": 3, "rate_rps": None}
     asked = replace(asked, workload=replace(asked.workload, arrivals=replace(asked.workload.arrivals, **arrivals)))
-    whole = plan(asked, simulator=simulator)
-    found = simulate_configurations(whole, whole.configurations)
-    assert found.engine.tolist() == [simulator]
+    found = seen(asked)
+    assert found.engine.tolist() == ["token"]
     later = np.sort(found.times.arrival_s[0, 0])[3:]
     np.testing.assert_allclose(later, np.sort(found.times.last_token_s[0, 0])[: len(later)], rtol=1e-9)
 
