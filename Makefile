@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 BEFORE ?= main
 DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 
-.PHONY: help setup demo test test-fast test-thorough check typed bench bench-regression bench-gpu oracle oracle-sglang pictures errors accuracy clean
+.PHONY: help setup demo test test-fast test-thorough check typed support bench bench-regression bench-gpu oracle oracle-sglang pictures errors accuracy clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-fast  the quick ones among them (90 s)"
 	@echo "make test-thorough  all random cases of the tests, of which the others try a share, on optimised programs"
 	@echo "make check      formatting, lint and types"
+	@echo "make support    docs/support.md anew: what is known of some models on every device and engine"
 	@echo "make typed      write evaluator/typed.pyi anew, after a change of the scenario's keys"
 	@echo "make bench      the benchmarks (minutes)"
 	@echo "make bench-regression BEFORE=main   processor time of two commits in turns; AFTER=COMMIT instead of this tree"
@@ -66,6 +67,9 @@ typed: $(READY)
 	@mkdir -p .cache
 	$(BIN)/python -m evaluator.scenario.python_types > .cache/typed.pyi
 	mv .cache/typed.pyi evaluator/typed.pyi
+
+support: $(READY)
+	$(BIN)/python -m tests.benchmarks.support
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks

@@ -104,7 +104,7 @@ class ServingEngine:
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether there is such an engine for a device; of an unknown maker's we do not know, and say yes."""
-        return self.maker is None or hardware.maker in ("", self.maker)
+        return self.maker is None or (hardware.kind == "gpu" and hardware.maker in ("", self.maker))
 
 
 _FIELDS = {

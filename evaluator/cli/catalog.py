@@ -112,6 +112,37 @@ def list_scenarios() -> None:
     _print_names("scenarios")
 
 
+@catalog.command("support", cls=Command)
+def show_support(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Of the catalog, or a path to a YAML or config.json.")],
+    hardware: Annotated[
+        list[str] | None, typer.Option(metavar="NAME", help="This device alone; may be repeated. All where absent.")
+    ] = None,
+    weights: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the weights.")] = "checkpoint",
+    kv: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the KV cache.")] = "bf16",
+) -> None:
+    """What is known of a model on every device and engine: measured, transferred, a data sheet, or refused and why.
+
+    Of the fewest devices (1, 2, 4, 8) that hold it; errors are those expected of mean latencies in a server.
+    """
+    from evaluator.catalog import load_hardware, load_model
+    from evaluator.cli.estimate import check_dtypes
+    from evaluator.cost.precision import Precision
+    from evaluator.estimation.support import support
+
+    check_dtypes({"--weights": weights, "--kv": kv})
+    precision = Precision(weights, "bf16", kv)
+    found = support(load_model(model), [load_hardware(name) for name in hardware or ()], precision)
+    header = ("hardware", "engine", "known by", "devices", "TTFT ± %", "TPOT ± %", "E2E ± %", "rests on, or why not")
+    rows = []
+    for row in found:
+        errors = ("-" if error != error else f"{100 * error:.0f}" for error in row.errors)
+        widened = f"; {', '.join(row.widened)}" if row.widened else ""
+        rows.append((row.hardware, row.engine, row.known_by, str(row.devices or "-"), *errors,
+                     row.reason or f"{row.basis}{widened}"))  # fmt: skip
+    tell(lambda: format_table(header, rows, left=(0, 1, 2, 7)), support=found)
+
+
 @catalog.command("show", cls=Command)
 def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Of any kind.")]) -> None:
     """Print an entry's file, sources included."""

@@ -67,7 +67,7 @@ def estimate(
     from evaluator.estimation import estimate as run_estimate
     from evaluator.report.estimate import format_estimate
 
-    _check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
+    check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
     device, loaded = load_hardware(hardware), load_model(model)
     for assumption in loaded.assumptions:
         typer.echo(f"{loaded.name}: {assumption}", err=True)
@@ -98,7 +98,8 @@ def estimate(
         raise InputError(f"{model} cannot run so on {hardware}: {result.status}")
 
 
-def _check_dtypes(chosen: Mapping[str, str]) -> None:
+def check_dtypes(chosen: Mapping[str, str]) -> None:
+    """InputError where an option names no dtype."""
     from evaluator.catalog.model import DTypeName
 
     for option, dtype in chosen.items():

@@ -41,9 +41,7 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     engine = serving_engine(spec.engine)
     if not engine.runs_on(hardware):
         others = ", ".join(name for name, engine_record in ENGINES.items() if engine_record.runs_on(hardware))
-        reason = (
-            f"{engine.label} runs on devices of {engine.maker} alone, not on {hardware.title}; use engine: {others}"
-        )
+        reason = f"{engine.label} runs on GPUs of {engine.maker} alone, not on {hardware.title}; use engine: {others}"
         return replace(built, problem=Problem(INFEASIBLE, reason))
     undivided = division_problem(model, hardware, precision, parallel, engine.whole_blocks)
     if undivided is not None:

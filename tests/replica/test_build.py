@@ -154,7 +154,7 @@ def test_a_set_of_another_engine_is_extrapolated(engine, provenance):
 def test_an_engine_runs_where_there_is_one():
     problem = build(ReplicaSpec("llama-3.1-8b", "mi300x", "auto", engine="trtllm")).problem
     assert problem is not None
-    assert problem.reason == ("TensorRT-LLM runs on devices of NVIDIA alone, not on mi300x; use engine: vllm, sglang")
+    assert problem.reason == ("TensorRT-LLM runs on GPUs of NVIDIA alone, not on mi300x; use engine: vllm, sglang")
     assert build(ReplicaSpec("llama-3.1-8b", "mi300x", "auto", engine="sglang")).problem is None
 
 
