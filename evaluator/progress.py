@@ -130,6 +130,7 @@ class Progress:
 
     def _write(self, line: str) -> None:
         if self._on_terminal:
+            # Spaces over what is left of a longer line before it.
             self._stream.write("\r" + line.ljust(self._width))
             self._width = len(line)
         else:

@@ -60,6 +60,8 @@ def shared_while_used(latest: int) -> Callable[[Callable[..., Found]], Callable[
 
         @wraps(make)
         def shared(*asked: Hashable) -> Found:
+            # Into a local first: a weak reference that was there when it was looked for may be gone on the next line.
+            # Two threads may make the same at a time; one object of the two is then forgotten.
             made = alive.get(asked)
             if made is None:
                 made = alive[asked] = make(*asked)

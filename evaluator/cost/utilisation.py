@@ -90,6 +90,7 @@ def ideal_time(ideal: IdealTime, totals: BatchStatistics, iterations: Any = 1.0,
 
     ``touched`` is the sum over iterations of the fraction of experts touched.
     """
+    # At peak the time is linear in the statistics, so that their sums over a run give the sum of its iterations' times.
     tokens = totals.decodes + totals.prefill_tokens
     sequences = totals.decodes + totals.prefill_sequences
     return (

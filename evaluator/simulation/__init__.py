@@ -110,6 +110,7 @@ def _pool(
     plan: Plan, group: Group, configurations: list[Configuration], number: int, *, observe: Observe | None
 ) -> Serve:
     """What serves the jobs of a chunk at the pool of this number."""
+    # Each engine is imported where it serves: a process that has the reference alone never loads JAX.
     from evaluator.plan.simulators import REQUEST, TOKEN
 
     if group.simulator == TOKEN:

@@ -241,6 +241,7 @@ def _another_answer(result: ChainResult, visit: StationVisit) -> ChainResult:
 
     How the gaps between tokens are spread over the answers is not known.
     """
+    # On copies: the tables of the first answer belong to the visit that gave it.
     names, tokens = ("first_token_s", "last_token_s"), _copied(result.tokens)
     times = replace(result.times, **{name: getattr(result.times, name).copy() for name in names})
     assert tokens.cached_tokens is not None

@@ -298,6 +298,7 @@ def rules_of(serving: list[StationPlan]) -> Rules:
         whole_kv=column((record.whole_kv for record in policies), bool),
         watermark_units=column(map(watermark_units, deployments, kvs)),
         full_prompt=column((deployment.kv.full_prompt for deployment in deployments), bool),
+        # 0 means that there is no threshold, as vLLM has it.
         long_prefill_tokens=column(batching.long_prefill_token_threshold or np.inf for batching in batchings),
         least_work=column((batching.packing == "least_work_left" for batching in batchings), bool),
         look_every=column((record.look_every for record in policies), np.int32),

@@ -42,6 +42,7 @@ def outcomes_of(
         tokens=chain_result.tokens,
         later_wait_s=chain_result.later_wait_s,
         measured=chain_result.measured,
+        # Without what clients wait for around the engine: no station is busy then.
         makespan_s=chain_result.times.last_token_s.max(axis=-1) - chain_result.times.arrival_s.min(axis=-1),
         stations=by_pool(configurations, chain_result.uses),
         open_loop=np.array([configuration.open_loop for configuration in configurations]),
