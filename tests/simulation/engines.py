@@ -8,17 +8,21 @@ from functools import cached_property
 
 import numpy as np
 
+from evaluator.cost.lanes import RowCounts
 from evaluator.device import configure
 from evaluator.metrics import OK, Outcomes, summarise
-from evaluator.plan import Configuration, Group, Plan, plan
+from evaluator.plan import Configuration, Group, Plan, StationGroup, plan
 from evaluator.plan.groups import groups_of
+from evaluator.plan.simulators import CompileKey, in_any_order
 from evaluator.reference.serve.pool import Observe
 from evaluator.simulation import simulate_configurations
 from tests.scenario.build import scenario
+from tests.thorough import THOROUGH
 
 TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
 TOTALS = ["busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max", "preemptions", "experts_touched"]
 LEVELS = np.array([0.5, 0.9, 0.99])
+PARTS = ("windowed", "experts", "peaks", "frontend")
 
 
 def outcomes(simulator: str, *overrides: str, observe: Observe | None = None) -> Outcomes:
@@ -88,7 +92,10 @@ class Designs:
         configurations = [
             replace(one.configurations[0], config=number) for number, one in enumerate(self.plans["iteration"])
         ]
-        return groups_of(configurations, tuple(sorted({seed for one in self.plans["iteration"] for seed in one.seeds})))
+        groups = groups_of(
+            configurations, tuple(sorted({seed for one in self.plans["iteration"] for seed in one.seeds}))
+        )
+        return groups if THOROUGH else with_few_programs(groups)
 
     def both(self, name: str) -> Pair:
         """A design on both engines, which agree in all times, totals and gaps between tokens."""
@@ -116,6 +123,38 @@ class Designs:
         tokens = [self.plans["token"][configuration.config].configurations[0] for configuration in configurations]
         fast, exact = simulate_configurations(whole, configurations), simulate_configurations(others, tokens)
         return Chunk(fast, exact, summarise(fast, LEVELS), summarise(exact, LEVELS))
+
+
+def with_few_programs(groups: Sequence[Group]) -> list[Group]:
+    """The groups on programs that have what any of those has that are alike but for it.
+
+    A program with windows, rows of experts, LightLLM's peaks, more branches or a frontend of users also serves who has
+    none of them: as in a sweep, where some of a group have them. Thorough tests compile each group its own.
+    """
+    alike: dict[CompileKey, list[StationGroup]] = {}
+    for group in groups:
+        for station in group.stations:
+            alike.setdefault(_without_parts(station.key), []).append(station)
+
+    def wide(station: StationGroup) -> StationGroup:
+        some = alike[_without_parts(station.key)]
+        parts = {part: any(getattr(one.key, part) for one in some) for part in PARTS}
+        branches = max(one.key.branches for one in some)
+        sizes = {size: max(getattr(one, size) for one in some) for size in ("ring", "lane_requests")}
+        blocks = max(one.block_tokens for one in some) if station.block_tokens else 0
+        rows = RowCounts(*map(max, zip(*(one.rows for one in some), strict=True)))
+        return StationGroup(replace(station.key, branches=branches, **parts), rows=rows, block_tokens=blocks, **sizes)
+
+    return [replace(group, stations=tuple(map(wide, group.stations))) for group in groups]
+
+
+def _without_parts(key: CompileKey) -> CompileKey:
+    """The same for programs that may be one; of branches there are some or none.
+
+    Lanes that run short of KV on demand run again in the general program, so that both have the same parts.
+    """
+    general = in_any_order(key) if key.on_demand else key
+    return replace(general, branches=min(key.branches, 2), **dict.fromkeys(PARTS, False))
 
 
 def both_engines(*overrides: str) -> Pair:
