@@ -15,8 +15,10 @@ from evaluator.plan.simulators import (
     FCFS_RESERVED,
     ITERATION,
     CompileKey,
+    grows_by_blocks,
     has_frontend,
     is_joint,
+    on_demand,
     program,
     ring_of,
     routed_by,
@@ -39,7 +41,8 @@ class StationGroup:
     ring: int  # steps that rings of the engine hold: a power of two above the longest output
     rows: RowCounts
     lane_requests: int  # slots of a lane: a power of two, at least the most requests that any lane gets
-    block_tokens: int = 0  # in ``fcfs_reserved`` with KV on demand: a power of two, at least those of any block
+    # With KV on demand that both programs count by blocks: a power of two, at least the tokens of any block. Else 0.
+    block_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,7 @@ def station_group(key: CompileKey, stations: Sequence[StationPlan], most_jobs: i
     windowed = any(ready.kv.window is not None for ready in designs.values())
     # A power of two, so that few widths are compiled; a half-empty lane costs memory and next to no time.
     slots, block = 1 << max(most_jobs - 1, 1).bit_length(), 0
-    if key.on_demand:
+    if key.on_demand or (grows_by_blocks(key) and any(on_demand(station.deployment) for station in stations)):
         block = max((FEWEST_BLOCK_TOKENS, *(ready.kv.block_tokens for ready in designs.values())))
     return StationGroup(
         replace(key, windowed=windowed), ring, rows, slots, 1 << (block - 1).bit_length() if block else 0

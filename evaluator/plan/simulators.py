@@ -41,7 +41,7 @@ class CompileKey:
     rounded up where a larger program costs next to nothing, so that few programs serve a sweep over them.
     """
 
-    preemptive: bool = False  # the program of that name, about three times as slow as ``fcfs_reserved``
+    preemptive: bool = False  # the program of that name, about twice as slow as ``fcfs_reserved``
     pipeline_ranks: int = 1  # in ``preemptive`` only: batches in flight, of several pools the most of any
     fewer_ranks: bool = False  # some of several pools has fewer
     peaks: bool = False  # in ``preemptive`` only: some lane admits by the future peak of its KV (LightLLM)
@@ -142,6 +142,15 @@ def program(
 def in_any_order(which: CompileKey) -> CompileKey:
     """The general program for lanes that ran short of KV on demand in ``fcfs_reserved``."""
     return replace(which, preemptive=True, on_demand=False)
+
+
+def grows_by_blocks(which: CompileKey) -> bool:
+    """Whether the general program may count by blocks what decodes take of KV on demand (``common.kv_growth``).
+
+    Prefix caches and managers of their own look at every block; drafts take blocks at uneven steps.
+    """
+    own = which.cached or which.drafts > 0 or which.windowed or which.peaks or bool(which.kv_manager)
+    return which.preemptive and which.replicas == 1 and which.pipeline_ranks == 1 and not own
 
 
 def draft_width(drafts: int) -> int:

@@ -16,7 +16,7 @@ from evaluator.device import bounded
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import swap_space, watermark_units
-from evaluator.plan.simulators import in_any_order, on_demand, ring_bytes, swaps
+from evaluator.plan.simulators import grows_by_blocks, in_any_order, on_demand, ring_bytes, swaps
 from evaluator.policies import policy
 from evaluator.replica.batched_costs import costs_of as replica_costs
 from evaluator.simulation.request_dependencies import by_prefix, cache_shape, contents_of, session_turns_of
@@ -64,6 +64,9 @@ def _run_once(
 ) -> Iterator[LaneResult]:
     """The results of all lanes of the group's program."""
     cache = cache_shape(pools, slots) if group.key.cached and slots else None
+    if group.key.preemptive and any(policy(pool.deployment.batching.policy).drain_first for pool in pools):
+        # A request that has its KV may then wait beside prompts that are computed alone: its growth is noted by step.
+        group = replace(group, block_tokens=0)
     run = program_of(group, cache)
     size = lanes_per_call(group, most)
     if cache is not None:  # lanes that fill up a call are cleared, too
@@ -124,6 +127,7 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
         which.lockstep, cache,
         which.pools, which.phases, which.route_at_first_token, which.kv_reservation, which.asynchronous,
         MANAGERS[which.kv_manager] if which.kv_manager else None,
+        group.block_tokens if grows_by_blocks(which) else 0,
     )  # fmt: skip
     run = preemptive.run_lanes if structure.alone else joint.run_lanes
     return partial(bounded(run), structure=structure, vectorise=vectorise)

@@ -13,6 +13,7 @@ import numpy as np
 from evaluator.cost import stack
 from evaluator.cost.memory import prefix_units, suffix_units
 from evaluator.device import configure
+from evaluator.plan.groups import FEWEST_BLOCK_TOKENS
 from evaluator.policies import POLICIES
 from evaluator.reference import Limits, Request, simulate_replica
 from evaluator.simulation.lanes import LANES_PER_CALL
@@ -175,11 +176,18 @@ def preemptive_input(
         max_num_batched_tokens=full(budget),
     )
     shared = np.zeros_like(requests.kv_units)
+    by_blocks = on_demand and pipeline_ranks == 1 and not structure.windowed
     lanes = preemptive.Lane((cost,) * pipeline_ranks, limits, rules, shared)
     return (
         lanes,
         requests,
-        preemptive.Structure(structure.ring, structure.windowed, pipeline_ranks, record.by_future_peak),
+        preemptive.Structure(
+            structure.ring,
+            structure.windowed,
+            pipeline_ranks,
+            record.by_future_peak,
+            block_tokens=FEWEST_BLOCK_TOKENS if by_blocks else 0,
+        ),
     )
 
 

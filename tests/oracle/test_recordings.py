@@ -21,10 +21,10 @@ from tests.stations.engine.preemptive.build import Case as Lane
 from tests.stations.engine.preemptive.build import Kind, run_engine
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("vllm-*.json.xz"))
-CHUNKED = Kind()
+CHUNKED = Kind(blocks=True)
 CACHED = Kind(windowed=True, experts=True, cached=True)  # as in the engine's own tests, to share their programs
-AHEAD = Kind(windowed=True, experts=True, asynchronous=True)
-AHEAD_CACHED = replace(AHEAD, cached=True)
+AHEAD = Kind(asynchronous=True, blocks=True)
+AHEAD_CACHED = replace(CACHED, asynchronous=True)
 
 
 @cache

@@ -22,6 +22,9 @@ longer than the longest output, so that no two steps to come share a cell. ``eve
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -31,9 +34,13 @@ NONE = -1
 """In place of a number: no request (the end of a linked list), no decode group, no batch."""
 WORD = 64
 
+Carry = TypeVar("Carry")
+
 
 def read(array: Array, index: Int) -> Array:
     """The element at ``index``; XLA may evaluate it more than once, see the head of this module."""
+    if array.shape == (1,):
+        return array[0]  # an array of one cell is a number: nothing is lost where XLA copies it
     return lax.dynamic_slice(array, (index,), (1,))[0]
 
 
@@ -43,17 +50,28 @@ def read_once(array: Array, index: Int) -> Array:
     XLA never evaluates a conditional twice, and the condition cannot be simplified away because XLA does not know that
     the index is not negative. With an index that is a constant of the program it would be: then use a traced one.
     """
+    if array.shape == (1,):
+        return array[0]
     return lax.cond(index >= 0, lambda: read(array, index), lambda: jnp.zeros((), array.dtype))
 
 
 def write(array: Array, index: Int, value: Array) -> Array:
     """The array with ``value`` at ``index``, in the array's dtype; in place inside a compiled loop."""
+    if array.shape == (1,):
+        return jnp.asarray(value, array.dtype)[None]
     return lax.dynamic_update_slice(array, jnp.asarray(value, array.dtype)[None], (index,))
 
 
 def add(array: Array, index: Int, value: Array) -> Array:
     """The array with ``value`` more at ``index``."""
     return write(array, index, read_once(array, index) + value)
+
+
+def where(on: Flag, do: Callable[[Carry], Carry], carry: Carry) -> Carry:
+    """``do(carry)`` if ``on``, else the carry as it is."""
+    # A loop of one trip or none: a conditional would copy the arrays that it changes.
+    start = (on, carry)
+    return lax.while_loop(lambda at: at[0], lambda at: (jnp.zeros((), bool), do(at[1])), start)[1]
 
 
 # -- events: a bit per step

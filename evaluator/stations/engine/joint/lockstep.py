@@ -30,7 +30,7 @@ from evaluator.cost.lockstep import (
 from evaluator.cost.quantities import batch_tokens
 from evaluator.stations.engine.common.arrays import FlagPerReplica, Float, FloatPerReplica, Int
 from evaluator.stations.engine.common.leap import UNBOUNDED
-from evaluator.stations.engine.common.rings import NONE, read, write
+from evaluator.stations.engine.common.rings import NONE, read, where, write
 from evaluator.stations.engine.joint.kv_reservation import reserve_between
 from evaluator.stations.engine.joint.lockstep_leap import of_replica, ranks_of
 from evaluator.stations.engine.joint.pipeline import at_hand
@@ -44,7 +44,6 @@ from evaluator.stations.engine.joint.state import (
     kv_unit_s,
     put_back,
     replica_at_hand,
-    where,
     with_kv_unit_s,
 )
 from evaluator.stations.engine.joint.transfers import ask_early

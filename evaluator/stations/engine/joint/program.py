@@ -29,7 +29,7 @@ from jax import lax
 from evaluator.stations.engine.common.arrays import Flag, Float
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED
-from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.common.rings import read, read_once, where, write
 from evaluator.stations.engine.joint.kv_reservation import reserve_between
 from evaluator.stations.engine.joint.lockstep import launch_together, own_part, send_together
 from evaluator.stations.engine.joint.lockstep_leap import first_rank, ranks_of
@@ -50,7 +50,6 @@ from evaluator.stations.engine.joint.state import (
     initial_cluster,
     put_back,
     replica_at_hand,
-    where,
 )
 from evaluator.stations.engine.joint.transfers import ask_early, asks_now, hand_on, next_due, take_due
 from evaluator.stations.engine.preemptive.batch import form_batch

@@ -8,7 +8,6 @@ sentinels of its own. What a replica has of its own is a row of ``ClusterState.r
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -152,13 +151,6 @@ def initial_cluster(given: Given) -> ClusterState:
 
 def _nothing_together(given: Given, zeros: FloatPerReplica) -> Together:
     return Together(zeros > 0, zeros > 0, *(zeros,) * 8, sequences=None if given.speculation is None else zeros)
-
-
-def where(on: Flag, do: Callable[[ClusterState], ClusterState], cluster: ClusterState) -> ClusterState:
-    """``do(cluster)`` if ``on``, else the cluster as it is."""
-    # A loop of one trip or none: a conditional would copy the arrays that it changes (``common.rings``).
-    start = (on, cluster)
-    return lax.while_loop(lambda carry: carry[0], lambda carry: (jnp.zeros((), bool), do(carry[1])), start)[1]
 
 
 def _none_ready(given: Given) -> ReadyReplicas | ReadyInOrder:

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.common.rings import read, read_once, where, write
 from evaluator.stations.engine.joint.events import ASK, AT_ONCE, BEGIN, END, GRANT, Event, entered, first, popped
 from evaluator.stations.engine.joint.kv_reservation import expect, keep, sent_away
 from evaluator.stations.engine.joint.pools import Travel, given_at
 from evaluator.stations.engine.joint.routing import announce, choice, come_to
-from evaluator.stations.engine.joint.state import ClusterState, where
+from evaluator.stations.engine.joint.state import ClusterState
 from evaluator.stations.engine.preemptive.lane import Given, Network
 from evaluator.stations.engine.preemptive.waiting import seen_s
 

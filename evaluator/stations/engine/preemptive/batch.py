@@ -20,7 +20,7 @@ from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.common.rings import read, read_once, where, write
 from evaluator.stations.engine.preemptive.decode_groups import join
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
@@ -147,9 +147,7 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
     """
     limits, rules, kv = given.limits, given.rules, kv_of(given)
 
-    def fits(state: State) -> Flag:
-        i = head(given, state)
-        one = _candidate(given, state, i, kv_of(given).found_tokens(given, state))
+    def fits(state: State, i: Int, one: Candidate) -> Flag:
         # vLLM's watermark (v0 ``can_allocate``): an admission leaves some KV, lest somebody be preempted for it soon.
         kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
         kept = kept + kv.taken_beside(state)
@@ -166,14 +164,23 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
         return (computing | resident) & (state.replica.running_count < limits.max_num_seqs) & any_waiting(given, state)
 
     # Only the head is tried: vLLM breaks off at the first waiting request that does not fit, even if others would.
-    def next_fits(state: State) -> Flag:
-        return lax.cond(looks(state), fits, lambda _: jnp.zeros((), bool), state)
+    def look(state: State) -> tuple[State, Candidate, Flag]:
+        """The head that comes next, what the iteration would compute of it, and whether it fits."""
+        state = kv.look_up(given, state, head(given, state), looks(state))
 
-    def look_up(state: State) -> State:
-        """With what is there of the head that is looked at next."""
-        return kv.look_up(given, state, head(given, state), looks(state))
+        def compute(state: State) -> tuple[Candidate, Flag]:
+            i = head(given, state)
+            one = _candidate(given, state, i, kv.found_tokens(given, state))
+            return one, fits(state, i, one)
 
-    return lax.while_loop(next_fits, lambda state: look_up(_take_head(given, state, start_s)), look_up(state))
+        nobody = Candidate(*(jnp.int32(0),) * len(Candidate._fields)), jnp.zeros((), bool)
+        return state, *lax.cond(looks(state), compute, lambda _: nobody, state)
+
+    def take(at: tuple[State, Candidate, Flag]) -> tuple[State, Candidate, Flag]:
+        state, one, _ = at
+        return look(_take_head(given, state, one, start_s))
+
+    return lax.while_loop(lambda at: at[2], take, look(state))[0]
 
 
 def may_be_admitted(given: Given, state: State) -> Flag:
@@ -194,10 +201,9 @@ def may_be_admitted(given: Given, state: State) -> Flag:
     return ~(waits_for_kv | drains | (state.replica.running_count >= limits.max_num_seqs))
 
 
-def _take_head(given: Given, state: State, start_s: Float) -> State:
+def _take_head(given: Given, state: State, one: Candidate, start_s: Float) -> State:
     """The head of the waiting queue is admitted: it takes a seat, KV, and its first chunk or its place as a decode."""
     i = head(given, state)
-    one = _candidate(given, state, i, kv_of(given).found_tokens(given, state))
     batch, scheduled_s = state.batch, read_once(state.sequences.scheduled_s, i)
     has_room = _has_room(given, scheduled_s) if given.structure.kv_reservation else False
     if state.swapped is not None:
@@ -213,7 +219,8 @@ def _take_head(given: Given, state: State, start_s: Float) -> State:
     sentinel = state.replica.sentinel
     state = state.at_replica(running_count=state.replica.running_count + 1)._replace(
         running=state.running.append(sentinel, i, True),
-        prompts=state.prompts.append(sentinel, i, one.rest > 0),
+        # A prompt that is computed whole at once need not be in the list of those under way.
+        prompts=state.prompts.append(sentinel, i, one.rest > jnp.maximum(one.tokens, 0)),
         admissions=state.admissions + 1,
         batch=batch._replace(
             admitted=batch.admitted + 1, decodes=batch.decodes + given.rows(jnp.where(one.rest == 0, 1.0, 0.0))
@@ -230,7 +237,8 @@ def _take_head(given: Given, state: State, start_s: Float) -> State:
     if given.structure.peaks:
         state = enter_end(given, state, i)
     state = _compute(given, state, i, one)
-    return join(given, state, i, one.rest == 0, has_kv=True)
+    decodes = one.rest == 0  # its prompt is resident or was swapped out, which most lanes have none of
+    return where(decodes, lambda state: join(given, state, i, decodes, has_kv=True), state)
 
 
 def _has_room(given: Given, scheduled_s: Float) -> Flag:
@@ -277,6 +285,7 @@ def _continue_prompts(given: Given, state: State, on: Flag) -> State:
         state, fits = make_room(given, state, i, (one.start + one.tokens).astype(jnp.float64))
         one = one._replace(tokens=jnp.where(fits, one.tokens, 0))
         state = _compute(given, state, i, one)
+        state = state._replace(prompts=state.prompts.remove(i, (one.tokens > 0) & (one.tokens == one.rest)))
         return state, jnp.where(one.tokens == one.rest, before, i), fits
 
     start = (state, state.replica.sentinel, ~jnp.zeros((), bool))
@@ -300,6 +309,5 @@ def _compute(given: Given, state: State, i: Int, one: Candidate) -> State:
         batch=batch._replace(prompts=prompts, completing=jnp.where(completes, i, batch.completing)),
         sequences=sequences._replace(computed=write(sequences.computed, i, computed)),
         next_completing=write(state.next_completing, i, after),
-        prompts=state.prompts.remove(i, completes),
     )
     return kv_of(given).compute(given, state, i, computed)

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.kv import units
-from evaluator.stations.engine.common.arrays import Flag, Float, Int, StepBits, StepCounts
+from evaluator.stations.engine.common import kv_growth as kv_growth_by_blocks
+from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int, StepBits
 from evaluator.stations.engine.common.rings import NONE, add, mark, read, read_once, tagged_add, write
 from evaluator.stations.engine.preemptive.kv import kv_of
 from evaluator.stations.engine.preemptive.lane import Given
@@ -179,16 +180,17 @@ def _count(given: Given, state: State, one: GroupMember, sign: int) -> State:
     return state._replace(decode_groups=decode_groups, rings=rings)
 
 
-def _note_growth(given: Given, kv_growth: StepCounts, one: GroupMember, start: Int, count: int) -> StepCounts:
+def _note_growth(given: Given, kv_growth: Array, one: GroupMember, start: Int, count: int) -> Array:
     """The ring with ``count`` times the KV units that a sequence needs from the step ``start`` on, up to its last.
 
     Only the steps at which its tokens begin a new block are visited.
     """
-    rules, ring = given.rules, given.structure.ring
-    block = jnp.maximum(rules.kv.block_tokens.astype(jnp.int32), 1)  # 0 in a lane of zeros that fills up a call
+    if given.structure.block_tokens:
+        return _count_growth(given, kv_growth, one.step - one.computed, jnp.where(one.on, float(count), 0.0))
+    rules, ring, block = given.rules, given.structure.ring, given.block()
     ahead = -(one.computed + start - one.step) % block
 
-    def enter(carry: tuple[Int, Float, StepCounts]) -> tuple[Int, Float, StepCounts]:
+    def enter(carry: tuple[Int, Float, Array]) -> tuple[Int, Float, Array]:
         at, before, counts = carry
         after = units(rules.kv, (one.computed + at - one.step + 1).astype(jnp.float64))
         more = count * (after - before).astype(jnp.int64)
@@ -199,6 +201,22 @@ def _note_growth(given: Given, kv_growth: StepCounts, one: GroupMember, start: I
     end = jnp.where(one.on, one.last, one.step)
     stop = jnp.where(rules.on_demand & ~given.every_token_takes_a_unit(), end, start)
     return lax.while_loop(lambda carry: carry[0] < stop, enter, (first, held, kv_growth))[2]
+
+
+def _count_growth(given: Given, kv_growth: Array, opens: Int, decodes: Float) -> Array:
+    """With so many decodes more to which a step ``opens``, and every one a block's tokens later, opens a block."""
+    # Models that only keep states take no more with their tokens.
+    takes = given.rules.on_demand & (given.rules.kv.full > 0.0)
+    return kv_growth_by_blocks.enter(kv_growth, given.block(), opens, jnp.where(takes, decodes, 0.0))
+
+
+def end_growth(given: Given, state: State, i: Int) -> State:
+    """A member has had its last step: counted by remainders, its growth is taken off; the rings know its last step."""
+    if not given.structure.block_tokens:
+        return state
+    opens = read_once(state.sequences.since, i) - read_once(state.sequences.computed, i)
+    kv_growth = _count_growth(given, state.rings.kv_growth, opens, jnp.float64(-1.0))
+    return state._replace(rings=state.rings._replace(kv_growth=kv_growth))
 
 
 def _mark(given: Given, events: StepBits, decode_group: Int, step: Int, on: Flag) -> StepBits:

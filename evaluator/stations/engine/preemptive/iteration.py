@@ -22,6 +22,7 @@ from jax import lax
 from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth, share_touched
 from evaluator.cost.quantities import batch_tokens, raised
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.kv_growth import Moments, taken_later
 from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time
 from evaluator.stations.engine.common.rings import WORD, read, steps_to_event
 from evaluator.stations.engine.preemptive.batch import Scheduled
@@ -143,6 +144,8 @@ def leap_kv(given: Given, state: State, most: Int, first_s: Float, slope_s: Floa
     Planned asynchronously, a step takes its KV when the one before starts. The integral over KV is then from the start
     of the leap until that of its last step.
     """
+    if given.structure.block_tokens:
+        return _leap_kv_by_blocks(given, state, most, first_s, slope_s)
     ahead_of = 1 if given.structure.asynchronous else 0
     step, on_demand, kv = read(state.decode_groups.step, state.schedulable), given.rules.on_demand, state.replica.kv
 
@@ -162,6 +165,33 @@ def leap_kv(given: Given, state: State, most: Int, first_s: Float, slope_s: Floa
     took_s = Leap(count, first_s, slope_s).duration_s()
     held_s = Leap(count - ahead_of, first_s, slope_s).duration_s() if ahead_of else took_s
     return LeapKv(count, took_s, after, jnp.where(on_demand, kv_unit_s, kv * held_s))
+
+
+def _leap_kv_by_blocks(given: Given, state: State, most: Int, first_s: Float, slope_s: Float) -> LeapKv:
+    """The same where growth is counted by remainders: what a leap takes has a closed form.
+
+    Only a leap that finds too little is walked through, up to the step that does.
+    """
+    step, kv, capacity = read(state.decode_groups.step, state.schedulable), state.replica.kv, given.limits.kv_units
+    cells, block = state.rings.kv_growth, given.block()
+    leaps = given.rules.on_demand & (most > 1)
+    taken = lax.cond(leaps, lambda: taken_later(cells, block, step, most - 1), Moments.none)
+    short = kv + taken.taken > capacity
+
+    def fits(carry: tuple[Int, Moments]) -> Flag:
+        ahead, taken = carry
+        # vLLM preempts when ``allocate_slots`` finds no block for the next token: that is for the next batch to do.
+        return short & (kv + taken.taken + growth_at(given, state, step + ahead) <= capacity)
+
+    def go_on(carry: tuple[Int, Moments]) -> tuple[Int, Moments]:
+        ahead, taken = carry
+        return ahead + 1, taken.enter(ahead, growth_at(given, state, step + ahead))
+
+    start = jnp.where(short, 1, most), Moments(*(jnp.where(short, 0.0, one) for one in taken))
+    ahead, taken = lax.while_loop(fits, go_on, start)
+    count, last = ahead.astype(jnp.float64), kv + taken.taken
+    kv_unit_s = taken.unit_s(last, count, first_s, slope_s, given.structure.asynchronous)
+    return LeapKv(count, Leap(count, first_s, slope_s).duration_s(), last, kv_unit_s)
 
 
 def complete(

@@ -9,8 +9,8 @@ from jax import lax
 
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import NONE, add, read, read_once, tagged_count, unmark, write
-from evaluator.stations.engine.preemptive.decode_groups import join, known_tokens, leave
+from evaluator.stations.engine.common.rings import NONE, add, read, read_once, tagged_count, unmark, where, write
+from evaluator.stations.engine.preemptive.decode_groups import end_growth, join, known_tokens, leave
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.speculative_steps import held_tokens, path_since
@@ -163,7 +163,7 @@ def _finish_decodes(given: Given, state: State, iteration_end: IterationEnd) -> 
                 window_context=add(decode_groups.window_context, decode_group, attended)
             )
         sequences = state.sequences._replace(decode_group=write(state.sequences.decode_group, i, NONE))
-        state = state._replace(decode_groups=decode_groups, sequences=sequences)
+        state = end_growth(given, state._replace(decode_groups=decode_groups, sequences=sequences), i)
         state = kv_of(given).leave(given, state, i)
         return _finish(given, state, i, iteration_end.end_s, True, held), read_once(state.next_leaving, i)
 
@@ -243,7 +243,9 @@ def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, w
         ends = generated == read(given.requests.output_tokens, i)
         held = _held(given, state, i, ends & False)  # a traced False: the last token is the prompt's, not a decode's
         state = join(given, state, i, ~ends)
-        return _finish(given, state, i, end_s, ends, held), read_once(state.next_completing, i)
+        # Few have one token, or are preempted before their last.
+        state = where(ends, lambda state: _finish(given, state, i, end_s, ends, held), state)
+        return state, read_once(state.next_completing, i)
 
     next_completing, completing = kv_of(given).leaving_order(state.next_completing, iteration_end.completing)
     state = state._replace(next_completing=next_completing)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax.numpy as jnp
+
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kv import KvUnits
 from evaluator.kv_managers import KvManager
@@ -198,6 +200,10 @@ class Structure(NamedTuple):
     kv_reservation: bool = False  # back-pressure: KV is sent when the decode replica has room, and kept until then
     asynchronous: bool = False  # the next batch is planned while one runs, see ``asynchronous``; alone, with one rank
     kv_manager: KvManager | None = None  # a user's own, whose hooks keep the KV; alone
+    # KV on demand whose growth is counted by remainders (``common.kv_growth``): at least the tokens of a block of any
+    # lane; 0: it is noted step by step. Alone, with one rank, without windowed layers, drafts and prefix caches, and
+    # where nobody decodes later than the batch into which it is admitted (``Given.admits_any_kind``).
+    block_tokens: int = 0
 
     @property
     def alone(self) -> bool:
@@ -265,6 +271,10 @@ class Given(NamedTuple):
     def window(self) -> Float | None:
         """The attention window in tokens; None for a model without windowed layers."""
         return self.limits.window if self.structure.windowed else None
+
+    def block(self) -> Int:
+        """Tokens of a block."""
+        return jnp.maximum(self.rules.kv.block_tokens.astype(jnp.int32), 1)  # 0 in a lane that fills up a call
 
     def admits_any_kind(self) -> Flag:
         """One admission takes requests with and without a prompt to compute."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
+from evaluator.stations.engine.common import kv_growth
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, read, read_once, tagged_count, write
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens, leave
@@ -31,9 +32,11 @@ def grow_decodes(given: Given, state: State, on: Flag) -> State:
         return state._replace(batch=state.batch._replace(grown=on))
 
     def needed(state: State) -> Float:
+        growth = growth_at(given, state, read(state.decode_groups.step, state.schedulable))
+        if given.structure.block_tokens:
+            return growth
         # Sequences without a prompt to compute, admitted into this batch, have the KV of their first token already.
-        admitted = jnp.where(given.every_token_takes_a_unit(), state.batch.decodes, 0.0)
-        return growth_at(given, state, read(state.decode_groups.step, state.schedulable)) - admitted
+        return growth - jnp.where(given.every_token_takes_a_unit(), state.batch.decodes, 0.0)
 
     def lacks(state: State) -> Flag:
         return on & (needed(state) > given.limits.kv_units - state.replica.kv)
@@ -50,6 +53,8 @@ def growth_at(given: Given, state: State, step: Int) -> Float:
 
 def growth_of(given: Given, state: State, decode_group: Int, step: Int) -> Float:
     """Units that a step of a decode group needs more than the one before."""
+    if given.structure.block_tokens:
+        return kv_growth.growth_at(state.rings.kv_growth, given.block(), step)
     ring = given.structure.ring
     noted = tagged_count(state.rings.kv_growth, decode_group * ring + step % ring, step)
     return jnp.where(given.every_token_takes_a_unit(), read(state.decode_groups.decodes, decode_group), noted)

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.arrays import (
+    Array,
     Bins,
     Flag,
     FlagPerRank,
@@ -40,6 +41,7 @@ from evaluator.stations.engine.common.arrays import (
     StepLists,
 )
 from evaluator.stations.engine.common.calendar import Calendar
+from evaluator.stations.engine.common.kv_growth import no_growth
 from evaluator.stations.engine.common.leap import no_peaks
 from evaluator.stations.engine.common.prompts import PromptSums
 from evaluator.stations.engine.common.rings import NONE, WORD, read_once, write
@@ -142,7 +144,9 @@ class Rings(NamedTuple):
     events: StepBits  # steps at whose end the batch changes; only leaps look at them, so with one decode group only
     leaving: StepLists  # requests that leave at the end of a step; ``next_leaving`` has the links
     crossing: StepCounts  # members whose window is full at that step; a single cell without windowed layers
-    kv_growth: StepCounts  # KV units that the step needs more than the one before, with KV on demand
+    # KV units that the step needs more than the one before, with KV on demand; ``StepCounts``, or by remainders of the
+    # steps (``Structure.block_tokens``).
+    kv_growth: Array
 
 
 class RunningBatches(NamedTuple):
@@ -383,7 +387,7 @@ def _initial_rings(given: Given) -> Rings:
         events=jnp.zeros(cells // WORD, jnp.uint64),
         leaving=jnp.full(cells + 1, NONE, jnp.int32),
         crossing=counts if given.structure.windowed else counts[:1],
-        kv_growth=counts,
+        kv_growth=no_growth(given.structure.block_tokens) if given.structure.block_tokens else counts,
     )
 
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import NONE, read, read_once, write
+from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
 from evaluator.stations.engine.preemptive.lane import Given, Rules
 from evaluator.stations.engine.preemptive.state import QueueEnds, QueueLinks, Sequences, State
 
@@ -72,7 +72,8 @@ def pop(given: Given, state: State, i: Int) -> State:
     # ``after`` is never less than NONE. Without that condition the heap's writes would not depend on what was read
     # here, and XLA would copy the links for each admission (``common.rings``); so it is in the loops below.
     from_heap = (ends.top >= 0) & (i == ends.top) & (after >= NONE)
-    links, top = _without_top(links, ends.top, from_heap)
+    # Most requests come from the line: the heap is looked at only for those that were preempted or go by their work.
+    links, top = where(from_heap, lambda heap: _without_top(*heap, from_heap), (links, ends.top))
     ends = ends._replace(first=jnp.where(from_heap, ends.first, after), top=top)
     if ends.preempted is not None:
         ends = ends._replace(preempted=ends.preempted - (read_once(state.sequences.scheduled_s, i) < jnp.inf))

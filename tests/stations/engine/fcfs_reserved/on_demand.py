@@ -12,11 +12,10 @@ from evaluator.device import configure
 from evaluator.stations.engine import LaneResult, Requests
 from evaluator.stations.engine.fcfs_reserved import Lane, OnDemand, Structure, run_lanes
 from tests.stations.engine.fcfs_reserved.build import LANES, RING, cut, in_calls
-from tests.stations.engine.preemptive.build import Case, Kind, random_case, stacked
+from tests.stations.engine.preemptive.build import LARGEST_BLOCK, Case, Kind, random_case, stacked
 
 POLICIES = ("chunked", "continuous", "mixed", "sarathi")
 """Those that take KV on demand and admit in the order of arrival."""
-LARGEST_BLOCK = 64
 
 
 def in_order(seed: int, kind: Kind) -> Case | None:

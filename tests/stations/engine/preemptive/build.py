@@ -45,6 +45,7 @@ from tests.stations.engine.fcfs_reserved.build import (
 
 CHUNKING = ("chunked", "sarathi")
 CACHE = CacheShape(names=1 << 15, blocks=1 << 14, held=1 << 15, due=16)
+LARGEST_BLOCK = 64
 POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
 
 
@@ -54,6 +55,7 @@ class Kind:
 
     ``cached``: replicas have a prefix cache. ``speculating``: decodes verify drafts. ``asynchronous``: batches are
     planned ahead, which only ``chunked`` is. ``swapping``: most cases copy what is preempted to host memory.
+    ``blocks``: layers keep every token, so that the growth of KV on demand is counted by remainders.
     """
 
     windowed: bool = False
@@ -64,13 +66,15 @@ class Kind:
     speculating: bool = False
     asynchronous: bool = False
     swapping: bool = False
+    blocks: bool = False
 
     @property
     def structure(self) -> Structure:
         cache = CACHE._replace(due=CACHE.due + self.speculating) if self.cached else None
         return Structure(
-            RING, self.windowed, self.pipeline_ranks, self.peaks, cache=cache, asynchronous=self.asynchronous
-        )
+            RING, self.windowed, self.pipeline_ranks, self.peaks, cache=cache, asynchronous=self.asynchronous,
+            block_tokens=LARGEST_BLOCK if self.blocks else 0,
+        )  # fmt: skip
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -117,6 +121,8 @@ def random_case(seed: int, kind: Kind) -> Case:
         longest = int((case.prompt_tokens + case.output_tokens).max())
         budget = max(budget, longest + (40 if policy in ("mixed", "orca") else 0))
     layout = random_layout(rng, block) if policy != "lightllm" and rng.random() < 0.3 else None
+    if kind.blocks and layout is not None and layout.window is not None:
+        layout = None
     held = case.prompt_tokens + case.output_tokens - 1 + case.resident
     units = -(-held // block) if layout is None else kv_units(layout, held)
     watermark = int(rng.integers(0, 4)) if on_demand else 0

@@ -12,7 +12,8 @@ from tests.thorough import tried
 CASES = tried(200, 0.3)
 PLAIN = Kind(windowed=True, experts=True, asynchronous=True)
 CACHED = replace(PLAIN, cached=True)
-KINDS = {"windows and experts": PLAIN, "prefix cache": CACHED}
+BLOCKS = Kind(asynchronous=True, blocks=True)
+KINDS = {"windows and experts": PLAIN, "KV by blocks": BLOCKS, "prefix cache": CACHED}
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))

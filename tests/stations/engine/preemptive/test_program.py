@@ -23,8 +23,10 @@ from tests.thorough import tried
 
 CASES = tried(200, 0.24)
 ALL = Kind(windowed=True, experts=True, peaks=True)
+BLOCKS = Kind(blocks=True)
 KINDS = {
     "all policies, windows, experts": ALL,
+    "all policies, KV by blocks": BLOCKS,
     "three pipeline ranks, windows, experts": Kind(windowed=True, experts=True, pipeline_ranks=3, peaks=True),
 }
 """Some programs, each with much in it: to compile one takes longer than to run its cases."""

@@ -10,6 +10,7 @@ from tests.thorough import THOROUGH, tried
 CASES = tried(200, 0.3)
 KINDS = {"all policies, windows, experts": Kind(windowed=True, experts=True, peaks=True, swapping=True)}
 if THOROUGH:
+    KINDS["KV by blocks"] = Kind(swapping=True, blocks=True)
     KINDS["two pipeline ranks"] = Kind(windowed=True, pipeline_ranks=2, swapping=True)
 
 
