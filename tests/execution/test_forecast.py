@@ -76,7 +76,7 @@ def test_of_a_large_sweep_some_designs_stand_for_all(monkeypatch):
 def test_a_reason_is_told_by_an_example_with_its_device_and_its_figures():
     found = foretold({"deployment.tensor_parallel": [1, 2], "deployment.hardware": ["h100-sxm"]})
     assert found.reasons == {
-        "does not fit: 141.1 GB of weights per device exceed the 77.3 GB usable of 86 GB on h100-sxm": 1,
+        "does not fit: 141.1 GB of weights per device exceed the 79.0 GB usable of 86 GB on h100-sxm": 1,
     }
 
 
