@@ -216,7 +216,7 @@ def _read_release(value: Any, place: Place) -> str:
     return str(value)
 
 
-_release = Reader(_read_release, {"type": ["string", "number"]})
+_release = Reader(_read_release, {"anyOf": [{"type": "string"}, {"type": "number"}]})
 
 
 _ONE_REPLICA = "simulate one replica under its share of the rate, or fewer replicas and scale the result"

@@ -12,7 +12,7 @@ SCENARIO = {
         "lengths": {"source": "fixed", "prompt_tokens": 200, "output_tokens": 20},
         "requests": 40,
     },
-    "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm"},
+    "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "kv": {"admission": "reserve"}},
     "slo": {"ttft": {"p90": "1s"}},
     "sweep": {"workload.arrivals.rate_rps": [1, 2, 4]},
 }

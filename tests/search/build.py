@@ -16,7 +16,12 @@ def scenario(*overrides: str, **sections: Any) -> Scenario:
             "lengths": {"source": "azure-conv-2023"},
             "requests": 200,
         },
-        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "batching": {"max_num_seqs": 16}},
+        "deployment": {
+            "model": "llama-3.1-8b",
+            "hardware": "h100-sxm",
+            "batching": {"max_num_seqs": 16},
+            "kv": {"admission": "reserve"},
+        },
         "slo": {"ttft": {"p90": 1.0}, "tpot": {"p90": 0.05}},
         **sections,
     }

@@ -261,7 +261,12 @@ def test_sessions_are_those_of_the_rate():
     session_turns = "{turns: {mean: 3}, think_s: {mean: 5}, think_from: arrival}"
 
     def asked(rate: float):
-        more = [f"workload.arrivals.rate_rps={rate}", "workload.requests=1000", f"workload.sessions={session_turns}"]
+        more = [
+            f"workload.arrivals.rate_rps={rate}",
+            "workload.requests=1000",
+            "deployment.kv.prefix_caching=false",
+            f"workload.sessions={session_turns}",
+        ]
         return scenario(*more)
 
     ds = [evaluator.optimize(asked(rate), bracket=BRACKET) for rate in (1.0, 16.0)]

@@ -24,7 +24,7 @@ TALKS = (
 )
 DRAFTS = "deployment.speculative={method: ngram, tokens: 3, acceptance: 0.5}"
 FROM_ARRIVAL = "workload.sessions.think_from=arrival"
-CACHING = "deployment.kv.prefix_caching=true"
+CACHING, NO_CACHE = "deployment.kv.prefix_caching=true", "deployment.kv.prefix_caching=false"
 TIGHT = (
     "deployment.kv={prefix_caching: true, capacity_tokens: 9600, admission: on_demand}",
     "workload.arrivals.rate_rps=40",
@@ -46,14 +46,16 @@ BOTH_ENGINES = {
         CACHING, "deployment.pipeline_parallel=2", "deployment.replicas=2", "deployment.router=session"
     ),
     "answers in pipelines": (
-        "deployment.pipeline_parallel=2", "deployment.replicas=2", "deployment.router=least_work"
+        NO_CACHE, "deployment.pipeline_parallel=2", "deployment.replicas=2", "deployment.router=least_work"
     ),
-    "without a cache": (FROM_ARRIVAL, "deployment.replicas=2"),
-    "a session's own replica, without a cache": (FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session"),
+    "without a cache": (NO_CACHE, FROM_ARRIVAL, "deployment.replicas=2"),
+    "a session's own replica, without a cache": (
+        NO_CACHE, FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session"
+    ),
     **{f"four of {router}": (CACHING, *FOUR, f"deployment.router={router}") for router in ROUTERS},
 }  # fmt: skip
 if THOROUGH:  # programs of their own, whose parts others have
-    BOTH_ENGINES["answers without a cache"] = ("deployment.replicas=2", "deployment.router=least_work")
+    BOTH_ENGINES["answers without a cache"] = (NO_CACHE, "deployment.replicas=2", "deployment.router=least_work")
     BOTH_ENGINES["drafts beside a cache"] = (*TIGHT, FROM_ARRIVAL, DRAFTS)
     BOTH_ENGINES["planned ahead"] = (*TIGHT, FROM_ARRIVAL, "deployment.batching.planning=asynchronous")
 DESIGNS = Designs({name: (*TALKS, *asked) for name, asked in BOTH_ENGINES.items()})
@@ -136,7 +138,7 @@ def test_tokens_are_either_computed_or_found(more):
 
 
 def test_caching_saves_work_and_says_how_much():
-    cached, whole = (simulate(scenario(*TALKS, *more), simulator="token") for more in ((CACHING,), ()))
+    cached, whole = (simulate(scenario(*TALKS, asked), simulator="token") for asked in (CACHING, NO_CACHE))
     rate = cached.summary["prefix_hit_rate"].item()
     measured = cached.requests[cached.requests["measured"]]
     assert rate == pytest.approx(measured["cached_tokens"].sum() / measured["prompt_tokens"].sum())
@@ -224,7 +226,7 @@ def test_a_trace_says_what_its_prompts_share(tmp_path):
         # Two blocks of 512 are 64 of 16; 1,200 tokens are 75 whole blocks, of which the last must leave one token.
         assert found["cached_tokens"].tolist() == [0, 1024, 1184, 0, 496]
     assert found["arrival_s"].tolist() == [0, 2, 4, 6, 8]
-    apart = simulate(scenario(trace_of(tmp_path, MOONCAKE))).requests
+    apart = simulate(scenario(trace_of(tmp_path, MOONCAKE), NO_CACHE)).requests
     assert not apart["cached_tokens"].any()
 
 
@@ -245,7 +247,7 @@ BAD = {
         r"infeasible: router session without sessions; use workload\.sessions\.turns, a trace with a column session",
     ),
     "no cache": (
-        ("deployment.router=prefix_aware",),
+        (NO_CACHE, "deployment.router=prefix_aware"),
         r"infeasible: router prefix_aware without a prefix cache; use kv\.prefix_caching, and",
     ),
     "windows": ((CACHING, "deployment.model=gpt-oss-20b"), r"unsupported: kv\.prefix_caching with gpt-oss-20b, whose"),
