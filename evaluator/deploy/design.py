@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,10 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
     if "scenario" not in ds.attrs:
         raise InputError(f"{source}: does not hold its scenario; run the sweep or search again")
     try:
-        scenario = load_scenario(loads_yaml(ds.attrs["scenario"], source))
+        tree = loads_yaml(str(ds.attrs["scenario"]), source)
+        if not isinstance(tree, Mapping):  # a text would be taken for the path of a file
+            raise InputError(f"{source}: its attribute scenario is damaged")
+        scenario = load_scenario(tree)
     except InputError as error:
         raise InputError(
             f"{error} (the scenario is that of {source}; files that it names are looked for in the current directory)"

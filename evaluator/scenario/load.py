@@ -49,6 +49,8 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
     """
     if isinstance(source, Mapping):
         file, tree, written = "scenario", plain(source), None
+    elif not isinstance(source, str | Path):
+        raise InputError(f"a scenario is a mapping, or the path of a file, not {shown(source)}")
     else:
         file, written = str(source), read_text(source)
         tree = loads_yaml(written, file)

@@ -142,6 +142,12 @@ def test_a_device_that_does_not_exist_is_said():
     assert not any("hypothetical" in remark for remark in cheap.remarks)  # another price is no other device
 
 
+@pytest.mark.parametrize("text", ["", "null", "/etc/hostname", "[1]"])
+def test_a_result_whose_scenario_is_none_is_refused(layouts, text):
+    with pytest.raises(InputError, match="its attribute scenario is damaged"):
+        deploy(layouts.assign_attrs(scenario=text))
+
+
 def test_comments_of_a_script_are_one_line_each(tmp_path):
     """What a file is called stands in the head of the script, whose shell would run a second line."""
     deployed = deploy(result(), source="results\ntouch stolen\n.nc")

@@ -84,6 +84,12 @@ def test_the_name_defaults_to_the_file(tmp_path, base):
     assert load_scenario(path).name == "mine"
 
 
+@pytest.mark.parametrize("source", [None, 3, [], ["a.yaml"]])
+def test_what_is_neither_a_file_nor_a_mapping_is_no_scenario(source):
+    with pytest.raises(InputError, match="a scenario is a mapping, or the path of a file, not "):
+        load_scenario(source)
+
+
 def test_null_is_as_good_as_absent(base):
     base |= {"slo": None, "sweep": None}
     base["deployment"] |= {"router": None, "batching": {"max_num_batched_tokens": None}}

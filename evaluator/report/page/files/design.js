@@ -9,7 +9,7 @@ function designCard(page) {
     const command = make("pre", { tabIndex: 0 }, commandOf(data, row));
     const run = [
       make("h3", {}, "Every request of this design"),
-      ...(data.search && (data.search.fill || data.search.rate_rps !== null)
+      ...(data.search && (data.search.fill || data.search.rate_rps !== null) && !/replicas=/.test(command.textContent)
         ? [make("p", { className: "note" }, "Add deployment.replicas as the layout says: the search chose them.")]
         : []),
       command,
