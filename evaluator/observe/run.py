@@ -31,6 +31,7 @@ from evaluator.scenario import Scenario
 if TYPE_CHECKING:
     import pandas as pd
 
+_OTHER_FILES = 128
 _KEEP_S = 2.0  # an idle connection: uvicorn, under vLLM and SGLang, closes it after 5 s, and a request on it would fail
 
 
@@ -86,6 +87,7 @@ def observe(
     Errors: InputError where the scenario cannot be sent, or no such server answers.
     """
     base, limits = base_of(url), limits or LoadLimits()
+    _make_room(limits.in_flight)
     config, traffic, models = traffic_of(scenario, select or {})
     requests = list(load_requests(traffic))
     load = Load(load_head(traffic, list(models)), requests)
@@ -118,6 +120,27 @@ def observe(
 
     server, sender, metrics = asyncio.run(whole())
     return _observed(load, exchanges, sender, server, metrics, config, models if traffic.workload.model_names else ())
+
+
+def _make_room(connections: int) -> None:
+    """As many open files as connections and some more; InputError where the system allows fewer.
+
+    A shell's limit is often 1,024, and what it refuses would look like a server that refuses connections.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = connections + _OTHER_FILES
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise InputError(
+            f"--max-in-flight {connections}: only {hard:,} files may be open at a time (ulimit -Hn); use at most "
+            f"{max(1, hard - _OTHER_FILES):,}"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def _session(limits: LoadLimits, key: str | None) -> aiohttp.ClientSession:

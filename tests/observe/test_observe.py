@@ -111,6 +111,16 @@ def test_no_more_are_in_flight_than_allowed(observe, server):
     assert table["late_s"].max() > 0.03
 
 
+def test_a_limit_of_open_files_is_no_refusal_of_the_server(observe, monkeypatch):
+    resource = pytest.importorskip("resource")
+    raised = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits))
+    assert observe()[0] == 0 and raised == [(1024 + 128, 4096)]
+    code, _, noted, _ = observe("--max-in-flight", "8000")
+    assert code == 2 and "only 4,096 files may be open at a time (ulimit -Hn); use at most 3,968" in noted
+
+
 def test_failures_are_counted_by_kind(observe, server, small, evaluator, tmp_path):
     kinds = {3: "503", 4: "hang up", 5: "break off", 6: "fail", 7: "redirect", 8: "stall", 9: "503",
              10: "cut short"}  # fmt: skip
