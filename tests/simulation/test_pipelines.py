@@ -35,7 +35,7 @@ from evaluator.stages import (
     register,
 )
 from tests.simulation.engines import column_of
-from tests.thorough import tried
+from tests.thorough import THOROUGH, tried
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
 WHAT = ("replica", "prompt_tokens", "output_tokens", "cached_tokens")
@@ -163,15 +163,11 @@ def test_random_pipelines(number):
 
 
 COUPLED: dict[str, dict[str, Any]] = {
-    "back-pressure": {
-        "pools": {"p": {"role": "prefill"}, "d": {"role": "decode", "replicas": 2}},
-        "transfer": {"backpressure": True, "granularity": "layer", "link": "ethernet-25g"},
-    },
     "looks": {
         "pools": {"a": {"role": "mixed", "replicas": 2}, "b": {"role": "mixed", "hardware": "l40s"}},
         "router": "least_work",
     },
-    "dealt out to a side that looks": {
+    "dealt out to a side that looks, under back-pressure": {
         "pools": {
             "p": {"role": "prefill", "replicas": 2},
             "q": {"role": "prefill", "hardware": "l40s"},
@@ -179,9 +175,18 @@ COUPLED: dict[str, dict[str, Any]] = {
             "e": {"role": "decode", "hardware": "l40s"},
         },
         "router": {"prefill": "random", "decode": "least_kv"},
-        "transfer": {"link": "pcie-gen5-x16"},
+        "transfer": {"backpressure": True, "granularity": "layer", "link": "ethernet-25g"},
     },
 }
+if THOROUGH:  # programs of their own, whose parts the others have
+    COUPLED["back-pressure"] = {
+        "pools": {"p": {"role": "prefill"}, "d": {"role": "decode", "replicas": 2}},
+        "transfer": {"backpressure": True, "granularity": "layer", "link": "ethernet-25g"},
+    }
+    COUPLED["dealt out to a side that looks"] = {
+        **COUPLED["dealt out to a side that looks, under back-pressure"],
+        "transfer": {"link": "pcie-gen5-x16"},
+    }
 
 
 @pytest.mark.parametrize("number", range(tried(4, 0.5)))

@@ -42,9 +42,6 @@ BOTH_ENGINES = {
     "long prompts apart": (CACHING, "deployment.replicas=3", "deployment.router={heavy_light: {prompt_tokens: 900}}"),
     "least work first": (*TIGHT, "deployment.replicas=2", "deployment.batching.packing=least_work_left"),
     "by load": (*TIGHT, "deployment.replicas=2", "deployment.router=least_kv"),
-    "a cache in pipelines": (
-        CACHING, "deployment.pipeline_parallel=2", "deployment.replicas=2", "deployment.router=session"
-    ),
     "answers in pipelines": (
         NO_CACHE, "deployment.pipeline_parallel=2", "deployment.replicas=2", "deployment.router=least_work"
     ),
@@ -56,6 +53,9 @@ BOTH_ENGINES = {
 }  # fmt: skip
 if THOROUGH:  # programs of their own, whose parts others have
     BOTH_ENGINES["answers without a cache"] = (NO_CACHE, "deployment.replicas=2", "deployment.router=least_work")
+    BOTH_ENGINES["a cache in pipelines"] = (
+        CACHING, "deployment.pipeline_parallel=2", "deployment.replicas=2", "deployment.router=session"
+    )  # fmt: skip
     BOTH_ENGINES["drafts beside a cache"] = (*TIGHT, FROM_ARRIVAL, DRAFTS)
     BOTH_ENGINES["planned ahead"] = (*TIGHT, FROM_ARRIVAL, "deployment.batching.planning=asynchronous")
 DESIGNS = Designs({name: (*TALKS, *asked) for name, asked in BOTH_ENGINES.items()})

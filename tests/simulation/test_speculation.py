@@ -18,6 +18,7 @@ from tests.reference.build import linear_cost
 from tests.reference.serve.test_pool import CLOSED, TIGHT
 from tests.scenario.build import scenario
 from tests.simulation.engines import LEVELS, Designs, outcomes
+from tests.thorough import THOROUGH
 
 NGRAM = "deployment.speculative={method: ngram, tokens: 3, acceptance: [0.8, 0.6, 0.45]}"
 EAGLE = "deployment.speculative={method: eagle, tokens: 2, acceptance: 0.7, vocabulary: 32000}"
@@ -41,18 +42,19 @@ SHARED = {
     ),
     "on demand": (NGRAM, *TIGHT),
     "prediction module, whole prompts": (MTP, *DEEPSEEK, "deployment.batching.policy=continuous"),
-    "pipeline": (NGRAM, "deployment.pipeline_parallel=2"),
-    "pipeline with a draft model": (DRAFT, "deployment.pipeline_parallel=2"),
     "router by tokens": (EAGLE, CLOSED, "deployment.replicas=2", "deployment.router=least_work"),
     "data-parallel ranks": (DRAFT, "deployment.data_parallel=2"),
-    "ranks that share experts": (
-        MTP, "deployment.model=deepseek-v3", "deployment.hardware=h200-sxm", "deployment.data_parallel=8",
-        "deployment.expert_parallel=8", "workload.arrivals.rate_rps=20",
-    ),
     "disaggregated": (EAGLE, SIDES),
     "disaggregated, decode side alone": (OWN,),
 }  # fmt: skip
 
+if THOROUGH:  # programs of their own: random systems have drafts in pipelines, random cases of the engine in lockstep
+    SHARED["pipeline"] = (NGRAM, "deployment.pipeline_parallel=2")
+    SHARED["pipeline with a draft model"] = (DRAFT, "deployment.pipeline_parallel=2")
+    SHARED["ranks that share experts"] = (
+        MTP, "deployment.model=deepseek-v3", "deployment.hardware=h200-sxm", "deployment.data_parallel=8",
+        "deployment.expert_parallel=8", "workload.arrivals.rate_rps=20",
+    )  # fmt: skip
 
 DESIGNS = Designs(SHARED)
 

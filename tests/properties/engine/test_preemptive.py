@@ -35,7 +35,7 @@ from tests.thorough import tried
 
 QUICK = settings(max_examples=tried(100, 0.5), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 KINDS = {
-    pipeline_ranks: Kind(windowed=True, experts=True, pipeline_ranks=pipeline_ranks, peaks=pipeline_ranks == 1)
+    pipeline_ranks: Kind(windowed=True, experts=True, pipeline_ranks=pipeline_ranks, peaks=True)
     for pipeline_ranks in (1, 3)
 }
 """Those of the random cases (``preemptive/test_program.py``), so that they share compiled programs."""
@@ -45,7 +45,7 @@ KINDS = {
 def cases(draw: st.DrawFn, ranks: tuple[int, ...] = tuple(KINDS)) -> Case:
     """The cases of the other program under any policy, KV on demand or reserved, from barely enough of it on."""
     case, pipeline_ranks = draw(in_order_cases()), draw(st.sampled_from(ranks))
-    policy = draw(st.sampled_from([*POLICIES, "lightllm"] if pipeline_ranks == 1 else POLICIES))
+    policy = draw(st.sampled_from([*POLICIES, "lightllm"]))
     on_demand = policy == "lightllm" or (policy not in ("static", "orca") and draw(st.booleans()))
     block = 1 if policy == "lightllm" else draw(st.sampled_from([1, 3, 16]))
     units = -(-(case.prompt_tokens + case.output_tokens - 1 + case.resident) // block)

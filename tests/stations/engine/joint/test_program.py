@@ -11,14 +11,13 @@ from tests.reference.build import CHOICES
 from tests.stations.engine.joint.build import Case, random_cases
 from tests.stations.engine.joint.compare import assert_equal, preemptions
 from tests.stations.engine.preemptive.build import POLICIES, Kind
-from tests.thorough import tried
+from tests.thorough import THOROUGH, tried
 
 CASES = tried(250, 0.192)
-KINDS = {
-    "all policies, windows and experts": Kind(windowed=True, experts=True, peaks=True),
-    "two pipeline ranks, windows": Kind(windowed=True, pipeline_ranks=2),
-}
-"""Some programs, each with much in it: to compile one takes longer than to run its cases."""
+KINDS = {"all policies, windows and experts": Kind(windowed=True, experts=True, peaks=True)}
+"""Few programs, each with much in it: to compile one takes longer than to run its cases."""
+if THOROUGH:  # replicas that are pipelines are among those of test_lockstep.py, too
+    KINDS["two pipeline ranks, windows"] = Kind(windowed=True, pipeline_ranks=2)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

@@ -9,10 +9,12 @@ import pytest
 
 from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.preemptive.build import POLICIES, Case, Kind, random_cases, run_engine, run_reference
-from tests.thorough import tried
+from tests.thorough import THOROUGH, tried
 
 CACHED = Kind(windowed=True, experts=True, cached=True)
-KINDS = {"one rank": CACHED, "two pipeline ranks": Kind(windowed=True, pipeline_ranks=2, cached=True)}
+KINDS = {"one rank": CACHED}
+if THOROUGH:  # a program of its own, whose parts joint/test_caches.py has, too
+    KINDS["two pipeline ranks"] = Kind(windowed=True, pipeline_ranks=2, cached=True)
 CASES = tried(120)
 
 

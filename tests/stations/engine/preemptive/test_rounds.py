@@ -18,7 +18,7 @@ from tests.stations.engine.fcfs_reserved.build import build
 from tests.stations.engine.preemptive.build import Case, Kind, run_engine, run_reference, stacked
 
 OUTPUTS = [200, 180, 160, 140]
-KIND = Kind(windowed=True, experts=True, pipeline_ranks=3)
+KIND = Kind(windowed=True, experts=True, pipeline_ranks=3, peaks=True)
 """That of the random cases (``test_program.py``), so that they share a compiled program."""
 WAYS = {
     "KV reserved": {},

@@ -11,14 +11,15 @@ from tests.stations.engine.preemptive.build import (
     random_cases,
     run_engine,
 )
-from tests.thorough import tried
+from tests.thorough import THOROUGH, tried
 
 CASES = tried(100)
 KINDS = {
-    "windows and experts": Kind(windowed=True, experts=True, speculating=True),
     "two pipeline ranks": Kind(pipeline_ranks=2, speculating=True),
     "prefix cache": Kind(windowed=True, experts=True, cached=True, speculating=True),
 }
+if THOROUGH:  # a program of its own, whose parts joint/test_speculation.py has, too
+    KINDS["windows and experts"] = Kind(windowed=True, experts=True, speculating=True)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
