@@ -189,6 +189,24 @@ def test_a_server_of_several_models_is_told_which(observe, server):
     assert code == 2 and "--served c: " in noted
 
 
+def test_each_request_asks_for_its_model(observe, server):
+    server.models = [{"id": "x"}, {"id": "y"}]
+    two = settings(
+        "workload.models={llama-3.1-8b: 0.5, qwen3-8b: 0.5}",
+        "deployment={hardware: h100-sxm, "
+        "pools: {a: {role: mixed, model: llama-3.1-8b}, b: {role: mixed, model: qwen3-8b}}}",
+    )
+    code, _, noted, _ = observe(*two)
+    assert code == 2 and "has x, y; say which is asked for by --served NAME (one for each model)" in noted
+    code, _, _, table = observe(*two, "--served", "x", "--served", "y")
+    assert code == 0 and set(table["model"]) == {"llama-3.1-8b", "qwen3-8b"}
+    asked = [body["model"] for body in server.sent]
+    assert {model: asked.count(model) for model in "xy"} == {
+        "x": (table["model"] == "llama-3.1-8b").sum(),
+        "y": (table["model"] == "qwen3-8b").sum(),
+    }
+
+
 def test_proxies_of_the_environment_are_not_used(observe, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
