@@ -167,10 +167,12 @@ def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
         "deployment.speculative; use policy continuous": deployment.speculative is not None,
         "several branches of a request; use policy continuous": station.extremes.branches > 1,
         "preemption swap; use preemption recompute": deployment.kv.preemption == "swap",
-        "kv.watermark and kv.full_prompt, which are vLLM's; leave them out": deployment.kv.watermark > 0
-        or deployment.kv.full_prompt,
-        "kv.prefix_caching; use policy continuous": shared_tokens(workload, deployment) > 0
-        or cached_by_content(workload, deployment),
+        "kv.watermark, which is vLLM's; leave it out": deployment.kv.watermark > 0,
+        "system prompts alone in kv.prefix_caching, which are resident here; use policy continuous": shared_tokens(
+            workload, deployment
+        )
+        > 0
+        and not cached_by_content(workload, deployment),
         f"{station.design.model.name}, whose layers do not all keep every token; use policy continuous": kv.window
         is not None
         or kv.bytes_per_sequence > 0,

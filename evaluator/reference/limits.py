@@ -31,7 +31,9 @@ class Limits:
     swap_units: float = math.inf  # room in host memory; where it is full, preemption is by recompute
     swap_unit_s: float = 0.0  # time to copy a unit in or out; the iteration takes so much longer
     long_prefill_token_threshold: int = 0  # chunked: most prompt tokens of one request in an iteration; 0: no bound
-    packing: str = "fcfs"  # or least_work_left, priority, retracted_last: which waiting request is looked at first
+    packing: str = (
+        "fcfs"  # or least_work_left, priority, retracted_last, longest_prefix: which waiting request is looked at first
+    )
     # The engine core plans a batch when one has ended, or when it idles: as many ahead as pipeline ranks, or two if it
     # is asynchronous. It then waits for the oldest and looks at no arrival before. Requests in batches under way are
     # preempted like any other (vLLM ``EngineCore.step_with_batch_queue``). False: a batch is planned as soon as a
@@ -56,7 +58,7 @@ class Limits:
         for name, allowed in (
             ("admission", ("reserve", "on_demand")),
             ("preemption", ("recompute", "swap")),
-            ("packing", ("fcfs", "least_work_left", "priority", "retracted_last")),
+            ("packing", ("fcfs", "least_work_left", "priority", "retracted_last", "longest_prefix")),
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from evaluator.reference.request import Request
@@ -18,6 +18,7 @@ class WaitingQueue(Protocol):
         """A request that arrives never gets before one that waits."""
 
     def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[Request]: ...
     def push(self, request: Request) -> None:
         """One that arrives."""
 
@@ -52,6 +53,9 @@ class Fcfs:
     def push(self, request: Request) -> None:
         self._queue.append(request)
 
+    def __iter__(self) -> Iterator[Request]:
+        return iter((*self._skipped, *self._queue))
+
     def push_back(self, request: Request) -> None:
         # Victims are preempted from the last admitted on; each stands before the one preempted before it, so that
         # they come back in the order in which they were admitted (vLLM: ``waiting.prepend_request``).
@@ -77,6 +81,16 @@ class RetractedLast(Fcfs):
         self._queue.append(request)
 
 
+class LongestPrefix(RetractedLast):
+    """Whoever finds most in the prefix cache first, as a policy of SGLang arranges them before it admits any."""
+
+    stable = False
+
+    def arrange(self, requests: Sequence[Request]) -> None:
+        """All that wait, in a new order."""
+        self._queue = deque(requests)
+
+
 class LeastWorkLeft:
     """The fewest tokens to compute and to generate first, preempted or not; ties: first come, first served."""
 
@@ -87,6 +101,9 @@ class LeastWorkLeft:
 
     def __len__(self) -> int:
         return len(self._heap)
+
+    def __iter__(self) -> Iterator[Request]:
+        return (entry[-1] for entry in sorted(self._heap))
 
     def push(self, request: Request) -> None:
         heapq.heappush(self._heap, (request.work_tokens, request.index, request))
@@ -133,6 +150,9 @@ class ReservedFirst:
     def __len__(self) -> int:
         return len(self._holding) + len(self._preempted)
 
+    def __iter__(self) -> Iterator[Request]:
+        return iter((*self._holding, *self._preempted))
+
     def push(self, request: Request) -> None:
         self._holding.push(request)
 
@@ -159,6 +179,7 @@ class ReservedFirst:
 PACKINGS: dict[str, type[Fcfs] | type[LeastWorkLeft]] = {
     "fcfs": Fcfs,
     "retracted_last": RetractedLast,
+    "longest_prefix": LongestPrefix,
     "least_work_left": LeastWorkLeft,
     "priority": ByPriority,
 }

@@ -122,7 +122,7 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
         pipeline_ranks=int(rng.integers(2, 5)) if has.get("pipeline") else 1,
         asynchronous=bool(has.get("asynchronous")),
     )  # fmt: skip
-    contents = _contents(rng, prompts, outputs, block) if prefix else [()] * requests
+    contents = contents_of(rng, prompts, outputs, block) if prefix else [()] * requests
     asks = (
         Ask(
             int(arrival), int(prompt), int(output), content,
@@ -134,7 +134,9 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
     return replace(case, requests=tuple(asks))
 
 
-def _contents(rng: np.random.Generator, prompts: np.ndarray, outputs: np.ndarray, block: int) -> list[tuple[int, ...]]:
+def contents_of(
+    rng: np.random.Generator, prompts: np.ndarray, outputs: np.ndarray, block: int
+) -> list[tuple[int, ...]]:
     """Sessions behind a shared beginning, or blocks drawn from two, so that equal blocks are computed side by side."""
     whole = (prompts + outputs - 1) // block
     known = np.where(rng.random(len(prompts)) < 0.5, whole, prompts // block)

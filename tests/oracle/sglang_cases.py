@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.oracle.cases import TICK_S, Ask
+from tests.oracle.cases import TICK_S, Ask, contents_of
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,10 @@ FEATURES: dict[str, dict[str, Any]] = {
     "new token ratio": {},
     "new token ratio, mixed chunks": {"mixed": True},
     "early ends": {"early": True},
+    "radix cache": {"prefix_caching": True, "ample": True},
+    "radix cache, short of KV": {"prefix_caching": True},
+    "radix cache, retraction": {"prefix_caching": True, "hopeful": True},
+    "radix cache, longest prefix first": {"prefix_caching": True, "lpm": True},
     "retraction": {"hopeful": True},
     "retraction, mixed chunks": {"hopeful": True, "early": True, "mixed": True},
 }
@@ -81,8 +85,9 @@ def random_case(feature: str, seed: int, requests: int = 40) -> SglangCase:
         policy="lpm" if has.get("lpm") else "fcfs",
         overlap=bool(has.get("overlap")),
     )  # fmt: skip
+    contents = contents_of(rng, prompts, outputs, page) if case.prefix_caching else [()] * requests
     asks = (
-        Ask(int(arrival), int(prompt), int(output), max_tokens=int(limit))
-        for arrival, prompt, output, limit in zip(arrivals, prompts, outputs, limits, strict=True)
+        Ask(int(arrival), int(prompt), int(output), content, max_tokens=int(limit))
+        for arrival, prompt, output, content, limit in zip(arrivals, prompts, outputs, contents, limits, strict=True)
     )
     return replace(case, requests=tuple(asks))

@@ -18,6 +18,7 @@ def limits_of(case: SglangCase) -> Limits:
         max_num_batched_tokens=case.chunk or 1 << 40,
         kv_units=case.blocks,
         block_tokens=case.block_tokens,
+        packing="longest_prefix" if case.policy == "lpm" else "fcfs",
         prefix_caching=case.prefix_caching,
         mixed_chunk=case.mixed_chunk,
         max_prefill_tokens=case.max_prefill_tokens,

@@ -125,12 +125,26 @@ def test_admission_by_the_ratio_of_new_tokens_is_left_to_the_reference():
     assert not np.array_equal(ours.requests["last_token_s"], other.requests["last_token_s"])
 
 
+def test_turns_find_what_their_session_said_in_a_radix_cache():
+    turns = ("workload.sessions={turns: 3, think_s: 0.5}", "workload.arrivals.rate_rps=1", "workload.requests=40",
+             "workload.lengths={source: fixed, prompt_tokens: 200, output_tokens: 20}")  # fmt: skip
+    found = [
+        simulate(crowded(each, "deployment.kv.prefix_caching=true", *turns)) for each in ("token_ratio", "chunked")
+    ]
+    ours, blocks = (each.summary["prefix_hit_rate"] for each in found)
+    # Pages have a token here, so that both find all but the last answer's last token.
+    assert 0.3 < ours == pytest.approx(blocks, abs=0.02)
+
+
 @pytest.mark.parametrize(
     ("key", "problem"),
     [
         ("deployment.pipeline_parallel=2", "unsupported: policy token_ratio with pipeline_parallel; use tensor_par"),
         ("deployment.batching.packing=least_work_left", "unsupported: policy token_ratio with packing least_work"),
-        ("deployment.kv.full_prompt=true", "unsupported: policy token_ratio with kv.watermark and kv.full_prompt, "),
+        (
+            "deployment.kv={admission: on_demand, watermark: 0.01}",
+            "unsupported: policy token_ratio with kv.watermark, which is vLLM's; leave it out",
+        ),
         ("workload.reasoning.branches=2", "unsupported: policy token_ratio with several branches of a request; use p"),
         ("deployment.role=prefill", "unsupported: policy token_ratio with role prefill; use role mixed"),
         ("deployment.kv.capacity_tokens=2100", "infeasible: policy token_ratio keeps a block free beside a request, "),
@@ -179,12 +193,12 @@ def test_no_other_room_knows_a_policy_by_its_name():
     )
     assert found == {
         ("scenario/deployment.py", "chunked"),  # the default
-        *(("catalog/engines.py", name) for name in ("chunked", "continuous", "mixed")),  # defaults of serving engines
+        ("scenario/engine_defaults.py", "mixed"),  # the role
         *((path, "static") for path in ("catalog/engines.py", "cost/memory.py")),  # SGLang's mem_fraction_static
         *((path, "mixed") for path in roles),  # the role
         ("simulation/trace.py", "mixed"),  # an iteration of prompts and decodes
         ("huggingface/pattern.py", "chunked"),  # local attention in chunks
         ("huggingface/families/experts.py", "chunked"),  # the same
         *((f"arguments/{engine}.py", "chunked") for engine in ("sglang", "trtllm", "vllm")),  # what their flags say
-        ("arguments/sglang.py", "continuous"),
+        *(("arguments/sglang.py", name) for name in ("continuous", "token_ratio")),
     }

@@ -12,6 +12,7 @@ from evaluator.policies import BatchingPolicy
 from evaluator.reference.batch import Batch
 from evaluator.reference.limits import Limits
 from evaluator.reference.queues import Queues
+from evaluator.reference.radix_cache import RadixCache
 from evaluator.reference.schedulers.by_token_ratio import ByTokenRatio
 from evaluator.reference.schedulers.decodes_first import decodes_first
 from evaluator.reference.schedulers.drained import drained
@@ -49,5 +50,8 @@ def limits_under(policy: BatchingPolicy, limits: Limits) -> Limits:
         admission=policy.admission or limits.admission,
         max_num_batched_tokens=budget,
         packing=packing,
+        # The estimate has the whole prompt in it, so that vLLM's default adds nothing.
+        full_prompt=limits.full_prompt and not policy.token_ratio,
+        manager=RadixCache if policy.token_ratio and limits.prefix_caching else limits.manager,
         look_every=limits.look_every or policy.look_every,
     )

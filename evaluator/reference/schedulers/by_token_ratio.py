@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from evaluator.policies import BatchingPolicy
 from evaluator.reference.batch import Batch, PromptChunk
 from evaluator.reference.limits import Limits
+from evaluator.reference.packing import LongestPrefix
 from evaluator.reference.queues import Queues
+from evaluator.reference.radix_cache import RadixCache
 from evaluator.reference.request import Request
 
 INITIAL_RATIO = 0.7  # SGLANG_INIT_NEW_TOKEN_RATIO, times --schedule-conservativeness
@@ -20,6 +22,8 @@ LEAST_OF_INITIAL = 0.14  # SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR
 DECAY_STEPS = 600  # SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS
 RETRACT_STEPS = 20  # SGLANG_RETRACT_DECODE_STEPS: decodes for which there should be KV after a retraction
 MOST_NEW_TOKENS = 4096  # SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION: of a request, in all estimates
+TOUCH_EVERY, MOST_LOOKED_AT = 32, 128  # WAITING_PREFIX_REFRESH_INTERVAL, WAITING_QUEUE_PREFIX_MATCH_MAX
+LITTLE_FOUND, MUCH_SHARED = 32, 32  # tokens: IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD, .._DEPRIORITIZE_THRESHOLD
 RESERVE_TOKENS = 1  # IGNORE_EOS_RESERVE_TOKENS: of each request that goes on, where all answers run to their limit
 
 
@@ -34,6 +38,8 @@ class ByTokenRatio:
         self._ratio: _TokenRatio | None = None
         self._order: list[Request] = []  # who decodes, in the order of the batch: of equals the last is retracted first
         self._sent: list[Request] = []  # prompts of the last batch, and the decodes mixed with them
+        self._computed: list[Request] = []  # of those sent, whose prompts were computed
+        self._walks = 0  # looks at who waits
         self._chunked: Request | None = None  # whose prompt goes on
         self._full = False
         self._decays = False  # the last batch was one of decodes alone
@@ -50,16 +56,23 @@ class ByTokenRatio:
         mixed = bool(chunks) and queues.limits.mixed_chunk and bool(self._order)
         batch = Batch(chunks)
         if chunks:
-            self._sent = [chunk.request for chunk in chunks]
+            self._computed = self._sent = [chunk.request for chunk in chunks]
+            page = queues.limits.block_tokens
+            # Of the last page of each prompt SGLang does not ask whether there is a place in it.
+            _settle(queues, sum(chunk.high - chunk.low for chunk in chunks) + len(chunks) * page * (page > 1))
             # Decodes that find no KV beside the prompts sit this batch out (``Scheduler._get_new_batch_prefill_raw``).
-            if mixed and queues.decode_units() <= queues.kv.free:
+            if mixed and _decodes_fit(queues):
+                decodes = len(self._order)
                 self._sent, self._order = self._sent + self._order, []
                 queues.grow_decodes()
+                _settle(queues, decodes * page)
                 batch.decodes = queues.decoding
         elif self._order:
             self._decode(queues, ratio)
-            # Whoever waits is looked at again before every decode, but where the batch counts as full.
-            batch = Batch(decodes=queues.decoding, most=1 if queues.waiting and not self._full else 1 << 30)
+            # Whoever waits is looked at again before every decode, but where the batch counts as full; and a tree is
+            # grown and evicted from step by step.
+            each = (queues.waiting and not self._full) or isinstance(queues.kv, RadixCache)
+            batch = Batch(decodes=queues.decoding, most=1 if each else 1 << 30)
         elif not queues.waiting:
             ratio.reset()  # Scheduler.on_idle
         self._seen = queues.decode_iterations
@@ -67,6 +80,8 @@ class ByTokenRatio:
 
     def _merge(self, queues: Queues) -> None:
         """Whoever has its prompt computed joins the decodes (``Scheduler.get_next_batch_to_run``)."""
+        if isinstance(queues.kv, RadixCache):
+            self._share(queues.kv)
         if self._sent:
             stay = [each for each in self._sent if each in queues.running and each is not self._chunked]
             self._full = self._full and len(stay) == len(self._sent)
@@ -78,6 +93,17 @@ class ByTokenRatio:
         self._full = self._full and len(running) == len(self._order)
         self._order = running
 
+    def _share(self, tree: RadixCache) -> None:
+        """The tree gets what the last batch has computed, in the order of the batch (``process_batch_result``)."""
+        for request in self._sent or self._order:
+            if tree.ended(request):
+                tree.leave(request)
+            elif request in self._computed and request is not self._chunked:
+                tree.checkpoint(request, request.known_tokens - 1)
+        if self._chunked is not None:
+            tree.checkpoint(self._chunked, self._chunked.computed)
+        self._computed = []
+
     def _prompts(self, queues: Queues) -> list[PromptChunk]:
         self._full = self._full and bool(self._order)
         if (self._full or not queues.waiting) and self._chunked is None:
@@ -86,6 +112,8 @@ class ByTokenRatio:
         if seats <= 0 and self._chunked is None:
             self._full = True
             return []
+        if isinstance(queues.kv, RadixCache) and queues.waiting:
+            self._look(queues, queues.kv)
         adder = _PrefillAdder(queues, self._order, self.ratio)
         chunks: list[PromptChunk] = []
         if self._chunked is not None:
@@ -107,6 +135,18 @@ class ByTokenRatio:
                 break
         return chunks
 
+    def _look(self, queues: Queues, tree: RadixCache) -> None:
+        """The tree before anybody is admitted: who waits by its longest prefix, or what those who wait would find."""
+        waiting = list(queues.waiting)
+        if isinstance(queues.waiting, LongestPrefix) and len(waiting) <= MOST_LOOKED_AT:
+            queues.waiting.arrange(_by_longest_prefix(waiting, tree, queues.limits.block_tokens))
+            return
+        # It is kept from being the least recently used (``_touch_waiting_prefixes``).
+        if self._walks % TOUCH_EVERY == 0:
+            for request in reversed(waiting[:MOST_LOOKED_AT]):
+                tree.touch(request)
+        self._walks += 1
+
     @property
     def ratio(self) -> float:
         """``new_token_ratio``."""
@@ -114,14 +154,17 @@ class ByTokenRatio:
         return self._ratio.current
 
     def _decode(self, queues: Queues, ratio: _TokenRatio) -> None:
-        if queues.decode_units() > queues.kv.free:
+        decodes = len(self._order)
+        if not _decodes_fit(queues):
             self._retract(queues)
             ratio.after_retraction(queues, self._order)
             self._full = False
         else:
             ratio.decay(1)
+            decodes = len(self._order)
         self._decays = True
         queues.grow_decodes()
+        _settle(queues, decodes * queues.limits.block_tokens)
 
     def _retract(self, queues: Queues) -> None:
         """Who has generated least gives up its KV, of equals the longest prompt, until there is KV for the others.
@@ -132,10 +175,51 @@ class ByTokenRatio:
             self._order, key=lambda request: (queues.generated(request), -request.prompt_tokens), reverse=True
         )
         while len(keep) > 1:
-            queues.retract(keep.pop())
-            if queues.decode_units() <= queues.kv.free:
+            request = keep.pop()
+            if isinstance(queues.kv, RadixCache):
+                queues.kv.drop(request)
+                queues.kv.make_room(len(keep) * RETRACT_STEPS)
+            queues.retract(request)
+            if _decodes_fit(queues):
                 break
         self._order = keep  # in this order from now on: ``filter_batch(keep_indices=sorted_indices)``
+
+
+def _by_longest_prefix(waiting: list[Request], tree: RadixCache, page: int) -> list[Request]:
+    """Who finds most goes first (``--schedule-policy lpm``, ``SchedulePolicy._compute_prefix_matches``).
+
+    Of those who find little and share a beginning only the first does, so that the others find it after that.
+    """
+    keys: dict[Request, float] = {}
+    first: list[Request] = []
+    for request in waiting:
+        found = tree.touch(request) * page
+        keys[request] = -min(found, request.target - 1)
+        if found <= LITTLE_FOUND:
+            if any(_common_tokens(request, other, page) >= MUCH_SHARED for other in first):
+                keys[request] = math.inf
+            else:
+                first.append(request)
+    return sorted(waiting, key=keys.__getitem__)
+
+
+def _common_tokens(one: Request, other: Request, page: int) -> int:
+    most = min(len(one.content), len(other.content))
+    pages = next((place for place in range(most) if one.content[place] != other.content[place]), most)
+    return min(pages * page, one.target, other.target)
+
+
+def _decodes_fit(queues: Queues) -> bool:
+    """There is KV for the next token of all that decode, once what nobody needs is evicted (``check_decode_mem``)."""
+    units = queues.decode_units()
+    if isinstance(queues.kv, RadixCache):
+        return queues.kv.make_room(units * queues.limits.block_tokens)
+    return units <= queues.kv.free
+
+
+def _settle(queues: Queues, tokens: int) -> None:
+    if isinstance(queues.kv, RadixCache):
+        queues.kv.settle(tokens)
 
 
 @dataclass
@@ -183,7 +267,8 @@ class _PrefillAdder:
         self._total_offset: float = mixed  # promised: prompts of this batch, and what all will generate
         self._current_offset = mixed  # promised: prompts of this batch
         self._total_offset += sum(self._left(request) * self._ratio for request in running)
-        self._free = queues.kv.free * self._page  # before this batch, whose prompts the offsets count
+        self._tree = queues.kv if isinstance(queues.kv, RadixCache) else None
+        self._taken = 0  # units of this batch, whose prompts the offsets count
         self._states: list[tuple[float, int]] | None = None
         self.out_of_kv = False
 
@@ -193,6 +278,10 @@ class _PrefillAdder:
 
     def _paged(self, tokens: int) -> int:
         return -(-tokens // self._page) * self._page
+
+    @property
+    def _free(self) -> int:
+        return (self._queues.kv.free + self._taken) * self._page
 
     @property
     def _total(self) -> float:
@@ -220,11 +309,22 @@ class _PrefillAdder:
         room = min(self._chunk, int(self._total))
         tokens = int(min(rest, room if room > 0 else self._chunk))
         self._reserve(tokens, 0 if tokens < rest else min(request.most_tokens, MOST_NEW_TOKENS))
-        return self._queues.go_on(request, tokens)
+        self._taken -= request.units
+        chunk = self._queues.go_on(request, tokens)
+        self._taken += request.units
+        return chunk
 
     def admit(self, request: Request, before: list[Request]) -> tuple[PromptChunk | None, bool]:
         """The first chunk of the first who waits, behind others of this batch, if it fits; and whether to go on."""
-        hit = self._queues.kv.lookup(request)
+        hit = 0
+        if self._tree is not None:
+            hit = self._tree.find(request)
+        chunk, goes_on = self._fit(request, before, hit)
+        if chunk is None and self._tree is not None:
+            self._tree.unlock(request)
+        return chunk, goes_on
+
+    def _fit(self, request: Request, before: list[Request], hit: int) -> tuple[PromptChunk | None, bool]:
         start = max(request.computed, hit)
         rest, held = request.target - start, request.target - hit
         alone = self._queues.limits.ignore_eos and not self._queues.limits.prefix_caching
@@ -246,6 +346,7 @@ class _PrefillAdder:
             return None, False
         self._reserve(tokens, 0 if tokens < rest else min(request.most_tokens, MOST_NEW_TOKENS), start - hit)
         chunk = self._queues.admit(request, start, tokens, hit)
+        self._taken += request.units - hit // self._page
         self.out_of_kv = not (self._total > 0 and self._current > 0)
         return chunk, not self.out_of_kv and self._input > 0 and self._chunk > 0
 
