@@ -63,19 +63,19 @@ def _served(server: Server, loads: Sequence[MeasuredRequests]) -> list[LaneResul
 
 
 def _run(which: CompileKey, given: Sequence[tuple[StationPlan, Jobs]], lanes_per_call: int) -> list[Any]:
-    """Results of the jobs of each seed at its station, all of one server; see ``run_slots``."""
-    from evaluator.simulation.lanes import run_slots
+    """Results of the jobs of each seed at its station, all of one server; see ``run_lanes``."""
+    from evaluator.simulation.lanes import run_lanes
     from evaluator.stations.lane_jobs import OPEN_LOOP, LaneJobs
 
     pools = [pool for pool, _ in given]
     # -1: all replicas of the pool are one lane.
     replica = 0 if which.replicas == 1 else -1  # all together
-    slots = [
+    lanes = [
         LaneJobs(number, number, replica, jobs, jobs.order, len(jobs), OPEN_LOOP)
         for number, (_, jobs) in enumerate(given)
     ]
-    group = station_group(which, pools, max(slot.count for slot in slots))
-    return list(run_slots(group, pools, slots, lanes_per_call))
+    group = station_group(which, pools, max(lane.count for lane in lanes))
+    return list(run_lanes(group, pools, lanes, lanes_per_call))
 
 
 def _alone(server: Server, load: MeasuredRequests) -> tuple[StationPlan, Jobs]:

@@ -67,6 +67,7 @@ class CountedKv:
 
     def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int, fits: int = 0) -> bool:
         more = max(max(units, fits) - request.units, 0)  # none where room was reserved
+        # A request whose room was reserved before takes nothing more, so that no watermark is asked of it.
         return (not more or more + keep_free <= self.free) and self.extend(request, units)
 
     def extend(self, request: Request, units: int) -> bool:

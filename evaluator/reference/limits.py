@@ -62,6 +62,7 @@ class Limits:
         ):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {getattr(self, name)!r}")
+        # Blocks are found by their content: KV in windows, or states of fixed size, is no row of whole blocks.
         if self.prefix_caching and self.units_of_blocks is not None:
             raise ValueError("prefix_caching needs KV units that are blocks")
         if self.asynchronous and not self.batch_queue:

@@ -75,6 +75,8 @@ class Clients:
         self._delay_s = delay_s
         self._due: list[float] = []  # heap: when answers reach their users
         if users is not None:
+            # The first of each user are sent when the run begins; the times of the others are what the loop finds
+            # out.
             for position, request in enumerate(requests):
                 request.arrival_s = 0.0 if position < users else math.inf
         self.next_s = self._next_arrival()
@@ -96,6 +98,7 @@ class Clients:
         return self._requests[first : self._sent]
 
     def submit(self, request: Request, now: float) -> None:
+        # In an open loop an answer releases nobody.
         if self._at_once < len(self._requests):
             heapq.heappush(self._due, now if self._delay_s is None else now + self._delay_s(request))
             self.next_s = self._next_arrival()
@@ -144,6 +147,7 @@ class Conversations:
         if request.index in self._next:
             following, pause_s = self._next.pop(request.index)
             following.arrival_s = (now if self._seen_s is None else self._seen_s(request)) + pause_s
+            # The index breaks ties, so that requests of one time go out in the same order whichever engine runs them.
             heapq.heappush(self._calendar, (following.arrival_s, following.index, following))
             self.next_s = self._calendar[0][0]
 

@@ -26,6 +26,7 @@ def chooser(choice: Choice, replicas: Sequence[Replica], seed: int = 0, station:
         return _by_prefix(PrefixAware() if isinstance(choice, str) else choice, replicas)
     assert router.counts is not None
     load = LOADS[router.counts]
+    # ``min`` takes the first of several with the least, as ``argmin`` of the vectorised engine does.
     return lambda request, now: min(replicas, key=lambda replica: load(replica, now))
 
 

@@ -101,17 +101,17 @@ def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outco
     replicas = [station.deployment.ranks for station in stations]
     count = whole.configurations[0].workload.requests
 
-    def observe(slot: LaneJobs, iteration: Iteration) -> None:
+    def observe(lane: LaneJobs, iteration: Iteration) -> None:
         # Where replicas depend on one another one run of the reference has them all and says of each iteration whose
         # it is; else the lane is the replica.
-        replica = iteration.replica if slot.replica < 0 else slot.replica
+        replica = iteration.replica if lane.replica < 0 else lane.replica
         if rows is not None:
-            pool = stations[slot.station]
-            columns = {"seed": whole.seeds[slot.seed], "pool": pool.name, "replica": replica}
+            pool = stations[lane.station]
+            columns = {"seed": whole.seeds[lane.seed], "pool": pool.name, "replica": replica}
             # Later visits of a request have ids behind those of all requests.
-            rows.add(iteration, lambda number: slot.id_of(number) % count, 1 + pool.drafts, **columns)
-        if path is not None and slot.seed == 0:
-            trace.add(sum(replicas[: slot.station]) + replica, iteration)  # pool after pool
+            rows.add(iteration, lambda number: lane.id_of(number) % count, 1 + pool.drafts, **columns)
+        if path is not None and lane.seed == 0:
+            trace.add(sum(replicas[: lane.station]) + replica, iteration)  # pool after pool
 
     chain = chain_result(whole, whole.configurations, observe)
     outcomes = outcomes_of(whole.configurations, chain, whole.stage_names)

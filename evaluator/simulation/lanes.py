@@ -38,8 +38,8 @@ CACHE_CELLS_PER_CALL = 1 << 26
 """Names and blocks of the prefix caches of all lanes of a call, some 10 bytes each; one lane has them at a time."""
 
 
-def run_slots(
-    group: StationGroup, pools: Sequence[StationPlan], slots: list[LaneJobs], most: int = LANES_PER_CALL
+def run_lanes(
+    group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], most: int = LANES_PER_CALL
 ) -> Iterator[LaneResult]:
     """The results of all lanes in NumPy.
 
@@ -47,23 +47,23 @@ def run_slots(
     demand, all lanes first run as if it never ran short; those that did short run again in the general program.
     """
     if not group.key.on_demand:
-        yield from _run_once(group, pools, slots, most)
+        yield from _run_once(group, pools, lanes, most)
         return
-    results = list(_run_once(group, pools, slots, most))
+    results = list(_run_once(group, pools, lanes, most))
     # A lane that never ran short took KV just as the general program would have given it.
-    short = [lane for lane, result in enumerate(results) if result.ran_short]
+    short = [number for number, result in enumerate(results) if result.ran_short]
     if short:
-        again = _run_once(replace(group, key=in_any_order(group.key)), pools, [slots[lane] for lane in short], most)
-        for lane, result in zip(short, again, strict=True):
-            results[lane] = result
+        again = _run_once(replace(group, key=in_any_order(group.key)), pools, [lanes[number] for number in short], most)
+        for number, result in zip(short, again, strict=True):
+            results[number] = result
     yield from results
 
 
 def _run_once(
-    group: StationGroup, pools: Sequence[StationPlan], slots: list[LaneJobs], most: int
+    group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], most: int
 ) -> Iterator[LaneResult]:
     """The results of all lanes of the group's program."""
-    cache = cache_shape(pools, slots) if group.key.cached and slots else None
+    cache = cache_shape(pools, lanes) if group.key.cached and lanes else None
     if group.key.preemptive and any(policy(pool.deployment.batching.policy).drain_first for pool in pools):
         # A request that has its KV may then wait beside prompts that are computed alone: its growth is noted by step.
         group = replace(group, block_tokens=0)
@@ -73,15 +73,15 @@ def _run_once(
         cells = (cache.names + cache.blocks) * group.key.replicas + cache.held
         # One lane's cache at a time on a CPU, but arrays of all lanes of a call are made and cleared.
         size = max(1, min(size, CACHE_CELLS_PER_CALL // cells))
-    costs, rows = costs_of(group, [pools[slot.position] for slot in slots])
+    costs, rows = costs_of(group, [pools[lane.position] for lane in lanes])
 
     def given(some: slice) -> tuple[Any, Requests]:
-        part = slots[some]
-        serving = [pools[slot.position] for slot in part]
+        part = lanes[some]
+        serving = [pools[lane.position] for lane in part]
         costs_of_lanes = jax.tree.map(lambda values: values[rows[some]], costs)
         return _lanes(group, serving, part, costs_of_lanes), _requests(group, serving, part)
 
-    return results_of(run, given, len(slots), size)
+    return results_of(run, given, len(lanes), size)
 
 
 def lanes_per_call(group: StationGroup, most: int = LANES_PER_CALL) -> int:
@@ -141,64 +141,64 @@ def _filled(values: np.ndarray, size: int) -> np.ndarray:
     return np.concatenate([values, np.zeros((missing, *values.shape[1:]), values.dtype)])
 
 
-def _requests(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> Requests:
+def _requests(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs]) -> Requests:
     # One cell more than requests: masked writes go to the last one.
     width = group.lane_requests + 1
-    arrival = np.full((len(slots), width), np.inf)
-    tokens = np.zeros((4, len(slots), width), dtype=np.int32)
-    for lane, (slot, pool) in enumerate(zip(slots, serving, strict=True)):
-        demand = slot.jobs.demand
+    arrival = np.full((len(lanes), width), np.inf)
+    tokens = np.zeros((4, len(lanes), width), dtype=np.int32)
+    for number, (lane, pool) in enumerate(zip(lanes, serving, strict=True)):
+        demand = lane.jobs.demand
         units = pool.held_units(demand)
-        arrival[lane, : slot.count] = slot.jobs.ready_s[slot.served]
+        arrival[number, : lane.count] = lane.jobs.ready_s[lane.served]
         columns = (demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, units)
         for row, values in enumerate(columns):
-            tokens[row, lane, : slot.count] = values[slot.served]
+            tokens[row, number, : lane.count] = values[lane.served]
     return Requests(arrival, *tokens)
 
 
 def _lanes(
-    group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs], costs: tuple[IterationCost, ...]
+    group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs], costs: tuple[IterationCost, ...]
 ) -> Any:
     limits = limits_of(serving)._replace(
-        users=np.array([slot.users for slot in slots], dtype=np.int32),
-        requests=np.array([slot.count for slot in slots], dtype=np.int32),
-        measured_from=np.array([slot.measured_from for slot in slots], dtype=np.int32),
+        users=np.array([lane.users for lane in lanes], dtype=np.int32),
+        requests=np.array([lane.count for lane in lanes], dtype=np.int32),
+        measured_from=np.array([lane.measured_from for lane in lanes], dtype=np.int32),
     )
     if not group.key.preemptive:
-        branches, speculation = _branches(group, serving, slots), _speculation(group, serving, slots)
-        on_demand = _on_demand(group, serving, slots) if group.key.on_demand else None
+        branches, speculation = _branches(group, serving, lanes), _speculation(group, serving, lanes)
+        on_demand = _on_demand(group, serving, lanes) if group.key.on_demand else None
         # A program without pipeline ranks has the cost of the whole replica first.
         return fcfs_reserved.Lane(costs[0], limits, branches, speculation, on_demand)
-    content = contents_of(serving, slots, group.lane_requests + 1) if group.key.cached else None
-    session_turns = session_turns_of(slots, group.lane_requests + 1) if group.key.session_turns else None
+    content = contents_of(serving, lanes, group.lane_requests + 1) if group.key.cached else None
+    session_turns = session_turns_of(lanes, group.lane_requests + 1) if group.key.session_turns else None
     return preemptive.Lane(
         costs,
         limits,
         rules_of(serving),
-        _shared_units(group, serving, slots),
+        _shared_units(group, serving, lanes),
         content,
         session_turns,
-        _speculation(group, serving, slots),
-        None if group.key.replicas == 1 else _cluster(group, serving, slots),
+        _speculation(group, serving, lanes),
+        None if group.key.replicas == 1 else _cluster(group, serving, lanes),
         _host_memory(serving) if group.key.swapping else None,
     )
 
 
-def _shared_units(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> np.ndarray:
+def _shared_units(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs]) -> np.ndarray:
     """KV units of each request's prefix that its replica keeps for all, (lane, request + 1)."""
-    shared = np.zeros((len(slots), group.lane_requests + 1), dtype=np.int32)
-    for row, slot, pool in zip(shared, slots, serving, strict=True):
-        row[: slot.count] = shared_units(slot.jobs.demand, pool.design.ready.kv)[slot.served]
+    shared = np.zeros((len(lanes), group.lane_requests + 1), dtype=np.int32)
+    for row, lane, pool in zip(shared, lanes, serving, strict=True):
+        row[: lane.count] = shared_units(lane.jobs.demand, pool.design.ready.kv)[lane.served]
     return shared
 
 
-def _on_demand(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> fcfs_reserved.OnDemand:
-    rules, shared = rules_of(serving), _shared_units(group, serving, slots)
+def _on_demand(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs]) -> fcfs_reserved.OnDemand:
+    rules, shared = rules_of(serving), _shared_units(group, serving, lanes)
     prompts = np.zeros_like(shared)
-    for row, slot, pool in zip(prompts, slots, serving, strict=True):
-        demand, resident = slot.jobs.demand, pool.role.prompt_resident
+    for row, lane, pool in zip(prompts, lanes, serving, strict=True):
+        demand, resident = lane.jobs.demand, pool.role.prompt_resident
         # A job of a decode pool comes with its first token, which takes a place beside the prompt.
-        row[: slot.count] = kv_units(pool.design.ready.kv, demand.prompt_tokens + resident)[slot.served]
+        row[: lane.count] = kv_units(pool.design.ready.kv, demand.prompt_tokens + resident)[lane.served]
     return fcfs_reserved.OnDemand(
         rules.whole_kv,
         rules.watermark_units,
@@ -216,42 +216,42 @@ def _host_memory(serving: list[StationPlan]) -> preemptive.HostMemory:
     return preemptive.HostMemory(*np.array(spaces, dtype=float).T)
 
 
-def _branches(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> fcfs_reserved.Branches | None:
+def _branches(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs]) -> fcfs_reserved.Branches | None:
     """The branches of the requests, as many cells for each as the program has; None where all are one sequence."""
     most = group.key.branches
     if most == 1:
         return None
-    tokens = np.zeros((2, len(slots), group.lane_requests + 1, most), dtype=np.int32)
-    for lane, (slot, pool) in enumerate(zip(slots, serving, strict=True)):
-        demand = slot.jobs.demand
+    tokens = np.zeros((2, len(lanes), group.lane_requests + 1, most), dtype=np.int32)
+    for number, (lane, pool) in enumerate(zip(lanes, serving, strict=True)):
+        demand = lane.jobs.demand
         assert demand.branch_tokens is not None
         for row, values in enumerate((demand.branch_tokens, branch_units(demand, pool.design.ready.kv))):
-            branches = values[slot.served][:, -most:]  # cells in front are empty
-            tokens[row, lane, : slot.count, most - branches.shape[1] :] = branches
+            branches = values[lane.served][:, -most:]  # cells in front are empty
+            tokens[row, number, : lane.count, most - branches.shape[1] :] = branches
     # 0: the request has such a branch. 1: it decodes, as the first token comes with the prompt.
     sequences, going = ((tokens[0] > least).sum(axis=-1, dtype=np.int32) for least in (0, 1))
-    lengths, units = tokens.reshape(2, len(slots), -1)
+    lengths, units = tokens.reshape(2, len(lanes), -1)
     return fcfs_reserved.Branches(lengths, units, sequences, going)
 
 
-def _speculation(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> Speculation | None:
+def _speculation(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs]) -> Speculation | None:
     """What decodes draft, up to as many as the program has; None where they draft nothing."""
     most = group.key.drafts
     if not most:
         return None
-    chances, draw_keys = np.zeros((len(slots), most)), np.zeros((len(slots), group.lane_requests + 1), dtype=np.uint32)
-    for lane, (slot, pool) in enumerate(zip(slots, serving, strict=True)):
+    chances, draw_keys = np.zeros((len(lanes), most)), np.zeros((len(lanes), group.lane_requests + 1), dtype=np.uint32)
+    for number, (lane, pool) in enumerate(zip(lanes, serving, strict=True)):
         assert pool.speculative is not None
-        chances[lane, : pool.drafts] = pool.speculative.chances
+        chances[number, : pool.drafts] = pool.speculative.chances
         # By the request's id, so that a request has the same luck in every configuration and on every replica.
-        draw_keys[lane, : slot.count] = keys(slot.draws, slot.jobs.id[slot.served])
+        draw_keys[number, : lane.count] = keys(lane.draws, lane.jobs.id[lane.served])
     return Speculation(chances, np.array([pool.drafts for pool in serving], dtype=float), draw_keys)
 
 
-def _cluster(group: StationGroup, serving: list[StationPlan], slots: list[LaneJobs]) -> preemptive.Cluster:
+def _cluster(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs]) -> preemptive.Cluster:
     """The replicas of each lane, which run together."""
     deployments = [pool.deployment for pool in serving]
-    tables = [tables_of_pool(slot, pool, group) for slot, pool in zip(slots, serving, strict=True)]
+    tables = [tables_of_pool(lane, pool, group) for lane, pool in zip(lanes, serving, strict=True)]
     router = jax.tree.map(lambda *values: np.stack(values), *tables)
     return preemptive.Cluster(
         replicas=np.array([deployment.ranks for deployment in deployments], dtype=np.int32),

@@ -1,4 +1,4 @@
-"""What requests of slots have to do with one another -> the engine's arrays: shared content, and who follows whom."""
+"""What requests of lanes have to do with one another -> the engine's arrays: shared content, and who follows whom."""
 
 from __future__ import annotations
 
@@ -17,65 +17,65 @@ from evaluator.traffic.block_names import block_names
 SMALLEST = 256
 
 
-def cache_shape(pools: Sequence[StationPlan], slots: Sequence[LaneJobs]) -> CacheShape:
-    """Sizes that hold every one of the slots, rounded up to powers of two so that few programs are compiled."""
-    kvs = [pools[slot.position].design.ready.kv for slot in slots]
-    held = [int(_units(slot, pools[slot.position]).sum()) for slot in slots]
+def cache_shape(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs]) -> CacheShape:
+    """Sizes that hold every one of the lanes, rounded up to powers of two so that few programs are compiled."""
+    kvs = [pools[lane.position].design.ready.kv for lane in lanes]
+    held = [int(_units(lane, pools[lane.position]).sum()) for lane in lanes]
     # A cache never holds more blocks than its requests ask for in all, which bounds the arrays of short runs.
     used = [min(all_of_them, kv.capacity_units) for all_of_them, kv in zip(held, kvs, strict=True)]
-    names = (block_names(slot.jobs, kv.block_tokens).count for slot, kv in zip(slots, kvs, strict=True))
-    most_due = max(kv.block_tokens for kv in kvs) + any(pools[slot.position].drafts for slot in slots)
+    names = (block_names(lane.jobs, kv.block_tokens).count for lane, kv in zip(lanes, kvs, strict=True))
+    most_due = max(kv.block_tokens for kv in kvs) + any(pools[lane.position].drafts for lane in lanes)
     return CacheShape(_rounded(max(names)), _rounded(max(used)), _rounded(max(held)), 1 << (most_due - 1).bit_length())
 
 
-def contents_of(pools: Sequence[StationPlan], slots: Sequence[LaneJobs], width: int) -> BlockContent:
+def contents_of(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs], width: int) -> BlockContent:
     """What is in the blocks of the requests of lanes, each of ``width`` slots; ``pools`` are those of the lanes."""
     by_lane = [
-        block_names(slot.jobs, pool.design.ready.kv.block_tokens) for slot, pool in zip(slots, pools, strict=True)
+        block_names(lane.jobs, pool.design.ready.kv.block_tokens) for lane, pool in zip(lanes, pools, strict=True)
     ]
-    sources = np.zeros((len(slots), _rounded(max(len(names.sources) for names in by_lane))), dtype=np.int32)
-    columns = np.zeros((4, len(slots), width), dtype=np.int32)
-    for lane, (slot, pool, names) in enumerate(zip(slots, pools, by_lane, strict=True)):
-        of_lane, units = names[slot.served], _units(slot, pool)
-        sources[lane, : len(names.sources)] = names.sources
+    sources = np.zeros((len(lanes), _rounded(max(len(names.sources) for names in by_lane))), dtype=np.int32)
+    columns = np.zeros((4, len(lanes), width), dtype=np.int32)
+    for number, (lane, pool, names) in enumerate(zip(lanes, pools, by_lane, strict=True)):
+        of_lane, units = names[lane.served], _units(lane, pool)
+        sources[number, : len(names.sources)] = names.sources
         for row, values in enumerate(
             # Exclusive running sums: where each request's blocks begin among those of its lane.
             (of_lane.sources_from, of_lane.sourced, of_lane.own_from, np.cumsum(units) - units)
         ):
-            columns[row, lane, : slot.count] = values
+            columns[row, number, : lane.count] = values
     per_source = np.array([names.per_source for names in by_lane], dtype=np.int32)
     return BlockContent(sources, columns[0], columns[1], per_source, columns[2], columns[3])
 
 
-def session_turns_of(slots: Sequence[LaneJobs], width: int) -> SessionTurns:
+def session_turns_of(lanes: Sequence[LaneJobs], width: int) -> SessionTurns:
     """Who follows whom in lanes of ``width`` slots each."""
-    opening, following = np.zeros((len(slots), width), np.int32), np.full((len(slots), width), -1, np.int32)
-    openings, think_s = np.zeros(len(slots), np.int32), np.zeros((len(slots), width))
-    for lane, slot in enumerate(slots):
-        follows = follows_of(slot)
+    opening, following = np.zeros((len(lanes), width), np.int32), np.full((len(lanes), width), -1, np.int32)
+    openings, think_s = np.zeros(len(lanes), np.int32), np.zeros((len(lanes), width))
+    for number, lane in enumerate(lanes):
+        follows = follows_of(lane)
         assert follows is not None
         # Openings of sessions have nobody before them, and come at their own times.
         first = np.flatnonzero(follows.before < 0)
         later = np.flatnonzero(follows.before >= 0)
-        opening[lane, : len(first)], openings[lane] = first, len(first)
-        following[lane, follows.before[later]] = later
-        think_s[lane, : slot.count] = follows.think_s
+        opening[number, : len(first)], openings[number] = first, len(first)
+        following[number, follows.before[later]] = later
+        think_s[number, : lane.count] = follows.think_s
     return SessionTurns(opening, openings, following, think_s)
 
 
 def by_prefix(deployments: Sequence[Deployment]) -> ByPrefix:
     """The keys of the router that goes by what is in the caches, of each deployment that has it."""
     figures = np.zeros((4, len(deployments)))
-    for lane, choice in enumerate(map(routed_by, deployments)):
+    for number, choice in enumerate(map(routed_by, deployments)):
         if router_of(choice).by_prefix:
             keys = PrefixAware() if isinstance(choice, str) else choice
             assert isinstance(keys, PrefixAware)
-            figures[:, lane] = 1.0, keys.threshold, keys.imbalance, keys.imbalance_ratio
+            figures[:, number] = 1.0, keys.threshold, keys.imbalance, keys.imbalance_ratio
     return ByPrefix(figures[0] > 0.0, *figures[1:])
 
 
-def _units(slot: LaneJobs, pool: StationPlan) -> np.ndarray:
-    return pool.held_units(slot.jobs.demand)[slot.served]
+def _units(lane: LaneJobs, pool: StationPlan) -> np.ndarray:
+    return pool.held_units(lane.jobs.demand)[lane.served]
 
 
 def _rounded(size: int) -> int:

@@ -142,7 +142,7 @@ def _in_turn(
     return (prompts >= router.prompt_tokens).astype(np.int32), choices
 
 
-def tables_of_pool(slot: LaneJobs, pool: StationPlan, group: StationGroup) -> RouterChoices:
+def tables_of_pool(lane: LaneJobs, pool: StationPlan, group: StationGroup) -> RouterChoices:
     """The router of one pool whose replicas run together, without an axis (lane,).
 
     Who thinks about answers sends requests in an order that is known only in the run.
@@ -151,16 +151,16 @@ def tables_of_pool(slot: LaneJobs, pool: StationPlan, group: StationGroup) -> Ro
     counts, independent = router_of(choice).counts, router_of(choice).independent
     counter = np.array([NO_COUNTER if counts is None else COUNTERS.index(counts)], np.int32)
     assigned = np.zeros((1, width), np.int32)
-    if slot.assigned is not None:
-        assigned[0, : slot.count] = slot.assigned
+    if lane.assigned is not None:
+        assigned[0, : lane.count] = lane.assigned
     if not group.key.session_turns:
         return RouterChoices(counter, assigned)
     kind, turns = np.full(width, NONE, np.int32), np.zeros((FEWEST_KINDS, 1, width), np.int32)
     # By turns, as in ``_in_turn``: sessions that think send in an order that the run decides.
     if independent is not None and not independent.by_session:
-        prompts, draws = slot.jobs.demand.prompt_tokens[slot.served], partial(stream, slot.draws, slot.station)
+        prompts, draws = lane.jobs.demand.prompt_tokens[lane.served], partial(stream, lane.draws, lane.station)
         sent = Sent(prompts, pool.deployment.ranks, draws())
-        kind[: slot.count], choices = _in_turn(choice, sent, draws)
+        kind[: lane.count], choices = _in_turn(choice, sent, draws)
         for row, chosen in zip(turns[:, 0], choices, strict=False):
-            row[: slot.count] = chosen
+            row[: lane.count] = chosen
     return RouterChoices(counter, assigned, kind, turns)

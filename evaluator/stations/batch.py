@@ -87,6 +87,8 @@ def _lanes(servers: Sequence[BatchServers], ready_s: np.ndarray, seeds: int) -> 
     service_s = np.zeros((len(servers), largest + 1))
     for row, of_config in zip(service_s, servers, strict=True):
         row[1 : 1 + len(of_config.service_s)] = of_config.service_s
+    # So that ``here + most - 1`` is always a place in the row: a batch that never gets full has infinity there, and
+    # starts by its oldest job.
     behind = np.full((len(ready_s), largest), np.inf)
     return _Lanes(
         np.concatenate([ready_s, behind], axis=1),
@@ -124,6 +126,7 @@ def _batches(lanes: _Lanes) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndar
         server[lane, here], first[lane, here] = chosen, here
         busy_s[lane] += took_s
         position[lane] = here + size
+        # Lanes that are through drop out, so that one with many batches does not carry the others along.
         lane = lane[np.isfinite(lanes.ready_s[lane, here + size])]
     # Jobs behind the first of a batch have 0 there, so that the running maximum is the first job of each one's batch.
     np.maximum.accumulate(first, axis=1, out=first)

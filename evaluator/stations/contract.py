@@ -94,6 +94,7 @@ def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s:
     configs, seeds, _ = shape_of(jobs)
     config, run = np.zeros(configs), np.zeros((configs, seeds))
     totals = PoolTotals.empty(configs, seeds)._replace(busy_s=busy_s)
+    # Peaks, power, price and KV are 0 and not NaN: they are summed over stations, and such a station adds nothing.
     return Use(name, config, servers, *(config,) * 7, totals, run, run)
 
 
@@ -111,6 +112,7 @@ def by_run(jobs: ChunkJobs) -> list[tuple[tuple[int, int], Jobs]]:
 def table_shape(jobs: ChunkJobs) -> tuple[int, int, int]:
     """(configs, seeds, requests) of tables by id: rows up to the largest id of any configuration."""
     configs, seeds, _ = shape_of(jobs)
+    # By identity: configurations share the array of ids of a seed, and a chunk has hundreds of configurations.
     distinct = {id(run_jobs.id): run_jobs.id for _, run_jobs in by_run(jobs)}
     return configs, seeds, max((int(ids.max(initial=-1)) + 1 for ids in distinct.values()), default=0)
 

@@ -47,5 +47,6 @@ def serve_delayed(name: str, jobs: ChunkJobs, took_s: np.ndarray) -> tuple[JobCo
     """Serve the jobs of a chunk; ``took_s`` as of ``times_of``."""
     ready_s = ready_times(jobs)
     left_s = ready_s + took_s
+    # Nobody waits: scheduled on arrival, at replica 0 of a station that has none.
     served = passed_on(ready_s, ready_s, left_s, np.zeros(ready_s.shape, dtype=np.int32))
     return served, use_without_devices(name, jobs, np.ones(len(jobs)), took_s.sum(axis=-1))

@@ -103,6 +103,8 @@ def _use(
     for key, run in runs.items():
         pool, run_jobs = run.pools[phase.number][position], jobs[key[0]][key[1]]
         totals.add(key, pool.done)
+        # Replicas are numbered through a phase, and pool by pool here: below 0 and above the pool's number are those
+        # of the others.
         chosen = served.replica[key][run_jobs.id].astype(np.int64) - pool.first
         pool_jobs[key[0]][key[1]] = replace(run_jobs, chosen=chosen)
         itl[key[0]][key[1]] = pool.gaps
@@ -127,6 +129,7 @@ def _link_visit(
         assert run_jobs.origin is not None
         times_of_link.put(key, run_jobs.id, **run, replica=run_jobs.origin.replica)
         latency_s = configurations[key[0]].link.latency_s  # type: ignore[union-attr]
+        # A link is busy for as long as it sends; the latency behind it is not.
         busy_s[key] = (run["last_token_s"] - run["scheduled_s"] - latency_s).sum()
     times_of_link.first_token_s[...] = times_of_link.last_token_s
     replicas = np.array(

@@ -41,7 +41,7 @@ class LaneJobs:
     assigned: np.ndarray | None = None  # of replicas that run together: that of each job, if the router knows it
 
     @property
-    def at(self) -> tuple[int, int]:
+    def run(self) -> tuple[int, int]:
         return self.position, self.seed
 
     def id_of(self, number: int) -> int:
@@ -80,20 +80,16 @@ def _assigned(deployment: Deployment, jobs: Jobs, seed: int, station: int) -> np
     return assign(router, Sent(prompts, deployment.ranks, stream(seed, station), session))
 
 
-def slots(
-    configurations: Sequence[Configuration],
-    jobs: ChunkJobs,
-    seeds: Sequence[int],
-    station: int,
-    only: int | None = None,
+def lanes_of(
+    configurations: Sequence[Configuration], jobs: ChunkJobs, seeds: Sequence[int], station: int
 ) -> list[LaneJobs]:
-    """The lanes of the configurations that can run, or of the one at position ``only``, configuration by configuration.
+    """The lanes of the configurations that can run, configuration by configuration.
 
     Of jobs that are already told where to go (``Jobs.chosen``) a lane has those of its replica, and others none.
     """
     lanes = []
     for position, configuration in enumerate(configurations):
-        if configuration.status != OK or only not in (None, position):
+        if configuration.status != OK:
             continue
         pool, users = configuration.stations[station], configuration.users
         deployment = pool.deployment
@@ -101,24 +97,17 @@ def slots(
         joint = is_joint(configuration.workload, deployment, frontend, pool.lockstep)
         replicas = deployment.ranks
         for number, run_jobs in enumerate(jobs[position]):
+            # Replicas that depend on one another (a router that looks at them, users, lockstep) are one lane with one
+            # event loop.
             if run_jobs.chosen is None and joint:
                 lanes.append(_all_together(configuration, (position, number), run_jobs, seeds[number], station))
                 continue
             if replicas == 1 and run_jobs.chosen is None:
-                lanes.append(
-                    LaneJobs(
-                        position,
-                        number,
-                        0,
-                        run_jobs,
-                        run_jobs.order,
-                        len(run_jobs),
-                        users or OPEN_LOOP,
-                        station,
-                        seeds[number],
-                    )
-                )
+                fields = (run_jobs.order, len(run_jobs), users or OPEN_LOOP, station, seeds[number])
+                lanes.append(LaneJobs(position, number, 0, run_jobs, *fields))
                 continue
+            # The order of arrival is kept within each replica, as the programs take a lane's requests first come,
+            # first served.
             order = np.arange(len(run_jobs))[run_jobs.order]
             chosen = _assigned(deployment, run_jobs, seeds[number], station)
             for replica in range(replicas):
@@ -132,18 +121,18 @@ def slots(
 
 
 class TurnOrder(NamedTuple):
-    """Of the requests of a slot, (request,)."""
+    """Of the requests of a lane, (request,)."""
 
     before: np.ndarray  # position of the request that it follows, or -1
     think_s: np.ndarray  # between the answer to that one and this request
 
 
-def follows_of(slot: LaneJobs) -> TurnOrder | None:
+def follows_of(lane: LaneJobs) -> TurnOrder | None:
     """None where nobody waits for an answer."""
-    sharing = slot.jobs.sharing
+    sharing = lane.jobs.sharing
     if sharing is None or sharing.turns is None or not sharing.feedback:
         return None
-    ids = slot.jobs.id[slot.served]
+    ids = lane.jobs.id[lane.served]
     position = np.empty(len(ids), dtype=np.int64)
     position[ids] = np.arange(len(ids))
     previous = sharing.turns.previous[ids]

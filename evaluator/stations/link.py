@@ -44,10 +44,13 @@ def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tupl
             continue
         way = plan.ways(run_jobs.origin.replica, run_jobs.chosen) if plan.others else None
         service_s = plan.service_s(plan.tokens(run_jobs.demand), way)
+        # Layer by layer KV is sent while the rest of the prompt is computed: the link may begin before the prefill
+        # has ended, by as much as the layers before the last one take.
         may_s = run_jobs.ready_s - plan.head_start_s(service_s, run_jobs.origin.served_s, plan.layers(way))
         start_s = _starts(run_jobs, may_s, service_s) if plan.shared else may_s
         times.scheduled_s[run][run_jobs.id] = start_s
         times.replica[run][run_jobs.id] = run_jobs.origin.replica
+        # The latency is added behind the queue: bytes of the next request follow while these travel.
         times.last_token_s[run][run_jobs.id] = start_s + service_s + plan.latency_s
         busy_s[run] = service_s.sum()
     times.first_token_s[...] = times.last_token_s

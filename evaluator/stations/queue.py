@@ -76,6 +76,7 @@ def _several(ready_s: np.ndarray, service_s: np.ndarray, servers: np.ndarray) ->
     start, server = np.empty_like(ready_s), np.empty(ready_s.shape, dtype=np.int32)
     config, seed = np.ogrid[:configs, :seeds]
     for job in range(jobs):
+        # Of several free ones the one of the lowest number, as in the reference's heap of (since when, number).
         chosen = np.argmin(free_s, axis=-1)
         start[..., job] = np.maximum(free_s[config, seed, chosen], ready_s[..., job])
         free_s[config, seed, chosen] = start[..., job] + service_s[..., job]

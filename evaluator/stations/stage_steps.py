@@ -69,6 +69,7 @@ class StepStation:
         step, count = self.step((config, 0)), 1
         if getattr(step, "queue", None) is not None:
             count = int(np.max(step.queue, initial=0)) + 1
+        # A delay serves any number at a time, so that its utilisation is that of one server in the mean.
         return count * (self.servers(config) if isinstance(step, Served | Batched) else 1)
 
     def factor(self, config: int, name: str) -> float:

@@ -22,6 +22,8 @@ from evaluator.traffic.jobs import Demand, Jobs
 def check_served(configurations: Sequence[Configuration], times: RequestTimes) -> None:
     """RuntimeError where an engine left a job unserved: the plan lets none pass that the limits never admit."""
     for configuration, last_token_s in zip(configurations, times.last_token_s, strict=True):
+        # A request whose KV never fits would wait for ever at the head of its queue; the plan refuses those, and this
+        # catches what it overlooks before infinite latencies reach a table.
         if not np.isfinite(last_token_s).all():
             raise RuntimeError(
                 f"configuration {configuration.config}: the {configuration.simulator} engine never admitted a request"
@@ -35,6 +37,7 @@ def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, times: RequestTimes,
         pool = pools[run[0]]
         if pool.kept_units:
             ready_s, left_s = times.arrival_s[run][run_jobs.id], times.last_token_s[run][run_jobs.id]
+            # Engines see the cache without them, as capacity that is not there (``Limits.kv_units``).
             totals.kv_units_max[run] += pool.kept_units
             totals.kv_unit_s[run] += pool.kept_units * pool.deployment.ranks * (left_s.max() - ready_s.min())
 
@@ -86,8 +89,11 @@ def _useful(
         if design.replica is None:
             continue
         compute, memory = ideals[id(design)]
+        # Of one rank's stage: sums over pipeline ranks are worth the peak of the devices of one.
         devices = design.rank_devices / design.spec.parallel.pipeline
         window = design.replica.kv.window
+        # What a prefix cache had nobody computed; where a router told jobs to several pools, each has its own; all
+        # other configurations share the work of their traffic.
         if hit_tokens is not None:
             work = work_of(run_jobs.demand.with_hits(hit_tokens[run][run_jobs.id]), window)
         elif run_jobs.chosen is not None:
@@ -141,6 +147,8 @@ def work_of(demand: Demand, window: int | None) -> BatchStatistics:
     """Batch statistics of all jobs summed over all iterations, every prompt computed in one piece."""
     prompt, width = demand.prompt_tokens, window or 0
     computed = demand.compute_tokens > 0
+    # Chunks of a prompt attend to all before them, so that the area of a prompt is the same in one piece or in many;
+    # only the context that is read again by each chunk is more than what is useful.
     start = prompt - demand.compute_tokens
     read = np.minimum(prompt, demand.compute_tokens + max(width - 1, 0))
     totals = BatchStatistics(

@@ -176,6 +176,8 @@ def _transfers(
 ) -> Transfers:
     tokens = link.tokens(jobs.demand)
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
+    # A transfer's time depends on the link between two pools and on the request: the times of all requests over one
+    # link are one array, made when that link is first used.
     of_ways: dict[int, tuple[list[float], float]] = {}
 
     def sending(index: int, sender: int, receiver: int | None) -> Sending:

@@ -44,7 +44,7 @@ def phase_run(
     configuration: Configuration, run: RunKey, seed: int, phase: PhasePools, jobs: Jobs, observe: Observe | None
 ) -> PhaseRun:
     """A side under its jobs, ready to run; ``run`` is (configuration, seed), by which ``observe`` knows it."""
-    slot = LaneJobs(
+    lane = LaneJobs(
         *run,
         -1,
         jobs,
@@ -65,7 +65,7 @@ def phase_run(
             [
                 Replica(
                     index, built.pipeline_ranks, station.deployment.batching.policy, limits,
-                    window=built.kv.window, observe=partial(_watch, of_replica, observe, slot),
+                    window=built.kv.window, observe=partial(_watch, of_replica, observe, lane),
                 )
                 for index, of_replica in enumerate(pool_gaps, len(gaps))
             ]
@@ -82,10 +82,10 @@ def _until(jobs: Jobs) -> int:
     return int(jobs.id.max(initial=-1)) + 1
 
 
-def _watch(gaps: TokenGaps, observe: Observe | None, slot: LaneJobs, iteration: Iteration) -> None:
+def _watch(gaps: TokenGaps, observe: Observe | None, lane: LaneJobs, iteration: Iteration) -> None:
     gaps.add(iteration)
     if observe is not None:
-        observe(slot, iteration)
+        observe(lane, iteration)
 
 
 def _parts(jobs: Jobs) -> dict[int, Request]:
@@ -113,6 +113,7 @@ def _choose(
     pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.ranks for pool in pools]).tolist()
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
     units = [pool.held_units(jobs.demand).tolist() for pool in pools]
+    # By id: a request accepts the same drafts at whichever replica it is served, on the chain and in a joint run.
     drawn = list(keys(seed, jobs.id))
     shared = [shared_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]
     tokens = jobs.demand.branch_tokens
@@ -151,12 +152,12 @@ def pool_run(
     station, none = configuration.stations[number], np.zeros(0, dtype=np.int64)
     nobody = Demand.of(Tokens(none, none, none, none, none), station.role)
     jobs = Jobs(none, none.astype(float), nobody, none.astype(bool))
-    slot = LaneJobs(*run, -1, jobs, slice(0, 0), 0, OPEN_LOOP, number, by_id=True)
+    lane = LaneJobs(*run, -1, jobs, slice(0, 0), 0, OPEN_LOOP, number, by_id=True)
     built, limits = station.design.ready, limits_of(station, nobody)
     replicas = [
         Replica(
             index, built.pipeline_ranks, station.deployment.batching.policy, limits,
-            window=built.kv.window, observe=None if observe is None else partial(observe, slot),
+            window=built.kv.window, observe=None if observe is None else partial(observe, lane),
         )
         for index in range(station.deployment.ranks)
     ]  # fmt: skip

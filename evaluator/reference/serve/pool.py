@@ -21,7 +21,7 @@ from evaluator.reference.network import Conversations
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE
 from evaluator.speculation import keys, tokens_given
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, table_shape
-from evaluator.stations.lane_jobs import LaneJobs, follows_of, slots
+from evaluator.stations.lane_jobs import LaneJobs, follows_of, lanes_of
 from evaluator.stations.use import add_kept, check_served, use_of
 from evaluator.traffic.jobs import Demand, branch_units, shared_units
 from evaluator.traffic.requests import cached_by_content
@@ -39,7 +39,7 @@ def serve_tokens(
     """Serve the jobs of a chunk at the pool number ``station`` of its configurations, over all seeds.
 
     Runs of alike iterations are leapt over: times, gaps between tokens and totals are the same as token by token.
-    ``observe`` is called after every iteration, or leap; request numbers are those within the slot.
+    ``observe`` is called after every iteration, or leap; request numbers are those within the lane.
     """
     times, totals = RequestTimes.empty(table_shape(jobs)), PoolTotals.empty(len(configurations), len(seeds))
     if any(
@@ -49,10 +49,10 @@ def serve_tokens(
         times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
     gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in configurations]
     pools = [configuration.stations[station] for configuration in configurations]
-    for slot in slots(configurations, jobs, seeds, station):
-        outcome, its_gaps = _serve(configurations[slot.position], pools[slot.position], slot, seeds[slot.seed], observe)
-        _add(times, totals, slot, outcome)
-        gaps[slot.position][slot.seed].append(its_gaps)
+    for lane in lanes_of(configurations, jobs, seeds, station):
+        outcome, its_gaps = _serve(configurations[lane.position], pools[lane.position], lane, seeds[lane.seed], observe)
+        _add(times, totals, lane, outcome)
+        gaps[lane.position][lane.seed].append(its_gaps)
     check_served(configurations, times)
     add_kept(pools, jobs, times, totals)
     itl = [[pooled(parts) for parts in row] for row in gaps]
@@ -60,13 +60,13 @@ def serve_tokens(
 
 
 def _serve(
-    configuration: Configuration, pool: StationPlan, slot: LaneJobs, seed: int, observe: Observe | None
+    configuration: Configuration, pool: StationPlan, lane: LaneJobs, seed: int, observe: Observe | None
 ) -> tuple[PoolOutcome, WeightedGaps]:
     deployment, replica, frontend = pool.deployment, pool.design.ready, pool.frontend
     by_content = cached_by_content(configuration.workload, deployment)
-    requests = _requests(slot, pool)
+    requests = _requests(lane, pool)
     if by_content:
-        _say_content(requests, slot, replica.kv)
+        _say_content(requests, lane, replica.kv)
     gaps = TokenGaps(len(requests))
 
     def late_s(request: Request) -> float:
@@ -75,27 +75,27 @@ def _serve(
     def watch(iteration: Iteration) -> None:
         gaps.add(iteration)
         if observe is not None:
-            observe(slot, iteration)
+            observe(lane, iteration)
 
     outcome = simulate(
         replica.pipeline_ranks,
         deployment.batching.policy,
-        replace(limits_of(pool, slot.jobs.demand), prefix_caching=by_content),
+        replace(limits_of(pool, lane.jobs.demand), prefix_caching=by_content),
         requests,
-        replicas=deployment.ranks if slot.replica < 0 else 1,
+        replicas=deployment.ranks if lane.replica < 0 else 1,
         lockstep=pool.lockstep,
         # A lane of one replica has its requests assigned already.
-        router=routed_by(deployment) if slot.replica < 0 else "round_robin",
+        router=routed_by(deployment) if lane.replica < 0 else "round_robin",
         seed=seed,
-        users=slot.users if slot.users < slot.count else None,
+        users=lane.users if lane.users < lane.count else None,
         delay_s=late_s,
-        clients=_conversations(slot, requests, late_s),
+        clients=_conversations(lane, requests, late_s),
         window=replica.kv.window,
         observe=watch,
     )
     # Gaps count from the first token of the first request that is measured: those of the warm-up are left out by
     # time, since a leap's gaps are of all its members.
-    first = slot.measured_from
+    first = lane.measured_from
     since = requests[first].first_token_s if first < len(requests) else math.inf
     return outcome, gaps.after(since)
 
@@ -146,26 +146,29 @@ def _units_of_blocks(kv: KvLayout, demand: Demand) -> Callable[[int], int] | Non
     """Units of a sequence of so many blocks; None where a unit is a block."""
     if _of_blocks(kv):
         return None
+    # As a table: the layout's formula is of arrays, and the scheduler asks for one sequence at a time, again and
+    # again. Three more blocks than the longest sequence fills, for its next token, its drafts and a block that is not
+    # full.
     most = demand.extremes.sequence // kv.block_tokens + 3
     return kv_units(kv, np.arange(most) * kv.block_tokens).tolist().__getitem__
 
 
-def _requests(slot: LaneJobs, pool: StationPlan) -> list[Request]:
-    demand, kv = slot.jobs.demand, pool.design.ready.kv
+def _requests(lane: LaneJobs, pool: StationPlan) -> list[Request]:
+    demand, kv = lane.jobs.demand, pool.design.ready.kv
     lengths = demand.prompt_tokens, demand.output_tokens
-    columns = (slot.jobs.ready_s, demand.compute_tokens, *lengths, pool.held_units(demand))
-    rows = zip(*(column[slot.served].tolist() for column in columns), strict=True)
+    columns = (lane.jobs.ready_s, demand.compute_tokens, *lengths, pool.held_units(demand))
+    rows = zip(*(column[lane.served].tolist() for column in columns), strict=True)
     requests = [Request(index, *row) for index, row in enumerate(rows)]
-    for request, units in zip(requests, shared_units(demand, kv)[slot.served].tolist(), strict=True):
+    for request, units in zip(requests, shared_units(demand, kv)[lane.served].tolist(), strict=True):
         request.shared_units = units
     if demand.branch_tokens is not None:
-        branches = branches_of(demand.branch_tokens[slot.served], branch_units(demand, kv)[slot.served])
+        branches = branches_of(demand.branch_tokens[lane.served], branch_units(demand, kv)[lane.served])
         for request, of_request in zip(requests, branches, strict=True):
             request.branches, request.branch_units = of_request
-    for request, key in zip(requests, keys(slot.draws, slot.jobs.id[slot.served]), strict=True) if pool.drafts else ():
+    for request, key in zip(requests, keys(lane.draws, lane.jobs.id[lane.served]), strict=True) if pool.drafts else ():
         request.curve = curve_of(pool, key, request.output_tokens)
-    if slot.jobs.session is not None:
-        for request, session in zip(requests, slot.jobs.session[slot.served].tolist(), strict=True):
+    if lane.jobs.session is not None:
+        for request, session in zip(requests, lane.jobs.session[lane.served].tolist(), strict=True):
             request.session = session
     return requests
 
@@ -178,9 +181,9 @@ def branches_of(tokens: np.ndarray, units: np.ndarray) -> list[tuple[tuple[int, 
     ]
 
 
-def _say_content(requests: Sequence[Request], slot: LaneJobs, kv: KvLayout) -> None:
+def _say_content(requests: Sequence[Request], lane: LaneJobs, kv: KvLayout) -> None:
     """Tell each request what is in its blocks, as far as it is known."""
-    jobs, served = slot.jobs, slot.served
+    jobs, served = lane.jobs, lane.served
     assert jobs.sharing is not None
     ids, prompt, tokens = jobs.id[served], jobs.demand.prompt_tokens[served], jobs.demand.kv_tokens[served]
     for request, content in zip(requests, jobs.sharing.contents(ids, prompt, tokens, kv.block_tokens), strict=True):
@@ -188,10 +191,10 @@ def _say_content(requests: Sequence[Request], slot: LaneJobs, kv: KvLayout) -> N
 
 
 def _conversations(
-    slot: LaneJobs, requests: Sequence[Request], late_s: Callable[[Request], float]
+    lane: LaneJobs, requests: Sequence[Request], late_s: Callable[[Request], float]
 ) -> Conversations | None:
     """Clients who think about answers, which they have ``late_s`` after the engine; None where nobody waits for one."""
-    follows = follows_of(slot)
+    follows = follows_of(lane)
     if follows is None:
         return None
 
@@ -201,16 +204,16 @@ def _conversations(
     return Conversations(requests, list(zip(*(column.tolist() for column in follows), strict=True)), seen_s)
 
 
-def _add(times: RequestTimes, totals: PoolTotals, slot: LaneJobs, outcome: PoolOutcome) -> None:
-    requests, replica = outcome.requests, slot.replica
+def _add(times: RequestTimes, totals: PoolTotals, lane: LaneJobs, outcome: PoolOutcome) -> None:
+    requests, replica = outcome.requests, lane.replica
     names = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
     if times.hit_tokens is not None:
         names.append("hit_tokens")
     columns = {name: [getattr(request, name) for request in requests] for name in names}
     times.put(
-        slot.at, slot.rows, replica=[request.replica for request in requests] if replica < 0 else replica, **columns
+        lane.run, lane.rows, replica=[request.replica for request in requests] if replica < 0 else replica, **columns
     )
-    totals.add(slot.at, PoolTotals.of(outcome))
+    totals.add(lane.run, PoolTotals.of(outcome))
 
 
 def curve_of(pool: StationPlan, key: np.unsignedinteger, output: int) -> tuple[int, ...]:
@@ -241,6 +244,8 @@ class TokenGaps:
             members = np.array(iteration.decodes)
             now = iteration.end_s
             if iteration.iterations > 1:
+                # Kept as a formula and not as gaps: a leap of 1,000 iterations of 256 sequences would be 256,000 of
+                # them.
                 curve = iteration.start_s, iteration.first_s, iteration.slope_s
                 self._leaps.append((*curve, iteration.iterations, len(members)))
                 now = iteration.start_s + iteration.first_s

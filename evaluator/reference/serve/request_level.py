@@ -12,7 +12,7 @@ from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, ReplicaBuild, StationPlan, request_sizes
 from evaluator.reference.request_level import Instances, WholeRequest, collocated, decode, prefill
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, table_shape
-from evaluator.stations.lane_jobs import LaneJobs, slots
+from evaluator.stations.lane_jobs import LaneJobs, lanes_of
 from evaluator.stations.use import check_served, use_of
 from evaluator.traffic.roles import Role
 
@@ -22,23 +22,24 @@ def serve_requests(
 ) -> tuple[RequestTimes, Use]:
     """Serve the jobs of a chunk at the pool number ``station`` of its configurations, over all seeds and replicas.
 
-    A slot has one replica, or all where they share a queue. Busy times, iterations, KV in use and the gaps between
+    A lane has one replica, or all where they share a queue. Busy times, iterations, KV in use and the gaps between
     tokens are not known.
     """
     times = RequestTimes.empty(table_shape(jobs))
     pools = [configuration.stations[station] for configuration in configurations]
-    for slot in slots(configurations, jobs, seeds, station):
-        requests = _served(slot, pools[slot.position], seeds[slot.seed])
-        _add(times, slot, pools[slot.position].role, requests)
+    for lane in lanes_of(configurations, jobs, seeds, station):
+        requests = _served(lane, pools[lane.position], seeds[lane.seed])
+        _add(times, lane, pools[lane.position].role, requests)
     check_served(configurations, times)
     return times, use_of(pools, jobs, PoolTotals.unknown(len(configurations), len(seeds)), None)
 
 
-def _served(slot: LaneJobs, pool: StationPlan, seed: int) -> list[WholeRequest]:
-    """The requests of a slot in order of arrival, with their times."""
-    demand, arrival_s = slot.jobs.demand, slot.jobs.ready_s[slot.served]
-    prompt, output = demand.prompt_tokens[slot.served], demand.output_tokens[slot.served] + _first_tokens(pool)
-    chance = draws(seed, slot.count, slot.station) if slot.replica < 0 else np.zeros((2, slot.count))
+def _served(lane: LaneJobs, pool: StationPlan, seed: int) -> list[WholeRequest]:
+    """The requests of a lane in order of arrival, with their times."""
+    demand, arrival_s = lane.jobs.demand, lane.jobs.ready_s[lane.served]
+    prompt, output = demand.prompt_tokens[lane.served], demand.output_tokens[lane.served] + _first_tokens(pool)
+    # Replicas that have requests of their own have nothing to choose.
+    chance = draws(seed, lane.count, lane.station) if lane.replica < 0 else np.zeros((2, lane.count))
     columns = (arrival_s, prompt, output, *chance)
     requests = [WholeRequest(*row) for row in zip(*(column.astype(float).tolist() for column in columns), strict=True)]
     if pool.role.prompt_resident:
@@ -52,7 +53,7 @@ def _served(slot: LaneJobs, pool: StationPlan, seed: int) -> list[WholeRequest]:
     return requests
 
 
-def _add(times: RequestTimes, slot: LaneJobs, role: Role, requests: Sequence[WholeRequest]) -> None:
+def _add(times: RequestTimes, lane: LaneJobs, role: Role, requests: Sequence[WholeRequest]) -> None:
     if role.prompt_resident:
         names = ("decode_scheduled_s", "second_token_s", "last_token_s", "decode_instance")
     elif role.first_token_only:
@@ -61,13 +62,13 @@ def _add(times: RequestTimes, slot: LaneJobs, role: Role, requests: Sequence[Who
         names = ("scheduled_s", "first_token_s", "last_token_s", "instance")
     scheduled_s, first_s, last_s, instance = ([getattr(request, name) for request in requests] for name in names)
     times.put(
-        slot.at,
-        slot.rows,
-        arrival_s=slot.jobs.ready_s[slot.served],
+        lane.run,
+        lane.rows,
+        arrival_s=lane.jobs.ready_s[lane.served],
         scheduled_s=scheduled_s,
         first_token_s=first_s,
         last_token_s=last_s,
-        replica=instance if slot.replica < 0 else slot.replica,
+        replica=instance if lane.replica < 0 else lane.replica,
     )
 
 

@@ -125,6 +125,8 @@ class _Site:
         assert visit.stage is not None
         planned, ids = step_station.planned(self.config), visit.ids
         own_key: Hashable = (visit.stage, step_station.number)
+        # Steps of two stages on one pool are one station, at which their requests wait for one another; without a
+        # pool each has its own.
         shared = own_key if planned.pool is None else (planned.pool, planned.kind)
         if getattr(work, "queue", None) is not None:
             ids = ids[np.asarray(work.queue)[ids] >= 0]  # the others pass it by
@@ -166,6 +168,8 @@ class _Site:
             step_visit.starts[request] = stations[key]
             stations[key].seconds[step_visit.base + request] = float(seconds[request])  # type: ignore[attr-defined]
         step_visit.left, step_visit.service_s = dict(step_visit.starts), float(seconds[step_visit.ids].sum())
+        # A link is busy while it sends, and not while the bytes travel: the latency is a station of its own behind
+        # it.
         if isinstance(work, Shipped) and work.latency_s > 0:
             later = stations.setdefault((own_key, "latency"), DelayStation({}))
             latency_s = work.latency_s * step_station.factor(config, "link_latency")
