@@ -130,7 +130,7 @@ class CommandLine:
         # First what the engine does without being told, then what rows and ``read`` say of it.
         for key, value in self.does.items():
             put(tree, key, value)
-        known = set()
+        read_flags = set()
         for row in self.rows:
             value = row.meant(flags[row.flag]) if row.flag in flags else row.absent
             if release is not None and not self._has(row.flag, release):
@@ -139,9 +139,9 @@ class CommandLine:
             if value is not None:
                 put(tree, row.key, value)
             if row.flag in flags and value is not None:
-                known.add(row.flag)
-        known |= set(self.read(flags, tree))
-        return tree, tuple(flag for flag in flags if flag not in known)
+                read_flags.add(row.flag)
+        read_flags |= set(self.read(flags, tree))
+        return tree, tuple(flag for flag in flags if flag not in read_flags)
 
 
 def unsaid(line: CommandLine, server: StatedPool, flags: Flags) -> dict[str, Any]:

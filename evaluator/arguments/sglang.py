@@ -77,9 +77,9 @@ def _write(server: StatedPool) -> Flags:
 
 
 def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
-    known = ["--tp-size", "--dp-size", "--attn-dp-size", "--enable-dp-attention", "--ep-size", "--moe-a2a-backend"]
-    known += ["--enable-eplb", "--ep-num-redundant-experts", "--max-running-requests", "--enable-mixed-chunk"]
-    known += ["--chunked-prefill-size", "--max-prefill-tokens", "--disable-overlap-schedule"]
+    read_flags = ["--tp-size", "--dp-size", "--attn-dp-size", "--enable-dp-attention", "--ep-size", "--moe-a2a-backend"]
+    read_flags += ["--enable-eplb", "--ep-num-redundant-experts", "--max-running-requests", "--enable-mixed-chunk"]
+    read_flags += ["--chunked-prefill-size", "--max-prefill-tokens", "--disable-overlap-schedule"]
     tensor, copies = flags.get("--tp-size", 1), flags.get("--dp-size", 1)
     # --dp-size with --enable-dp-attention is the older spelling of --attn-dp-size.
     together = flags.get("--attn-dp-size") or (copies if flags.get("--enable-dp-attention") else 1) or 1
@@ -94,11 +94,11 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     tree["redundant_experts"] = flags.get("--ep-num-redundant-experts", 0)
     quantization = flags.get("--quantization")
     put(tree, "precision.weights", "fp8" if quantization == "fp8" else "checkpoint")
-    known += ["--quantization"] if quantization == "fp8" else []
+    read_flags += ["--quantization"] if quantization == "fp8" else []
     dtype = str(flags.get("--kv-cache-dtype", "auto"))
     narrow = {word: kv for kv, word in _KV.items()} | {"fp8_e5m2": "fp8"}
     put(tree, "precision.kv", narrow.get(dtype, get(tree, "precision.activations")))
-    known += ["--kv-cache-dtype"] if dtype in ("auto", "bf16", "bfloat16", *narrow) else []
+    read_flags += ["--kv-cache-dtype"] if dtype in ("auto", "bf16", "bfloat16", *narrow) else []
     if "--max-running-requests" in flags:
         put(tree, "batching.max_num_seqs", max(flags["--max-running-requests"] // together, 1))
     chunk = flags.get("--chunked-prefill-size")
@@ -111,14 +111,14 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     ahead = not flags.get("--disable-overlap-schedule") and get(tree, "batching.policy") == "chunked"
     put(tree, "batching.planning", "asynchronous" if ahead else "at_once")
     if "--speculative-algorithm" in flags:
-        known += ["--speculative-algorithm", "--speculative-num-steps", "--speculative-num-draft-tokens"]
-        known += ["--speculative-eagle-topk", "--speculative-draft-model-path"]
+        read_flags += ["--speculative-algorithm", "--speculative-num-steps", "--speculative-num-draft-tokens"]
+        read_flags += ["--speculative-eagle-topk", "--speculative-draft-model-path"]
         tree["speculative"] = _drafts(flags)
     mode = flags.get("--disaggregation-mode", "null")
     if mode in ("prefill", "decode"):
-        known += ["--disaggregation-mode", "--disaggregation-transfer-backend"]
+        read_flags += ["--disaggregation-mode", "--disaggregation-transfer-backend"]
         tree["role"] = mode
-    return tuple(known)
+    return tuple(read_flags)
 
 
 def _drafts(flags: Flags) -> dict[str, Any]:

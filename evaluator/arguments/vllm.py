@@ -79,7 +79,7 @@ def _write(server: StatedPool) -> Flags:
 
 
 def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
-    known: list[str] = [
+    read_flags: list[str] = [
         flag for flag in ("--quantization", "--kv-cache-dtype", "--num-gpu-blocks-override") if flag in flags
     ]
     quantization = flags.get("--quantization")
@@ -87,13 +87,13 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     # Another format is the checkpoint's own, which the name of the model says; the flag then tells nothing, and is
     # listed so.
     if quantization not in (None, "fp8"):
-        known.remove("--quantization")
+        read_flags.remove("--quantization")
     dtype = str(flags.get("--kv-cache-dtype", "auto"))
     # e4m3 and e5m2 take the same bytes; how they round is no matter of time.
     narrow = {word: kv for kv, word in _KV.items()} | dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"), "fp8")
     put(tree, "precision.kv", narrow.get(dtype, get(tree, "precision.activations")))
     if dtype not in ("auto", "bfloat16", "float16", *narrow):
-        known.remove("--kv-cache-dtype")
+        read_flags.remove("--kv-cache-dtype")
     ranks = tree.get("data_parallel", 1)
     if flags.get("--enable-expert-parallel"):
         tree["expert_parallel"] = tree.get("tensor_parallel", 1) * ranks
@@ -102,20 +102,22 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
         gathered = exchange in ("naive", "allgather_reducescatter") or ranks == 1
         tree["expert_exchange"] = "gather" if gathered else "all_to_all"
         tree["redundant_experts"] = flags.get("--eplb-config", {}).get("num_redundant_experts", 0)
-        known += [flag for flag in ("--enable-expert-parallel", "--all2all-backend", "--enable-eplb", "--eplb-config")]
+        read_flags += [
+            flag for flag in ("--enable-expert-parallel", "--all2all-backend", "--enable-eplb", "--eplb-config")
+        ]
     if "--num-gpu-blocks-override" in flags:
         put(tree, "kv.capacity_tokens", flags["--num-gpu-blocks-override"] * get(tree, "kv.block_tokens"))
     drafts = flags.get("--speculative-config")
     if drafts is not None:
-        known.append("--speculative-config")
+        read_flags.append("--speculative-config")
         tree["speculative"] = _drafts(drafts)
     role = flags.get("--kv-transfer-config", {}).get("kv_role")
     if role in _ROLES.values():
-        known.append("--kv-transfer-config")
+        read_flags.append("--kv-transfer-config")
         tree["role"] = next(name for name, word in _ROLES.items() if word == role)
     if get(tree, "batching.policy") != "chunked":  # nothing else plans ahead here (``policies``)
         tree["batching"].pop("planning", None)
-    return tuple(known)
+    return tuple(read_flags)
 
 
 def _drafts(config: dict[str, Any]) -> dict[str, Any]:

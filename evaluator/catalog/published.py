@@ -37,22 +37,22 @@ def model_name(published: str) -> str:
 
     Raises InputError where no entry has these layers, and where several do.
     """
-    known = names("models")
+    entries = names("models")
     short = published.strip().rstrip("/ ").rsplit("/", 1)[-1].lower()
     # Training and quantisation change no shape, but an entry of the catalog in fp8 has another precision: it is
     # looked for first.
     plain = plain_model(short)
     name_in_catalog = f"{plain}-fp8" if "fp8" in short else plain
     for name in (published, short, name_in_catalog, _SAME_LAYERS.get(plain, plain)):
-        if name in known:
+        if name in entries:
             return name
-    matching = [name for name in known if plain and plain_model(_origin(name)) == plain]
+    matching = [name for name in entries if plain and plain_model(_origin(name)) == plain]
     if len(matching) > 1:
         raise InputError(f"model {published} is one of {', '.join(matching)}: name the entry of the catalog instead")
     if matching:
         return matching[0]
     raise InputError(
-        f"model {published} is not in the catalog{suggestion(plain, known)}; remedy: `evaluator catalog import "
+        f"model {published} is not in the catalog{suggestion(plain, entries)}; remedy: `evaluator catalog import "
         f"config.json --out my/models/llm/{plain}.yaml` with its published config.json, and EVALUATOR_PATH=my"
     )
 

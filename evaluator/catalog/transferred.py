@@ -31,9 +31,9 @@ def set_of_others(hardware: Hardware | str, engine: str, architecture: str = "")
     ``hardware`` is a device, or a name that is not in the catalog. Of the others those of an ``architecture`` alone are
     taken, where any was measured. InputError where there are no others.
     """
-    place = os.environ.get("EVALUATOR_PATH", ""), os.getcwd()
+    folders = os.environ.get("EVALUATOR_PATH", ""), os.getcwd()
     name = hardware if isinstance(hardware, str) else hardware.name
-    return _set_of_others(name, nearest_link(hardware), engine, architecture, place)
+    return _set_of_others(name, nearest_link(hardware), engine, architecture, folders)
 
 
 @lru_cache(maxsize=256)

@@ -123,6 +123,7 @@ def _transfer(
     data: list[Path], hardware: str | None, engine: str | None, out: Path | None, errors: Path | None, quiet: bool
 ) -> None:
     """Writes the transferred set of ``hardware``, or the table of errors of such sets."""
+    # One of two jobs: a set for one device, or the table of errors of such sets, which needs measurements of many.
     if (out is None) == (errors is None) or (out is None) != (hardware is None) or bool(data) != (errors is not None):
         raise InputError(
             "calibrate --transfer takes --hardware NAME --out FILE.yaml, or DATA... --errors FILE.yaml to measure how "

@@ -39,6 +39,7 @@ def list_hardware() -> None:
     header = ("name", "kind", "bf16 TFLOP/s", "memory GB", "GB/s", "power W", "links GB/s")
     rows = []
     for entry in (load_hardware(name) for name in names("hardware")):
+        # Old devices have no bf16; their fp16 has the same width.
         peak = entry.peak_flops.get("bf16", entry.peak_flops.get("fp16"))
         links = ", ".join(f"{link.name} {link.bandwidth / 1e9:.4g}" for link in entry.links)
         numbers = (peak and peak / 1e12, entry.memory_bytes / 1e9, entry.memory_bandwidth / 1e9, entry.power_w)
@@ -206,6 +207,7 @@ def import_model(
     from evaluator.huggingface import import_config
 
     check_output(out, "--out", (".yaml", ".yml"))
+    # A script is told by its suffix: of a config.json it could not be told by content without reading it as both.
     if config.suffix in (".sh", ".bash", ".txt"):
         _import_script(config, out)
         return

@@ -70,6 +70,8 @@ def compare(
     for file in files:
         if not file.is_file():
             raise InputError(f"there is no file {file}")
+    # Three inputs share one command: results of generators, which their content tells; the requests of one run, with
+    # a scenario; else specifications and their measurements, by their number.
     if _are_results(files, scenario, changes):
         if fit is not None or held_out is not None or errors is not None:
             raise InputError("results of load generators are compared: without --fit, --held-out and --errors")

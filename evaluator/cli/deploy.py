@@ -40,6 +40,7 @@ def deploy(
     quiet: QuietOption = False,
 ) -> None:
     """Write what runs a design: command lines or manifests, the router, and the load that checks the prediction."""
+    # Inside the command, as everywhere in this room: ``--help`` must not wait for NumPy and xarray.
     from evaluator.deploy import TARGETS
     from evaluator.deploy import deploy as files_of
     from evaluator.results import read

@@ -73,22 +73,19 @@ def measure(
     )  # fmt: skip
     # A device that the catalog does not know needs a description to be calibrated for; it goes beside the table.
     describe = describe or (None if device.catalog_name else out.with_suffix(".yaml"))
+    # Made before anything is timed: a table that cannot be written is told now, and not after ten minutes.
     rows = MeasuredRows(out, device.name, describe.stem if describe else str(device.catalog_name), resume=resume)
     if describe is not None and describe.exists() and not resume:
         raise InputError(f"{describe}: is there already, and would be overwritten; name another one by --describe")
     _report(_run(calls, device, rows, seconds, quick, quiet), rows, device)
     if describe is not None:
-        _describe(rows, device, describe)
+        from evaluator.measure import description
+
+        describe.write_text(description(rows.frame(), device, describe.stem))
     if not quiet:
         hardware = describe or device.catalog_name
         typer.echo(f"wrote {out}" + (f" and {describe}" if describe else ""), err=True)
         typer.echo(f"next: evaluator calibrate {out} --hardware {hardware} --out {out.stem}-jax.yaml", err=True)
-
-
-def _describe(rows: MeasuredRows, device: Device, path: Path) -> None:
-    from evaluator.measure import description
-
-    path.write_text(description(rows.frame(), device, path.stem))
 
 
 def _dtype(chosen: str | None, device: Device) -> str:

@@ -60,12 +60,12 @@ def read_scenario(name: str, overrides: Sequence[str] | None, quiet: bool = Fals
         path = find("scenarios", name)
     if not path.is_file():
         raise InputError(f"there is no scenario file {name}; `evaluator catalog scenarios` lists the ones by name")
-    with waiting_for(f"reading {name}", quiet), warnings.catch_warnings(record=True) as told:
+    with waiting_for(f"reading {name}", quiet), warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always", InputWarning)
         try:
             return load_scenario(path, tuple(overrides or ()))
         finally:  # a warning may be the reason of an error
-            for warning in () if quiet else told:
+            for warning in () if quiet else recorded:
                 typer.echo(f"note: {warning.message}", err=True)
 
 

@@ -92,6 +92,7 @@ def sweep(
         raise InputError("--resume needs --out: the finished chunks lie beside it")
     part = check_shard(shard, out, plot)
     loaded = read_scenario(scenario, changes, quiet)
+    # After all checks of what the run would be given, so that a dry run refuses what the run refuses.
     if dry_run:
         with waiting_for("examining designs", quiet):
             foretold = _foretold(loaded, part, simulator, sensitivity, by_seed)

@@ -117,8 +117,8 @@ def _check(ds: xr.Dataset, row: int, where: str) -> None:
         raise InputError(f"{where}: this design cannot run: {ds['status'].values[row]}")
     if "saturated" in ds and bool(ds["saturated"].values[row]):
         rate = float(ds["rate_rps"].values[row]) if "rate_rps" in ds.coords and ds["rate_rps"].ndim else math.nan
-        at = "" if math.isnan(rate) else f" at {rate:g} requests/s"
+        at_rate = "" if math.isnan(rate) else f" at {rate:g} requests/s"
         raise InputError(
-            f"{where}: the design that was chosen is saturated{at}: its queue grows without bound, and no server can "
-            "be checked against it; choose one at a lower rate, or let `evaluator optimize` find the rate"
+            f"{where}: the design that was chosen is saturated{at_rate}: its queue grows without bound, and no server "
+            "can be checked against it; choose one at a lower rate, or let `evaluator optimize` find the rate"
         )

@@ -113,6 +113,7 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
             f"{error} (the scenario is that of {source}; files that it names are looked for in the current directory)"
         ) from None
     config = int(ds["config"].values[row])
+    # A search has taken the axis of the rate out, so that the steps of its rows are those of the others.
     if "search" in ds.attrs:
         scenario, _ = without_rates(scenario)
     # Planned anew: a result has the figures of a design and not its parts, of which every flag is to be stated.

@@ -228,8 +228,8 @@ def head(design: Design, launch_list: Sequence[Launch]) -> list[str]:
             f"# {pool.name}: {pool.replicas} x {pool.devices} {_hardware(pool)} with {pool.model.name}, "
             f"{serving_engine(pool.engine).label} {version_of(launch)}, arguments as of {arguments_of(launch).version}"
         )
-    if told := _told(figures):
-        lines.append(f"# predicted: {told}")
+    if predicted := _in_words(figures):
+        lines.append(f"# predicted: {predicted}")
     for remark in remarks_of(design, launch_list):
         lines.append(f"# not the same: {remark}")
     # A line end in a file's name or a title would end the comment, and a shell run what follows.
@@ -257,7 +257,7 @@ def _hardware(pool: PoolDesign) -> str:
     return str(hardware.get("name", f"of a device like {hardware.get('like', 'none')}"))
 
 
-def _told(figures: dict[str, Any]) -> str:
+def _in_words(figures: dict[str, Any]) -> str:
     parts = []
     if "goodput_rps" in figures:
         parts.append(f"{figures['goodput_rps']:.3g} requests/s")

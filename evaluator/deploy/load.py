@@ -94,7 +94,7 @@ def _prompt(traffic: SentTraffic, sharing: Sharing | None, row: int, tokens: int
         block = sharing.hash_block_tokens
         hashes = sharing.hashes[row].tolist()
         # A hash stands for a block together with all before it, so that its text may be one of its own.
-        return [[f"block {value}", min(block, tokens - place * block)] for place, value in enumerate(hashes)]
+        return [[f"block {value}", min(block, tokens - position * block)] for position, value in enumerate(hashes)]
     system = sessions.system_tokens
     if sharing is not None and sharing.session is not None:
         which = 0 if sharing.system is None else int(sharing.system[row])

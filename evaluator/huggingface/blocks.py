@@ -27,6 +27,8 @@ def dense(
     """
 
     def read(config: Config) -> DenseFeedForward:
+        # An activation changes no matrix: it is looked at only where the family's code has one alone, so that another
+        # says that the file is of other code.
         if activations:
             config.expect("hidden_act", *activations)
         else:

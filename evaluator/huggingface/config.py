@@ -70,6 +70,7 @@ class Config(Fields):
 
     def raw(self, key: str, default: Any = _MISSING) -> Any:
         """The value as the file has it, under the key or an alias of it."""
+        # All names count as read, whichever the file has: a figure under two names is one figure, or a contradiction.
         names = self.names(key)
         self._asked.update(dict.fromkeys(names))
         present = [name for name in names if name in self.values]
@@ -91,6 +92,7 @@ class Config(Fields):
 
     def integer(self, key: str, default: Any = _MISSING, minimum: int = 1, maximum: int = LARGEST) -> int:
         """A whole number of at least ``minimum``; of a list with one entry per layer that of this layer."""
+        # Some families write a number and a list by layer (num_key_value_heads_per_layer): the list says more.
         listed = f"{key}_per_layer"
         value = self.raw(listed) if listed in self.values else self.raw(key, default)
         if listed in self.values:

@@ -57,6 +57,7 @@ def _of_mistral(content: Any) -> Any:
     # Mistral's own files name no architecture: a rank of keys and values is that of MLA, as in DeepSeek-V3; of the
     # others only the experts tell.
     text["model_type"] = "deepseek_v3" if content.get("kv_lora_rank") else "mixtral" if moe else "mistral"
+    # Their default, where transformers' is that of the model's class.
     text.setdefault("tie_word_embeddings", False)
     if content.get("quantization"):
         text["quantization_config"] = _quantization(content["quantization"])

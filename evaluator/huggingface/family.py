@@ -54,6 +54,8 @@ class Family:
     def layers(self, config: Config) -> tuple[LayerKind, ...]:
         """The layers of a config, equal ones merged, in the order of their first appearance."""
         count = config.layers()
+        # Words first, for all layers at once: patterns are lists, periods or letters over the whole model; readers
+        # then see one layer at a time.
         mixers = mixer_words(config, count, self.mixer_rule, self.silent)
         blocks = block_words(config, count, self.block_rule, self.silent)
         shared = _shared_kv(config, mixers)

@@ -55,6 +55,7 @@ def model_name(path: Path) -> str:
     """The name of the model that a file is of: of its folder or of itself, lower case, without the organisation."""
     folder = path.absolute().parent  # not resolved: files of the Hub's cache are links
     if folder.parent.name == "snapshots":
+        # models--ORGANISATION--NAME/snapshots/COMMIT/config.json: the name is two folders up.
         folder = folder.parent.parent
     stem = folder.name if path.name in _FILES else path.stem
     return stem.rsplit("--", 1)[-1].lower()

@@ -34,6 +34,7 @@ def stated_family(levels: list[Config], reads: Reads) -> tuple[str | None, str |
     typed = next((kind for kind in types if kind in FAMILIES), None)
     for level in reversed(levels):
         named = _class_family(level)
+        # Several types share one record (Qwen2 and Qwen2.5-VL's text): then the class says nothing new.
         if named is None or (typed is not None and FAMILIES[named] is FAMILIES[typed]):
             continue
         # The class only where the ``model_type`` does not do: trying both is an import of the whole config, and most
@@ -97,16 +98,16 @@ def likely_family(levels: list[Config], reads: Reads) -> tuple[str, str]:
             complaints[name] = error
             continue
         what = f"model_type {types[0]} is not known" if types else "the config has no model_type"
-        tables = "" if any(map(_says_if_tied, levels)) else "; embedding and output head count as two tables"
+        tables = (
+            ""
+            if any(level.has("tie_word_embeddings", "tie_embedding") for level in levels)
+            else "; embedding and output head count as two tables"
+        )
         return name, f"assumed: {what}; its layers are those of {name}, which reads all of its keys{tables}"
     raise InputError(
         f"{text.where}: unknown model_type '{kind}'{close_matches(kind, sorted(FAMILIES))}; {_why(text, complaints)};"
         " if its layers are those of a known family, import with --like FAMILY (for example --like llama)"
     )
-
-
-def _says_if_tied(level: Config) -> bool:
-    return level.has("tie_word_embeddings") or level.has("tie_embedding")
 
 
 def _is_gated(text: Config) -> bool:

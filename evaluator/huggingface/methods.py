@@ -85,10 +85,6 @@ _TORCHAO = {r"float8_?weight|float8wo|fp8": "fp8", r"nvfp4": "nvfp4", r"mxfp4|mx
             r"int4|uintx|4_?bit": "int4", r"int8_?weight|int8wo|int8": "int8", r"float8": "fp8"}  # fmt: skip
 
 
-def _fp_quant(config: Config) -> Stored:
-    return _linear(config.choice("forward_dtype", ("nvfp4", "mxfp4")))
-
-
 def _narrow_experts(config: Config) -> Stored:
     """SGLang's w4afp8: experts of 4 bits, the rest in fp8."""
     return _linear("fp8") | {"experts": "int4"}
@@ -257,7 +253,7 @@ _METHODS: Mapping[str, Callable[[Config], Stored]] = {
     "w8a8_fp8": _all("fp8"),
     "moe_wna16": _integer,
     "bitnet": _all("int4"),
-    "fp_quant": _fp_quant,
+    "fp_quant": lambda config: _linear(config.choice("forward_dtype", ("nvfp4", "mxfp4"))),
     "w4afp8": _narrow_experts,
 }
 

@@ -26,8 +26,8 @@ class Queues:
 
     def __init__(self, limits: Limits, window: int) -> None:
         self.limits = limits
-        own = PrefixCache if limits.prefix_caching else CountedKv
-        self.kv: Kv = (limits.manager or own)(limits)
+        of_the_engine = PrefixCache if limits.prefix_caching else CountedKv
+        self.kv: Kv = (limits.manager or of_the_engine)(limits)
         self.on_demand = limits.admission == "on_demand"
         self.by_priority = limits.packing == "priority"
         packing = PACKINGS[limits.packing]

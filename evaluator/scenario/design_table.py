@@ -97,6 +97,8 @@ def _read_csv(file: str) -> tuple[list[str], list[list[Any]], list[int]]:
                 continue
             if len(row) != len(header):
                 raise InputError(f"{file}, line {reader.line_num}: {len(row)} values for {len(header)} columns")
+            # As YAML's core schema reads a scalar, so that a cell and a list of an axis mean the same: 8 is a count,
+            # 1s a text with a unit.
             cells.append([scalar(cell.strip()) if cell.strip() else None for cell in row])
             lines.append(reader.line_num)
     except csv.Error as error:

@@ -58,6 +58,7 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
     place = Place(file, folder=None if path is None else path.parent)
     if not isinstance(tree, Mapping):
         raise place.error(f"expected a scenario with the keys {', '.join(TOP)}, got {shown(tree)}")
+    # First the command line that a deployment may stand as: keys below it, and overrides, change what it makes.
     command = started_by(tree, place)
     tree = _named_stages(command or tree, place, first=True)
     parsed = [_parse(override) for override in overrides]
@@ -111,6 +112,8 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
     axes = raw_axes(tree.get("sweep"), place.key("sweep"))
     where = raw_conditions(tree.get("sweep"), place.key("sweep"))
     refuse_shadowed(axes, tree, overrides, place.key("sweep"))
+    # Axes before sections: a key that must be there may be said by an axis alone, whose first value then completes
+    # the base.
     top = read_section(_filled(tree, axes, place), TOP, place)
     # Of the tree: a bound that was read is in seconds, whether it had a unit or not.
     _check_bounds(tree.get("slo"), place.key("slo"))

@@ -24,6 +24,8 @@ def draw(
     Keys that count are drawn as integers. The first designs of a longer Sobol or Halton sequence are those of a
     shorter one.
     """
+    # One dimension for each axis, choices first: a sequence of low discrepancy covers them together, where a draw for
+    # each would leave gaps.
     unit = _unit(method, len(choices) + len(bounds), size, seed)
     readers = key_readers()
     whole = {path: path in readers and readers[path].whole for path in bounds}

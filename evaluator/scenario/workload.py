@@ -166,6 +166,8 @@ class Workload:
     @property
     def known_content(self) -> bool:
         """Whether it is known of the blocks of prompts what is in them, beyond system prompts."""
+        # Turns of sessions say themselves what a prompt has in common with the ones before, so that no trace is
+        # asked.
         trace = None if self.sessions.continued else self.trace
         return self.sessions.continued or (
             trace is not None and (trace.hash_ids is not None or trace.session is not None)

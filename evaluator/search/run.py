@@ -155,7 +155,8 @@ def _by_goodput(
 def _lengthened(designs: Designs, configurations: Sequence[Configuration]) -> str:
     """That designs ran more requests than the scenario states; empty where none did."""
     short = {position: ladder[0].workload.requests for position, ladder in enumerate(designs.ladders)}
-    ran = [design.workload.requests for at, design in enumerate(configurations) if design.workload.requests > short[at]]
+    runs = [design.workload.requests for design in configurations]
+    ran = [requests for position, requests in enumerate(runs) if requests > short[position]]
     if not ran or isinstance(designs.plan.scenario.workload.requests, Auto):
         return ""
     asked = min(short.values())

@@ -99,11 +99,8 @@ def _tiers(value: Any, place: Place) -> tuple[Tier, ...]:
         raise place.error(
             f"expected a list of tiers such as [hbm, {{storage: nvme, shared_by: 4}}], got {shown(value)}"
         )
-    return tuple(_one_tier(entry, place.item(index)) for index, entry in enumerate(value))
-
-
-def _one_tier(value: Any, place: Place) -> Tier:
-    return _tier(value if isinstance(value, Mapping) else {"storage": value}, place)
+    sections = (entry if isinstance(entry, Mapping) else {"storage": entry} for entry in value)
+    return tuple(_tier(entry, place.item(index)) for index, entry in enumerate(sections))
 
 
 def _tiers_schema() -> dict[str, Any]:
@@ -147,10 +144,13 @@ def _check(fetch: KvFetch, place: Place) -> None:
     # has.
     for index, (tier, following) in enumerate(pairwise(fetch.tiers)):
         if following.sharing(10**9) < tier.sharing(10**9):
-            place, shared_by = tiers_place.item(index + 1).key("shared_by"), following.figures.shared_by
-            raise place.error(
-                f"{shared_by} is less than the {tier.figures.shared_by} of the tier before; "
-                "those who share a tier share the ones behind it"
+            raise (
+                tiers_place.item(index + 1)
+                .key("shared_by")
+                .error(
+                    f"{following.figures.shared_by} is less than the {tier.figures.shared_by} of the tier before; "
+                    "those who share a tier share the ones behind it"
+                )
             )
 
 

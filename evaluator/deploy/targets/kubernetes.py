@@ -106,8 +106,8 @@ def environment(launch: Launch) -> list[dict[str, Any]]:
     secret = {"secretKeyRef": {"name": "hf-token", "key": "HF_TOKEN", "optional": True}}
     variables: list[dict[str, Any]] = [{"name": "HF_TOKEN", "valueFrom": secret}]
     if launch.pool.engine == "vllm" and launch.pool.role != "mixed":
-        own = {"fieldRef": {"fieldPath": "status.podIP"}}
-        variables.append({"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": own})
+        address = {"fieldRef": {"fieldPath": "status.podIP"}}
+        variables.append({"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address})
     return variables
 
 

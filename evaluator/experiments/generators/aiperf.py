@@ -29,6 +29,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
         given = content.get(theirs)
         if isinstance(given, Mapping):
             unit = str(given.get("unit"))
+            # Versions differ in their units, and say them; a factor of a thousand would pass unseen.
             if unit not in _SECONDS:
                 raise InputError(f"{theirs}.unit must be one of {', '.join(_SECONDS)}, got {unit[:40]!r}")
             metrics |= statistics_of(ours, given, _SECONDS[unit])

@@ -70,6 +70,8 @@ def _run(benchmark: Mapping[str, Any], label: str) -> MeasuredRun:
         metrics,
         prompts,
         outputs,
+        # A closed loop sends when an answer comes: its times are of the measured server, and would make of the
+        # simulated one an open loop.
         begun if arrivals["process"] != "closed_loop" else None,
         model=_model(benchmark),
     )
@@ -95,8 +97,8 @@ def _requests(listed: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 
 def _load(benchmark: Mapping[str, Any]) -> dict[str, Any]:
-    for place in ("config", "args"):  # args up to version 0.3
-        section = benchmark.get(place)
+    for key in ("config", "args"):  # args up to version 0.3
+        section = benchmark.get(key)
         strategy = section.get("strategy") if isinstance(section, Mapping) else None
         if isinstance(strategy, Mapping):
             break

@@ -61,6 +61,7 @@ def _run(cells: Mapping[str, str], label: str) -> MeasuredRun:
         elif (metric := column_metric(name)) is not None:
             metrics[metric[0]] = _number(cells, name, 0.0) * metric[1]
     stated = [name for name in LOADS if name in cells]
+    # A concurrency beside a rate would be a bound that holds requests back, which no simulation here has.
     if len(stated) != 1:
         raise InputError(f"needs one of {' and '.join(LOADS)}, has {' and '.join(stated) or 'none'}")
     load = _number(cells, stated[0], 1e-6)

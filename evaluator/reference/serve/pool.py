@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import numpy as np
 
@@ -105,7 +105,7 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
     deployment, layout = pool.deployment, pool.design.ready.kv
     batching, kv = deployment.batching, deployment.kv
     swap_units, swap_unit_s = swap_space(pool) if kv.preemption == "swap" else (math.inf, 0.0)
-    plain, own = _of_blocks(layout), kv_manager(kv.manager)
+    blocks_alone, manager = _of_blocks(layout), kv_manager(kv.manager)
     return Limits(
         max_num_seqs=batching.max_num_seqs,
         max_num_batched_tokens=pool.max_num_batched_tokens,
@@ -113,8 +113,10 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
         admission=kv.admission,
         block_tokens=layout.block_tokens,
         units_of_blocks=_units_of_blocks(layout, demand),
-        units_of_branch=None if plain else lru_cache(partial(_suffix_units, layout)),
-        units_of_prefix=None if plain else lru_cache(partial(_prefix_units, layout)),
+        units_of_branch=None
+        if blocks_alone
+        else lru_cache(lambda prompt, tokens: int(suffix_units(layout, prompt, tokens))),
+        units_of_prefix=None if blocks_alone else lru_cache(lambda prompt: int(prefix_units(layout, prompt))),
         watermark_units=watermark_units(deployment, layout),
         preemption=kv.preemption,
         swap_units=swap_units,
@@ -125,21 +127,13 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
         batch_queue=batching.planning != AT_ONCE,
         asynchronous=batching.planning == ASYNCHRONOUS,
         drafts=pool.drafts,
-        manager=None if own is None else own.reference,
+        manager=None if manager is None else manager.reference,
     )
 
 
 def _of_blocks(kv: KvLayout) -> bool:
     """Whether a unit is a block."""
     return kv.window is None and kv.bytes_per_sequence == 0
-
-
-def _suffix_units(kv: KvLayout, prompt_tokens: int, tokens: int) -> int:
-    return int(suffix_units(kv, prompt_tokens, tokens))
-
-
-def _prefix_units(kv: KvLayout, prompt_tokens: int) -> int:
-    return int(prefix_units(kv, prompt_tokens))
 
 
 def _units_of_blocks(kv: KvLayout, demand: Demand) -> Callable[[int], int] | None:

@@ -48,6 +48,8 @@ def anatomy(
     # Rates of tokens over the rate of requests are their mean lengths, as they were simulated and not as a formula
     # has them.
     prompt, output = (total - out) / rate, out / rate
+    # Little's law: sequences that decode at a time are the rate times how long each decodes, spread over the
+    # replicas.
     batch = max(1.0, rate * decoding_s / configuration.answering[-1].deployment.ranks)
     window = model_window(configuration.stations[0].design.model)
     given = float(ds["accepted_per_iteration"].values[row]) if "accepted_per_iteration" in ds else float("nan")

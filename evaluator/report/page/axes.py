@@ -74,6 +74,7 @@ def axes_shown(ds: xr.Dataset) -> list[PageAxis]:
     shown: list[PageAxis] = []
     for coordinates in axes_of(ds):
         names = tuple(name for name in coordinates if name in varying and name not in layout_names)
+        # The layout takes the place of the first axis that it stands for.
         if layout and layout not in shown and set(coordinates) & set(layout_names):
             shown.append(layout)
         if len(names) > 1 and _steps(ds, names)[0].size <= MOST_STEPS:
@@ -106,6 +107,8 @@ def _axis(ds: xr.Dataset, key: str, names: tuple[str, ...]) -> PageAxis:
 
 def _steps(ds: xr.Dataset, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The first position of every distinct step, and which step each design has."""
+    # Codes and not values, as columns may be numbers, texts or a mixture with NaN; rows of codes are compared as
+    # integers.
     codes = np.stack([np.unique(ds[name].values, return_inverse=True)[1] for name in names], axis=-1)
     _, first, level_of = np.unique(codes, axis=0, return_index=True, return_inverse=True)
     return first, level_of.reshape(-1)

@@ -107,6 +107,7 @@ def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
     measures = []
     for key in map(str, ds.data_vars):
         variable = ds[key]
+        # What belongs to a measure is shown with it: errors, elasticities, upper ends.
         skip = key.endswith(("_stderr", "_step_error", "_elasticity", "_model_error")) or key in _UPPER.values()
         if skip or variable.dims[:1] != ("config",) or variable.dtype.kind not in "iuf":
             continue

@@ -43,6 +43,7 @@ def write_page(ds: xr.Dataset, path: str | Path, most: int = MOST) -> Path:
         )
     check_plotly(path)
     check_result(ds, "the dataset")
+    # Made whole before the file is touched: an error leaves the page of before.
     text = page_of(ds, most)
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")

@@ -33,11 +33,11 @@ MOST_MARKERS = 40  # along one curve
 
 @dataclass(frozen=True)
 class Curve:
-    """The rows of one curve, (point,), by ascending x, its colour, and the place of its line style."""
+    """The rows of one curve, (point,), by ascending x, its colour, and the number of its line style."""
 
     rows: np.ndarray
     colour: Any
-    place: int
+    style: int
 
 
 def curves(ds: xr.Dataset, layout: Layout) -> Any:
@@ -86,9 +86,9 @@ def _curves_of(ds: xr.Dataset, layout: Layout, facet: Any, shades: list[Any]) ->
     colours, styles = (ordered(ds, name, layout.rows) for name in (layout.colour, layout.style))
     some = pick(ds, layout.facet, facet, layout.rows)
     drawn = []
-    for (shade, colour), (place, style) in product(zip(shades, colours, strict=True), enumerate(styles)):
+    for (shade, colour), (number, style) in product(zip(shades, colours, strict=True), enumerate(styles)):
         rows = pick(ds, layout.style, style, pick(ds, layout.colour, colour, some))
-        drawn.append(Curve(rows[np.argsort(ds[layout.x].values[rows], kind="stable")], shade, place))
+        drawn.append(Curve(rows[np.argsort(ds[layout.x].values[rows], kind="stable")], shade, number))
     return drawn
 
 
@@ -97,8 +97,8 @@ def _draw(axes: Any, ds: xr.Dataset, x: str, panel: Panel, drawn: Curve, band: b
     rows = drawn.rows[np.isfinite(panel.values[drawn.rows])]
     if rows.size == 0:
         return
-    along, marker = ds[x].values[rows], MARKERS[drawn.place] if rows.size <= MOST_MARKERS else ""
-    marks = {"color": drawn.colour, "marker": marker, "ls": DASHES[drawn.place]}
+    along, marker = ds[x].values[rows], MARKERS[drawn.style] if rows.size <= MOST_MARKERS else ""
+    marks = {"color": drawn.colour, "marker": marker, "ls": DASHES[drawn.style]}
     calm = curve(axes, along, panel.values[rows], ds["saturated"].values[rows], **marks)
     if band and panel.stderr is not None:
         error = 2.0 * panel.stderr[rows]  # no band where it is not known

@@ -118,6 +118,8 @@ def _front(axes: Any, ds: xr.Dataset, panel: SearchPanel, rows: np.ndarray) -> N
     gap, labelled, named = panel.y[rows].max() / MOST_LABELS, np.inf, list[Any]()
     for row in best[np.argsort(-panel.y[best])]:
         name = _named(ds, row)
+        # From the top down, each at least a line of type below the last: labels of neighbours on the front would
+        # overlap.
         if abs(panel.y[row] - labelled) < gap or name in [text.get_text() for text in named]:
             continue
         labelled = panel.y[row]

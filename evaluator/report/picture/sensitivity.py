@@ -84,8 +84,8 @@ def _moves(shown: Shown, measures: list[str], position: int) -> bool:
 
 def _panel(axes: Any, shown: Shown, name: str, inputs: list[int]) -> None:
     """What the inputs change in one measure."""
-    for place, position in enumerate(inputs):
-        _input(axes, shown, name, position, place)
+    for number, position in enumerate(inputs):
+        _input(axes, shown, name, position, number)
     axes.axhline(0.0, color="black", lw=0.8, zorder=1)
     axes.set_title(MEASURES[name], fontsize=HEADING, loc="left")
     grid_lines(axes)
@@ -93,12 +93,12 @@ def _panel(axes: Any, shown: Shown, name: str, inputs: list[int]) -> None:
         axes.set_xticks([])
 
 
-def _input(axes: Any, shown: Shown, name: str, position: int, place: int) -> None:
-    """One input: a curve with its band over x; without x a bar, ``place`` from the left."""
+def _input(axes: Any, shown: Shown, name: str, position: int, number: int) -> None:
+    """One input: a curve with its band over x; without x a bar, the ``number``-th from the left."""
     slope, error = elasticity(shown.ds, name, shown.rows, position)
-    colour = COLOURS[place]
+    colour = COLOURS[number]
     if shown.x is None:
-        axes.bar(place, slope[0], 0.7, yerr=error if np.isfinite(error[0]) else None, color=colour, ecolor=GREY)
+        axes.bar(number, slope[0], 0.7, yerr=error if np.isfinite(error[0]) else None, color=colour, ecolor=GREY)
         return
     along, over = shown.ds[shown.x].values[shown.rows], shown.ds["saturated"].values[shown.rows]
     calm = curve(axes, along, slope, over, color=colour, marker="o")

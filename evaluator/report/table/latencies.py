@@ -29,8 +29,8 @@ def latency_columns(
     first = [next((pair for pair in bounded if pair[0] == metric), (metric, "p90")) for metric in ALWAYS]
     more = [pair for pair in dict.fromkeys(bounded) if pair not in first and pair[0] in _HEADS]
     return [
-        Column(f"{_HEADS[metric]} {statistic}", "ms", cells(1e3 * _values(ds, metric, statistic)[rows]), place)
-        for pairs, place in ((first, rank), (more, other))
+        Column(f"{_HEADS[metric]} {statistic}", "ms", cells(1e3 * _values(ds, metric, statistic)[rows]), column_rank)
+        for pairs, column_rank in ((first, rank), (more, other))
         for metric, statistic in pairs
     ]
 

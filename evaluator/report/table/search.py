@@ -112,5 +112,6 @@ def _summary(ds: xr.Dataset, question: dict[str, Any]) -> list[str]:
     lines += most_frequent(reasons(status[over]), most=1)
     if texts := search[able & ~good].tolist():  # why designs do not serve, all in one with the first as the example
         lines += most_frequent([(f"e.g. {texts[0]}", len(texts))], most=1, variable="search_status")
+    # Goodputs that have a flaw: a run that is not steady, or no upper end.
     odd = search[good & (search != "bracketed") & (search != "met")]
     return lines + most_frequent(reasons(odd), most=2, variable="search_status")
