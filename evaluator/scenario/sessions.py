@@ -1,14 +1,11 @@
-"""``workload.sessions``: system prompts, and sessions of several turns; the rules that join them with other keys."""
+"""``workload.sessions``: system prompts, and sessions of several turns."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
-
-from evaluator.errors import InputError
 from evaluator.keys import (
     Key,
     Place,
@@ -27,10 +24,6 @@ from evaluator.keys import (
     table_of,
     whole,
 )
-from evaluator.scenario.trace import Ragged
-
-if TYPE_CHECKING:
-    from evaluator.scenario.workload import Workload
 
 MOST_TURNS = 1000
 MOST_THINK_S = 86_400.0
@@ -130,67 +123,3 @@ def _check(sessions: Sessions, place: Place) -> None:
 
 # As a whole: a part of it is of use only beside others.
 sessions_reader = whole(section(Sessions, _check))
-
-
-def check_sessions(workload: Workload, place: Place) -> None:
-    """Refuses turns where a trace, a closed loop or cached tokens say what turns would, and ``hash_ids`` that misfit.
-
-    Errors: InputError naming the key, or the file and its row.
-    """
-    sessions, here = workload.sessions, place.key("sessions")
-    if sessions.continued:
-        _check_turns(workload, here.key("turns"))
-    trace = workload.trace
-    if trace is None or trace.hash_ids is None:
-        return
-    if sessions.system_tokens:
-        raise here.key("system_tokens").error(
-            f"{workload.lengths.file} has a column hash_ids, which says what prompts share; leave out the one or the "
-            "other"
-        )
-    assert trace.prompt_tokens is not None
-    _check_hashes(str(workload.lengths.file), trace.hash_ids, trace.prompt_tokens, sessions.hash_block_tokens)
-
-
-def _check_turns(workload: Workload, place: Place) -> None:
-    if "trace" in (workload.arrivals.process, workload.lengths.source):
-        raise place.error(
-            "a trace says itself which requests are of one session, in its column session; leave out turns"
-        )
-    if workload.models:
-        raise place.error(
-            "several turns with workload.models are not there: all turns are of one model; leave out models"
-        )
-    if workload.pipelines:
-        raise place.error(
-            "several turns with workload.pipelines are not there: all turns take one pipeline; leave out pipelines"
-        )
-    # Both say when a request is sent by the answer to another: the user of a closed loop has no session to go on
-    # with.
-    if workload.arrivals.process == "closed_loop":
-        raise place.error(
-            "users of a closed loop do not think between requests; use arrivals all_at_once, or a process with a rate"
-        )
-    if workload.reasoning.several:
-        raise place.error(
-            "several turns with workload.reasoning.branches are not there: it is not said which branch a session goes "
-            "on with; leave out the one or the other"
-        )
-    if workload.cached_tokens:
-        raise place.error(
-            "excludes cached_tokens: what was said before is cached where the deployment has kv.prefix_caching"
-        )
-
-
-def _check_hashes(file: str, hashes: Ragged, prompt_tokens: np.ndarray, block_tokens: int) -> None:
-    counts = np.diff(hashes.offsets)
-    # Rounded up: Mooncake's traces hash the last block of a prompt whether it is full or not. Another count means
-    # another block size, and hits would be computed of the wrong tokens without a word.
-    bad = counts != -(-prompt_tokens // block_tokens)
-    if bad.any():
-        row = int(np.argmax(bad))
-        wanted = -(-int(prompt_tokens[row]) // block_tokens)
-        raise InputError(
-            f"{file}: row {row + 1}, hash_ids: {int(counts[row])} blocks for a prompt of {int(prompt_tokens[row])} "
-            f"tokens, which are {wanted} of {block_tokens} tokens (workload.sessions.hash_block_tokens)"
-        )

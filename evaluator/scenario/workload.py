@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+import numpy as np
+
+from evaluator.errors import InputError
 from evaluator.keys import (
     Key,
     Place,
@@ -26,9 +29,9 @@ from evaluator.records import with_fields
 from evaluator.scenario.arrivals import Arrivals, arrivals_reader
 from evaluator.scenario.lengths import Lengths, ModelShare, lengths_reader, models_reader, pipelines_reader
 from evaluator.scenario.reasoning import Reasoning, reasoning_reader
-from evaluator.scenario.sessions import Sessions, check_sessions, sessions_reader
+from evaluator.scenario.sessions import Sessions, sessions_reader
 from evaluator.scenario.token_sampling import TokenSampling, sampling_reader
-from evaluator.scenario.trace import LENGTHS, TIMES, Trace, read_trace, trace_requests
+from evaluator.scenario.trace import LENGTHS, TIMES, Ragged, Trace, read_trace, trace_requests
 
 DEFAULT_REQUESTS = 1000
 MOST_REQUESTS = 10_000_000
@@ -284,7 +287,7 @@ workload_reader = section(Workload, finish)
 def check_workload(workload: Workload, place: Place) -> None:
     """Refuses keys of a workload that mean nothing together. Errors: InputError."""
     _check_cached(workload, place)
-    check_sessions(workload, place)
+    _check_sessions(workload, place)
 
 
 def _check_cached(workload: Workload, place: Place) -> None:
@@ -312,3 +315,67 @@ def _has_cached(workload: Workload) -> bool:
     if trace is not None and trace.cached_tokens is not None:
         return bool(trace.cached_tokens.any())
     return workload.cached_tokens > 0
+
+
+def _check_sessions(workload: Workload, place: Place) -> None:
+    """Refuses turns where a trace, a closed loop or cached tokens say what turns would, and ``hash_ids`` that misfit.
+
+    Errors: InputError naming the key, or the file and its row.
+    """
+    sessions, here = workload.sessions, place.key("sessions")
+    if sessions.continued:
+        _check_turns(workload, here.key("turns"))
+    trace = workload.trace
+    if trace is None or trace.hash_ids is None:
+        return
+    if sessions.system_tokens:
+        raise here.key("system_tokens").error(
+            f"{workload.lengths.file} has a column hash_ids, which says what prompts share; leave out the one or the "
+            "other"
+        )
+    assert trace.prompt_tokens is not None
+    _check_hashes(str(workload.lengths.file), trace.hash_ids, trace.prompt_tokens, sessions.hash_block_tokens)
+
+
+def _check_turns(workload: Workload, place: Place) -> None:
+    if "trace" in (workload.arrivals.process, workload.lengths.source):
+        raise place.error(
+            "a trace says itself which requests are of one session, in its column session; leave out turns"
+        )
+    if workload.models:
+        raise place.error(
+            "several turns with workload.models are not there: all turns are of one model; leave out models"
+        )
+    if workload.pipelines:
+        raise place.error(
+            "several turns with workload.pipelines are not there: all turns take one pipeline; leave out pipelines"
+        )
+    # Both say when a request is sent by the answer to another: the user of a closed loop has no session to go on
+    # with.
+    if workload.arrivals.process == "closed_loop":
+        raise place.error(
+            "users of a closed loop do not think between requests; use arrivals all_at_once, or a process with a rate"
+        )
+    if workload.reasoning.several:
+        raise place.error(
+            "several turns with workload.reasoning.branches are not there: it is not said which branch a session goes "
+            "on with; leave out the one or the other"
+        )
+    if workload.cached_tokens:
+        raise place.error(
+            "excludes cached_tokens: what was said before is cached where the deployment has kv.prefix_caching"
+        )
+
+
+def _check_hashes(file: str, hashes: Ragged, prompt_tokens: np.ndarray, block_tokens: int) -> None:
+    counts = np.diff(hashes.offsets)
+    # Rounded up: Mooncake's traces hash the last block of a prompt whether it is full or not. Another count means
+    # another block size, and hits would be computed of the wrong tokens without a word.
+    bad = counts != -(-prompt_tokens // block_tokens)
+    if bad.any():
+        row = int(np.argmax(bad))
+        wanted = -(-int(prompt_tokens[row]) // block_tokens)
+        raise InputError(
+            f"{file}: row {row + 1}, hash_ids: {int(counts[row])} blocks for a prompt of {int(prompt_tokens[row])} "
+            f"tokens, which are {wanted} of {block_tokens} tokens (workload.sessions.hash_block_tokens)"
+        )
