@@ -3,7 +3,7 @@
 A policy that combines decisions which others have made (see ``record.BatchingPolicy``) is a file here and its line in
 ``POLICIES``, or a record of one's own that is given to ``register``: checks, the vectorised engine and the reference
 read the record (docs/parts.md). One whose order of decisions is new also needs a field of the record that tells it
-apart, a scheduler in ``reference.schedulers`` and the same order in the engine's program for any order.
+apart, a scheduler in ``reference.schedulers`` and the same order in the program ``preemptive``.
 """
 
 from evaluator.errors import InputError

@@ -1,6 +1,6 @@
 """Orca: whole prompts beside the decodes; only the number of sequences bounds an iteration, KV is reserved.
 
-The vectorised engine runs it in its any-order program.
+The vectorised engine runs it in its program ``preemptive``.
 """
 
 from evaluator.policies.record import BatchingPolicy
