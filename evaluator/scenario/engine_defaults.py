@@ -41,10 +41,10 @@ def scheduler_defaults(deployment: Deployment) -> SchedulerDefaults:
     ranks = data_parallel if data_parallel > 1 and model_named(deployment.model).has_experts else 1
     devices = deployment.tensor_parallel * deployment.pipeline_parallel * ranks
     hardware = device_named(deployment.hardware)
-    found = serving_engine(deployment.engine).defaults(hardware, devices, ranks, deployment.engine_version)
+    defaults = serving_engine(deployment.engine).defaults(hardware, devices, ranks, deployment.engine_version)
     if deployment.async_scheduling is None:
-        return found
-    return replace(found, planning=ASYNCHRONOUS if deployment.async_scheduling else AT_ONCE)
+        return defaults
+    return replace(defaults, planning=ASYNCHRONOUS if deployment.async_scheduling else AT_ONCE)
 
 
 def _admission(deployment: Deployment, defaults: SchedulerDefaults, workload: Workload | None) -> str:
