@@ -28,7 +28,7 @@ app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
-    # Plain text: Rich takes 0.1 s to import, and its boxes are unreadable in the logs of a cluster.
+    # Plain text: Rich takes its time to import, and its boxes are unreadable in the logs of a cluster.
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Which LLM serving design to build or buy: thousands of designs on real traffic, on a laptop.",

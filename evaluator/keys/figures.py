@@ -91,8 +91,8 @@ def is_interval(path: str) -> bool:
     Of counts that is not so.
     """
     section, *keys = split_path(path)
-    # Asked of an axis written as {from: a, to: b, steps: n}: bandwidths may be spaced freely, a device cannot have
-    # 1.5 cores.
+    # Of a long axis of such figures the extremes alone are read, for all between them may stand there, too; a device
+    # cannot have 1.5 cores.
     return section == "deployment" and "hardware" in keys[:-1] and keys[-1] not in ("cores", "devices")
 
 
