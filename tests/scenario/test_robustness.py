@@ -163,7 +163,7 @@ def test_any_sweep(base, sweep):
     st.sampled_from(["<", "==", "in", "and", "not in", "**", "%", "//", ":="]),
     st.sampled_from(["replicas", "0", "(1, 2)", "'x'", "10 ** 1000", "1e999", "true", "{}", "lambda: 0"]),
 )))  # fmt: skip
-@pytest.mark.filterwarnings("ignore::SyntaxWarning")
+@pytest.mark.filterwarnings("ignore::SyntaxWarning", "ignore::evaluator.errors.InputWarning")
 def test_any_condition(base, condition):
     _loads(base | {"sweep": {"deployment.replicas": [1, 2], "where": condition}})
 
