@@ -103,8 +103,8 @@ def lanes_of(
                 lanes.append(_all_together(configuration, (position, number), run_jobs, seeds[number], station))
                 continue
             if replicas == 1 and run_jobs.chosen is None:
-                fields = (run_jobs.order, len(run_jobs), users or OPEN_LOOP, station, seeds[number])
-                lanes.append(LaneJobs(position, number, 0, run_jobs, *fields))
+                fields = (run_jobs, run_jobs.order, len(run_jobs), users or OPEN_LOOP, station, seeds[number])
+                lanes.append(LaneJobs(position, number, 0, *fields))
                 continue
             # The order of arrival is kept within each replica, as the programs take a lane's requests first come,
             # first served.
