@@ -200,7 +200,7 @@ def load_of(ds):
 def test_the_load_is_the_one_that_was_simulated(layouts):
     head, requests = load_of(layouts)
     design = read_design(layouts, (), "r")
-    jobs = design.sampler.jobs(design.workload, 0, ROLES["mixed"])
+    jobs = design.traffic.sampler.jobs(design.traffic.workload, 0, ROLES["mixed"])
     np.testing.assert_allclose([request["at_s"] for request in requests], jobs.ready_s, atol=1e-6)
     assert {sum(tokens for _, tokens in request["prompt"]) for request in requests} == {300}
     assert {request["output_tokens"] for request in requests} == {8} and head["users"] is None
@@ -247,7 +247,7 @@ def test_what_a_search_adds_to_a_sweep_is_of_the_design():
                 ds["tensor_parallel"].values[row], ds["replicas"].values[row],
             )  # fmt: skip
             assert pool.keys["kv"]["prefix_caching"] == ds["prefix_caching"].values[row]
-            assert design.workload.arrivals.rate_rps == pytest.approx(ds["goodput_rps"].values[row])
+            assert design.traffic.workload.arrivals.rate_rps == pytest.approx(ds["goodput_rps"].values[row])
     assert ds["replicas"].values.max() > 1
 
 
