@@ -266,12 +266,14 @@ def _load(cluster: ClusterState, counter: Int) -> FloatPerReplica:
     running_batches = cluster.running_batches
     # Counters are those of the last ends of batches; of a leap under way the tokens that have come since are added.
     load = lax.dynamic_slice(cluster.counts, (jnp.int32(0), counter), (cluster.counts.shape[0], 1))[:, 0]
-    by_token = read(jnp.array(BY_TOKEN), counter)
-    load = lax.cond(
-        by_token != 0.0,
-        lambda: load + by_token * running_batches.done(cluster.state.clock) * running_batches.sums.decodes,
-        lambda: load,
-    )
+    # In a pipeline nothing leaps, and of what ranks in lockstep note of their batches there no times are kept.
+    if cluster.replicas.pipeline is None:
+        by_token = read(jnp.array(BY_TOKEN), counter)
+        load = lax.cond(
+            by_token != 0.0,
+            lambda: load + by_token * running_batches.done(cluster.state.clock) * running_batches.sums.decodes,
+            lambda: load,
+        )
     return load + jnp.where(counter == KV, cluster.replicas.kv, 0.0)
 
 
