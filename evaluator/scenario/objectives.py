@@ -60,8 +60,10 @@ class Budget:
 
 
 def _check_budget(budget: Budget, place: Place) -> None:
+    # Replicas are added until the budget is used up: without one there would be no last replica.
     if budget.fill and budget.devices is None and budget.usd_per_hour is None:
         raise place.key("fill").error("needs something to fill: add devices or usd_per_hour")
+    # Layouts are products of degrees up to the number of devices, which nothing else bounds.
     if budget.layouts and budget.devices is None and budget.usd_per_hour is None:
         raise place.key("layouts").error("needs a bound on the devices: add devices or usd_per_hour")
 
@@ -93,6 +95,7 @@ def _objectives(value: Any, place: Place) -> tuple[Objective, ...]:
     objectives = tuple(
         Objective(metric, statistic, bound * (1.0 + relax), relax)
         for metric in value
+        # `relax` is a key of the section too, and bounds nothing itself.
         if metric in METRICS
         for statistic, bound in read[metric]
     )

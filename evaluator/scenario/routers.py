@@ -26,6 +26,8 @@ from evaluator.keys import (
 from evaluator.routing import ROUTERS, Choice
 
 
+# A router may be registered after this module is imported, so its keys are read when asked for, and once: a sweep
+# reads the deployment of every design.
 @cache
 def _section(keys: type) -> Section:
     return section(keys)
@@ -50,6 +52,7 @@ def _router(value: Any, place: Place) -> Choice:
         return sections[value]({}, place)
     if not isinstance(value, Mapping):
         return _by_name()(value, place)
+    # A mapping of two names does not say which of them routes. None is in no table and so ends in the message.
     (name,) = value if len(value) == 1 else (None,)
     if name not in sections:
         forms = " or ".join(f"{{{name}: {{...}}}}" for name in sections)

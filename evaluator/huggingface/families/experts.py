@@ -33,6 +33,7 @@ QWEN_MOE = replace(MOE, blocks=_QWEN_BLOCKS, ignored=_QWEN_IGNORED)
 def _llama4_rotated(config: Config, layers: int) -> Words:
     """One flag per layer, 1 where positions are rotated and attention is local; an empty list stands for every
     fourth layer without."""
+    # transformers' Llama4TextConfig makes the list from the interval where a config has `no_rope_layers: []`.
     flags = config.entries("no_rope_layers", int) or []
     if not flags:
         return every("no_rope_layer_interval", "full", "chunked", default=4)(config, layers) or []
@@ -57,6 +58,7 @@ def _jetmoe(config: Config) -> SoftmaxAttention:
 def _unchosen_attention(config: Config) -> int:
     width = config.integer("num_key_value_heads") * config.integer("head_dim")
     others = config.integer("num_experts") - config.integer("num_experts_per_tok")
+    # Keys and values are shared by all experts: only queries and outputs (2) are each expert's own.
     return config.layers() * others * 2 * config.integer("hidden_size") * width
 
 
@@ -76,6 +78,7 @@ def _of_two_modes(config: Config) -> MoeFeedForward:
 
 def _experts_of_images(config: Config) -> int:
     words = block_words(config, config.layers(), always("moe"))
+    # Gate, up and down projection, and the expert's row of the router: experts of images have one of their own.
     per_expert = config.integer("hidden_size") * (3 * _two_widths(config)[1] + 1)
     return words.count("moe") * config.integer("num_experts") * per_expert
 

@@ -36,6 +36,8 @@ def _per_layer_columns(config: Config) -> int:
     laurel = config.integer("laurel_rank", 0, minimum=0)
     streams = config.integer("altup_num_inputs", 1)
     altup = (streams - 1) * config.integer("hidden_size") // config.layers()
+    # A column of a branch goes down from the hidden state and back up. The share of the model's projection has no way
+    # back, so it counts half.
     return size + size // 2 + laurel + altup
 
 
