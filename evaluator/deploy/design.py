@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from evaluator.arguments import WHOLE, leaves, tree_of
 from evaluator.catalog.model import Model
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.deploy.choice import choose
-from evaluator.errors import InputError
+from evaluator.errors import InputError, InputWarning
 from evaluator.keys import table_of, written
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import Configuration, StationPlan, plan
@@ -107,7 +108,9 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
         tree = loads_yaml(str(ds.attrs["scenario"]), source)
         if not isinstance(tree, Mapping):  # a text would be taken for the path of a file
             raise InputError(f"{source}: its attribute scenario is damaged")
-        scenario = load_scenario(tree)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InputWarning)  # was told when the result was made
+            scenario = load_scenario(tree)
     except InputError as error:
         raise InputError(
             f"{error} (the scenario is that of {source}; files that it names are looked for in the current directory)"

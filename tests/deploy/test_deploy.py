@@ -11,7 +11,7 @@ import pytest
 from evaluator.arguments import read_script
 from evaluator.deploy import deploy
 from evaluator.deploy.design import read_design
-from evaluator.errors import InputError
+from evaluator.errors import InputError, InputWarning
 from evaluator.run import sweep
 from evaluator.scenario import load_scenario
 from evaluator.search import optimize
@@ -140,6 +140,12 @@ def test_a_device_that_does_not_exist_is_said():
     assert any(remark.startswith("hardware mine {like h100-sxm, memory") for remark in named.remarks)
     cheap = deploy(result(hardware={"like": "h100-sxm", "usd_per_hour": 1}))
     assert not any("hypothetical" in remark for remark in cheap.remarks)  # another price is no other device
+
+
+def test_what_the_sweep_has_told_is_not_told_again():
+    with pytest.warns(InputWarning, match="1 of 2 points"):
+        ds = result({"deployment.replicas": [1, 2], "where": "1 / (replicas - 1) > 0"})
+    deploy(ds)  # warnings are errors in tests
 
 
 @pytest.mark.parametrize("text", ["", "null", "/etc/hostname", "[1]"])
