@@ -181,7 +181,7 @@ BAD = {
     "nan number": ("deployment.kv.memory_fraction=.nan", r"memory_fraction: nan is not a finite number"),
     "policy": (
         "deployment.batching.policy=chunky",
-        r"'chunky' is not one of static, continuous, chunked, mixed, orca, sarathi, lightllm "
+        r"'chunky' is not one of static, continuous, chunked, mixed, orca, sarathi, lightllm, token_ratio "
         r"\(did you mean chunked\?\)",
     ),
     "dtype": ("deployment.precision.weights=bf15", r"precision\.weights: 'bf15' is not one of .*did you mean bf16"),
