@@ -12,6 +12,6 @@ def grid():
     return scenario("workload.seeds=[0, 1]", **GRID)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # as the bounds of short runs are, which say what computes it
 def swept(grid) -> xr.Dataset:
     return sweep(grid)
