@@ -165,8 +165,9 @@ def _deliver(fitted: Any, text: str, report: str, out: Path, plot: Path | None, 
 
 def _errors(judged: Any) -> dict[str, Any]:
     from evaluator.calibrate.errors import error_summary
+    from evaluator.calibrate.whole import errors_by_load
 
-    return error_summary(judged)
+    return errors_by_load(judged) if "phase" in judged else error_summary(judged)
 
 
 def _efficiencies(data: list[Path], hardware: str, name: str, engine: str | None, start: str) -> tuple[Any, str, str]:
