@@ -122,7 +122,7 @@ class TestPacking:
     [
         ("admission", "reserved", "reserve, on_demand"),
         ("preemption", "kill", "recompute, swap"),
-        ("packing", "lifo", "fcfs, least_work_left, priority"),
+        ("packing", "lifo", "fcfs, least_work_left, priority, retracted_last, longest_prefix"),
     ],
 )
 def test_an_unknown_choice_is_refused(field, value, allowed):
