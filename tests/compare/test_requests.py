@@ -144,7 +144,7 @@ def test_a_fit_by_the_command(evaluator, small, tmp_path):
 
 
 def test_wrong_partitions_are_told(evaluator, small):
-    assert "'x' is none of fold, model, gpu" in evaluator("compare", *small, "--held-out", "x")[2]
+    assert "'x' is none of fold, layout, model, gpu" in evaluator("compare", *small, "--held-out", "x")[2]
 
 
 def _real(data_folder, name):

@@ -97,7 +97,8 @@ def crowded(policy: str, *more: str) -> Scenario:
     return scenario(
         "deployment.hardware=rtx-4090",
         "deployment.precision.weights=fp8",
-        "deployment.kv={memory_fraction: 0.55, block_tokens: 1}",
+        "deployment.kv.memory_fraction=0.55",
+        "deployment.kv.block_tokens=1",
         "workload.arrivals.rate_rps=60",
         "workload.lengths={source: fixed, prompt_tokens: 1500, output_tokens: 600}",
         f"deployment.batching.policy={policy}",
@@ -109,11 +110,12 @@ def crowded(policy: str, *more: str) -> Scenario:
 def test_a_registered_policy_runs_in_both_engines_alike(monkeypatch, decisions, like):
     monkeypatch.setitem(POLICIES, "made_up", BatchingPolicy("made_up", "nowhere", "this test", **decisions))
     admission = decisions.get("admission") or "on_demand"
-    given = f"deployment.kv.admission={admission}"
-    result = validate(crowded("made_up", given))
+    # vLLM's own default admits by the whole prompt, too, which is one of the decisions.
+    given = (f"deployment.kv.admission={admission}", "deployment.kv.full_prompt=false")
+    result = validate(crowded("made_up", *given))
     assert (result.compared, result.apart) == (1, 0)
     assert result.worst <= 1e-9
-    made_up, other = (simulate(crowded(each, given)).requests for each in ("made_up", like))
+    made_up, other = (simulate(crowded(each, *given)).requests for each in ("made_up", like))
     assert not np.array_equal(made_up["last_token_s"], other["last_token_s"])
 
 

@@ -127,9 +127,10 @@ def test_several_models_under_a_router_that_looks():
 @pytest.mark.parametrize(("pools", "granularity"), [(PAIR, "cache"), (PAIR, "layer"), (UNLIKE, "cache")])
 def test_with_room_enough_nothing_waits(pools, granularity):
     transfer = {"link": "pcie-gen5-x16", "granularity": granularity}
-    batching = {"policy": "continuous"}
-    _, _, free = ran(of_pools(pools, transfer=transfer, batching=batching))
-    _, configuration, held = ran(of_pools(pools, transfer={**transfer, "backpressure": True}, batching=batching))
+    # Reserved KV: on demand a decode replica says between two iterations alone that it has room, which waits.
+    design = {"batching": {"policy": "continuous"}, "kv": {"admission": "reserve"}}
+    _, _, free = ran(of_pools(pools, transfer=transfer, **design))
+    _, configuration, held = ran(of_pools(pools, transfer={**transfer, "backpressure": True}, **design))
     assert configuration.joint_pools
     for name in TIMES:
         np.testing.assert_allclose(getattr(held.times, name), getattr(free.times, name), rtol=1e-9, err_msg=name)
@@ -259,7 +260,8 @@ def test_back_pressure_makes_the_first_tokens_of_others_later():
 
 def test_a_request_larger_than_the_decode_side_is_no_design():
     pools = {"p": PAIR["p"], "d": {"role": "decode", "hardware": {"like": "h100-sxm", "memory_bytes": "20.3GB"}}}
-    (configuration,) = plan(of_pools(pools, transfer={"backpressure": True})).configurations
+    scenario = of_pools(pools, transfer={"backpressure": True}, kv={"memory_fraction": 0.9})
+    (configuration,) = plan(scenario).configurations
     assert (
         configuration.status.startswith("infeasible: pool d: a request of 2,4")
         and "exceeds the KV cache" in configuration.status

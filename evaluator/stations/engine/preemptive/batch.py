@@ -163,24 +163,21 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
     def looks(state: State) -> Flag:
         return (computing | resident) & (state.replica.running_count < limits.max_num_seqs) & any_waiting(given, state)
 
-    # Only the head is tried: vLLM breaks off at the first waiting request that does not fit, even if others would.
-    def look(state: State) -> tuple[State, Candidate, Flag]:
-        """The head that comes next, what the iteration would compute of it, and whether it fits."""
-        state = kv.look_up(given, state, head(given, state), looks(state))
-
-        def compute(state: State) -> tuple[Candidate, Flag]:
+    # Only the head is tried: vLLM breaks off at the first waiting request that does not fit, even if others would. Its
+    # candidate is computed here and again where it is taken: carried from here to there, nobody's candidate (zeros)
+    # came to lanes that take nobody while others of their step do, and loops over it did not end.
+    def next_fits(state: State) -> Flag:
+        def tried(state: State) -> Flag:
             i = head(given, state)
-            one = _candidate(given, state, i, kv.found_tokens(given, state))
-            return one, fits(state, i, one)
+            return fits(state, i, _candidate(given, state, i, kv.found_tokens(given, state)))
 
-        nobody = Candidate(*(jnp.int32(0),) * len(Candidate._fields)), jnp.zeros((), bool)
-        return state, *lax.cond(looks(state), compute, lambda _: nobody, state)
+        return lax.cond(looks(state), tried, lambda _: jnp.zeros((), bool), state)
 
-    def take(at: tuple[State, Candidate, Flag]) -> tuple[State, Candidate, Flag]:
-        state, one, _ = at
-        return look(_take_head(given, state, one, start_s))
+    def look_up(state: State) -> State:
+        """With what is there of the head that is looked at next."""
+        return kv.look_up(given, state, head(given, state), looks(state))
 
-    return lax.while_loop(lambda at: at[2], take, look(state))[0]
+    return lax.while_loop(next_fits, lambda state: look_up(_take_head(given, state, start_s)), look_up(state))
 
 
 def may_be_admitted(given: Given, state: State) -> Flag:
@@ -201,9 +198,10 @@ def may_be_admitted(given: Given, state: State) -> Flag:
     return ~(waits_for_kv | drains | (state.replica.running_count >= limits.max_num_seqs))
 
 
-def _take_head(given: Given, state: State, one: Candidate, start_s: Float) -> State:
+def _take_head(given: Given, state: State, start_s: Float) -> State:
     """The head of the waiting queue is admitted: it takes a seat, KV, and its first chunk or its place as a decode."""
     i = head(given, state)
+    one = _candidate(given, state, i, kv_of(given).found_tokens(given, state))
     batch, scheduled_s = state.batch, read_once(state.sequences.scheduled_s, i)
     has_room = _has_room(given, scheduled_s) if given.structure.kv_reservation else False
     if state.swapped is not None:
