@@ -213,6 +213,6 @@ def _joined(normal: Mapping[str, Any], name: str) -> str:
 def _shown(leaf: Any) -> str:
     if isinstance(leaf, Mapping) and isinstance(leaf.get("name"), str):
         return leaf["name"]  # a device or a model that is described here says what it is called
-    if isinstance(leaf, Mapping):
+    if isinstance(leaf, Mapping) and leaf:  # a section that says nothing is its own only leaf
         return ",".join(f"{path}={_shown(entry)}" for path, entry in leaves(leaf, ""))
     return "none" if leaf is None else f"{leaf:g}" if isinstance(leaf, float) else str(leaf)

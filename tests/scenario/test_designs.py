@@ -369,6 +369,12 @@ def test_flags_are_true_or_false(base, condition, left):
     assert len(swept(base, {TP: [1, 2], "where": "not prefix_caching"}).points) == 2  # not swept
 
 
+def test_a_section_that_says_nothing_is_a_value(base):
+    """Sessions with all defaults are others than none: the label of an empty section had no end."""
+    grid = swept(base, {"designs": {"zip": [{"workload.sessions": {}}, {"workload.sessions": None}]}})
+    assert len(grid.points) == 2
+
+
 def test_axes_over_designs_have_names_of_their_own(base, tmp_path):
     sweep = table(tmp_path, "tensor_parallel,replicas\n1,1\n2,1\n")
     with pytest.raises(InputError, match=r"sweep\.design: the designs of sweep\.table are called so already"):
