@@ -164,8 +164,8 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
         return (computing | resident) & (state.replica.running_count < limits.max_num_seqs) & any_waiting(given, state)
 
     # Only the head is tried: vLLM breaks off at the first waiting request that does not fit, even if others would. Its
-    # candidate is computed here and again where it is taken: carried from here to there, nobody's candidate (zeros)
-    # came to lanes that take nobody while others of their step do, and loops over it did not end.
+    # candidate is computed here and again where it is taken: when it was carried from here to there, lanes in step
+    # never ended, since those that take nobody go along with the others, then on a candidate of zeros.
     def next_fits(state: State) -> Flag:
         def tried(state: State) -> Flag:
             i = head(given, state)
