@@ -56,11 +56,11 @@ def bounded(jitted: Any) -> Any:
     if sum(function._cache_size() for function in _counted) >= MOST_PROGRAMS:
         for function in _counted:
             function.clear_cache()
-        _give_back()
+        give_back()
     return jitted
 
 
-def _give_back() -> None:
+def give_back() -> None:
     """Free memory back to the system: glibc keeps most of what programs leave (0.9 of 1.4 GB), in pieces too small for
     the next ones, which then come on top. Elsewhere nothing is done."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform.startswith("linux") else None

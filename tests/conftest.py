@@ -3,7 +3,6 @@
 Set through the environment, before anything imports JAX and for subprocesses too; tests without JAX never load it.
 """
 
-import ctypes
 import gc
 import os
 import sys
@@ -151,13 +150,13 @@ def _bounded_memory():
     """
     yield
     if _resident_bytes() > TRIMMED_BYTES:
-        _trim()
+        device.give_back()
         if _resident_bytes() > MOST_BYTES and "jax" in sys.modules:
             import jax
 
             jax.clear_caches()
             gc.collect()
-            _trim()
+            device.give_back()
 
 
 def _resident_bytes() -> int:
@@ -166,13 +165,6 @@ def _resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return 0
-
-
-def _trim() -> None:
-    """What the allocator keeps of freed memory goes back to the system: half of what a process has after compiling."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
-    if trim is not None:
-        trim(0)
 
 
 @pytest.fixture

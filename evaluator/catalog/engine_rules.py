@@ -79,14 +79,14 @@ class EngineRules:
         """A release as numbers; None: the newest of the table. InputError for one that the table does not know."""
         if version is None:
             return self.newest
-        match = _NUMBERS.fullmatch(version.strip().lower())
-        if match is None:
+        found = _numbers(version.strip().lower())
+        if found is None:
             raise InputError(f"{version!r} is no release of {self.label}; write one such as '{dotted(self.newest)}'")
-        found = tuple(int(part) for part in match[1].split("."))
         if not self._knows(found):
             remedy = "name one of these, and say what differs by its own keys"
             if len(found) == 2 and self._knows((found[0], 10 * found[1])):
-                remedy = f"write {match[1]}0 in quotes, since without them YAML takes it for the number {match[1]}"
+                written = dotted(found)
+                remedy = f"write {written}0 in quotes, since without them YAML takes it for the number {written}"
             raise InputError(
                 f"{self.label} {version} is not in the table of its defaults, which knows {dotted(self.oldest)} to "
                 f"{dotted(self.read_until)}; {remedy}"
@@ -99,6 +99,10 @@ class EngineRules:
     def at(self, release: Release) -> Mapping[str, Rule]:
         """The rule of each key in a release: of those that it had by then, the last."""
         return _at(self, release)
+
+    def of(self, version: str | None) -> Mapping[str, Rule]:
+        """The rules of ``release(version)``, with its errors."""
+        return self.at(self.release(version))
 
     def limits(self, release: Release, hardware: Hardware) -> DeviceLimits:
         """The limits of an iteration on a device."""
@@ -157,10 +161,16 @@ def _read(document: Any, where: str, expected_name: str) -> EngineRules:
 
 
 def _release(given: Fields, key: str) -> Release:
-    match = _NUMBERS.fullmatch(given.text(key))
-    if match is None:
+    release = _numbers(given.text(key))
+    if release is None:
         raise InputError(f"{given.place(key)}: expected a release such as '0.28', got {given.text(key)!r}")
-    return tuple(int(part) for part in match[1].split("."))
+    return release
+
+
+def _numbers(version: str) -> Release | None:
+    """The numbers of a release as people write it; None of what is none."""
+    match = _NUMBERS.fullmatch(version)
+    return None if match is None else tuple(int(part) for part in match[1].split("."))
 
 
 def _rule(given: Fields) -> Rule:

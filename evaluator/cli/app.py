@@ -51,16 +51,19 @@ def _options(
 
 
 # In the order of use, which ``--help`` keeps: a first answer, sweeps, a purchase, single runs, calibration.
-app.command(cls=Command)(estimate)
-app.command(cls=Command)(sweep)
-app.command(cls=Command)(gather)
-app.command(cls=Command)(optimize)
-app.command(cls=Command)(report)
-app.command(cls=Command)(deploy)
-app.command(cls=Command)(simulate)
-app.command(cls=Command)(observe)
-app.command(cls=Command)(measure)
-app.command(cls=Command)(calibrate)
-app.command(cls=Command)(compare)
-app.command(cls=Command)(validate)
+for _command in (
+    estimate,
+    sweep,
+    gather,
+    optimize,
+    report,
+    deploy,
+    simulate,
+    observe,
+    measure,
+    calibrate,
+    compare,
+    validate,
+):
+    app.command(cls=Command)(_command)
 app.add_typer(catalog, name="catalog")

@@ -81,22 +81,18 @@ def list_engines() -> None:
     from evaluator.catalog.engine_rules import dotted, load_engine_rules, told
     from evaluator.catalog.engines import ENGINES
 
-    rows = []
-    for table in map(load_engine_rules, ENGINES):
-        for rule in table.rules:
-            simulated = "" if rule.simulated == rule.value else told(rule.simulated)[0]
-            first, *more = told(rule.value)
-            rows.append((table.name, dotted(rule.since), rule.key, first, simulated))
-            rows += [("", "", "", line, "") for line in more]
     tables = list(map(load_engine_rules, ENGINES))
-    records = [
-        {"engine": table.name, "since": dotted(rule.since), "key": rule.key, "does": rule.value,
-         "simulated": rule.simulated}
-        for table in tables
-        for rule in table.rules
-    ]  # fmt: skip
-    tell(format_table(("engine", "since", "key", "does", "simulated"), rows, left=(0, 1, 2, 3, 4)), rules=records)
-    for table in map(load_engine_rules, ENGINES):
+    header = ("engine", "since", "key", "does", "simulated")
+    rows, records = [], []
+    for engine, rule in ((table.name, rule) for table in tables for rule in table.rules):
+        place = (engine, dotted(rule.since), rule.key)
+        records.append(dict(zip(header, (*place, rule.value, rule.simulated), strict=True)))
+        simulated = "" if rule.simulated == rule.value else told(rule.simulated)[0]
+        first, *more = told(rule.value)
+        rows.append((*place, first, simulated))
+        rows += [("", "", "", line, "") for line in more]
+    tell(format_table(header, rows, left=(0, 1, 2, 3, 4)), rules=records)
+    for table in tables:
         typer.echo(f"{table.label}: known from {dotted(table.oldest)} to {dotted(table.read_until)}, ", nl=False)
         typer.echo(f"{dotted(table.newest)} where no engine_version is said")
 

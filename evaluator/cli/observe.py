@@ -109,8 +109,8 @@ def _found(observed: Observed) -> dict[str, Any]:
 
     names = ("seconds", "planned", "held", "ended_by", "notes")
     return {name: getattr(observed, name) for name in names} | {
-        "statuses": statuses(observed.requests),
-        "latencies": latencies(observed.requests),
+        "statuses": lambda: statuses(observed.requests),
+        "latencies": lambda: latencies(observed.requests),
     }
 
 

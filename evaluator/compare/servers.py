@@ -66,7 +66,7 @@ def deployment(experiment: Experiment, model: Model, hardware: str, calibration:
     (``DPLBAsyncMPClient``, which counts one that waits four times, as seen every 100 ms).
     """
     ranks, chunks = experiment.tensor_parallel, experiment.chunked_prefill
-    rules = serving_engine(DEFAULT_ENGINE).rules
+    rules = serving_engine(DEFAULT_ENGINE).rules.of(experiment.engine_version)
     return Deployment(
         model.name,
         hardware,
@@ -82,7 +82,7 @@ def deployment(experiment: Experiment, model: Model, hardware: str, calibration:
             "on_demand" if chunks else "reserve",
             experiment.memory_fraction,
             experiment.block_tokens,
-            full_prompt=rules.at(rules.release(experiment.engine_version))["kv.full_prompt"].simulated,
+            full_prompt=rules["kv.full_prompt"].simulated,
         ),
         router="least_outstanding",
     )

@@ -61,7 +61,7 @@ def _experiment(key: str, entry: ConfigEntry) -> Experiment:
     length = "max_model_len_tokens" if entry.value.get("max_model_len_tokens") is not None else "max_model_len"
     tensor, data = entry.count("tensor_parallel_size", 1), entry.count("data_parallel_size", 1)
     workload, release = _workload(entry.inner("workload")), _release(entry)
-    rules = serving_engine(DEFAULT_ENGINE).rules
+    rules = serving_engine(DEFAULT_ENGINE).rules.of(release)
     return Experiment(
         id=key,
         name=str(entry.value.get("experiment_name") or key),
@@ -79,9 +79,7 @@ def _experiment(key: str, entry: ConfigEntry) -> Experiment:
         kv_blocks=entry.said("total_kv_blocks"),
         block_tokens=entry.count("kv_block_size_tokens", 16),
         engine_version=release,
-        memory_fraction=_fraction(
-            entry, "gpu_memory_utilization", rules.at(rules.release(release))["kv.memory_fraction"].value
-        ),
+        memory_fraction=_fraction(entry, "gpu_memory_utilization", rules["kv.memory_fraction"].value),
         prefix_caching=entry.flag("prefix_caching", True),
         chunked_prefill=entry.flag("chunked_prefill", True),
         workload=workload,

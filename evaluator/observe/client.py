@@ -74,11 +74,11 @@ async def ask(
         else:
             exchange.status, exchange.error = "stalled", f"silent for {wait_s:g} s"
     except aiohttp.ClientConnectorError as error:
-        exchange.status, exchange.error = "no connection", _short(error)
+        exchange.status, exchange.error = "no connection", short(error)
     except (aiohttp.ClientError, OSError) as error:
-        exchange.status, exchange.error = "connection lost", _short(error)
+        exchange.status, exchange.error = "connection lost", short(error)
     except ValueError as error:  # JSON that is none
-        exchange.status, exchange.error = "broken answer", _short(error)
+        exchange.status, exchange.error = "broken answer", short(error)
 
 
 async def _checked(response: aiohttp.ClientResponse) -> None:
@@ -139,5 +139,6 @@ def _heed(event: dict[str, Any], at_s: float, exchange: Exchange) -> None:
             exchange.cached_tokens = float(details["cached_tokens"])
 
 
-def _short(error: BaseException) -> str:
-    return (" ".join(str(error).split()) or type(error).__name__)[:_SHOWN]
+def short(error: BaseException, most: int = _SHOWN) -> str:
+    """What an error says, on one line of at most so many characters; its kind where it says nothing."""
+    return (" ".join(str(error).split()) or type(error).__name__)[:most]

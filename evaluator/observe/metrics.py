@@ -9,6 +9,8 @@ from typing import Any
 
 import aiohttp
 
+from evaluator.observe.client import short
+
 _MOST_BYTES = 8 * 2**20
 _WAIT_S = 10.0
 
@@ -39,7 +41,7 @@ class ServerMetrics:
                 text = parts.decode(errors="replace")
             families = list(text_string_to_metric_families(text))
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            self.problem = " ".join(str(error).split())[:200] or type(error).__name__
+            self.problem = short(error, 200)
             return False
         except Exception as error:  # the parser raises whatever a text makes it stumble over
             self.problem = f"not in the text form of Prometheus ({str(error)[:100]})"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from evaluator.errors import InputError
-from evaluator.observe.client import OK, Exchange, ask
+from evaluator.observe.client import OK, Exchange, ask, short
 
 # What is asked for beside OpenAI's own fields, the most first: a server that refuses unknown fields takes a later row.
 # vLLM 0.28 takes the first; TensorRT-LLM forbids fields that it does not know.
@@ -127,8 +127,7 @@ async def _models(session: aiohttp.ClientSession, base: str) -> dict[str, int | 
             found = {str(model["id"]): model.get("max_model_len") for model in data}
             return {name: most if isinstance(most, int) else None for name, most in found.items()}
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
-        told = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{base}: no server answers there ({told[:200]})") from None
+        raise InputError(f"{base}: no server answers there ({short(error, 200)})") from None
     except (ValueError, TypeError, KeyError, AttributeError):  # a list of another form is as good as none
         return {}
 

@@ -142,7 +142,7 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
     arrivals = workload.arrivals
     lengths = (
         id(workload.lengths), id(workload.models), id(workload.pipelines), workload.requests,
-        workload.cached_tokens, workload.sessions, workload.reasoning, workload.sampling,
+        id(workload.sampling), workload.cached_tokens, workload.sessions, workload.reasoning,
     )  # fmt: skip
     # Without sessions that go on, neither memory nor the lengths of requests depend on when they come: all rates
     # share one check.

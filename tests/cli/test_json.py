@@ -14,26 +14,6 @@ import pytest
 
 from evaluator.cli.output import SCHEMA, parts_of, plain
 
-SCENARIO = """
-name: small
-workload:
-  arrivals: {process: poisson, rate_rps: 4}
-  lengths: {source: azure-conv-2023}
-  requests: 40
-deployment: {model: llama-3.1-8b, hardware: h100-sxm}
-slo: {ttft: {p90: 1s}}
-sweep:
-  deployment.hardware: [h100-sxm, l40s]
-  workload.arrivals.rate_rps: [1, 4]
-"""
-
-
-@pytest.fixture
-def small(tmp_path):
-    path = tmp_path / "small.yaml"
-    path.write_text(SCENARIO)
-    return path
-
 
 @pytest.fixture
 def document(evaluator):
@@ -99,7 +79,7 @@ def test_the_catalog(document):
 
 def test_errors_are_fields(document, small, tmp_path):
     bad = tmp_path / "bad.yaml"
-    bad.write_text(SCENARIO.replace("rate_rps: 4}", "rate_rps: -4}"))
+    bad.write_text(small.read_text().replace("rate_rps: 4}", "rate_rps: -4}"))
     error = document("sweep", bad)["error"]
     assert error["kind"] == "input" and error["place"].endswith("bad.yaml: workload.arrivals.rate_rps")
     assert error["reason"] and not error["reason"].startswith("error")
@@ -110,11 +90,11 @@ def test_errors_are_fields(document, small, tmp_path):
     assert document("no-such-command")["error"]["kind"] == "usage"
 
 
-def test_a_gate_that_fails_says_so(document, tmp_path):
+def test_a_gate_that_fails_says_so(document, small, tmp_path):
     requests = tmp_path / "requests.csv"
     requests.write_text("arrival_s,prompt_tokens,output_tokens,ttft_s,e2e_s\n0,100,10,5,9\n1,100,10,5,9\n")
     scenario = tmp_path / "one.yaml"
-    scenario.write_text(SCENARIO.split("sweep:")[0])
+    scenario.write_text(small.read_text().split("sweep:")[0])
     found = document("compare", requests, "--scenario", scenario, "--fail-above", "1")
     assert found["exit_code"] == 3 and found["error"]["kind"] == "gate" and found["values"]["requests"] == 2
     assert {"metric", "statistic", "error_pct"} <= set(found["tables"]["comparison"]["columns"])

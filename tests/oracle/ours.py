@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from evaluator.cost.iteration import CostParameters
 from evaluator.reference import Iteration, Limits, Request, simulate
 from tests.oracle.cases import ITERATION_TICKS, TICK_S, Case, Log, Step
@@ -47,13 +49,16 @@ def requests_of(case: Case) -> list[Request]:
 
 def serve(case: Case) -> Log:
     """All iterations of a case on the reference."""
+    return log_of(cost_of(case), "chunked", limits_of(case), requests_of(case), 1 + case.drafts)
+
+
+def log_of(cost: Any, policy: str, limits: Limits, requests: list[Request], decode_tokens: int) -> Log:
+    """All iterations of the reference on these requests."""
     iterations: list[Iteration] = []
-    requests = requests_of(case)
-    simulate(cost_of(case), "chunked", limits_of(case), requests, tokens=True, observe=iterations.append)
+    simulate(cost, policy, limits, requests, tokens=True, observe=iterations.append)
+    in_order = sorted(iterations, key=lambda each: each.start_s)
     return Log(
-        tuple(
-            step_of(case.blocks, 1 + case.drafts, each) for each in sorted(iterations, key=lambda each: each.start_s)
-        ),
+        tuple(step_of(limits.kv_units, decode_tokens, each) for each in in_order),
         tuple(ticks_of(request.first_token_s) for request in requests),
         tuple(ticks_of(request.last_token_s) for request in requests),
     )

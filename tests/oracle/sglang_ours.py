@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from evaluator.reference import Iteration, Limits, Request, simulate
+from evaluator.reference import Limits, Request
 from tests.oracle.cases import ITERATION_TICKS, TICK_S, Log
-from tests.oracle.ours import step_of, ticks_of
+from tests.oracle.ours import log_of
 from tests.oracle.sglang_cases import SglangCase
 from tests.reference.build import linear_cost
 
@@ -42,11 +42,4 @@ def requests_of(case: SglangCase) -> list[Request]:
 
 def serve(case: SglangCase) -> Log:
     """All iterations of a case on the reference."""
-    iterations: list[Iteration] = []
-    requests = requests_of(case)
-    simulate(COST, "token_ratio", limits_of(case), requests, tokens=True, observe=iterations.append)
-    return Log(
-        tuple(step_of(case.blocks, 1, each) for each in sorted(iterations, key=lambda each: each.start_s)),
-        tuple(ticks_of(request.first_token_s) for request in requests),
-        tuple(ticks_of(request.last_token_s) for request in requests),
-    )
+    return log_of(COST, "token_ratio", limits_of(case), requests_of(case), 1)

@@ -15,11 +15,17 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from evaluator.cost.kv import KvUnits
 from evaluator.stations.engine.common.arrays import Array, Float, Int
 from evaluator.stations.engine.common.rings import read, write
 
 AT_ONCE = 8
 """Steps of a leap that a trip of the loop over them looks at, which is as many as most leaps have."""
+
+
+def block_of(kv: KvUnits) -> Int:
+    """Tokens of a block; 1 in a lane that fills up a call, which has 0."""
+    return jnp.maximum(kv.block_tokens.astype(jnp.int32), 1)
 
 
 def no_growth(block_tokens: int) -> Array:

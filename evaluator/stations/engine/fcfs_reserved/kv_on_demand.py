@@ -20,8 +20,8 @@ from jax import lax
 from evaluator.cost.kv import units
 from evaluator.stations.engine.common import kv_growth
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, FloatPerRequest, Int
-from evaluator.stations.engine.common.kv_growth import Moments
-from evaluator.stations.engine.common.rings import read, tagged_add, write
+from evaluator.stations.engine.common.kv_growth import Moments, block_of
+from evaluator.stations.engine.common.rings import read, tagged_add, tagged_count, write
 
 if TYPE_CHECKING:
     from evaluator.stations.engine.fcfs_reserved.admission import Intake
@@ -107,7 +107,7 @@ def complete_prompts(given: Given, state: State, intake: Intake, clock: Float, s
 def _note(given: Given, steps: Array, i: Int, step: Int) -> Array:
     """With the units that a request will take, at the steps at which it does."""
     assert given.on_demand is not None
-    kv, ring, block = given.on_demand.kv, given.structure.ring, _block(given)
+    kv, ring, block = given.on_demand.kv, given.structure.ring, block_of(given.on_demand.kv)
     resident, prompt = given.limits.prompts_resident, read(given.requests.prompt_tokens, i)
     last = step + read(given.requests.output_tokens, i) - 1 + resident  # the step behind its last
     # A resident prompt has the KV of its first step from its admission.
@@ -140,15 +140,15 @@ def _enter(given: Given, steps: Array, i: Int, step: Int, decodes: float) -> Arr
     """
     assert given.on_demand is not None
     begins = step - read(given.requests.prompt_tokens, i)
-    return kv_growth.enter(steps, _block(given), begins, decodes * given.on_demand.block_units)
+    return kv_growth.enter(steps, block_of(given.on_demand.kv), begins, decodes * given.on_demand.block_units)
 
 
 def _growth_at(given: Given, steps: Array, step: Int) -> Float:
     """Units that the decodes take for their tokens of a step."""
-    if not given.structure.windowed:
-        return kv_growth.growth_at(steps, _block(given), step)
-    cell = read(steps, step % given.structure.ring)
-    return jnp.where(cell >> 32 == step, cell & 0xFFFFFFFF, 0).astype(jnp.float64)
+    assert given.on_demand is not None
+    if given.structure.windowed:
+        return tagged_count(steps, step % given.structure.ring, step)
+    return kv_growth.growth_at(steps, block_of(given.on_demand.kv), step)
 
 
 def kv_of_leap(
@@ -158,20 +158,17 @@ def kv_of_leap(
 
     The first takes ``first_s``, each next one ``slope_s`` more than the one before.
     """
+    on_demand = given.on_demand
+    assert on_demand is not None
 
     def later() -> Moments:
         if given.structure.windowed:
             return kv_growth.sum_over(
                 1, count - 1, lambda ahead, taken: taken.enter(ahead, _growth_at(given, growth.steps, step + ahead))
             )
-        return kv_growth.taken_later(growth.steps, _block(given), step, count - 1)
+        return kv_growth.taken_later(growth.steps, block_of(on_demand.kv), step, count - 1)
 
     taken = lax.cond(count > 1, later, Moments.none)
     last = kv + taken.taken
     unit_s = taken.unit_s(last, count.astype(jnp.float64), first_s, slope_s, given.structure.asynchronous)
     return KvUse(last, last, unit_s)
-
-
-def _block(given: Given) -> Int:
-    assert given.on_demand is not None
-    return jnp.maximum(given.on_demand.kv.block_tokens.astype(jnp.int32), 1)  # 0 in a lane that fills up a call

@@ -31,7 +31,7 @@ from evaluator.stations.engine.joint.state import (
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens
 from evaluator.stations.engine.preemptive.lane import ByPrefix, Given
 from evaluator.stations.engine.preemptive.preemption import growth_of
-from evaluator.stations.engine.preemptive.prefix_cache import block_tokens, look_up, take_step
+from evaluator.stations.engine.preemptive.prefix_cache import look_up, take_step
 from evaluator.stations.engine.preemptive.state import State
 from evaluator.stations.engine.preemptive.waiting import Queue, arrival_goes_first, come_in
 
@@ -299,7 +299,7 @@ def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int)
     most, least = jnp.where(there, requests, -jnp.inf).max(), jnp.where(there, requests, jnp.inf).min()
     uneven = (most - least > by.imbalance) & (most > by.imbalance_ratio * least)
     longest = hits.max()
-    share = longest * block_tokens(given) / read(given.requests.prompt_tokens, i)
+    share = longest * given.block() / read(given.requests.prompt_tokens, i)
     # SGLang's cache-aware router: the longest prefix where enough of the prompt is found, else, or where loads are too
     # uneven, the fewest requests (``routing.PrefixAware``).
     prefers = (longest > 0) & (share >= by.threshold) & ~uneven

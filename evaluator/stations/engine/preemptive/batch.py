@@ -147,7 +147,9 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
     """
     limits, rules, kv = given.limits, given.rules, kv_of(given)
 
-    def fits(state: State, i: Int, one: Candidate) -> Flag:
+    def fits(state: State) -> Flag:
+        i = head(given, state)
+        one = _candidate(given, state, i, kv.found_tokens(given, state))
         # vLLM's watermark (v0 ``can_allocate``): an admission leaves some KV, lest somebody be preempted for it soon.
         kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
         kept = kept + kv.taken_beside(state)
@@ -167,11 +169,7 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
     # candidate is computed here and again where it is taken: when it was carried from here to there, lanes in step
     # never ended, since those that take nobody go along with the others, then on a candidate of zeros.
     def next_fits(state: State) -> Flag:
-        def tried(state: State) -> Flag:
-            i = head(given, state)
-            return fits(state, i, _candidate(given, state, i, kv.found_tokens(given, state)))
-
-        return lax.cond(looks(state), tried, lambda _: jnp.zeros((), bool), state)
+        return lax.cond(looks(state), fits, lambda _: jnp.zeros((), bool), state)
 
     def look_up(state: State) -> State:
         """With what is there of the head that is looked at next."""

@@ -17,7 +17,7 @@ from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.common.speculation import Speculation, tokens_given
 from evaluator.stations.engine.preemptive.cache import DraftedVisits
 from evaluator.stations.engine.preemptive.lane import Given
-from evaluator.stations.engine.preemptive.prefix_cache import block_tokens, bucket, grow_in_turn, register
+from evaluator.stations.engine.preemptive.prefix_cache import bucket, grow_in_turn, register
 from evaluator.stations.engine.preemptive.state import State
 
 
@@ -77,7 +77,7 @@ def _next_visit(given: Given, state: State, i: Int, step: Int, computed: Int) ->
     left = read(given.requests.output_tokens, i) - read_once(sequences.generated, i) - gained
     number = read_once(sequences.decoded, i) + step - read_once(sequences.since, i)  # of this iteration of the request
     rows = given.rows(1.0).astype(jnp.int32)
-    held, block = _blocks(given, computed + rows), block_tokens(given)
+    held, block = _blocks(given, computed + rows), given.block()
 
     def nothing(carry: tuple[Int, Int]) -> Flag:
         ahead, later = carry
@@ -113,7 +113,7 @@ def _visit_at(given: Given, state: State, i: Int, decode_group: Int, step: Int, 
 
 def _blocks(given: Given, tokens: Int) -> Int:
     """Blocks that hold so many tokens."""
-    block = block_tokens(given)
+    block = given.block()
     return (tokens + block - 1) // block
 
 

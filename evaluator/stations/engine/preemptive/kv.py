@@ -158,7 +158,7 @@ class BlockKv(KvPart):
         return state._replace(cache=state.block_cache._replace(hits=hits, idle_hits=idle))
 
     def found_tokens(self, given: Given, state: State) -> Int | int:
-        return state.block_cache.hits * prefix_cache.block_tokens(given)
+        return state.block_cache.hits * given.block()
 
     def taken_beside(self, state: State) -> Int | int:
         # Shared blocks need not be taken, but those that nobody uses are no longer free (``BlockPool.touch``).

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import jax.numpy as jnp
-
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kv import KvUnits
 from evaluator.kv_managers import KvManager
@@ -21,6 +19,7 @@ from evaluator.stations.engine.common.arrays import (
     IntPerSource,
 )
 from evaluator.stations.engine.common.histogram import BINS
+from evaluator.stations.engine.common.kv_growth import block_of
 from evaluator.stations.engine.common.lane import LaneLimits, Requests
 from evaluator.stations.engine.common.rings import read
 from evaluator.stations.engine.common.speculation import Speculation
@@ -274,7 +273,7 @@ class Given(NamedTuple):
 
     def block(self) -> Int:
         """Tokens of a block."""
-        return jnp.maximum(self.rules.kv.block_tokens.astype(jnp.int32), 1)  # 0 in a lane that fills up a call
+        return block_of(self.rules.kv)
 
     def admits_any_kind(self) -> Flag:
         """One admission takes requests with and without a prompt to compute."""

@@ -19,11 +19,6 @@ from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import ReplicaState, State
 
 
-def block_tokens(given: Given) -> Int:
-    """Tokens of a block; 1 in a lane of zeros that fills up a call."""
-    return jnp.maximum(given.rules.kv.block_tokens.astype(jnp.int32), 1)
-
-
 def name_of(given: Given, replica: Int, i: Int, place: Int) -> Int:
     """The name of what request ``i`` has in its block number ``place``, among those of the replica."""
     content, shape = given.content, given.structure.cache
@@ -40,7 +35,7 @@ def look_up(given: Given, state: State, i: Int, on: Flag) -> tuple[Int, Int]:
     One token at least is left to compute: the one that the next token comes from.
     """
     cache = _cache(state)
-    most = jnp.where(on, (read_once(state.sequences.target, i) - 1) // block_tokens(given), 0)
+    most = jnp.where(on, (read_once(state.sequences.target, i) - 1) // given.block(), 0)
 
     def holder(place: Int) -> Int:
         return read(cache.first, name_of(given, state.replica.number, i, place))
@@ -75,7 +70,7 @@ def admit(given: Given, state: State, i: Int, units: Int) -> State:
 
     _, cache = lax.while_loop(lambda carry: carry[0] < hits, share, (jnp.int32(0), cache))
     first = read_once(state.sequences.scheduled_s, i) == jnp.inf
-    tokens = jnp.where(first, hits * block_tokens(given), read_once(cache.hit_tokens, i))
+    tokens = jnp.where(first, hits * given.block(), read_once(cache.hit_tokens, i))
     cache = cache._replace(
         units=write(cache.units, i, hits),
         named=write(cache.named, i, hits),
@@ -139,7 +134,7 @@ def register(given: Given, state: State, i: Int, tokens: Int) -> State:
     cache = _cache(state)
     assert given.content is not None
     held_from, named = read(given.content.held_from, i), read_once(cache.named, i)
-    whole = tokens // block_tokens(given)
+    whole = tokens // given.block()
 
     def name(carry: tuple[Int, Cache]) -> tuple[Int, Cache]:
         place, cache = carry
@@ -200,7 +195,7 @@ def bucket(given: Given, decode_group: Int, step: Int) -> Int:
     shape = given.structure.cache
     assert shape is not None
     first = given.requests.arrival_s.shape[0] + decode_group * shape.due
-    return first + step % (block_tokens(given) if given.speculation is None else block_tokens(given) + 1)
+    return first + step % (given.block() if given.speculation is None else given.block() + 1)
 
 
 def enter_due(given: Given, cache: Cache, i: Int, decode_group: Int, opens: Int, on: Flag) -> Cache:
