@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from evaluator.cli.options import QuietOption, SetOption, check_output, read_scenario
+from evaluator.cli.options import PICTURE_SUFFIXES, PlotOption, QuietOption, SetOption, check_output, read_scenario
 from evaluator.cli.output import fail, tell
 from evaluator.errors import InputError
 
@@ -26,7 +26,7 @@ def compare(
         list[Path],
         typer.Argument(metavar="SPECS.json ACTUALS.csv | RESULT... | REQUESTS.csv", help="Experiments and what was "
                        "measured of them; results of load generators (vllm bench serve, SGLang, AIPerf, GenAI-Perf, "
-                       "GuideLLM, inference-perf, MLPerf) and CSVs of points, known by their content; or, with "
+                       "GuideLLM, inference-perf, InferenceX, MLPerf) and CSVs of points, known by their content; or, with "
                        "--scenario, the requests of one run."),
     ],
     scenario: Annotated[
@@ -39,6 +39,11 @@ def compare(
     ] = "auto",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Save prediction, measurement and error, row by row (.csv).")
+    ] = None,
+    plot: PlotOption = None,
+    page: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Write picture, errors and every figure as a page for a browser."),
     ] = None,
     fail_above: Annotated[
         float | None,
@@ -67,6 +72,8 @@ def compare(
     """Compare predictions with measured serving results: error by metric, model, GPU and load."""
     check_output(out, "--out", TABLE_SUFFIXES)
     check_output(errors, "--errors", (".yaml",))
+    check_output(plot, "--plot", PICTURE_SUFFIXES)
+    check_output(page, "--page", (".html", ".htm"))
     for file in files:
         if not file.is_file():
             raise InputError(f"there is no file {file}")
@@ -75,11 +82,13 @@ def compare(
     if _are_results(files, scenario, changes):
         if fit is not None or held_out is not None or errors is not None:
             raise InputError("results of load generators are compared: without --fit, --held-out and --errors")
-        table, means = _results(files, scenario, calibration, changes)
+        table, means, report = _results(files, scenario, calibration, changes)
     elif scenario is not None:
         if len(files) != 1 or fit is not None or held_out is not None:
             raise InputError("with --scenario, compare takes one file of requests and neither --fit nor --held-out")
-        table, means = _requests(files[0], scenario, calibration, changes, errors)
+        if plot is not None or page is not None:
+            raise InputError("--plot and --page show several figures of runs; of single requests --out has every row")
+        report, (table, means) = "", _requests(files[0], scenario, calibration, changes, errors)
     else:
         if len(files) != 2 or changes:
             raise InputError(
@@ -87,16 +96,29 @@ def compare(
                 "deployment.hardware=NAME, or REQUESTS.csv --scenario SCENARIO [--set ...]"
             )
         measured = _Errors(errors, held_out, calibration, files)
-        table, means = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet, measured)
+        table, means, report = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet, measured)
     if out is not None:
         from evaluator.results import write_requests
 
         write_requests(table, out)
         if not quiet:
             typer.echo(f"wrote {len(table):,} rows to {out}", err=True)
+    if plot is not None or page is not None:
+        _draw(table, report, plot, page, quiet)
     if "status" in table and table["status"].str.startswith("cannot run").all():
         raise InputError(f"{files[0]}: no experiment could run")
     _gate(means, fail_above)
+
+
+def _draw(table: pd.DataFrame, report: str, plot: Path | None, page: Path | None, quiet: bool) -> None:
+    """The picture and the page of a comparison of runs; of single requests there is neither."""
+    from evaluator.report.page.comparison import write_comparison
+    from evaluator.report.picture.comparison import plot_comparison
+
+    written = [] if plot is None else [plot_comparison(table, plot)]
+    written += [] if page is None else [write_comparison(table, report, page)]
+    for path in () if quiet else written:
+        typer.echo(f"wrote {path}", err=True)
 
 
 def _are_results(files: list[Path], scenario: str | None, changes: list[str] | None) -> bool:
@@ -109,7 +131,7 @@ def _are_results(files: list[Path], scenario: str | None, changes: list[str] | N
 
 def _results(
     files: list[Path], scenario: str | None, calibration: str, changes: list[str] | None
-) -> tuple[pd.DataFrame, dict[str, float]]:
+) -> tuple[pd.DataFrame, dict[str, float], str]:
     from evaluator.compare.results import SHOWN, compare_results, told
     from evaluator.experiments.generators import read_runs
 
@@ -125,9 +147,10 @@ def _results(
         overrides.append(f"deployment.calibration={calibration}")
         loaded = None if scenario is None else read_scenario(scenario, overrides)
     table = compare_results(runs, loaded, overrides)
-    tell(lambda: told(table), comparison=table)
+    report = told(table)
+    tell(report, comparison=table)
     judged = table[table["metric"].isin([name for name in SHOWN if name.endswith("_mean")])]
-    return table, judged["error_pct"].abs().groupby(judged["metric"], sort=False).mean().to_dict()
+    return table, judged["error_pct"].abs().groupby(judged["metric"], sort=False).mean().to_dict(), report
 
 
 def _experiments(
@@ -139,7 +162,7 @@ def _experiments(
     held_out: str | None,
     quiet: bool,
     errors: _Errors,
-) -> tuple[pd.DataFrame, dict[str, float]]:
+) -> tuple[pd.DataFrame, dict[str, float], str]:
     from evaluator import compare
     from evaluator.experiments import read_experiments
 
@@ -170,9 +193,10 @@ def _experiments(
         table = pd.concat([after, table[~table["exp_id"].isin(after["exp_id"])]], ignore_index=True)
         said = ", ".join(f"{name} {value:.1f} %" for name, value in before.items())
         typer.echo(f"With the fitted sets, which have seen these runs; mean absolute errors before the fit: {said}")
-    tell(lambda: compare.described(table), comparison=table)
+    report = compare.described(table)
+    tell(report, comparison=table)
     errors.write(tables, quiet)
-    return table, compare.headline(table)
+    return table, compare.headline(table), report
 
 
 class _Errors:

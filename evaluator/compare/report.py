@@ -23,7 +23,7 @@ WORST = 5
 def usable(table: pd.DataFrame) -> pd.DataFrame:
     """Rows with an error; of an experiment with one stage, whose pooled row repeats it, just the one."""
     rows = table[(table["status"] == OK) & table["error_pct"].notna()]
-    return rows.assign(load=[_load(value) for value in rows["concurrency"]])
+    return rows.assign(load=[load_band(value) for value in rows["concurrency"]])
 
 
 def pooled(rows: pd.DataFrame) -> pd.DataFrame:
@@ -93,7 +93,8 @@ def _remarks(table: pd.DataFrame) -> list[str]:
     return [f"without measurements: {', '.join(none)}"] * bool(none) + [f"notes: {counted_notes}"] * bool(counted_notes)
 
 
-def _load(concurrency: float) -> str:
+def load_band(concurrency: float) -> str:
+    """The band of LOADS that a mean number of requests in the system lies in."""
     low, high = next(band for band in LOADS if concurrency < band[1])
     return f"{low:.0f} to {high:.0f}" if high != float("inf") else f"{low:.0f} and more"
 

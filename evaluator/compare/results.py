@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluator.compare.report import summarise
+from evaluator.catalog.store import names
+from evaluator.compare.report import load_band, summarise
 from evaluator.compare.run import COLUMNS, OK
 from evaluator.errors import InputError
 from evaluator.experiments.generators import MeasuredRun
 from evaluator.experiments.generators.measured_run import latencies_of_requests
 from evaluator.experiments.names import hardware_name, model_name
-from evaluator.scenario import Arrivals, Lengths, Reasoning, Scenario, Sessions, load_scenario
+from evaluator.experiments.precisions import precision
+from evaluator.scenario import Arrivals, Deployment, Lengths, Reasoning, Scenario, Sessions, load_scenario
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,7 +41,8 @@ _JUDGED_BY = {"ttft": "ttft_s", "tpot": "tpot_s", "itl": "itl_s", "e2e": "e2e_s"
 def compare_results(
     runs: Sequence[MeasuredRun], scenario: Scenario | None, overrides: Sequence[str] = ()
 ) -> pd.DataFrame:
-    """Predictions of every run beside what was measured, with the columns of ``compare_experiments`` and EXPECTED.
+    """Predictions of every run beside what was measured, with the columns of ``compare_experiments``, EXPECTED and
+    ``engine`` with its release.
 
     What a run does not say of its server (device, layout, precision, limits) is the scenario's, or that of
     ``overrides``; without a scenario there must be at least ``deployment.hardware`` among them. A run that cannot be
@@ -57,7 +60,7 @@ def compare_results(
                 rows += _rows(run, served_by, _simulated(run, served_by, Path(folder)))
         except InputError as error:
             rows.append(_common(run, served_by) | {"status": f"cannot run: {error}"})
-    return pd.DataFrame(rows, columns=[*COLUMNS, EXPECTED])
+    return pd.DataFrame(rows, columns=[*COLUMNS, EXPECTED, "engine"])
 
 
 def described(run: MeasuredRun, scenario: Scenario | None, overrides: Sequence[str] = ()) -> Scenario:
@@ -71,24 +74,63 @@ def described(run: MeasuredRun, scenario: Scenario | None, overrides: Sequence[s
     for key, name in (("model", _known(model_name, run.model)), ("hardware", _known(hardware_name, run.gpu))):
         if name is not None:
             said[key] = name
+    said |= _formats(run, said.get("model", deployment.model))
+    pools = said.pop("pools", None)
+    if pools is not None and deployment.pools:
+        _check_pools(run, pools, deployment)
+    elif pools is not None:
+        said["pools"] = pools
     # A default says nothing: the run's own figure takes its place; only what somebody wrote can contradict it.
     for key, value in said.items():
-        stated = getattr(deployment, key)
-        default = stated in (None, 1, "auto") and key not in ("model", "hardware")
+        stated = _stated(deployment, key)
+        default = stated in (None, 1, "auto", "checkpoint", "bf16") and key not in ("model", "hardware")
         if str(stated) != str(value) and not default:
             raise InputError(
                 f"{run.label}: was measured with {key} {value}, and the scenario has {stated}; remedy: "
                 f"--set deployment.{key}={value}, or the scenario of this server"
             )
-    differing = {key: value for key, value in said.items() if str(getattr(deployment, key)) != str(value)}
+    differing = {key: value for key, value in said.items() if str(_stated(deployment, key)) != str(value)}
     changed = [f"deployment.{key}={_quoted(value)}" for key, value in differing.items()]
     # Read again with the run's figures, so that defaults that depend on them are those of this server.
     return load_scenario(scenario.path or _tree(scenario), [*overrides, *changed]) if changed else scenario
 
 
+def _stated(deployment: Deployment, key: str) -> Any:
+    """What a deployment has under a key, which may be one of a section: ``precision.weights``."""
+    stated: Any = deployment
+    for name in key.split("."):
+        stated = getattr(stated, name)
+    return stated
+
+
+def _formats(run: MeasuredRun, model: Any) -> dict[str, str]:
+    """Number formats by the run's own word for them, of a model that the catalog has."""
+    if run.weights is None or not isinstance(model, str):
+        return {}
+    formats = precision(run.model or model, model, run.weights, "auto")
+    return {"precision.weights": formats.weights, "precision.activations": formats.activations}
+
+
+_OF_POOL = ("tensor_parallel", "data_parallel", "expert_parallel", "replicas")
+
+
+def _check_pools(run: MeasuredRun, measured: Mapping[str, Mapping[str, Any]], deployment: Deployment) -> None:
+    """InputError where the scenario's pools have another layout than the one measured pool of their role."""
+    for pool in (deployment.pools or {}).values():
+        for key in _OF_POOL if pool.role in measured else ():
+            # Of one of several pools a key that is absent is what the deployment says beside the pools.
+            stated = getattr(pool, key) or getattr(deployment, key)
+            value = measured[pool.role].get(key, 1)
+            if stated != value:
+                raise InputError(
+                    f"{run.label}: was measured with {key} {value} of the {pool.role} pool, and the scenario has "
+                    f"{stated}; remedy: the scenario of this server"
+                )
+
+
 def _quoted(value: Any) -> str:
     """A value as YAML reads it: in quotes where it would be taken for a number, as the release 0.20."""
-    return json.dumps(value) if isinstance(value, str) else str(value)
+    return str(value) if isinstance(value, int | float) else json.dumps(value)
 
 
 def _tree(scenario: Scenario) -> Mapping[str, Any]:
@@ -118,6 +160,11 @@ def _from_options(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
             )
         else:
             deployment[key] = catalog_name(published)
+    stated = dict(override.partition("=")[::2] for override in overrides)
+    model = stated.get("deployment.model", deployment["model"])
+    if model in names("models"):  # else the loader says that there is none
+        formats = {key.partition(".")[2]: value for key, value in _formats(run, model).items()}
+        deployment |= {"precision": formats} if formats else {}
     said = any(key.startswith("workload.lengths") for key in keys)
     if run.prompt_tokens is None and not said:
         raise InputError(f"{run.label}: says nothing of the lengths of prompts; give --scenario with workload.lengths")
@@ -249,6 +296,7 @@ def _common(run: MeasuredRun, scenario: Scenario) -> dict[str, Any]:
         "model": str(deployment.model),
         "gpu": str(deployment.hardware),
         "hardware": str(deployment.hardware),
+        "engine": f"{deployment.engine} {deployment.engine_version or ''}".strip(),
         "tensor_parallel": deployment.tensor_parallel,
         "data_parallel": deployment.data_parallel,
         "workload": f"{users} users" if users else process,
@@ -260,6 +308,8 @@ def _common(run: MeasuredRun, scenario: Scenario) -> dict[str, Any]:
 
 SHOWN = ("ttft_mean", "tpot_mean", "itl_mean", "e2e_mean", "throughput_rps", "output_tok_per_s")
 """What the report tells of every run; percentiles are in the table of all rows."""
+SLICES = ("model", "hardware", "engine", "load")
+"""By what errors are told apart, where the runs differ in it; the load in bands of mean concurrency."""
 MOST_TOLD = 60
 """Rows of single runs in the report."""
 
@@ -276,7 +326,13 @@ def told(table: pd.DataFrame) -> str:
         if len(ran) > MOST_TOLD:
             parts.append(f"({len(ran) - MOST_TOLD} more rows: --out FILE.csv has them all)")
         if ran["exp_id"].nunique() > 1:
-            parts += ["", "by metric (errors in %)", _text(summarise(ran, ["metric"]))]
+            parts += ["", "by metric (errors in %)", _text(_slices(ran, ["metric"]))]
+        latencies = ran[ran["unit"] == "ms"]
+        latencies = latencies.assign(load=[load_band(value) for value in latencies["concurrency"]])
+        for column in SLICES:
+            # Slices of one run each, and a single slice, repeat what stands above.
+            if 1 < latencies[column].nunique() < latencies["exp_id"].nunique():
+                parts += ["", f"latencies by {column} (errors in %)", _text(_slices(latencies, [column, "metric"]))]
         judged = ran[ran[EXPECTED].notna()]
         if len(judged):
             within = int((judged["error_pct"].abs() <= judged[EXPECTED]).sum())
@@ -286,6 +342,14 @@ def told(table: pd.DataFrame) -> str:
         notes[AS_SENT] = None
     parts += [f"note: {note}" for note in notes]
     return "\n".join(parts)
+
+
+def _slices(rows: pd.DataFrame, by: Sequence[str]) -> pd.DataFrame:
+    """Errors by the columns ``by``, and how many percent of them were within the expected one."""
+    judged = rows[rows[EXPECTED].notna()]
+    held = judged.assign(within_pct=100.0 * (judged["error_pct"].abs() <= judged[EXPECTED]))
+    shares = held.groupby(list(by), sort=False)["within_pct"].mean().reset_index()
+    return summarise(rows, by).merge(shares, how="left", on=list(by))
 
 
 def _text(table: pd.DataFrame) -> str:

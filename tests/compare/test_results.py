@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import evaluator
 from evaluator.cli.app import app
-from evaluator.compare.results import EXPECTED, compare_results, predicted
+from evaluator.compare.results import EXPECTED, compare_results, described, predicted
 from evaluator.errors import InputError
 from evaluator.experiments.generators import read_runs
 from evaluator.scenario import load_scenario
@@ -129,6 +129,40 @@ def test_the_command_takes_results_of_several_generators(closed, tmp_path):
 def test_the_command_says_what_is_missing(files, options, message):
     done = compare(*(RECORDED / name for name in files), *(part for option in options for part in ("--set", option)))
     assert done.exit_code == 2 and message in " ".join(done.output.split()), done.output
+
+
+def test_records_of_inferencex_bring_layout_and_precision():
+    mixed, apart = read_runs(RECORDED / "inferencex-records.json")
+    served_by = described(mixed, None).deployment
+    assert (served_by.tensor_parallel, served_by.precision.weights, served_by.engine) == (2, "checkpoint", "vllm")
+    pools = described(apart, None).deployment.pools
+    assert {name: (pool.role, pool.tensor_parallel, pool.data_parallel) for name, pool in pools.items()} == {
+        "prefill": ("prefill", 2, None), "decode": ("decode", 1, 4),
+    }  # fmt: skip
+    server = scenario(users=4, pools={"p": {"role": "prefill", "tensor_parallel": 2, "replicas": 2},
+                                      "d": {"role": "decode", "data_parallel": 2}}, precision={"weights": "fp8"})  # fmt: skip
+    with pytest.raises(InputError, match="data_parallel 4 of the decode pool, and the scenario has 2"):
+        described(apart, server)
+    with pytest.raises(InputError, match="precision.weights checkpoint, and the scenario has fp8"):
+        described(mixed, scenario(users=4, precision={"weights": "fp8"}))
+    assert described(apart, scenario(users=4)).deployment.precision.weights == "fp8"
+
+
+def test_errors_by_slice_as_text_picture_and_page(closed, tmp_path):
+    points = tmp_path / "points.csv"
+    points.write_text(
+        "concurrency,hardware,requests,prompt_tokens,output_tokens,ttft_mean_ms,tpot_mean_ms\n"
+        "2,h100-sxm,8,90,5,30,8\n4,h100-sxm,8,90,5,30,8\n2,a100-sxm,8,90,5,30,8\n"
+    )
+    picture, page = tmp_path / "errors.png", tmp_path / "errors.html"
+    done = compare(points, "--set", "deployment.model=llama-3.1-8b", "--plot", picture, "--page", page)
+    assert done.exit_code == 0, done.output
+    assert "latencies by hardware (errors in %)" in done.output and "within_pct" in done.output
+    assert "latencies by model" not in done.output  # all runs are of one
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    text = page.read_text()
+    assert "points.csv row 3" in text and "data:image/svg+xml" in text and "<script" not in text
+    assert compare(points, "--set", "deployment.model=llama-3.1-8b", "--page", tmp_path / "a.txt").exit_code == 2
 
 
 def test_results_are_not_fitted_as_experiments(closed, tmp_path):

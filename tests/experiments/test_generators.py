@@ -31,6 +31,7 @@ LOADS = {
     "guidellm-0.8.1-poisson.json": ({"process": "poisson", "rate_rps": 20}, 24),
     "inference-perf-0.7.0-concurrency.json": ({"process": "closed_loop", "users": 4}, 24),
     "inference-perf-0.7.0-rate.json": ({"process": "poisson", "rate_rps": 20}, 40),
+    "inferencex-records.json": ({"process": "closed_loop", "users": 4}, 40),
     "mlperf-loadgen-server.txt": ({"process": "poisson", "rate_rps": 21.61}, 64),
     "mlperf-loadgen-offline.txt": ({"process": "all_at_once"}, 553),
 }
@@ -40,7 +41,8 @@ LOADS = {
 def test_what_the_tools_write_is_read(name):
     run = read_runs(RECORDED / name)[0]
     assert (dict(run.arrivals), run.requests) == LOADS[name]
-    assert 10 < run.metrics["throughput_rps"] < 500
+    if "inferencex" not in name:  # which has tokens alone
+        assert 10 < run.metrics["throughput_rps"] < 500
     if "offline" not in name:
         # The server answers after 24 to 42 ms and then every 3.2 to 5.2 ms, beside what the clients add.
         assert 0.02 < run.metrics["ttft_mean"] < 0.07
@@ -53,6 +55,48 @@ def test_what_the_tools_write_is_read(name):
 def test_every_generator_is_recorded():
     recorded = {run.generator for name in LOADS for run in read_runs(RECORDED / name)}
     assert {name.split()[0] for name in recorded} == {name.split()[0] for name in GENERATORS} - {"points"}
+
+
+def test_a_record_of_inferencex_says_what_its_run_did():
+    """The records are what its script makes of the recorded run of vLLM: dividing by devices loses nothing."""
+    measured = read_runs(RECORDED / "vllm-0.28.0-concurrency.json")[0]
+    mixed, apart = read_runs(RECORDED / "inferencex-records.json")
+    for run in (mixed, apart):
+        for name in ("ttft_mean", "tpot_mean", "ttft_p99", "output_tok_per_s", "total_tok_per_s"):
+            assert run.metrics[name] == pytest.approx(measured.metrics[name])
+        # Lengths of which the record has the upper ends alone follow from times and tokens.
+        assert run.output_tokens == pytest.approx(measured.output_tokens, rel=0.02)
+        assert run.prompt_tokens == pytest.approx(measured.prompt_tokens, rel=0.02)
+        assert run.gpu == "h100"
+    assert mixed.deployment == {"engine": "vllm", "tensor_parallel": 2} and mixed.weights == "bf16"
+    assert apart.deployment["pools"] == {
+        "prefill": {"role": "prefill", "tensor_parallel": 2, "replicas": 2},
+        "decode": {"role": "decode", "tensor_parallel": 1, "data_parallel": 4, "expert_parallel": 4, "replicas": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"framework": "atom"}, "record 2: as InferenceX writes it: framework atom is not simulated"),
+        ({"num_decode_gpu": 16}, "num_decode_gpu is 16, and its workers have 4 devices"),
+        ({"conc": 0}, "conc must be a number of at least 1, got '0'"),
+    ],
+)
+def test_records_of_inferencex_that_say_no_run_are_told(tmp_path, changes, message):
+    records = json.loads((RECORDED / "inferencex-records.json").read_text())
+    records[1] |= changes
+    path = tmp_path / "records.json"
+    path.write_text(json.dumps(records))
+    with pytest.raises(InputError, match=message):
+        read_runs(path)
+
+
+def test_a_row_of_inferencex_website_is_a_record():
+    record = json.loads((RECORDED / "inferencex-records.json").read_text())[0]
+    latencies = {key: record.pop(key) for key in list(record) if key.endswith(("tft", "pot", "itl", "e2el", "_gpu"))}
+    row = record | {"hardware": record.pop("hw"), "decode_tp": record.pop("tp"), "metrics": latencies}
+    assert files.inferencex.read(row, "row")[0].metrics == files.inferencex.read(row | latencies, "row")[0].metrics
 
 
 def test_a_line_of_jsonl_is_a_run_and_says_the_servers_layout():

@@ -12,6 +12,7 @@ from evaluator.experiments.generators import (
     aiperf,
     guidellm,
     inference_perf,
+    inferencex,
     mlperf,
     points,
     sglang_bench,
@@ -24,7 +25,7 @@ LARGEST_BYTES = 512 * 2**20
 """GuideLLM keeps the texts of all answers: 10,000 requests are some 100 MB. A larger file is no result."""
 
 # In this order: a result of SGLang has all keys by which one of vLLM is known.
-_OBJECTS = (sglang_bench, vllm_bench, aiperf, guidellm, inference_perf)
+_OBJECTS = (sglang_bench, vllm_bench, aiperf, guidellm, inference_perf, inferencex)
 _TEXTS = (mlperf, points)
 GENERATORS = tuple(reader.NAME for reader in (*_OBJECTS, *_TEXTS))
 
@@ -80,7 +81,7 @@ def _runs(text: str, label: str) -> list[MeasuredRun]:
     for number, (line, content) in enumerate(objects, 1):
         generators = _OBJECTS if isinstance(content, Mapping) else ()
         generator = next((of_objects for of_objects in generators if of_objects.recognised(content)), None)
-        where = f"line {line}: " if len(objects) > 1 else ""
+        where = f"{'record' if text.lstrip()[:1] == '[' else 'line'} {line}: " if len(objects) > 1 else ""
         if generator is None:
             raise InputError(where + _unknown(_shape(content)))
         try:
@@ -91,15 +92,20 @@ def _runs(text: str, label: str) -> list[MeasuredRun]:
 
 
 def _objects(text: str) -> list[tuple[int, Any]]:
-    """The objects of a file with the lines that they begin on: one of the whole file, or one a line."""
+    """The objects of a file with the lines that they begin on, or their numbers in a list: all of the file, or one a
+    line."""
     try:
         # SGLang appends a line for each run to one file; a single object, pretty-printed or not, is tried first.
-        return [(1, json.loads(text))]
+        whole = json.loads(text)
     except json.JSONDecodeError as error:
-        whole = error
+        damage = error
+    else:
+        # InferenceX gathers its records in a list; no other generator writes one.
+        records = isinstance(whole, list) and whole and all(isinstance(entry, Mapping) for entry in whole)
+        return list(enumerate(whole, 1)) if records else [(1, whole)]
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
-        raise InputError(f"not JSON, or cut off (line {whole.lineno}: {whole.msg})") from None
+        raise InputError(f"not JSON, or cut off (line {damage.lineno}: {damage.msg})") from None
     objects = []
     for number, line in lines:
         try:

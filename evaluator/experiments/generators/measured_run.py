@@ -28,7 +28,8 @@ class MeasuredRun:
     ``arrivals`` is that section of a scenario. ``metrics`` are ``ttft``, ``tpot``, ``itl`` and ``e2e`` with their
     statistic (``ttft_mean``, ``e2e_p99``) in seconds, ``throughput_rps``, ``output_tok_per_s`` and ``total_tok_per_s``.
     Lengths are one number where the file has means alone, an array (request,) in order of sending where it has them by
-    request, None where it says nothing. ``deployment`` is what the file says of the server, by keys of a scenario.
+    request, None where it says nothing. ``deployment`` is what the file says of the server, by keys of a scenario, and
+    ``weights`` how it calls their precision.
     """
 
     label: str
@@ -42,6 +43,7 @@ class MeasuredRun:
     model: str | None = None
     gpu: str | None = None
     deployment: Mapping[str, Any] = field(default_factory=dict)
+    weights: str | None = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
