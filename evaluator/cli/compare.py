@@ -26,8 +26,8 @@ def compare(
         list[Path],
         typer.Argument(metavar="SPECS.json ACTUALS.csv | RESULT... | REQUESTS.csv", help="Experiments and what was "
                        "measured of them; results of load generators (vllm bench serve, SGLang, AIPerf, GenAI-Perf, "
-                       "GuideLLM, inference-perf, InferenceX, MLPerf) and CSVs of points, known by their content; or, with "
-                       "--scenario, the requests of one run."),
+                       "GuideLLM, inference-perf, InferenceX, MLPerf) and CSVs of points, known by their content; "
+                       "or, with --scenario, the requests of one run."),
     ],
     scenario: Annotated[
         str | None, typer.Option(metavar="SCENARIO", help="The deployment that served REQUESTS.csv, or RESULT.")

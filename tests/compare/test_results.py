@@ -139,11 +139,14 @@ def test_records_of_inferencex_bring_layout_and_precision():
     assert {name: (pool.role, pool.tensor_parallel, pool.data_parallel) for name, pool in pools.items()} == {
         "prefill": ("prefill", 2, None), "decode": ("decode", 1, 4),
     }  # fmt: skip
-    server = scenario(users=4, pools={"p": {"role": "prefill", "tensor_parallel": 2, "replicas": 2},
-                                      "d": {"role": "decode", "data_parallel": 2}}, precision={"weights": "fp8"})  # fmt: skip
+    other = {
+        "p": {"role": "prefill", "tensor_parallel": 2, "replicas": 2},
+        "d": {"role": "decode", "data_parallel": 2},
+    }
+    server = scenario(users=4, pools=other, precision={"weights": "fp8"})
     with pytest.raises(InputError, match="data_parallel 4 of the decode pool, and the scenario has 2"):
         described(apart, server)
-    with pytest.raises(InputError, match="precision.weights checkpoint, and the scenario has fp8"):
+    with pytest.raises(InputError, match=r"precision\.weights checkpoint, and the scenario has fp8"):
         described(mixed, scenario(users=4, precision={"weights": "fp8"}))
     assert described(apart, scenario(users=4)).deployment.precision.weights == "fp8"
 

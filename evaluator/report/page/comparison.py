@@ -9,7 +9,8 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from evaluator.errors import InputError
-from evaluator.report.page.sections import escaped, table as html_table
+from evaluator.report.page.sections import escaped
+from evaluator.report.page.sections import table as html_table
 from evaluator.report.picture.comparison import plot_comparison
 from evaluator.results.files import replacing
 

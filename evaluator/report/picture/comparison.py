@@ -42,7 +42,7 @@ def comparison_figure(table: pd.DataFrame) -> Any:
     rows = table[table["metric"].isin(NAMES) & table["error_pct"].notna()]
     if not len(rows):
         raise InputError("nothing was compared: there is no error to draw")
-    expected = rows["expected_error_pct"] if "expected_error_pct" in rows else None
+    expected = rows.get("expected_error_pct")
     judged = expected is not None and bool(expected.notna().any())
     width, height = (10.5, 4.6) if judged else (6.8, 4.6)
     figure = canvas(width, height)
