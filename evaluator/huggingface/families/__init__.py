@@ -23,6 +23,8 @@ from evaluator.huggingface.families import (
 )
 from evaluator.huggingface.family import Family
 
+# A later table would win over an earlier one with the same ``model_type``; ``likeness`` tries ``general``
+# and the plain ones for configs whose type is in none of them.
 FAMILIES: Mapping[str, Family] = {
     **plain.FAMILIES,
     **gemma.FAMILIES,

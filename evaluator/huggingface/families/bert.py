@@ -18,9 +18,11 @@ _PADDING = 2
 
 def _both_ways(config: Config) -> SoftmaxAttention:
     """InputError for a BERT that decodes, and for positions that are added to scores."""
+    # A BERT that decodes is causal, which this reader's attention is not.
     config.expect("is_decoder", False)
     kind = config.text("position_embedding_type", "absolute")
     if kind != "absolute":
+        # ``relative_key`` adds a table of distances to every layer and a product to every score.
         raise InputError(f"{config.place('position_embedding_type')}: {kind} is not supported; absolute is")
     attention = softmax(bias=True, output_bias=True)(config)
     assert isinstance(attention, SoftmaxAttention)
@@ -29,6 +31,8 @@ def _both_ways(config: Config) -> SoftmaxAttention:
 
 def _tables(config: Config) -> int:
     """Learned positions, and the kinds of text (the first or second of a pair)."""
+    # BERT's embedding is the sum of three tables: words (the vocabulary, counted by the model), positions
+    # and kinds.
     rows = config.integer("max_position_embeddings") + config.integer("type_vocab_size", 2)
     return rows * config.integer("hidden_size")
 

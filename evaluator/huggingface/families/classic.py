@@ -31,12 +31,16 @@ def _multi_query(config: Config) -> bool:
 def _falcon_one_head(config: Config) -> bool:
     """Falcon-7B; the newer architecture states its KV heads."""
     newer = config.flag("new_decoder_architecture", False)
+    # As ``FalconAttention`` of transformers: one KV head unless the architecture is the newer one. A stated
+    # ``num_kv_heads`` means nothing then.
     return config.flag("multi_query", True) and not newer
 
 
 def _opt(config: Config) -> SoftmaxAttention:
     for key, only in (("do_layer_norm_before", True), ("enable_bias", True)):
         config.expect(key, only)
+    # OPT-350m alone has embeddings of 512 under a hidden size of 1024, norms behind its blocks, and a
+    # projection between; what is left of the family is as the others are.
     if config.integer("word_embed_proj_dim", config.integer("hidden_size")) != config.integer("hidden_size"):
         raise InputError(f"{config.place('word_embed_proj_dim')}: embeddings of another size are not supported")
     attention = softmax(bias=True, output_bias=True)(config)
@@ -46,6 +50,8 @@ def _opt(config: Config) -> SoftmaxAttention:
 
 def _mpt(config: Config) -> Mixer:
     """MPT: KV heads below ``attn_config``, where there are fewer."""
+    # Of what stands there only the number of KV heads is a size; ALiBi, clipping and the choice of a kernel
+    # are not.
     level = config.level("attn_config") if config.has("attn_config") else Config({}, config.where)
     level.skip(
         *keys(
@@ -73,7 +79,11 @@ GPT2 = Family(
     tied=True,
     ignored=_GPT2_UNUSED,
 )
+# GPT-J and CodeGen rotate positions, so that there is no table of them, and their projections of attention
+# have no biases; the feed-forward keeps those of GPT-2.
 GPT_J = replace(GPT2, mixers=_whole(softmax()), lookups=None, tied=False)
+# ALiBi needs no table of positions, and its configs state no longest prompt: 2048 is what BLOOM was trained
+# with.
 BLOOM = replace(GPT2, lookups=None, defaults={"max_position_embeddings": 2048},
                 ignored=keys(
         """
@@ -105,6 +115,7 @@ FAMILIES: Mapping[str, Family] = {
     "gpt2": GPT2,
     "gpt_bigcode": replace(GPT2, mixers=_whole(softmax(bias=True, output_bias=True, one_kv_head=_multi_query))),
     "openai-gpt": GPT2,
+    # GPT-Neo's queries, keys and values have no biases though its output projection has one.
     "gpt_neo": replace(
         GPT2,
         mixers={"full": softmax(output_bias=True), "window": windowed(softmax(output_bias=True))},
@@ -112,7 +123,10 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "gptj": GPT_J,
     "codegen": GPT_J,
+    # CTRL and XGLM compute their positions from sines: nothing is looked up, and nothing is stored.
     "ctrl": replace(GPT2, lookups=None),
+    # OPT counts positions from 2 (``OPTLearnedPositionalEmbedding``: offset), so its table has two rows
+    # more; BioGPT took the class over.
     "opt": replace(GPT2, mixers=_whole(_opt), lookups=positions(2)),
     "xglm": replace(GPT2, lookups=None),
     "biogpt": replace(GPT2, lookups=positions(2)),
@@ -152,6 +166,7 @@ FAMILIES: Mapping[str, Family] = {
         {"dense": dense()},
         tied=True,
         mixer_rule=every("global_attn_every_n_layers", "full", "window", default=3),
+        # ModernBERT states the width of its window as ``local_attention``.
         keys={"sliding_window": ("local_attention",)},
         ignored=keys(
             """

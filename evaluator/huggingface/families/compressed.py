@@ -28,6 +28,8 @@ def _attention(kind: str | None) -> MixerReader:
         many = _ratio(config, "heavily_compressed_attention", "compress_rate_hca")
         chosen = kind == "compressed_sparse_attention"
         heads, size, top = (config.integer(key) for key in ("index_n_heads", "index_head_dim", "index_topk"))
+        # All query heads read the one entry of a token (multi-query), so that another number of KV heads
+        # would be another layout of the cache.
         config.expect("num_key_value_heads", 1)
         config.expect("attention_bias", False)
         return CompressedAttention(
@@ -40,6 +42,8 @@ def _attention(kind: str | None) -> MixerReader:
             # Windows of all layers are counted over one reach, that of the sparse layers: top-k entries of few tokens
             # each.
             reach=top * few,
+            # 0: the layer has its window alone, as the first two and the predicting one of
+            # DeepSeek-V4-Flash.
             ratio=0 if kind is None else few if chosen else many,
             index_heads=heads if chosen else 0,
             index_head_dim=size if chosen else 0,

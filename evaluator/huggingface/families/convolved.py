@@ -36,6 +36,7 @@ def _inkling_experts(config: Config) -> FeedForward:
 
 
 def _inkling_width(config: Config) -> FeedForward:
+    # Where the dense width has a key of its own, the plain key is an expert's: see ``_inkling_experts``.
     return dense(key="dense_intermediate_size" if config.has("dense_intermediate_size") else "intermediate_size")(
         config
     )
@@ -55,6 +56,7 @@ _INKLING_UNUSED = keys(
     use_gate_bias gate_activation model_max_length swa_num_attention_heads swa_num_key_value_heads swa_head_dim
     """
 )
+# Windowed layers may have other numbers of heads than the full ones (``swa_num_attention_heads`` ...).
 _INKLING_HEADS = softmax(prefix="swa_")
 
 FAMILIES: Mapping[str, Family] = {

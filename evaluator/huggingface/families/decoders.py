@@ -22,8 +22,12 @@ def _decoder_of_decoder(config: Config, layers: int) -> Words:
     words = []
     for index in range(layers):
         if index % step == 0:
+            # Memory units need no state of their own: they gate the state of the last Mamba layer of the
+            # first half.
             words.append("linear" if index <= half else "memory")
         else:
+            # One full layer writes the KV that all later attention reads, so that a token's cache does not
+            # grow with the depth.
             words.append("window" if index < half else "full" if index == half + 1 else "reader")
     return words
 
@@ -44,6 +48,8 @@ def _plamo_mixers(config: Config, layers: int) -> Words:
     """One attention layer in ``mamba_step``, in its middle; windowed but for those in ``full_attention_idx``."""
     step, full = config.integer("mamba_step", 2), config.indices("full_attention_idx", layers) or set()
     attention = [index % step == step // 2 for index in range(layers)]
+    # As ``is_mamba`` of PLaMo 2's code (and of vLLM's plamo2.py): a model too short to have a layer in the
+    # middle of its first group has its last one for attention.
     if layers <= step // 2:
         attention = [index == layers - 1 for index in range(layers)]
     kinds = ["full" if index in full or not config.has("sliding_window") else "window" for index in range(layers)]

@@ -37,10 +37,14 @@ def _ngram_tables(config: Config) -> int:
     listed = config.entries("ple_layer_ids", int) or []
     width, hidden = config.integer("ple_embed_dim", config.integer("hidden_size")), config.integer("hidden_size")
     tables = (config.integer("ngram_size", 3, minimum=2) - 1) * config.integer("heads_per_ngram", 8)
+    # The tables of all lengths share the width out between them, and their looked-up rows are joined to one
+    # vector of it.
     if width % tables:
         raise InputError(f"{config.place('ple_embed_dim')}: {tables} tables of n-grams do not divide it")
     rows = tables * config.integer("ngram_vocab_size_base", 20_000_000)
     projections = width * hidden * (config.integer("hc_count", 4) + 1)
+    # Rows are counted as the base says: primes near 20 million lie some 17 apart, so that those of all
+    # tables are within 1e-4 of it.
     return len(listed) * (rows * (width // tables) + projections)
 
 
@@ -65,6 +69,8 @@ def _gated_latent(config: Config) -> LatentAttention:
 
 def _bailing_linear(config: Config) -> Mixer:
     """Kimi's delta attention, or the lightning attention of Ling and Ring 2.5, whose outputs are normed by groups."""
+    # Ling 2.5 and Ling 3 both call themselves bailing_hybrid; the groups of the norm are in the former's
+    # config alone.
     if config.has("group_norm_size"):
         return lightning(config)
     return kimi_delta(gate_rank=not config.flag("no_kda_lora", True))(config)

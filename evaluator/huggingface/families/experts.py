@@ -26,6 +26,7 @@ MOE = Family(_SOFTMAX, {"dense": dense(), "moe": experts()}, block_rule=always("
 MIXTRAL = Family(_SOFTMAX, {"moe": experts(key="intermediate_size"), "dense": gated_silu()},
                  mixer_rule=window_if_stated, block_rule=always("moe"))  # fmt: skip
 _QWEN_BLOCKS = {"dense": gated_silu(), "moe": experts(shared_gate=True)}
+# ``intermediate_size`` is the width of dense layers: Qwen's configs state it where no layer is dense, too.
 _QWEN_IGNORED = QWEN_UNUSED | keys("intermediate_size shared_expert_intermediate_size")
 QWEN_MOE = replace(MOE, blocks=_QWEN_BLOCKS, ignored=_QWEN_IGNORED)
 
@@ -45,6 +46,8 @@ def _llama4_rotated(config: Config, layers: int) -> Words:
 def _llama4_experts(config: Config) -> FeedForward:
     moe = experts(key="intermediate_size")(config)
     assert isinstance(moe, MoeFeedForward)
+    # ``Llama4TextMoe`` of transformers: the shared expert is a block of ``intermediate_size``, as each
+    # routed one; dense layers have ``intermediate_size_mlp``.
     return replace(moe, shared_intermediate=moe.intermediate)
 
 
@@ -52,6 +55,8 @@ def _jetmoe(config: Config) -> SoftmaxAttention:
     """JetMoE's mixture of attention heads (arXiv:2404.07413): each chosen expert has queries for all KV heads."""
     attention = softmax()(config)
     assert isinstance(attention, SoftmaxAttention)
+    # A token's queries are those of the experts that it chose, so that the heads that compute are fewer
+    # than those stored: the rest is in ``_unchosen_attention``.
     return replace(attention, heads=attention.kv_heads * config.integer("num_experts_per_tok"))
 
 
@@ -87,11 +92,15 @@ def _arctic(config: Config) -> FeedForward:
     """Snowflake Arctic: a dense block of the hidden size beside the experts."""
     moe = experts(key="intermediate_size")(config)
     assert isinstance(moe, MoeFeedForward)
+    # ``ArcticMLP(is_residual_mlp=True)`` takes the hidden size for its width; ``intermediate_size`` is an
+    # expert's.
     return replace(moe, shared_intermediate=config.integer("hidden_size"))
 
 
 def _dbrx_attention(config: Config) -> SoftmaxAttention:
     level = config.level("attn_config")
+    # DBRX nests its figures: what is not asked for here must be named, since a level with unread keys is
+    # refused.
     level.skip("clip_qkv", "rope_theta", "attn_pdrop")
     heads = config.integer("num_attention_heads")
     return SoftmaxAttention(heads, level.integer("kv_n_heads", heads), config.integer("hidden_size") // heads)
@@ -110,6 +119,8 @@ def _dbrx_experts(config: Config) -> MoeFeedForward:
 def _blocks(config: Config) -> int | None:
     """MiniMax-M3: the chosen blocks and those right before the query, in tokens."""
     blocks = config.integer("index_topk_blocks") + config.integer("index_local_blocks", 0, minimum=0)
+    # The indexer chooses blocks and not tokens, but what attention then reads is counted in tokens, as for
+    # DeepSeek's.
     return blocks * config.integer("index_block_size")
 
 
@@ -118,6 +129,7 @@ LLAMA4 = Family(
     {"dense": gated_silu("intermediate_size_mlp"), "moe": _llama4_experts},
     mixer_rule=_llama4_rotated,
     block_rule=always("moe"),
+    # The default of transformers' ``Llama4TextConfig``.
     defaults={"attention_chunk_size": 8192},
     ignored=keys(
         """
@@ -130,6 +142,7 @@ _FIRST_DENSE = keys("first_k_dense_replace moe_layer_freq")
 GLM4_MOE = replace(MOE, mixers=_BIASED, ignored=_FIRST_DENSE)
 GRANITE_MOE = replace(
     MOE,
+    # The code for models with experts serves dense ones, too: Granite 4.0 Micro says 0 experts.
     blocks={"moe": without_experts_dense(experts(key="intermediate_size"), dense()), "dense": dense()},
     tied=True,
     ignored=keys("shared_intermediate_size intermediate_size"),
@@ -180,6 +193,8 @@ BAILING = replace(
 
 MIMO_V2 = replace(
     MOE,
+    # MiMo-V2's values are narrower than its keys (``v_head_dim`` 128 under ``head_dim`` 192), which the KV
+    # cache follows.
     mixers={"full": softmax(values=True), "window": windowed(softmax(values=True, prefix="swa_"))},
     ignored=keys(
         """
@@ -219,6 +234,8 @@ FAMILIES: Mapping[str, Family] = {
         _BIASED,
         {"moe": experts(bias=True, key="intermediate_size"), "dense": gated_silu()},
         block_rule=always("moe"),
+        # transformers would alternate windows where the list is missing; half of the KV hangs on it, so it
+        # must be said.
         mixer_rule=stated("layer_types", "which layers are windowed"),
         ignored=keys("experts_per_token initial_context_length swiglu_alpha"),
     ),
@@ -246,6 +263,7 @@ FAMILIES: Mapping[str, Family] = {
         """
         ),
     ),
+    # The released class has a shared expert always, whether or not the config counts it.
     "hunyuan_v1_moe": replace(MOE, defaults={"n_shared_experts": 1}, ignored=HUNYUAN_UNUSED),
     "hunyuan": replace(MOE, ignored=HUNYUAN_UNUSED),
     "minimax_m2": replace(
@@ -335,6 +353,8 @@ FAMILIES: Mapping[str, Family] = {
     "jetmoe": replace(
         MIXTRAL,
         tied=True,
+        # JetMoE's class computes ``num_attention_heads`` as KV heads times chosen experts, and some configs
+        # carry the product along: the KV heads are what both follow from.
         keys={"num_attention_heads": ("num_key_value_heads",)},
         mixers={"full": _jetmoe},
         ignored=keys("num_attention_heads"),

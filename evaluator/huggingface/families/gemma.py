@@ -23,7 +23,11 @@ def _gemma4(of: MixerReader) -> MixerReader:
         same = config.flag("attention_k_eq_v", False)
         heads = config.integer("num_global_key_value_heads", None)
         stated = config.has("per_layer_config")
+        # With ``per_layer_config`` the layer's own ``head_dim`` has been read already and goes before the
+        # one of all global layers.
         size = mixer.head_dim if stated else config.integer("global_head_dim", 512)
+        # Where keys serve as values the projection of values is left out and the cache holds one of the
+        # two; only these layers have ``num_global_key_value_heads``.
         return replace(mixer, head_dim=size, kv_heads=heads if same and heads else mixer.kv_heads, keys_as_values=same)
 
     return read
@@ -43,6 +47,7 @@ def _per_layer_columns(config: Config) -> int:
 
 def _per_layer_tables(config: Config) -> int:
     size = config.integer("hidden_size_per_layer_input", 0, minimum=0)
+    # A table for every layer, looked up by token: memory, and hardly any time.
     rows = config.integer("vocab_size_per_layer_input", config.integer("vocab_size"))
     return rows * size * config.layers()
 
@@ -58,6 +63,7 @@ def _gemma4_block(config: Config) -> FeedForward:
     block = with_branch(dense(), _per_layer_columns)(config)
     assert isinstance(block, DenseFeedForward)
     wide = 2 * block.intermediate if _twice_as_wide(config) else block.intermediate
+    # Dense members of the family carry the numbers of experts along; off, they count as read.
     if not config.flag("enable_moe_block", False):
         config.skip("num_experts", "num_experts_per_tok", "moe_intermediate_size")
         return replace(block, intermediate=wide)
@@ -66,6 +72,8 @@ def _gemma4_block(config: Config) -> FeedForward:
     return replace(moe, shared_intermediate=wide)
 
 
+# ``Gemma3TextConfig`` of transformers. Configs of Gemma 3 rely on it: the text level of the 27B leaves
+# vocabulary, positions and the activation out.
 _GEMMA3_DEFAULTS = {
     "vocab_size": 262208,
     "hidden_size": 2304,
@@ -86,6 +94,7 @@ GEMMA3 = replace(GATED, tied=True, mixer_rule=every("sliding_window_pattern", "f
 GEMMA3N = replace(
     GEMMA3,
     blocks={"dense": with_branch(dense(), _per_layer_columns)},
+    # Gemma 3n has one full layer in five where Gemma 3 has one in six.
     mixer_rule=every("sliding_window_pattern", "full", "window", default=5),
     lookups=_per_layer_tables,
     ignored=keys(
@@ -119,5 +128,6 @@ FAMILIES: Mapping[str, Family] = {
     "gemma3_text": GEMMA3,
     "gemma3n_text": GEMMA3N,
     "gemma4_text": GEMMA4,
+    # Without inputs by layer: those of GEMMA4's defaults must not be assumed.
     "gemma4_unified_text": replace(GEMMA4, lookups=None, defaults=_GEMMA3_DEFAULTS | {"sliding_window": 512}),
 }

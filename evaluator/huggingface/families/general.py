@@ -34,6 +34,8 @@ def _attention(config: Config) -> Mixer:
     """Latent attention where there is a rank of keys and values, over chosen tokens with an indexer; else heads."""
     if config.has("kv_lora_rank"):
         return (sparse(latent()) if config.has("index_topk") else latent())(config)
+    # Off where nothing is said: a gate has as many weights as the queries, which a family that is only
+    # guessed must not get.
     gated = config.flag("attn_output_gate", False)
     mixer = softmax()(config)
     assert isinstance(mixer, SoftmaxAttention)
@@ -54,6 +56,7 @@ def _experts_if_any(config: Config, layers: int) -> Words:
 
 def _solar(config: Config, layers: int) -> Words:
     """Solar Open 2: one layer with softmax attention, then ``gqa_interval`` without, from the first layer on."""
+    # The interval counts the layers between two with softmax attention, not the period.
     period = config.integer("gqa_interval", 3) + 1
     return ["linear" if index % period else "full" for index in range(layers)]
 

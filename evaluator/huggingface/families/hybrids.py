@@ -42,6 +42,8 @@ def _nemotron_attention(config: Config) -> Mixer:
 
 
 def _nemotron_dense(config: Config) -> FeedForward:
+    # Squared ReLU has no gate. Another activation would say that the file is of other code, whose block may
+    # have one.
     config.expect("hidden_act", "relu2")
     return dense(gated=False)(config)
 
@@ -49,6 +51,8 @@ def _nemotron_dense(config: Config) -> FeedForward:
 NEMOTRON_H = Family(
     {"full": _nemotron_attention, "linear": mamba2},
     {"dense": _nemotron_dense, "moe": experts(gated=False)},
+    # One letter per layer; without it nothing tells how many of the layers attend, and the KV cache would
+    # be a guess.
     mixer_rule=stated("hybrid_override_pattern"),
     block_rule=one_part,
     ignored=MAMBA_UNUSED
@@ -140,15 +144,19 @@ def _channel_mix(config: Config) -> FeedForward:
     """RWKV-4's channel mixing: key and value without gate, and the receptance, a square matrix more."""
     hidden = config.integer("hidden_size")
     block = dense(gated=False, times_hidden=4)
+    # A column of a branch counts twice the hidden size (down and up): half as many columns are the square
+    # matrix.
     return with_branch(block, lambda config: hidden // 2)(config)
 
 
 def _xlstm_block(config: Config) -> FeedForward:
     step = config.integer("ffn_round_up_to_multiple_of", 1)
+    # As ``round_up_to_next_multiple_of`` of xLSTM's code rounds the width.
     width = int(config.number("ffn_proj_factor") * config.integer("hidden_size"))
     return DenseFeedForward(-(-width // step) * step)
 
 
+# Mamba's layers have no feed-forward: the expansion inside the mixer takes its place.
 MAMBA = Family({"linear": mamba1}, {}, mixer_rule=always("linear"), block_rule=always("none"), tied=True,
                keys={"mamba_inner": ("intermediate_size", "d_inner")},
                ignored=MAMBA_UNUSED | keys("use_falcon_mamba n_layer"))  # fmt: skip
@@ -210,6 +218,7 @@ FAMILIES: Mapping[str, Family] = {
     "lfm2_moe": replace(LFM2, blocks={"dense": dense(), "moe": experts()}, block_rule=always("moe")),
     "lfm3": replace(LFM2, blocks={"dense": dense()}, mixers={**LFM2.mixers, "window": windowed(softmax())}),
     "recurrent_gemma": Family(
+        # Griffin has no attention over the whole context: ``attention`` in its ``block_types`` is local.
         {"full": windowed(softmax()), "linear": rg_lru},
         {"dense": half_gated(bias=True)},
         mixer_rule=always("linear"),

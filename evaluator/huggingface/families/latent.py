@@ -33,6 +33,7 @@ def _latent_or_heads(config: Config) -> Mixer:
     """MLA; the small decoders of DeepSeek-VL2 and DeepSeek-OCR have usual heads instead (``use_mla``)."""
     if config.flag("use_mla", True):
         return latent()(config)
+    # These stay in the configs with the values of DeepSeek's class, where they mean nothing.
     config.skip("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     return softmax()(config)
 
@@ -45,7 +46,10 @@ DEEPSEEK = Family(
 )
 SPARSE = replace(
     DEEPSEEK, mixers={"full": latent(), "sparse": sparse(latent()), "window": windowed(latent())},
+    # DeepSeek-V3.2 has an indexer in every layer and no key that says so; ``indexer_types`` and its kin
+    # name layers that take an earlier one's choice.
     mixer_rule=always("sparse"),
+    # DeepSeek-V3.2's own figures.
     defaults={"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 64},
 )  # fmt: skip
 DENSE = replace(DEEPSEEK, blocks={"dense": dense()}, block_rule=always("dense"))
@@ -87,9 +91,12 @@ def _ngram_tables(config: Config) -> int:
     a projection into it."""
     hidden = config.integer("hidden_size")
     tables = (config.integer("emb_neighbor_num", minimum=2) - 1) * config.integer("emb_split_num")
+    # Each table has its share of the hidden size, and a share must be whole.
     if hidden % tables:
         raise InputError(f"{config.place('emb_split_num')}: {tables} tables of n-grams do not divide {hidden} channels")
     rows = config.integer("ngram_vocab_size_ratio") * config.integer("vocab_size")
+    # Each table has ``rows`` rows of its share of the hidden size, and a projection from that share into
+    # the stream: ``hidden`` rows more.
     return (rows + hidden) * tables * (hidden // tables)
 
 

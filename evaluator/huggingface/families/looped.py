@@ -23,6 +23,8 @@ def _zamba(config: Config, mamba: MixerReader) -> list[Part]:
     config.skip("attention_hidden_size")
     attention = softmax()(config)
     assert isinstance(attention, SoftmaxAttention)
+    # The stream and the embedding stand beside each other, so that queries, keys and values read twice the
+    # hidden size.
     shared = (replace(attention, input_width=2 * hidden), dense()(config), sets)
     block = shared[1]
     assert isinstance(block, DenseFeedForward)
@@ -36,15 +38,18 @@ def _hrm(config: Config, block: FeedForward | None) -> list[Part]:
     """HRM-Text (arXiv:2506.21734): a high-level stack runs ``H_cycles`` times, a low-level one ``L_cycles`` times in
     each of them; every run has a KV of its own. ``num_hidden_layers`` counts the runs where ``num_layers_per_stack``
     states the layers of a stack, else it is theirs."""
+    # Each high-level cycle runs its low-level stack ``L_cycles`` times and then once itself.
     runs = config.integer("H_cycles", 2) * (config.integer("L_cycles", 3) + 1)
     stack = config.integer("num_layers_per_stack", None)
     part: Part = (softmax(gate=True)(config), block, 2 * (stack or config.layers()))
+    # This is called for each of ``num_hidden_layers``: where these count runs already, a call gives one.
     return [part] * (1 if stack else runs)
 
 
 def _ouro(config: Config, block: FeedForward | None) -> list[Part]:
     """Ouro (arXiv:2510.25741): all layers run ``total_ut_steps`` times, each time with a KV of its own."""
     part: Part = (softmax()(config), block, config.layers())
+    # Every pass over the layers has weights in common (the third entry counts the sets) and KV of its own.
     return [part] * config.integer("total_ut_steps", 4)
 
 
@@ -57,6 +62,7 @@ FAMILIES: Mapping[str, Family] = {
         tied=True,
         combined=lambda config, block: _zamba(config, mamba1),
         keys={"head_dim": ("attention_head_dim",), "hidden_act": ("hidden_act",)},
+        # Jamba's rule for these keys would call Zamba's hybrid layers full.
         silent=keys("attn_layer_period attn_layer_offset"),
         ignored=MAMBA_UNUSED | keys("hidden_mamba_act"),
     ),

@@ -30,6 +30,8 @@ def _grok(config: Config) -> FeedForward:
     """Grok-1; Grok-2 has a dense block beside the experts (``residual_moe``), and experts of another width."""
     moe = experts()(config)
     assert isinstance(moe, MoeFeedForward)
+    # Grok-2 adds the dense block's output to that of the experts: every token visits it, as it would a
+    # shared expert.
     beside = config.integer("intermediate_size") if config.flag("residual_moe", False) else 0
     return replace(moe, shared_intermediate=beside)
 
@@ -50,6 +52,8 @@ CHATGLM = replace(
     GATED,
     mixers=_BIASED,
     keys={
+        # ChatGLM counts groups of queries; ``padded_vocab_size`` goes first, since the table has the padded
+        # rows.
         "num_key_value_heads": ("multi_query_group_num",),
         "vocab_size": ("padded_vocab_size", "vocab_size"),
     },
@@ -64,6 +68,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen": replace(
         GATED,
         mixers=_BIASED,
+        # The first Qwen states the width of gate and up projection together: each has half of it.
         blocks={"dense": half_gated()},
         ignored=keys("no_bias bf16 fp16 fp32 onnx_safe scale_attn_weights use_dynamic_ntk use_logn_attn"
                      " softmax_in_fp32 emb_dropout_prob attn_dropout_prob bias_dropout_fusion"),
@@ -71,6 +76,8 @@ FAMILIES: Mapping[str, Family] = {
     "deepseek": replace(MOE, ignored=keys("first_k_dense_replace moe_layer_freq aux_loss_alpha")),
     "git": GROK,  # what Grok-2 calls itself
     "grok-1": replace(GROK, tied=True),
+    # Diffusion models are read for their memory and the time of one pass. How many passes an answer takes
+    # is nowhere said.
     "llada": replace(
         GATED,
         keys={"vocab_size": ("vocab_size",), "attention_bias": ("include_qkv_bias",)},

@@ -19,6 +19,7 @@ def attention_kinds(full: MixerReader) -> Mapping[str, MixerReader]:
 
 def window_if_stated(config: Config, layers: int) -> Words:
     """Mistral, Phi-3: every layer is windowed where there is a ``sliding_window``."""
+    # Mistral-7B v0.1 has a window of 4096 in all layers, later releases say null.
     return ["full" if config.integer("sliding_window", None) is None else "window"] * layers
 
 
@@ -27,6 +28,8 @@ def _mllama_mixers(config: Config, layers: int) -> Words:
     return ["none" if layer in cross else "full" for layer in range(layers)]
 
 
+# ``MllamaTextModel.forward`` of transformers skips the whole layer, feed-forward included, where there is
+# no image: for texts it is memory and no time.
 def _mllama_blocks(config: Config, layers: int) -> Words:
     return ["none" if word == "none" else "dense" for word in _mllama_mixers(config, layers)]
 
@@ -37,9 +40,13 @@ def _cross_attention(config: Config) -> int:
     heads, kv_heads = config.integer("num_attention_heads"), config.integer("num_key_value_heads")
     # Query and output projections of the full width, key and value projections of the KV heads.
     attention = 2 * hidden * (hidden + hidden // heads * kv_heads)
+    # 3 matrices of a gated feed-forward, 2 norms. The embedding of the published code has ``vocab_size +
+    # 8`` rows, its head does not.
     return count * (attention + 3 * hidden * config.integer("intermediate_size") + 2 * hidden) + 8 * hidden
 
 
+# Qwen writes a window into every config and switches it off; where it is on, ``pattern._qwen_windows``
+# reads the three.
 QWEN_UNUSED = keys("sliding_window max_window_layers use_sliding_window")
 LLAMA = Family(attention_kinds(softmax()), {"dense": gated_silu()})
 MISTRAL = replace(LLAMA, mixer_rule=window_if_stated)
@@ -102,6 +109,7 @@ FAMILIES: Mapping[str, Family] = {
     "qwen3": QWEN3,
     "qwen3_vl_text": QWEN3,
     "phi3": replace(GATED, mixer_rule=window_if_stated, ignored=keys("full_attn_mod interpolate_factor")),
+    # The default of ``GlmConfig``.
     "glm": replace(GATED, mixers=attention_kinds(softmax(bias=True)), defaults={"head_dim": 128}),
     "glm4": replace(GATED, mixers=attention_kinds(softmax(bias=True)), defaults={"head_dim": 128}),
     "cohere": replace(
@@ -156,6 +164,8 @@ FAMILIES: Mapping[str, Family] = {
     "minicpmv": replace(QWEN2, ignored=_MINICPM_V),
     "minicpmo": replace(QWEN2, ignored=_MINICPM_V),
     "mimo": replace(QWEN2, ignored=QWEN_UNUSED),
+    # DeciLM and Llama-Nemotron differ by layer: ``block_configs`` says how, which ``Config.at`` lays over
+    # the keys.
     "deci": GATED,
     "nemotron-nas": GATED,
     "stablelm": replace(GATED, ignored=keys("use_parallel_residual qk_layernorm")),

@@ -26,9 +26,12 @@ _ALIKE: Mapping[str, tuple[Mapping[str, Family], str]] = {
     "hunyuan_vl_text": (PLAIN, "hunyuan_v1_dense"),
 }
 
+# The decoder of DeepSeek-OCR 2 has DeepSeek-V2's experts under usual heads.
 _DEEPSEEK_OF_HEADS = replace(LATENT["deepseek_v2"], mixers=attention_kinds(softmax()))
 
 FAMILIES: Mapping[str, Family] = {
+    # The same record, not a copy: ``stated_family`` compares records by identity to see whether a class
+    # says anything new.
     **{name: families[like] for name, (families, like) in _ALIKE.items()},
     "glm_ocr_text": GATED,
     "unlimited_ocr_text": _DEEPSEEK_OF_HEADS,
