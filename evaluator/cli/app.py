@@ -25,6 +25,8 @@ from evaluator.version import __version__
 
 app = typer.Typer(
     cls=Commands,
+    # Installing a completion writes into the user's shell files, which no command of ours should offer to
+    # do.
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -66,4 +68,5 @@ for _command in (
     validate,
 ):
     app.command(cls=Command)(_command)
+# Last, as it is the one group: its commands list what the others take.
 app.add_typer(catalog, name="catalog")

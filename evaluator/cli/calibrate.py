@@ -104,6 +104,7 @@ def calibrate(
         return
     if not data or hardware is None or out is None or (errors is not None and form is Form.roofline):
         raise InputError("calibrate takes DATA... --hardware NAME --out FILE.yaml; --errors with --transfer or --form")
+    # An option that would do nothing is refused: who gives it expects that it changes the fit.
     if axes is not None and form is not Form.table:
         raise InputError("--axes: only a table has them (--form table)")
     if form is Form.roofline:
@@ -111,6 +112,7 @@ def calibrate(
     else:
         chosen = None if axes is None else tuple(name.strip() for name in axes.split(","))
         fitted, text, report = _iterations(data, hardware, out.stem, form, chosen, beyond, _dtypes(precision))
+    # The set first: it is what minutes of fitting were for, and stays where the table of errors then fails.
     _deliver(fitted, text, report, out, plot, quiet)
     if errors is not None:
         from evaluator.compare.expected import errors_of_iterations, write_errors
@@ -158,6 +160,8 @@ def _deliver(fitted: Any, text: str, report: str, out: Path, plot: Path | None, 
 
         draw(fitted, plot)
     if not quiet:
+        # Always told, nothing or not: rows that no figure was fitted to are the first thing to ask about an
+        # error.
         used = ", ".join(f"{count:,} {why}" for why, count in fitted.left_out.items())
         typer.echo(f"left out: {used or 'nothing'}", err=True)
         typer.echo(f"wrote {out}" + (f" and {plot}" if plot is not None else ""), err=True)
@@ -209,6 +213,7 @@ def _iterations(
 def _dtypes(text: str) -> tuple[str, str, str]:
     from evaluator.catalog.model import DTypeName
 
+    # Only weights may be ``checkpoint``: activations and KV have no published dtype.
     allowed, parts = get_args(DTypeName), text.split("/")
     if len(parts) != 3 or any(part not in allowed for part in parts[1:]) or parts[0] not in ("checkpoint", *allowed):
         raise InputError(

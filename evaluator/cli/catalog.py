@@ -88,11 +88,13 @@ def list_engines() -> None:
         place = (engine, dotted(rule.since), rule.key)
         records.append(dict(zip(header, (*place, rule.value, rule.simulated), strict=True)))
         simulated = "" if rule.simulated == rule.value else told(rule.simulated)[0]
+        # A value with several sentences is one record, but as many lines of the table.
         first, *more = told(rule.value)
         rows.append((*place, first, simulated))
         rows += [("", "", "", line, "") for line in more]
     tell(format_table(header, rows, left=(0, 1, 2, 3, 4)), rules=records)
     for table in tables:
+        # Two dates, since newer releases than the newest row were read and changed nothing.
         typer.echo(f"{table.label}: known from {dotted(table.oldest)} to {dotted(table.read_until)}, ", nl=False)
         typer.echo(f"{dotted(table.newest)} where no engine_version is said")
 
@@ -133,6 +135,7 @@ def show_support(
     header = ("hardware", "engine", "known by", "devices", "TTFT ± %", "TPOT ± %", "E2E ± %", "rests on, or why not")
     rows = []
     for row in found:
+        # NaN: nobody compared such a case with a server.
         errors = ("-" if error != error else f"{100 * error:.0f}" for error in row.errors)
         widened = f"; {', '.join(row.widened)}" if row.widened else ""
         rows.append((row.hardware, row.engine, row.known_by, str(row.devices or "-"), *errors,
@@ -147,6 +150,7 @@ def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Of any kind."
     from evaluator.catalog.store import find, suggestion
 
     everything = {kind: names(kind) for kind in KINDS}
+    # All of them: the kinds have names of their own, so that one name may stand in several.
     paths = [find(kind, name) for kind, entries in everything.items() if name in entries]
     if not paths:
         known_names = sorted({entry for kind in KINDS for entry in everything[kind]})
@@ -209,6 +213,7 @@ def import_model(
         return
     # A model is found by its file's name, which must be its own.
     model = import_config(config, name or (out.stem if out else None), like)
+    # To stderr, so that ``import CONFIG > FILE.yaml`` writes the YAML alone.
     text = model_to_yaml(model)
     typer.echo(format_table(_MODEL_HEADER, [_model_row(model)], left=(0, 6)), err=True)
     for note in model.notes:
@@ -332,4 +337,5 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]], left: Seq
         "  ".join(c.ljust(w) if i in left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
         for row in cells
     )
+    # No blanks at the ends: tables are compared with what docs and tests hold.
     return "\n".join(line.rstrip() for line in aligned)

@@ -125,6 +125,7 @@ def _are_results(files: list[Path], scenario: str | None, changes: list[str] | N
     """Whether these are results of load generators, and not SPECS.json ACTUALS.csv or a table of requests."""
     from evaluator.experiments.generators import is_result
 
+    # Two files without a scenario are the older form, whose first one (JSON, too) could pass for a result.
     specs_and_actuals = scenario is None and not changes and len(files) == 2 and not is_result(files[1])
     return not specs_and_actuals and any(is_result(file) for file in files)
 
@@ -139,6 +140,8 @@ def _results(
     labels = [str(Path(file.parent.name) / file.name) if names.count(file.name) > 1 else file.name for file in files]
     runs = [run for file, label in zip(files, labels, strict=True) for run in read_runs(file, label)]
     overrides = list(changes or ())
+    # Read once without the set, whose name may ask for the scenario's device, and once more with it: an
+    # override is checked where the scenario is read.
     loaded = None if scenario is None else read_scenario(scenario, overrides)
     if calibration != "auto":
         # GPU stands for the device of the scenario, as it stands for that of each experiment where there are several.
@@ -149,6 +152,7 @@ def _results(
     table = compare_results(runs, loaded, overrides)
     report = told(table)
     tell(report, comparison=table)
+    # The gate is on means: percentiles of a short run scatter by more than any model is off.
     judged = table[table["metric"].isin([name for name in SHOWN if name.endswith("_mean")])]
     return table, judged["error_pct"].abs().groupby(judged["metric"], sort=False).mean().to_dict(), report
 
@@ -166,11 +170,14 @@ def _experiments(
     from evaluator import compare
     from evaluator.experiments import read_experiments
 
+    # Before the experiments are read, which takes seconds: a word that is none should be told at once.
     if held_out is not None:
         _check_partition(held_out)
     experiments = read_experiments(specs, actuals)
     if not quiet:
         typer.echo(f"{len(experiments)} experiments, {seeds} seeds each", err=True)
+    # A fit starts from the sets of kernels. The best there are would have seen the very runs that are to be
+    # fitted.
     base = "GPU-vllm" if calibration == "auto" else calibration
     fitted = [] if fit is None else _fit(experiments, base, seeds, fit, quiet)
     if held_out is not None:
@@ -207,6 +214,8 @@ class _Errors:
         if path is not None:
             from evaluator.accuracy.cases import CASES, cases_of
 
+            # The case follows from what the prediction rests on, which for held-out runs is a fit from the
+            # sets of kernels.
             base = "GPU-vllm" if calibration == "auto" and held_out is not None else calibration
             self.cases = [(case, CASES[case].kernels) for case in cases_of(held_out, base)]
 
@@ -256,6 +265,7 @@ def _requests(
     if calibration != "auto":
         named = calibration.replace("GPU", str(loaded.deployment.hardware))
         loaded = read_scenario(scenario, [*(changes or ()), f"deployment.calibration={named}"])
+    # Before the run: a deployment that no case describes is refused without waiting for it.
     case = None if errors is None else case_of(loaded.deployment)
     table, statistics = compare_requests(requests, loaded)
     failed = table.attrs.get("failed", 0)
@@ -278,6 +288,8 @@ def _requests(
 def _sent(scenario: Scenario) -> str:
     """Who sends the requests of a comparison: the users of a closed loop, or the clock of the measured run."""
     arrivals = scenario.workload.arrivals
+    # Told with the result: a closed loop's requests come when our answers come, so that an error there
+    # shifts all that follow.
     if arrivals.process == "closed_loop":
         return f" of {arrivals.users:,} users, each sent when an answer has come"
     if scenario.workload.sessions.feedback:

@@ -47,6 +47,7 @@ def deploy(
 
     if to is not None and to not in TARGETS:
         raise InputError(f"--to {to}: is no target; allowed: {', '.join(TARGETS)}")
+    # Checked before the result is read and the files are made, as every command checks its outputs first.
     if out is not None and out.exists() and not out.is_dir():
         raise InputError(f"--out {out}: is no folder; name a new one")
     deployed = files_of(read(result), select or (), to, model_id, str(result))
@@ -55,6 +56,8 @@ def deploy(
         for remark in deployed.remarks:
             typer.echo(f"not the same: {remark}", err=True)
     if out is None:
+        # Without a folder only the first file can go to stdout; the order of the files says which one
+        # starts the deployment.
         first, *others = deployed.files
         tell(deployed.files[first].rstrip(), deployed=deployed)
         if not quiet:
@@ -62,6 +65,7 @@ def deploy(
         return
     out.mkdir(parents=True, exist_ok=True)
     for name, text in deployed.files.items():
+        # Charts have files in folders of their own.
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(text, encoding="utf-8")
     if not quiet:

@@ -69,6 +69,8 @@ def estimate(
 
     check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
     device, loaded = load_hardware(hardware), load_model(model)
+    # Before the result and on stderr: what was assumed of a config that does not tell holds for every
+    # number below.
     for assumption in loaded.assumptions:
         typer.echo(f"{loaded.name}: {assumption}", err=True)
     result = run_estimate(
@@ -93,6 +95,8 @@ def estimate(
         memory_fraction=memory_fraction,
         speculative=_speculative(speculative, drafts, acceptance, draft_model, draft_vocabulary),
     )
+    # Also of what cannot run: its memory plan says by how much it does not fit. The exit code says the
+    # rest.
     tell(lambda: format_estimate(result), estimate=result)
     if result.status != "ok":
         raise InputError(f"{model} cannot run so on {hardware}: {result.status}")
@@ -114,6 +118,8 @@ def _speculative(
 ) -> dict[str, Any] | None:
     """The options as a scenario has them."""
     given = {"tokens": tokens, "acceptance": _rates(acceptance), "model": model, "vocabulary": vocabulary}
+    # Keys that were not given stay away: the scenario's reader has their defaults, and refuses those that a
+    # method has not.
     given_options = {key: value for key, value in given.items() if value is not None}
     if method is None and given_options:
         raise InputError("--drafts, --acceptance, --draft-model and --draft-vocabulary need --speculative METHOD")

@@ -34,12 +34,15 @@ class Commands(typer.core.TyperGroup):
 
     def main(self, args: Sequence[str] | None = None, *others: Any, **more: Any) -> Any:
         """Run a command line, and with ``--json`` print its document."""
+        # Read before Click does: whether a document is wanted must be known when a usage error is raised,
+        # which is while arguments are parsed.
         words = list(sys.argv[1:] if args is None else args)
         if not wants_document(words):
             return super().main(args, *others, **more)
         alone = more | {"standalone_mode": False}  # errors are to come here
         try:
             code = print_document(lambda: super(Commands, self).main(words, *others, **alone), words)
+        # ``evaluator ... | head``: the reader has what it wanted, and no message would reach anybody.
         except BrokenPipeError:
             _drop_stdout()
             code = OUR_FAULT
@@ -71,8 +74,10 @@ def _failures() -> Iterator[None]:
             _leave(OUR_FAULT, _fault(error), error, ours=True)
         # Whatever is wrong with a file (a loop of links, a name too long, no right to read it), its owner can mend.
         _leave(USER_INPUT, f"error: {error.filename or ''}: {error.strerror or error}", error)
+    # Not an ``Exception``, so it would pass the last clause; its code says which signal it was.
     except KeyboardInterrupt as error:
         _leave(getattr(error, "code", INTERRUPTED), message(str(error)), error)
+    # These carry exit codes and texts of their own, which Typer prints.
     except _typer_errors():
         raise
     except Exception as error:
@@ -88,6 +93,7 @@ def _typer_errors() -> tuple[type[BaseException], ...]:
 def _leave(code: int, message: str, error: BaseException, ours: bool = False) -> None:
     debugging = bool(os.environ.get("EVALUATOR_DEBUG"))
     if debugging:
+        # Beside the message, not instead: what a user reports has both.
         traceback.print_exception(error)
     fail("internal" if ours else "input" if code == USER_INPUT else "interrupted", message)
     if ours and not debugging:
@@ -100,10 +106,12 @@ def _fault(error: BaseException) -> str:
 
 
 def _one_line(error: BaseException) -> str:
+    # Errors of libraries span lines; ours are one line, which scripts and ``--json`` rely on.
     return " ".join(str(error).split())
 
 
 def _drop_stdout() -> None:
     """What is still buffered goes nowhere, or Python would complain about the pipe once more when it exits."""
     with suppress(OSError, ValueError):
+        # As the documentation of Python's ``signal`` advises for SIGPIPE.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

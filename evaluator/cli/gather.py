@@ -24,6 +24,7 @@ def gather(
 
     gathered = join(out)
     if gathered.missing:
+        # On stdout, one a line: ``evaluator gather NAME.zarr | parallel`` computes what is missing.
         commands = list(gathered.commands)
         tell("\n".join(commands), commands=commands)
         numbers = ", ".join(str(shard.number) for shard in gathered.missing[:LISTED])

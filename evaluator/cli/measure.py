@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from evaluator.measure.points import MeasuredCall
     from evaluator.measure.run import MeasureOutcome
 
+# Narrow and wide matrices, and experts: between them the shapes cover what a fit interpolates in.
 MODELS = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
 SPLITS = (1, 2, 4, 8)
 
@@ -115,6 +116,7 @@ def _report(outcome: MeasureOutcome, rows: MeasuredRows, device: Device) -> None
     if not outcome.measured + outcome.kept:
         raise InputError(f"{rows.path}: nothing was measured ({left})")
     frame = rows.frame()
+    # Told with the table: a fit cannot be better than the repetitions agree.
     noise = (frame["spread_s"] / frame["time_s"]).median()
     tell(
         f"{device.name} ({device.platform}, {device.count} of it), JAX {device.jax_version}",

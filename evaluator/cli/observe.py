@@ -76,6 +76,7 @@ def observe(
     check_output(requests, "--requests", (".csv", ".parquet"))
     if prompts not in ("tokens", "words"):
         raise InputError(f"--prompts {prompts}: is no form of a prompt; allowed: tokens, words")
+    # Asked for before anything is drawn or sent; importing them is left to the run.
     for package in ("aiohttp", "prometheus_client"):
         if find_spec(package) is None:
             raise InputError(f"observe needs {package}: pip install 'evaluator[observe]'")
@@ -89,12 +90,15 @@ def observe(
 
     limits = LoadLimits(max_in_flight, max_duration, time_limit, silence_limit, most_failures)
     wanted = parse_selection(select or ())
+    # The order of the two: ``told`` raises the interruption at its end, when all is written, and
+    # ``interrupted`` around it then says where.
     with interrupted(f"what was observed is kept in {requests}"), told() as stopped_by:
         with nullcontext() if quiet else Progress(0, "requests") as progress:
             observed = run(
                 loaded, url, select=wanted, served=served or (), words=prompts == "words", key_env=key_env,
                 limits=limits, metrics_every_s=metrics_every, progress=progress, stopped_by=stopped_by,
             )  # fmt: skip
+        # Inside the block: a signal while the file is written must not unwind it.
         written = _write(observed, requests)
     tell(lambda: _described(observed), **_found(observed))
     if not quiet:
@@ -131,6 +135,7 @@ def _described(observed: Observed) -> str:
     sent = len(found)
     lines = [f"{sent:,} of {observed.planned:,} requests sent in {observed.seconds:.1f} s to {observed.server.base}"]
     for status, count in statuses(found).items():
+        # One example for each kind of failure: of a thousand requests that fail alike one line tells why.
         first = next(iter(found["error"][found["status"] == status]), "")
         lines.append(f"  {count:,} {status}" + (f": {first}" if first else ""))
     answered = found[found["status"] == "ok"]
@@ -150,6 +155,8 @@ def _described(observed: Observed) -> str:
         values = " ".join(f"{1e3 * row[name]:10.4g}" for name in ("mean", "p50", "p90", "p99", "max"))
         lines.append(f"{row['metric'].removesuffix('_s'):6} {values}")
     late = next((row["p99"] for row in rows if row["metric"] == "late_s"), 0.0)
+    # Requests that waited for ``--max-in-flight`` are late by the user's own limit, which has a line
+    # already.
     if late > LATE_S and not observed.held:
         lines.append(
             f"one request of a hundred was sent {1e3 * late:.3g} ms late or more: this machine is too busy, or too "
@@ -160,6 +167,7 @@ def _described(observed: Observed) -> str:
 
 def _gate(observed: Observed) -> None:
     failed = int((observed.requests["status"] != "ok").sum())
+    # Both fail the gate, but an early end is told alone: the failures may follow from it.
     if observed.ended_by:
         fail("gate", f"ended early: {observed.ended_by}")
     elif failed:

@@ -81,6 +81,7 @@ def _run(
     from evaluator.search import optimize as search
 
     requests = scenario.workload.requests * len(scenario.workload.seeds)
+    # A bracket that is not closed is no goodput: only whole searches are written.
     what_is_kept = "nothing is kept of a search that is not over"
     with interrupted(what_is_kept), nullcontext() if quiet else Progress(0, "trials", requests) as progress:
         return search(

@@ -60,6 +60,7 @@ def read_scenario(name: str, overrides: Sequence[str] | None, quiet: bool = Fals
         path = find("scenarios", name)
     if not path.is_file():
         raise InputError(f"there is no scenario file {name}; `evaluator catalog scenarios` lists the ones by name")
+    # Recorded and said in our own form: Python's would show a line of this package's source.
     with waiting_for(f"reading {name}", quiet), warnings.catch_warnings(record=True) as recorded:
         warnings.simplefilter("always", InputWarning)
         try:
@@ -79,6 +80,8 @@ def check_output(path: Path | None, option: str, suffixes: Sequence[str]) -> Non
     """InputError where ``path`` has another suffix, or its folder can neither be made nor written."""
     if path is None:
         return
+    # The suffix is the form that is written, so that an unknown one cannot be guessed; it is refused before
+    # hours of work.
     if path.suffix not in suffixes:
         raise InputError(f"{option} {path}: the name must end in {' or '.join(suffixes)}")
     check_folder(path, option)
@@ -113,5 +116,6 @@ def check_plot(path: Path | None) -> None:
     from importlib.util import find_spec
 
     check_output(path, "--plot", PICTURE_SUFFIXES)
+    # Looked for and not imported: that takes a second, which belongs after the sweep.
     if path is not None and find_spec("matplotlib") is None:
         raise InputError("--plot needs matplotlib: pip install matplotlib")

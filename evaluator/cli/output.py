@@ -39,6 +39,8 @@ _PLACES = 3  # a file, a key in it, what that was read as
 _PLACE = re.compile(r"--[a-z-]+( \S+)*|.*\.(ya?ml|json|jsonl|csv|parquet|nc|zarr|sh|txt)( row \d+)?|\S+")
 
 
+# One per process: what a command prints goes through functions of modules that know nothing of each other,
+# and every one of them would have to be handed the document.
 class Document:
     """What is known of a command so far; ``current`` is the one that is being made, None without ``--json``."""
 
@@ -109,6 +111,7 @@ def print_document(run: Callable[[], Any], words: Sequence[str]) -> int:
     """Run a command line and print its document; the code that the process leaves with."""
     document = Document.current = Document()
     try:
+        # Whatever prints to stdout, a library included, must not stand before or behind the document.
         with redirect_stdout(io.StringIO()) as printed:
             try:
                 code = run()
@@ -123,6 +126,8 @@ def print_document(run: Callable[[], Any], words: Sequence[str]) -> int:
         Document.current = None
     code = code if isinstance(code, int) else 0
     whole = document.whole(_command(words), code, printed.getvalue())
+    # ``allow_nan=False``: NaN is no JSON. ``plain`` has made null of it, and what it missed should fail
+    # here and not at the reader.
     typer.echo(json.dumps(whole, ensure_ascii=False, allow_nan=False))
     sys.stdout.flush()
     return code
@@ -152,6 +157,7 @@ def parts_of(message: str) -> tuple[str | None, str, str | None]:
             break
         places.append(head)
         rest = tail
+    # The last semicolon: remedies are one clause, reasons may have several.
     reason, semicolon, remedy = rest.rpartition("; ")
     if not semicolon:
         reason, remedy = rest, ""
@@ -162,6 +168,7 @@ def plain(value: Any) -> Any:
     """A value as JSON has it: records by their fields, arrays as lists; NaN and infinity are null."""
     if value is None or isinstance(value, str | bool | int):
         return value
+    # NumPy's scalars are no subclass of float but for float64: the others come by ``tolist`` below.
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Enum):
@@ -184,6 +191,8 @@ def _table(thing: Any) -> dict[str, Any] | None:
         return dataset_table(thing)
     if hasattr(thing, "to_dict") and hasattr(thing, "columns"):
         return _frame_table(thing)
+    # An empty list is a table without rows: readers find the name in ``tables`` whether or not there is
+    # something in it.
     if isinstance(thing, list) and all(isinstance(row, Mapping) or is_dataclass(row) for row in thing):
         rows = [plain(row) for row in thing]
         return {"columns": dict.fromkeys((name for row in rows for name in row), _column()), "rows": rows}

@@ -23,6 +23,7 @@ def report(
     from evaluator.results import read
 
     check_output(out, "--out", SUFFIXES)
+    # Before the result is read: a large one takes longer than to say what is to be installed.
     check_plotly("--out")
     dataset = read(result)
     check_result(dataset, result)

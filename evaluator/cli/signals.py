@@ -70,6 +70,7 @@ def take() -> None:
     for number in _KINDS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _interrupt)
+    # Windows has no wake-up by pipe: there the handler alone must do.
     if os.name == "posix":
         woken, wakes = os.pipe()
         os.set_blocking(wakes, False)  # which Python asks for
@@ -121,6 +122,7 @@ def told() -> Iterator[Callable[[Callable[[str], None]], AbstractContextManager[
     def holding(stop: Callable[[str], None]) -> Iterator[None]:
         stops.append(stop)
         for number in _KINDS:
+            # What is ignored (nohup) stays ignored in here, too.
             if signal.getsignal(number) is _interrupt:
                 before[number] = signal.signal(number, heed)
         try:
@@ -204,4 +206,5 @@ def _leave() -> NoReturn:
     if not _State.said:
         with suppress(OSError):  # not by stderr, whose lock the interrupted thread may hold
             os.write(2, f"{message(_State.kept)}\n".encode())
+    # Not ``sys.exit``: it raises, in a thread that nobody waits for.
     os._exit(kind.code)

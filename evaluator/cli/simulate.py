@@ -106,6 +106,7 @@ def _described(summary: xarray.Dataset) -> str:
     coordinates = [name for name in row.coords if name not in ("config", *row.dims)]
     lines = [(str(name), _text(row[name].values.item())) for name in coordinates]
     for name in map(str, row.data_vars):
+        # Each stands behind the value that it is the error of.
         if name.endswith("_stderr"):
             continue
         values, errors = row[name], row.get(f"{name}_stderr")
@@ -133,6 +134,7 @@ def _shown(values: xarray.DataArray, errors: xarray.DataArray | None) -> str:
 
 
 def _with_error(value: object, error: float | None, unit: str) -> str:
+    # NaN: one seed has no spread to tell an error from.
     has_error = error is not None and error == error
     return f"{_text(value)}{f' ± {error:.2g}' if has_error else ''}{unit}"
 

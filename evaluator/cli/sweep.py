@@ -136,6 +136,8 @@ def _tables(dataset: xarray.Dataset, top: int) -> None:
     if _has_elasticities(dataset):
         from evaluator.report.table.sensitivity import ROWS, elasticity_table
 
+        # Text alone: with ``--json`` the elasticities are variables of the designs that the first table
+        # tells.
         tell(lambda: f"\n{elasticity_table(dataset, min(top, ROWS), width)}")
 
 
@@ -165,6 +167,7 @@ def _run_shard(scenario: Scenario, shard: Shard, out: Path, command: str, option
     from evaluator.run import sweep_shard
     from evaluator.scenario import size
 
+    # Progress counts the rows of the shard, though the whole grid is read to know them.
     rows = shard.rows(size(scenario))
     with _reported(scenario, len(rows), KEPT, quiet) as progress:
         state = sweep_shard(scenario, shard, out, progress=progress, command=command, **options)
@@ -213,6 +216,7 @@ def check_shard(text: str | None, out: Path | None, plot: Path | None) -> Shard 
     from evaluator.results.shards import Shard
 
     shard = Shard.parse(text)
+    # netCDF files have one writer; stores of Zarr take rows from several at once.
     if out is None or out.suffix != ".zarr":
         raise InputError("--shard needs --out NAME.zarr: every shard writes its rows of one Zarr store")
     if plot is not None:

@@ -33,6 +33,8 @@ def dense(
             config.expect("hidden_act", *activations)
         else:
             config.skip("hidden_act")
+        # GPT-2's ``n_inner: null`` and its like mean four hidden sizes; a width that the file states goes
+        # before.
         otherwise = times_hidden * config.integer("hidden_size") if times_hidden else None
         width = config.integer(key, otherwise) if otherwise else config.integer(key)
         return DenseFeedForward(width, gated=gated, bias=config.flag("mlp_bias", bias))
@@ -47,6 +49,7 @@ def half_gated(bias: bool = False) -> BlockReader:
     def read(config: Config) -> FeedForward:
         block = of(config)
         assert isinstance(block, DenseFeedForward)
+        # Records count the width of one of the two matrices, as every other family states it.
         return replace(block, intermediate=block.intermediate // 2)
 
     return read
@@ -74,8 +77,10 @@ def experts(
     def read(config: Config) -> MoeFeedForward:
         config.skip("hidden_act")
         config.expect("mlp_bias", False)
+        # Mixtral and others write the width of an expert where dense models write that of their block.
         width = config.integer(key, None) or config.integer("intermediate_size")
         count, chosen = config.integer("num_experts"), config.integer("num_experts_per_tok")
+        # More would be repeated experts: the cost would count weights that are not there.
         if chosen > count:
             raise InputError(f"{config.place('num_experts_per_tok')}: {chosen} of only {count} experts")
         shared = _shared(config, width)
@@ -85,6 +90,8 @@ def experts(
             intermediate=width,
             gated=gated,
             shared_intermediate=shared,
+            # Qwen's gate weighs the shared expert's output by a sigmoid per token; without a shared expert
+            # its config's class has none.
             shared_gate=shared_gate and shared > 0,
             bias=bias,
             latent=config.integer("moe_latent_size", None),
@@ -109,6 +116,9 @@ def with_branch(of: BlockReader, columns: Callable[[Config], int]) -> BlockReade
     def read(config: Config) -> FeedForward:
         block = of(config)
         assert isinstance(block, DenseFeedForward)
+        # Whatever hangs beside the block as products through a small rank (adapters, LAUREL, inputs by
+        # layer) is kept as one number of columns: its parameters and its time are those of one product of
+        # that rank.
         return replace(block, branch=columns(config))
 
     return read

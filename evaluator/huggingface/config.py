@@ -36,10 +36,14 @@ class Config(Fields):
     ) -> None:
         super().__init__(content, where)
         self.keys: Mapping[str, tuple[str, ...]] = keys or {}
+        # transformers writes null for what a class has not set. It is neither a value nor an unknown key,
+        # but where the family has a default, a null says that the default does not hold.
         present = {key: value for key, value in self.values.items() if not _is_absent(key, value)}
         self.absent = [key for key in self.values if key not in present]
         self.values = present
         self.defaults: Mapping[str, Any] = defaults or {}
+        # Defaults that were used are told in the model's notes: a reader may know better than the family's
+        # code.
         self.assumed: dict[str, Any] = {}
         self.levels: dict[str, Config] = {}
         self.layer: int | None = None
@@ -54,6 +58,8 @@ class Config(Fields):
         view = object.__new__(Config)
         view.__dict__.update(self.__dict__)
         view.layer = layer
+        # A layer's own figures hide those of the level under every name that these may have there, or the
+        # alias would be read beside them and contradict.
         of_layer = {key: value for source in (_per_layer, _block) for key, value in source(self, layer).items()}
         if of_layer:
             replaced = {name for key in of_layer for name in self.names(key)}
@@ -97,10 +103,14 @@ class Config(Fields):
         value = self.raw(listed) if listed in self.values else self.raw(key, default)
         if listed in self.values:
             self.raw(key, None)
+        # Not checked: a default may be None or below the minimum, which the readers know and the user did
+        # not write.
         if value is default:
             return value
+        # Reading a list needs the number of layers, so that this number itself must not be a list.
         if isinstance(value, list) and key not in _COUNTS_OF_LAYERS:
             value = self._of_layer(key, value)
+        # JSON's true is an int to Python, and would pass as 1.
         if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
             raise InputError(f"{self.place(key)}: expected a whole number of at least {minimum}, got {_shown(value)}")
         if value > maximum:
@@ -116,6 +126,8 @@ class Config(Fields):
             )
         if self.layer is not None:
             return values[self.layer]
+        # Outside of a layer's view one number must do for all: picking the first would cost a whole model
+        # by its first layer.
         if any(value != values[0] for value in values):
             raise InputError(f"{self.place(key)}: expected one number for all layers, got {_shown(values)}")
         return values[0]
@@ -123,6 +135,7 @@ class Config(Fields):
     def layers(self) -> int:
         """How many layers there are: the number, or the length of a list of them."""
         if not self.has("num_hidden_layers"):
+            # Nemotron-H and its kin leave the number out where a list says it.
             for key in ("layers_block_type", "hybrid_override_pattern", "block_configs", "layer_types"):
                 if isinstance(self.values.get(key), list | str) and self.values[key]:
                     return len(self.values[key])
@@ -145,6 +158,8 @@ class Config(Fields):
     def _without_predictors(self, values: list[Any], layers: int) -> list[Any]:
         """A list by layer without the entries of layers that predict further tokens, which come last (Step-3.5)."""
         predictors = self.integer("num_nextn_predict_layers", 0, minimum=0)
+        # Only a list of exactly as many more entries: one of any other length is a mistake, and refused by
+        # who asked.
         return values[:layers] if predictors and len(values) == layers + predictors else values
 
     def indices(self, key: str, layers: int, first: int = 0) -> set[int] | None:
@@ -152,6 +167,7 @@ class Config(Fields):
         listed = self.entries(key, int)
         if listed is None:
             return None
+        # A negative index would count from the end in Python, and silently name another layer.
         wrong = [item for item in listed if isinstance(item, bool) or not first <= item < layers + first]
         if wrong:
             raise InputError(
@@ -173,6 +189,8 @@ class Config(Fields):
     def level(self, key: str) -> Config:
         """The level below ``key``, always the same one; it is finished with this one."""
         if key not in self.levels:
+            # One object per level: several readers ask it for keys, and what each of them read must count
+            # when it is finished.
             self.levels[key] = Config(self.raw(key), self.place(key))
         return self.levels[key]
 
@@ -237,12 +255,15 @@ def _block(config: Config, layer: int) -> Mapping[str, Any]:
     rounded up to 256 (``_ffn_mult_to_intermediate_size`` of the published code).
     """
     blocks = config.raw("block_configs", None)
+    # A list of another length is refused where the words of the layers are read (``pattern._no_op``), with
+    # a better message.
     if not isinstance(blocks, list) or layer >= len(blocks):
         return {}
     level = Config(blocks[layer], f"{config.place('block_configs')}[{layer}]")
     if level.has("block_type"):
         return {key: value for key, value in level.values.items() if key != "block_type"}
     attention, ffn = (Config(level.raw(key, {}), level.place(key)) for key in ("attention", "ffn"))
+    # The search may also put a plain linear layer in the place of a block, which is not costed.
     attention.expect("replace_with_linear", False)
     ffn.expect("replace_with_linear", False)
     figures: dict[str, Any] = {}
@@ -268,5 +289,6 @@ def all_of(config: Config, key: str, values: Sequence[Any], allowed: Mapping[Any
 
 
 def _shown(value: Any) -> str:
+    # A mutated file may hold a number of thousands of digits: the message must stay a line.
     text = repr(value) if not isinstance(value, int) or abs(value) < 10**60 else f"a number of {len(str(value))} digits"
     return text if len(text) <= 60 else text[:57] + "..."

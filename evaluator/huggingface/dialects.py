@@ -49,6 +49,8 @@ def _of_mistral(content: Any) -> Any:
     A ``params.json`` has ``dim`` and ``n_layers`` and no ``model_type``. Keys that are not known here stay under their
     names, for the reader of the family to refuse.
     """
+    # Other files of weights have ``dim`` and no layers, and whatever has a ``model_type`` is transformers'
+    # dialect.
     if not isinstance(content, Mapping) or "model_type" in content or not {"dim", "n_layers"} <= set(content):
         return content
     text = {_NAMES.get(key, key): value for key, value in content.items() if key not in _UNUSED}
@@ -83,6 +85,7 @@ def _level(content: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _quantization(given: Any) -> Any:
     fp8 = isinstance(given, Mapping) and str(given.get("qformat_weight", "")).startswith("fp8")
+    # Anything else goes through as it is, for the methods to refuse by name.
     return {"quant_method": "fp8"} if fp8 else given
 
 
@@ -94,6 +97,7 @@ def _of_texts(content: Mapping[str, Any]) -> Mapping[str, Any]:
 
     ``moe_intermediate_size`` stays a list, for images have experts of another width.
     """
+    # Experts of texts and of images are equally many and lie in the same layers; only their widths differ.
     first = {
         key: content[key][0] for key in _OF_TEXTS_AND_IMAGES if isinstance(content.get(key), list) and content[key]
     }

@@ -19,6 +19,8 @@ ENCODERS = tuple(
 _WORDS = re.compile(r"vision|visual|image|video|audio|speech|sound|^vit_|^mm_")
 
 
+# By its name, because every new multimodal family invents a key for its tower. A mapping is asked for:
+# ``image_size`` matches the words, too, and is a number.
 def is_encoder(key: str, value: object) -> bool:
     """Whether a level around a language model is an encoder of something else, by its name."""
     return key in ENCODERS or (isinstance(value, Mapping) and _WORDS.search(key) is not None)
@@ -64,6 +66,7 @@ def encoder_parameters(
     below = [
         parameters
         for name, level in content.items()
+        # A tower may wrap further ones, each with sizes of its own (DeepSeek-OCR has SAM before CLIP).
         if name.endswith("_config") and isinstance(level, Mapping)
         if (parameters := encoder_parameters(name, level, hidden, f"{where}: {key}")) is not None
     ]
@@ -74,15 +77,20 @@ def encoder_parameters(
     if "tokenizer" in key:  # of images, as in Ovis 2
         below.append(2 * hidden * _small(content.get("vocab_size"), 0, 1_000_000))
     at_this_level = _transformer(key, content, hidden, where, beside or {})
+    # None and 0 differ: a level that states no size is told in a note, a level whose parts are counted is
+    # not.
     return at_this_level if not below else sum(below) + (at_this_level or 0)
 
 
 def _transformer(key: str, content: Mapping, hidden: int, where: str, beside: Mapping[str, Any]) -> int | None:
     width, layers = _figure(content, _HIDDEN, where, key), _figure(content, _LAYERS, where, key)
+    # Width and depth are the least that an estimate needs; all else has a usual value.
     if width is None or layers is None:
         return None
     if layers > MOST_LAYERS:
         raise InputError(f"{where}: {key}: {layers} layers are absurd")
+    # Figures that are only a fraction of a tower fall back to nothing where they are odd, rather than
+    # refuse a model for them.
     patch = _small(content.get("patch_size"), 0, 1000)
     # Queries, keys, values and output are four square matrices; norms and biases are below a percent.
     layer = 4 * width * width + _sides(content) * width * _inner(content, width, where, key)
@@ -102,6 +110,7 @@ def _transformer(key: str, content: Mapping, hidden: int, where: str, beside: Ma
 
 def _sides(content: Mapping) -> int:
     act = str(content.get("hidden_act", content.get("hidden_activation", "gelu")))
+    # Pixtral, dots.vit and AIMv2 are gated whatever their activation is called.
     return 3 if act in _GATED or content.get("model_type") in _GATED_TYPES else 2
 
 
@@ -114,12 +123,16 @@ def _inner(content: Mapping, width: int, where: str, key: str) -> int:
         return _figure(content, ("out_hidden_size",), where, key) or 4 * width
     stated, ratio = _figure(content, _INNER, where, key), content.get("mlp_ratio")
     if ratio is not None and isinstance(ratio, int | float) and 0 < ratio < 100:
+        # 4 is the default that classes write beside a width that they do not follow; any other ratio was
+        # chosen.
         return stated if stated is not None and float(ratio) == 4.0 else int(width * ratio)
     return stated or 4 * width
 
 
 def _small(value: object, otherwise: int, limit: int) -> int:
     if isinstance(value, list) and value:
+        # Patches of several axes (time, height, width) or towers: the largest, since memory is what is
+        # estimated.
         value = max((item for item in value if isinstance(item, int)), default=None)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < limit else otherwise
 

@@ -93,6 +93,8 @@ class Family:
         if mixer_word == "hybrid" and self.combined is not None:
             return self.combined(config, block)
         mixer = None if mixer_word == "none" else _reader(config, self.mixers, mixer_word)(config)
+        # Attention alone keeps KV per token. A recurrence that is said to share it means another layout
+        # than is known here.
         if shared:
             if not isinstance(mixer, SoftmaxAttention | LatentAttention):
                 raise InputError(f"{config.where}: layer {config.layer} shares KV but is no attention")
@@ -115,10 +117,13 @@ def _shared_kv(config: Config, mixers: list[str]) -> list[bool]:
     sources = config.entries("kv_source_layers", int, layers)
     if sources is not None:
         return [source != index for index, source in enumerate(sources)]
+    # They read the KV of the last layer before them that has one of their kind, so the first layer cannot
+    # be one.
     last = config.integer("num_kv_shared_layers", 0, minimum=0)
     if last >= layers:
         raise InputError(f"{config.place('num_kv_shared_layers')}: {last} of {layers} layers cannot share earlier KV")
     every = config.integer("cla_share_factor", 1) if config.flag("use_cla", False) else 1
+    # Present and meaningless where ``use_cla`` is off.
     config.skip("cla_share_factor")
     return [index >= layers - last or index % every != 0 for index in range(layers)]
 
@@ -126,8 +131,12 @@ def _shared_kv(config: Config, mixers: list[str]) -> list[bool]:
 def _merged(parts: list[Part]) -> tuple[LayerKind, ...]:
     counts: dict[Part, int] = {}
     for part in parts:
+        # Equal parts need not be neighbours: the sum over layers has no order, and a pipeline rank takes a share
+        # of every kind (``cost.operators.rank_kinds``).
         counts[part] = counts.get(part, 0) + 1
     return tuple(
+        # Never more sets of weights than uses: of a short model, or of one rank of it, some sets are not
+        # visited.
         LayerKind(count, mixer, block, None if sets is None else min(sets, count))
         for (mixer, block, sets), count in counts.items()
     )

@@ -30,6 +30,7 @@ def config_file(given: str | Path) -> Path:
         if in_folder is None:
             raise InputError(f"there is no {' or '.join(_FILES)} in {path}")
         return in_folder
+    # After files and folders: a relative path of two names looks like a model's name on the Hub.
     if _HUB_ID.fullmatch(str(given)):
         folder = hub_cache() / f"models--{str(given).replace('/', '--')}"
         cached = _in_folder(folder) if folder.is_dir() else None
@@ -44,6 +45,7 @@ def config_file(given: str | Path) -> Path:
 
 def hub_cache() -> Path:
     """The folder that ``huggingface_hub`` keeps models in, by its environment variables."""
+    # The order of ``huggingface_hub.constants``: HF_HUB_CACHE, its old name, then HF_HOME/hub.
     stated = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     home = os.environ.get("HF_HOME") or os.path.join(
         os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache"), "huggingface"
@@ -77,6 +79,7 @@ def _in_folder(folder: Path) -> Path | None:
     if named is not None:
         return named
     snapshots, main = folder / "snapshots", folder / "refs" / "main"
+    # Names of snapshots are hashes of commits: only their times tell which is the latest.
     revisions = sorted(snapshots.iterdir(), key=lambda snapshot: snapshot.stat().st_mtime) if snapshots.is_dir() else []
     # ``refs/main`` holds the commit that the branch pointed to when it was last downloaded; it goes last and is
     # looked at first.

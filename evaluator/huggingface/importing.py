@@ -71,14 +71,18 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
         output=family.output,
         nucleus_sampling=_nucleus(_beside(config, "generation_config.json")),
         penalties=_penalties(_beside(config, "generation_config.json")),
+        # These are loaded only where a scenario decodes speculatively with them (vLLM
+        # ``SpeculativeConfig``, method mtp), so that they are no layers of the model itself.
         prediction_layers=text.integer("num_nextn_predict_layers", 0, minimum=0),
         notes=tuple(notes) + _assumed(text, kind) + family.notes,
     )
     parameters = parameter_count(model)
+    # Each size alone may be possible (a bound of 10^9 on every figure) and their product not.
     if parameters > MOST_PARAMETERS:
         raise InputError(
             f"{where}: its sizes make {parameters / 1e9:,.4g} B parameters, which no model has; correct them"
         )
+    # Last, when all readers have asked: an unknown key is told only where nobody asked for it.
     return replace(model, notes=model.notes + _finish(levels, family))
 
 
@@ -169,6 +173,7 @@ def _finish(levels: list[Config], family: Family) -> tuple[str, ...]:
     passed = text.finish(family.ignored | family.silent)
     for outer in around:
         joining = [key for key, value in outer.values.items() if _is_plain(value)]
+        # Wrappers repeat keys of the text level, and engines take those of the text level.
         outer.finish([*joining, *outer.absent, *_TEXT_LEVELS, *ENCODERS, *OTHER_LEVELS, *text.values, *text.absent])
     return (f"passed over, for they can state no size: {', '.join(passed)}",) if passed else ()
 

@@ -69,6 +69,8 @@ def _words(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
+# Reversed, so that of two types with the same words (with and without ``_text``) the first one in the
+# tables stands. The names below are of classes whose words are not those of the type.
 _BY_WORDS = {_words(_PART.sub("", name)): name for name in reversed(list(FAMILIES))} | {
     "decilm": "deci",
     "grok1": "git",

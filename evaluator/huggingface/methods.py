@@ -61,6 +61,8 @@ def _integer(config: Config) -> Stored:
 def _bitsandbytes(config: Config) -> Stored:
     if config.flag("load_in_4bit", False):
         return _linear("int4")
+    # Neither: the file has a quantisation's level that is switched off, and its weights are as the dtype
+    # says.
     return _linear("int8") if config.flag("load_in_8bit", False) else {}
 
 
@@ -68,6 +70,8 @@ def _torchao(config: Config) -> Stored:
     """torchao: the name of a method, or its configuration with ``_type``, by the dtype of the weights in it."""
     kind = config.raw("quant_type", None)
     word = _deepest_type(kind)
+    # In this order: names of mixed methods hold several dtypes (Float8DynamicActivationInt4Weight),
+    # and float8 of whatever comes last.
     for pattern, dtype in _TORCHAO.items():
         if re.search(pattern, word, re.IGNORECASE):
             return _linear(dtype)
@@ -216,6 +220,7 @@ def _quark(config: Config) -> Stored:
     stored = _linear(_quark_dtype(config.inner("global_quant_config")))
     by_name = config.raw("layer_quant_config", {})
     for name in by_name if isinstance(by_name, Mapping) else ():
+        # Quark's own order: a pattern of a layer's name goes before the global entry.
         stored |= dict.fromkeys(named_parts(name), _quark_dtype(config.inner("layer_quant_config").inner(name)))
     return stored
 

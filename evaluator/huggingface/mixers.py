@@ -31,6 +31,7 @@ def softmax(
 
     def read(config: Config) -> SoftmaxAttention:
         def number(key: str, otherwise: int | None) -> int | None:
+            # The plain key is read even where the prefixed one decides, or it would be refused as unknown.
             common = config.integer(key, otherwise)
             return config.integer(prefix + key, common) if prefix else common
 
@@ -131,6 +132,8 @@ def _indexer_types(config: Config) -> list[str] | None:
     stated = config.entries("indexer_types", str, config.layers())
     if stated is not None:
         all_of(config, "indexer_types", stated, {"full": "full", "shared": "shared"})
+    # GLM-5's published code: the first layers (up to the offset) each choose for themselves, then one in
+    # ``every`` does.
     if stated is None and every > 1:
         return ["shared" if max(layer - offset + 1, 0) % every else "full" for layer in range(config.layers())]
     return stated
@@ -145,6 +148,7 @@ def sparse_softmax(of: MixerReader, budget: Callable[[Config], int | None], head
     def read(config: Config) -> SoftmaxAttention:
         mixer, chosen = of(config), budget(config)
         assert isinstance(mixer, SoftmaxAttention)
+        # Layers without the indexer have its keys in their level, too.
         config.skip(heads, size)
         if chosen is None:
             return mixer
@@ -161,6 +165,7 @@ def factorised(rank_key: str) -> MixerReader:
     def read(config: Config) -> Mixer:
         attention = softmax()(config)
         assert isinstance(attention, SoftmaxAttention)
+        # Queries go through a rank as in MLA, but keys and values are usual ones of a single head.
         return replace(attention, q_rank=config.integer(rank_key))
 
     return read

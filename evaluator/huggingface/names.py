@@ -71,6 +71,8 @@ _PATTERNS = re.compile(
     r"logits_mup_width)_multiplier$|^(ssm|mlp)_multipliers$|.*softcap.*|.*soft_cap.*|^rope_(theta|scaling|parameters|type|pct|interleave|dim|ratio|"
     r"local_base_freq|traditional|interleaved|layout)$"
 )
+# Whatever of these a family does read (``num_nextn_predict_layers``, ``mamba_ssm_cache_dtype``) it reads
+# before this list is asked: an entry here only keeps a key from being refused.
 IGNORED = frozenset(
     """
     ep_size add_bos_token add_cross_attention alpha_attention architectures attention_chunk_temperature

@@ -206,6 +206,7 @@ def _typed(config: Config, layers: int) -> Words:
     words: Words = []
     try:
         for cycle, times in config.sequence("attention_types"):
+            # A number beyond the layers would only fill the memory before the length is found wrong.
             words += [str(word) for word in cycle] * (times if 0 <= times <= layers else 0)
     except (TypeError, ValueError):
         raise InputError(f"{config.place('attention_types')}: expected a list of [[words], number of times]") from None
@@ -238,6 +239,7 @@ def _first_dense(config: Config, layers: int) -> Words:
 def _frequency(config: Config, layers: int) -> Words | None:
     """A list of flags (MiMo-V2); a number belongs to ``first_k_dense_replace``."""
     if not isinstance(config.raw("moe_layer_freq"), list):
+        # The number counts from layer 0 in both cases; with the other key, that key's rule reads it.
         return None if config.has("first_k_dense_replace") else _nth(config, layers)
     return _flags("moe_layer_freq", {0: "dense", 1: "moe"})(config, layers)
 
@@ -261,6 +263,7 @@ def _ernie(config: Config, layers: int) -> Words:
     first = config.integer("moe_layer_start_index", 0, minimum=0)
     last = config.integer("moe_layer_end_index", layers - 1, minimum=-1)
     step = config.integer("moe_layer_interval", 1)
+    # ERNIE's -1 stands for the last layer (``Ernie4_5_MoeConfig``).
     last = layers - 1 if last == -1 else last
     return ["moe" if first <= index <= last and (index + 1) % step == 0 else "dense" for index in range(layers)]
 
@@ -314,6 +317,8 @@ def one_part(config: Config, layers: int) -> Words:
     return [_BLOCKS_OF_ONE_PART.get(word, "none") for word in config.raw(key)]
 
 
+# Lists of every layer first, then lists of some, then periods: a period beside a list is what the list was
+# made from, or a leftover of the class.
 _MIXER_RULES: tuple[tuple[str, Rule], ...] = (
     ("layer_types", _listed("layer_types")),
     ("layers_block_type", _listed("layers_block_type")),
@@ -342,6 +347,8 @@ _MIXER_RULES: tuple[tuple[str, Rule], ...] = (
     ("use_sliding_window", _qwen_windows),
 )
 
+# The same order of authority; ``decoder_sparse_step`` and ``mlp_only_layers`` share a rule, for each
+# changes what the other says.
 _BLOCK_RULES: tuple[tuple[str, Rule], ...] = (
     ("block_configs", _no_op("ffn", "dense")),
     (

@@ -44,6 +44,8 @@ def checkpoint_precision(
     if expert is not None:
         stored.setdefault("experts", _EXPERTS.get(expert, plain))
         if stored["experts"] in ("fp8", "fp8_block") and expert != "fp8":
+            # The method says fp8 for all Linear layers, the key beside it that experts are stored narrower
+            # (DeepSeek-V4).
             stored["experts"] = _EXPERTS.get(expert, stored["experts"])
     return CheckpointPrecision(**(dict.fromkeys(_PARTS, plain) | stored))  # type: ignore[arg-type]  # names of dtypes
 
@@ -89,6 +91,7 @@ def _kept(config: Config, layers: Sequence[LayerKind], stored: Stored, notes: li
 
 
 def _layers_with(part: str, layers: Sequence[LayerKind]) -> int:
+    # A part is exempt by the share of the layers that have it, so each part counts its own.
     if part == "attention":
         return sum(kind.count for kind in layers if kind.mixer is not None)
     if part == "experts":

@@ -12,6 +12,7 @@ def mamba2(config: Config) -> StateSpace:
     """Mamba-2 (arXiv:2405.21060) in the keys of Bamba, Falcon-H1, Granite, Nemotron-H and Zamba2."""
     _plain_mamba(config)
     heads = config.integer("mamba_num_heads")
+    # Falcon-H1 states the inner width; the others follow from the expansion.
     inner = config.integer("mamba_d_ssm", None)
     expansion = config.integer("mamba_expansion", 2)
     size = config.raw("mamba_head_dim", "auto")
@@ -75,6 +76,8 @@ def lightning(config: Config) -> Recurrence:
     heads = config.integer("num_attention_heads")
     size = config.integer("head_dim", None) or _divided(config, config.integer("hidden_size"), heads)
     width = heads * size
+    # Four projections: queries, keys, values and the output gate. The state is a matrix of keys by values
+    # per head.
     return Recurrence("lightning", heads=heads, width=width, projected=4 * width, state=width * size, vectors=1)
 
 
@@ -106,6 +109,7 @@ def kimi_delta(gate_rank: bool) -> MixerReader:
         # How many of the two gates have a full matrix; each of the others passes a rank of one head size, in and out.
         full = 2 if not gate_rank else 1 if level.flag("use_full_rank_gate", False) else 0
         gates = -(-(2 - full) * size * (hidden + width) // width)
+        # Queries, keys, values, the gates with a full matrix, and beta, a rate for each head.
         projected = (3 + full) * width + heads
         return Recurrence("kimi_delta", heads=heads, width=width, projected=projected, state=width * size,
                           convolved=3 * width, conv_kernel=kernel, gates=gates, vectors=1)  # fmt: skip
@@ -136,6 +140,8 @@ def rg_lru(config: Config) -> Recurrence:
 def rwkv(config: Config) -> Recurrence:
     """RWKV-4's time mixing (arXiv:2305.13048): key, value, receptance; five vectors of state."""
     width = config.integer("attention_hidden_size", None) or config.integer("hidden_size")
+    # Numerator, denominator and maximum of the weighted mean, and the last token of time mixing and of
+    # channel mixing.
     return Recurrence("rwkv", heads=width, width=width, projected=3 * width, state=5 * width, vectors=5)
 
 
@@ -153,6 +159,7 @@ def plamo(config: Config) -> Recurrence:
     """PLaMo 2's Mamba: a step per head; steps, B and C from the convolved channels."""
     heads, size = config.integer("mamba_num_heads"), config.integer("hidden_size_per_head")
     width, state = heads * size, config.integer("mamba_state")
+    # PLaMo 2's own rule for the rank of its steps (vLLM: ``Plamo2MambaMixer.time_step_rank``).
     rank = max(64, config.integer("hidden_size") // 16)
     gates = rank + 2 * state + -(-rank * heads // width)
     return Recurrence("selective_scan", heads=heads, width=width, projected=2 * width, state=width * state,
@@ -169,6 +176,7 @@ def mlstm(config: Config) -> Recurrence:
     """xLSTM's matrix memory (arXiv:2405.04517, section 2.3): queries and keys are a fraction of the hidden size."""
     hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
     keys, width = (int(config.number(key) * hidden) for key in ("qk_dim_factor", "v_dim_factor"))
+    # A head's memory is its keys by its values; values of all heads together are the width.
     state = _divided(config, keys, heads) * width
     return Recurrence("mlstm", heads=heads, width=width, projected=2 * keys + 2 * width + 2 * heads, state=state,
                       vectors=1)  # fmt: skip
