@@ -60,6 +60,8 @@ def deploy(
 
 
 def _target(design: Design, to: str | None) -> DeployTarget:
+    # A router in front of two engines would need both protocols of handing KV on; no target has such a
+    # router.
     engines = list(dict.fromkeys(pool.engine for pool in design.pools))
     if len(engines) > 1:
         raise InputError(
@@ -76,6 +78,7 @@ def _target(design: Design, to: str | None) -> DeployTarget:
             f"--to {name}: the design was simulated with {label}, whose kernels and scheduler are its own; use "
             f"--to {' or '.join(others)}, or simulate it with --set deployment.engine={target.engines[0]}"
         )
+    # Asked last: what a target cannot hold is only worth telling of a design whose engine it runs.
     problem = target.problem(design)
     if problem is not None:
         raise InputError(f"--to {name}: {problem}")

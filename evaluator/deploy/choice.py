@@ -29,6 +29,7 @@ def choose(ds: xr.Dataset, texts: Sequence[str], where: str) -> tuple[int, str]:
     InputError where no design fits, or where the one that does cannot run, is saturated or serves nothing.
     """
     order, rule = ranking_of(ds)
+    # Users copy the place from a table, where it stands as ``#3``.
     places = [text.strip().removeprefix("#") for text in texts]
     if len(places) == 1 and places[0].isdigit():
         return _at_place(ds, order, int(places[0]), rule, where), f"number {places[0]}, by {rule}"
@@ -39,10 +40,12 @@ def choose(ds: xr.Dataset, texts: Sequence[str], where: str) -> tuple[int, str]:
     if not fits.any():
         said = ", ".join(f"{name}={text}" for name, text in wanted.items())
         raise InputError(f"--select {said}: no design of {where} has all of it")
+    # The order is of those that can run, so that the first that fits is the best of them.
     able = order[fits[order]]
     if not able.size:
         raise InputError(f"{where}: {_why_none(ds, np.flatnonzero(fits))}")
     row = int(able[0])
+    # Again, though it is ranked: a saturated design can run, and is in the order.
     _check(ds, row, where)
     of = f"the best of {able.size:,} designs" if able.size > 1 else "the only design that can run"
     selected = f" with {', '.join(f'{name}={text}' for name, text in wanted.items())}" if wanted else ""
@@ -84,8 +87,10 @@ def _fitting(ds: xr.Dataset, name: str, text: str, where: str) -> np.ndarray:
             f"--select {name}: {'is several of' if matching else 'is none of'} what {where} tells designs apart by; "
             f"{hint}that is {', '.join(matching or dict.fromkeys(names)) or 'nothing'}"
         )
+    # A coordinate without the dimension ``config`` holds for every row.
     values = np.broadcast_to(ds[matching[0]].values, ds.sizes["config"])
     wanted = si_number(text)
+    # Before the numbers: NumPy's booleans would pass as such below, and ``true`` is no number.
     if values.dtype.kind == "b":
         return values == (text.casefold() == "true")
     if values.dtype.kind in "iuf":
@@ -105,6 +110,7 @@ def _fitting(ds: xr.Dataset, name: str, text: str, where: str) -> np.ndarray:
 def _why_none(ds: xr.Dataset, rows: np.ndarray) -> str:
     """Why none of some designs can be deployed, with the most frequent reason."""
     status = ds["status"].values[rows].astype(str)
+    # What cannot run goes before what misses its objectives: the latter is only known of designs that ran.
     broken = reasons(status[status != OK])
     if broken:
         return f"no design that was asked for can run: {broken[0][0]}"

@@ -6,6 +6,7 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,7 +27,9 @@ from evaluator.scenario import Axis, Deployment, Scenario, Workload, load_scenar
 from evaluator.scenario.deployment import STAGE, Pool
 from evaluator.scenario.routers import Routers
 from evaluator.search.designs import without_rates
+from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.request_sampler import RequestSampler
+from evaluator.traffic.roles import ROLES
 from evaluator.yaml import loads_yaml
 
 if TYPE_CHECKING:
@@ -73,6 +76,12 @@ class SentTraffic:
     pipeline: PipelinePlan | None  # what stages make of requests before they come to the LLM
     vocabulary: int  # ids that every model of the servers has
 
+    @cached_property
+    def jobs(self) -> Jobs:
+        """The requests of the first seed, which the load's head and its lines are made of."""
+        workload = self.workload
+        return self.sampler.jobs(workload, workload.seeds[0], ROLES["mixed"], pipeline=self.pipeline)
+
 
 @dataclass(frozen=True)
 class Design:
@@ -110,6 +119,7 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
             raise InputError(f"{source}: its attribute scenario is damaged")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", InputWarning)  # was told when the result was made
+            # The text in the result and not the file it came from, which may have changed since.
             scenario = load_scenario(tree)
     except InputError as error:
         raise InputError(
@@ -139,6 +149,7 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
         router=_router(deployment),
         transfer=written(deployment.transfer),
         traffic=SentTraffic(
+            # The sampler is shared with it: the load is drawn by the same random numbers as the prediction.
             _workload(ds, row, configuration.workload, sampler),
             sampler,
             configuration.pipeline,
@@ -166,6 +177,7 @@ def _at(scenario: Scenario, ds: xr.Dataset, row: int) -> Scenario:
     # the same row.
     if [len(axis.values) for axis in axes] != sizes[: len(axes)]:
         raise InputError("the sweep of the result is not that of the scenario in it; run the sweep or search again")
+    # ``config`` and not the place in the dataset, which may be a selection of the grid's rows.
     steps = np.unravel_index(int(ds["config"].values[row]), tuple(sizes)) if sizes else ()
     chosen = [
         replace(axis, values=(axis.values[step],), changes=(axis.changes[step],))
@@ -174,10 +186,13 @@ def _at(scenario: Scenario, ds: xr.Dataset, row: int) -> Scenario:
     for names in axes_of(ds)[len(axes) :]:
         changes = {}
         for name in names:
+            # The coordinate's own name is the end of the key; the whole key stands in its description
+            # alone.
             path = str(ds[name].attrs["description"]).removeprefix("swept: ")
             if "." in path:  # else it names the steps
                 changes[path] = ds[name].values[row].item()
         chosen.append(Axis(names[0], (0,), (changes,), tuple(changes)))
+    # Conditions were on the whole grid, and hold for this row since it is in the result.
     return replace(scenario, sweep=tuple(chosen), where=())
 
 
@@ -187,6 +202,7 @@ def _workload(ds: xr.Dataset, row: int, workload: Workload, sampler: RequestSamp
         workload = replace(workload, requests=int(np.broadcast_to(ds["requests_run"].values, ds.sizes["config"])[row]))
     if "search" not in ds.attrs:
         return workload
+    # With a rate asked for, the search varied the replicas and left it; without, the rate is what it found.
     rate = question_of(ds)["rate_rps"]
     rate = float(ds["goodput_rps"].values[row]) if rate is None else float(rate)
     return sampler.at_rate(workload, rate)
@@ -202,6 +218,8 @@ def _pool(station: StationPlan, longest: int) -> PoolDesign:
         kv = replace(kv, capacity_tokens=int(tokens))
     if kv.capacity_tokens is not None:  # whole blocks, which is what there is room for
         kv = replace(kv, capacity_tokens=kv.capacity_tokens // kv.block_tokens * kv.block_tokens)
+    # The engine's default depends on the device and its release: said as a flag, the server has it whatever
+    # its own would be.
     batching = replace(deployment.batching, max_num_batched_tokens=station.max_num_batched_tokens)
     stated = replace(deployment, kv=kv, batching=batching)
     keys = {name: written(getattr(stated, name)) for name in table_of(Pool)}
@@ -227,6 +245,7 @@ def _predicted(ds: xr.Dataset, row: int) -> dict[str, Any]:
     """What the result says of the design that a client can measure, in seconds and tokens per second."""
     figures: dict[str, Any] = {}
     for name in PREDICTED:
+        # Figures by seed or by stage have more dimensions, and no client measures them.
         if name in ds and ds[name].dims == ("config",) and np.isfinite(ds[name].values[row]):
             figures[name] = float(ds[name].values[row])
     for name in ("ttft_s", "tpot_s", "e2e_s"):

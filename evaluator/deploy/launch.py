@@ -99,7 +99,11 @@ def _launch(design: Design, pool: PoolDesign, port: int, model_id: str | None) -
     )
     line = LINES[pool.engine]
     flags = line.flags(server)
+    # What the flags do not say is written beside them as a comment, so that ``import`` makes the same
+    # deployment of the script.
     note = unsaid(line, server, flags)
+    # The flags are read back as a reader of the script would: what a server of this release does without a
+    # flag is told as its value.
     remarks = [*missing, *_remarks(pool, note, line.keys(flags, line.release(server))[0])]
     if not line.arguments.version.startswith(dotted(line.release(server))):
         remarks.append(
@@ -133,6 +137,7 @@ def version_of(launch: Launch) -> str:
     release = dotted(serving_engine(launch.pool.engine).release(said))
     if f"{recorded}.".startswith(f"{release}."):
         return recorded
+    # Images have tags of three numbers; a scenario may say two, which stand for every patch release.
     return f"{release}.0" if release.count(".") == 1 else str(said).removeprefix("v")
 
 

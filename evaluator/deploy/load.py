@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.deploy.design import Design, SentTraffic
-from evaluator.traffic.jobs import Jobs
-from evaluator.traffic.roles import ROLES
 from evaluator.traffic.sharing import Sharing
 
 LOAD, BENCH = "load.jsonl", "bench.py"
@@ -48,7 +46,7 @@ def _warm(traffic: SentTraffic) -> list[list[list[Any]]]:
     """What the simulated servers had in their caches from the start: cached prefixes, and system prompts."""
     workload, sessions = traffic.workload, traffic.workload.sessions
     warm: list[list[list[Any]]] = []
-    cached = int(_jobs(traffic).demand.cached_tokens.max(initial=0))
+    cached = int(traffic.jobs.demand.cached_tokens.max(initial=0))
     if cached:
         warm.append([["cached", cached]])
     if sessions.system_tokens and not workload.known_content:
@@ -56,16 +54,11 @@ def _warm(traffic: SentTraffic) -> list[list[list[Any]]]:
     return warm
 
 
-def _jobs(traffic: SentTraffic) -> Jobs:
-    workload = traffic.workload
-    return traffic.sampler.jobs(workload, workload.seeds[0], ROLES["mixed"], pipeline=traffic.pipeline)
-
-
 def load_requests(traffic: SentTraffic) -> Iterator[dict[str, Any]]:
     """Every request of the first seed."""
     workload = traffic.workload
     seed = workload.seeds[0]
-    jobs = _jobs(traffic)
+    jobs = traffic.jobs
     turns = traffic.sampler.turns(workload, seed)
     demand, sharing = jobs.demand, jobs.sharing
     prompt, output = demand.prompt_tokens.tolist(), demand.output_tokens.tolist()

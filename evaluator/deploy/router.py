@@ -31,6 +31,8 @@ def has_router(design: Design) -> bool:
 def policies(design: Design) -> tuple[dict[str, str], list[str]]:
     """(option -> policy, what differs from the design's routers)."""
     router = design.router
+    # A router with keys is a mapping, too, of its name to them: only the names of phases tell the two
+    # apart.
     by_phase = router if isinstance(router, dict) and set(router) <= {"prefill", "decode"} else None
     options = {"--policy": router} if by_phase is None else {f"--{phase}-policy": by_phase[phase] for phase in by_phase}
     chosen, remarks = {}, []
@@ -66,6 +68,8 @@ def words(
         urls = [url for launch in launches for url in _urls(launch, hosts, domains)]
         return [["--worker-urls", *urls], *([option, policy] for option, policy in options.items())]
     apart = "--vllm-pd-disaggregation" if design.engine == "vllm" else "--pd-disaggregation"
+    # Each server's option stands on a line of its own, since SGLang's prefill servers have the bootstrap
+    # port behind the address.
     lines = [[apart]]
     for launch in launches:
         for number, url in enumerate(_urls(launch, hosts, domains)):
@@ -80,6 +84,7 @@ def _urls(launch: Launch, hosts: Mapping[str, str] | None, domains: bool) -> lis
     if hosts is not None:
         host = hosts[launch.pool.name]
         under = f".{host}" if domains else ""
+        # All replicas have one port where each is a host; on one machine the port tells them apart.
         return [f"http://{host}-{n}{under}:{launch.port}" for n in range(launch.pool.replicas)]
     return [f"http://127.0.0.1:{launch.port + n}" for n in range(launch.pool.replicas)]
 

@@ -32,6 +32,8 @@ class DeployTarget:
     routes: bool = False
 
 
+# The first three start servers by their own commands and are what ``--to`` is without a word: the engine's
+# name.
 TARGETS: dict[str, DeployTarget] = {
     target.name: target
     for target in (

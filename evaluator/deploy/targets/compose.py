@@ -31,6 +31,7 @@ def compose(design: Design, launches: list[Launch]) -> dict[str, str]:
             "depends_on": list(services),
         }
     else:
+        # Without a router there is one server, whose port clients ask.
         (service,) = services.values()
         service["ports"] = [f"{launches[0].port}:{launches[0].port}"]
     text = dumps_yaml({"services": services})
@@ -48,6 +49,7 @@ def _service(launch: Launch, devices: list[str]) -> dict[str, Any]:
     service: dict[str, Any] = {
         "image": image(launch),
         "entrypoint": entrypoint(launch),
+        # The image's own entrypoint differs between releases, so both halves of the command are said.
         "command": launch.words(host="0.0.0.0")[len(entrypoint(launch)) :],
         "environment": {"HF_TOKEN": "${HF_TOKEN:-}"},
         "volumes": ["${HF_HOME:-~/.cache/huggingface}:/root/.cache/huggingface"],

@@ -53,6 +53,8 @@ def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
 def _mode(design: Design) -> tuple[str, list[str]]:
     router = design.router
     if isinstance(router, dict):
+        # One frontend routes both phases: that of the prefill is taken, since prefixes are what its kv mode
+        # goes by. A router with keys is a mapping, too, of its name.
         router = router.get("prefill", next(iter(router)))
     name = router if isinstance(router, str) else next(iter(router))
     if name in _MODES:
@@ -64,6 +66,7 @@ def _worker(launch: Launch, picture: str) -> dict[str, Any]:
     pool = launch.pool
     # Its workers set the KV connector themselves, and would refuse a second one.
     flags = [word for flag in launch.flags if flag[0] not in _SAID_BY_DYNAMO for word in flag]
+    # SGLang's flags name the model; of vLLM's command it is the first word, which is no flag.
     model = [] if "--model-path" in flags else ["--model", launch.repository]
     container = {
         "image": picture,

@@ -20,4 +20,6 @@ def image(launch: Launch) -> str:
 
 def entrypoint(launch: Launch) -> list[str]:
     """The first words of the command, which run in the place of what the image would start."""
+    # ``vllm serve``, ``trtllm-serve MODEL``, or ``python3 -m MODULE``: the rest are arguments, which a
+    # manifest may overlay.
     return list(launch.program[:2] if launch.program[0] != "python3" else launch.program)

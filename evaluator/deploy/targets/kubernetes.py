@@ -48,6 +48,8 @@ def kubernetes(design: Design, launches: list[Launch]) -> dict[str, str]:
     for launch in launches:
         if launch.files:
             documents.append(_config_map(launch))
+        # Headless: the Service gives every pod a name in the DNS instead of one address for all, as the
+        # router picks the pod.
         documents += [_stateful_set(launch), service(service_name(launch), launch.port, headless=True)]
     if has_router(design):
         hosts = {launch.pool.name: service_name(launch) for launch in launches}
@@ -105,6 +107,8 @@ def environment(launch: Launch) -> list[dict[str, Any]]:
     """The token for the Hub, and where NIXL of a server is met."""
     secret = {"secretKeyRef": {"name": "hf-token", "key": "HF_TOKEN", "optional": True}}
     variables: list[dict[str, Any]] = [{"name": "HF_TOKEN", "valueFrom": secret}]
+    # The other side of the transfer connects to this address; vLLM's default is localhost, another pod's
+    # own.
     if launch.pool.engine == "vllm" and launch.pool.role != "mixed":
         address = {"fieldRef": {"fieldPath": "status.podIP"}}
         variables.append({"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "valueFrom": address})

@@ -45,6 +45,8 @@ def llmd(design: Design, launches: list[Launch]) -> dict[str, str]:
 
 def _side(design: Design, launch: Launch) -> dict[str, Any]:
     pool = launch.pool
+    # The chart puts a sidecar on the service's port of decode pods, which sends the prompt to a prefill pod
+    # first.
     port = _BEHIND_PROXY if design.phases and pool.role == "decode" else _SERVED
     # The chart itself says the model, the port, and how many devices share it.
     said = ("--tensor-parallel-size", "--data-parallel-size")

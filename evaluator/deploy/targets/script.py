@@ -20,6 +20,7 @@ def script(design: Design, launches: list[Launch]) -> dict[str, str]:
     ]
     for launch in launches:
         lines += ["", *_pool(design, launch)]
+    # A shell that ended would leave the servers without one that Ctrl-C reaches.
     lines += ["", "wait", ""]
     files = {name: text for launch in launches for name, text in launch.files.items()}
     return {SCRIPT: "\n".join(lines), **files}
@@ -34,10 +35,14 @@ def _pool(design: Design, launch: Launch) -> list[str]:
     # NIXL of vLLM meets its other side at a port of its own, one for each server on a machine.
     of_transfer = pool.engine == "vllm" and pool.role != "mixed"
     bootstrap = pool.engine == "sglang" and pool.role == "prefill"
+    # 5600 is vLLM's default (``VLLM_NIXL_SIDE_CHANNEL_PORT`` of its envs.py); servers of several pools must
+    # not share one.
     side = f"VLLM_NIXL_SIDE_CHANNEL_PORT=$((5600 + {launch.port - 8000} + replica)) " if of_transfer else ""
     return [
         pool_notes(design, launch),
         f"for replica in ${{{variable}:-{numbers}}}; do",
+        # Counted in the shell and not here, so that a part of the replicas can be started on another
+        # machine.
         f'  devices=$(seq -s , "$device" $((device + {width - 1})))',
         f"  device=$((device + {width}))",
         f"  port=$(({launch.port} + replica))",

@@ -26,5 +26,7 @@ def trtllm(design: Design, launches: list[Launch]) -> dict[str, str]:
             for number in range(launch.pool.replicas)
         ]
         config[name] = {"num_instances": len(urls), "urls": urls}
+    # It takes requests and sends each to a context server, then to a generation server: no other router is
+    # needed.
     start = f"#!/bin/sh\nexec trtllm-serve disaggregated -c {ORCHESTRATED}\n"
     return {**files, "router.sh": start, ORCHESTRATED: dumps_yaml(config)}
