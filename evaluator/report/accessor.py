@@ -63,6 +63,8 @@ class ResultAccessor:
     def _repr_html_(self) -> str:
         from html import escape
 
+        # The table of the terminal as it is: columns align by characters, which ``pre`` keeps, and a wide
+        # one scrolls.
         return f"<pre style='white-space: pre; overflow-x: auto'>{escape(self._text())}</pre>"
 
     def _text(self) -> str:
@@ -77,6 +79,8 @@ class ResultAccessor:
         ``count`` is no whole number above 0.
         """
         ds = self._checked()
+        # A negative count would slice from the end of the ranking, and give nearly all designs without a
+        # word.
         if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < 1:
             raise InputError(f"best: expected how many designs, a whole number of at least 1, got {count!r}")
         if by is None:
@@ -85,7 +89,10 @@ class ResultAccessor:
             order = order[ds["status"].values[order] == OK]
         else:
             values, sign = self._measure(by), self._sign(by, better)
+            # Those without the measure are left out rather than sorted last: NaN sorts as the best or the
+            # worst by chance of the sign.
             measured = np.flatnonzero(np.isfinite(values) & (ds["status"].values == OK))
+            # Stable, so that equal designs stay in the order of the grid.
             order = measured[np.argsort(-sign * values[measured], kind="stable")]
         return ds.isel(config=order[:count])
 

@@ -35,6 +35,8 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
     # The errors were measured on servers that keep up; a saturated design's latency tells how long the run was.
     calm = rows[~ds["saturated"].values[rows].astype(bool)]
     rows = calm if calm.size else rows
+    # Errors are told by what they rest on and not as one range: a fitted device beside one of a data sheet
+    # would get the latter's.
     bases, counts = np.unique(ds["model_error_basis"].values[rows].astype(str), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     growth = LatencyGrowth(ds) if grown else None
@@ -63,6 +65,7 @@ def _errors(ds: xr.Dataset, growth: LatencyGrowth | None, rows: np.ndarray, basi
     by_label = {}
     for name, label in _SHOWN.items():
         if f"{name}_model_error" in ds:
+            # Unknown growth counts as none; that it is not known is a line of its own (``waiting``).
             more = 1.0 if growth is None else np.nan_to_num(growth.of(name, mine), nan=1.0)
             by_label[label] = ds[f"{name}_model_error"].values[mine] * more
     return in_words(by_label)
@@ -85,6 +88,7 @@ def mixtures(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
         lines.append(f"efficiencies of different kinds: {tally}; calibration: datasheet treats all alike")
     if "model_error_basis" in ds:
         bases, which = np.unique(ds["model_error_basis"].values[rows].astype(str), return_inverse=True)
+        # Asked once per basis and spread over the rows: there are a handful of bases and 100,000 designs.
         without = np.count_nonzero(~np.array([has_host(basis) for basis in bases], dtype=bool)[which])
         if 0 < without < rows.size:
             lines.append(
@@ -113,4 +117,5 @@ _BEYOND = f"more than {100 * UNKNOWN:.0f}"
 
 def percent(error: float) -> str:
     """A relative error in percent, two digits."""
+    # 0.0995: from there two digits would round to 10 %, which is two digits without a decimal.
     return f"{100 * error:.0f}" if error >= 0.0995 else f"{100 * error:.2g}"

@@ -27,6 +27,7 @@ def rows_with_elasticities(ds: xr.Dataset) -> np.ndarray:
 
     A cost that was fitted to whole iterations does not know their operators: its configurations have none.
     """
+    # Latencies have a dimension of quantiles, the others none: flattened to (config, all else).
     finite = [np.isfinite(ds[f"{name}_elasticity"].values.reshape(ds.sizes["config"], -1)).any(1) for name in MEASURES]
     return np.flatnonzero((ds["status"].values == OK) & np.any(finite, axis=0))
 

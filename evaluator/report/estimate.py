@@ -109,6 +109,7 @@ def _load_lines(load: SteadyState) -> list[str]:
         f"at {load.rate_rps:g} requests/s (steady state, no queueing):",
         f"utilisation       {100 * load.utilisation:.1f} % of {load.capacity_rps:.3g} requests/s",
     ]
+    # Nothing else is told then: a steady state that does not exist has no concurrency and no latency.
     if load.saturated:
         return [*head, "saturated         the queue grows without bound"]
     return [

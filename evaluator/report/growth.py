@@ -39,13 +39,18 @@ class LatencyGrowth:
 
     def of(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Of the latency ``name`` in the designs at the positions ``rows``, (row,), at least 1; NaN: not known."""
+        # Sensitivities first: they are of the design itself, where neighbouring rates are as far apart as
+        # the axis.
         factor = self._by_inputs(name, rows)
         factor = np.where(np.isnan(factor), self._by_rate(name, rows), factor)
+        # At least 1: an error of the service is one of the latency at any load, and a factor below is
+        # chance between two runs.
         return np.where(self._saturated[rows], 1.0, np.maximum(factor, 1.0))
 
     def _by_inputs(self, name: str, rows: np.ndarray) -> np.ndarray:
         """The sum of the elasticities to all times less those to all rates; 1 for an idle design."""
         slopes = self._ds.get(f"{name}_mean_elasticity")
+        # All inputs or none: with one missing, the sum is not that of all service by 1 %.
         if slopes is None or set(slopes["input"].values.tolist()) != set(INPUTS):
             return np.full(rows.size, np.nan)
         signs = np.where(np.isin(slopes["input"].values, RATES), -1.0, 1.0)
@@ -62,6 +67,7 @@ class LatencyGrowth:
             return np.full(rows.size, np.nan)
         rate, latency = self._ds[self._rate].values, self._ds[f"{name}_mean"].values
         below, above = (neighbours[rows] for neighbours in self._near)
+        # The index -1 reads the last row where there is no neighbour; ``sides`` masks what comes of it.
         above = np.where((above >= 0) & self._saturated[above], -1, above)
         with np.errstate(divide="ignore", invalid="ignore"):
             between = np.log(latency[above] / latency[below]) / np.log(rate[above] / rate[below])
@@ -69,6 +75,7 @@ class LatencyGrowth:
             # here.
             from_below = (latency[rows] / latency[below] - 1.0) / (1.0 - rate[below] / rate[rows])
             to_above = (1.0 - latency[rows] / latency[above]) / (rate[above] / rate[rows] - 1.0)
+        # ``select`` takes the first that holds: both neighbours, else the lower, else the higher one.
         sides = [(below >= 0) & (above >= 0), below >= 0, above >= 0]
         return 1.0 + np.select(sides, [between, from_below, to_above], np.nan)
 

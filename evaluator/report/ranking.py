@@ -28,6 +28,8 @@ def ranking(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
         keys.append(-met.astype(float))
         words = f"those that meet the SLO first, then by {words}"
     elif objectives_of(ds):
+        # Between the objective and saturation: a design that keeps up and misses comes before one that does
+        # not keep up.
         keys.insert(1, -np.nan_to_num(ds["slo_attainment"].values[feasible]))
         words = f"none meets the SLO: by SLO attainment, then by {words}"
     else:
@@ -75,6 +77,8 @@ def quantities(ds: xr.Dataset) -> list[str]:
 
 def _is_label(coordinate: xr.DataArray) -> bool:
     """Whether a coordinate names steps that set several keys, instead of being the value of a key (``a.b``)."""
+    # The label of a step that nobody named is written ``a=1, b=2``; a step with a name has no key's path
+    # for a description.
     return "=" in str(coordinate.values[0]) or "." not in coordinate.attrs.get("description", ".")
 
 
@@ -86,6 +90,7 @@ def is_constant(ds: xr.Dataset, name: str) -> bool:
 
 def front(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Indices of the points (point,) that no other beats in both, where more is better, from the largest x down."""
+    # Of equal x the largest y first, so that the others do not exceed what came before.
     order = np.lexsort((-y, -x))
     # In order of falling x a point is on the front if its y exceeds that of all before it.
     best = np.maximum.accumulate(np.r_[-np.inf, y[order][:-1]])

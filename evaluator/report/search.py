@@ -47,6 +47,7 @@ def serves(ds: xr.Dataset) -> np.ndarray:
     """Which designs serve some rate, or the one that was asked for, (config,)."""
     able = ds["status"].values == OK
     if question_of(ds)["rate_rps"] is not None:
+        # The status goes on behind the word, with what the search found odd of the run.
         return able & np.char.startswith(ds["search_status"].values.astype(str), "met")
     return able & (ds["goodput_rps"].values > 0.0)
 
@@ -84,6 +85,7 @@ def ranking(ds: xr.Dataset, by: str | None = None) -> tuple[np.ndarray, str]:
     if not np.isfinite(values).any():
         missing = f"price ({PRICE_KEYS})" if "usd" in name else "power"
         raise InputError(f"designs cannot be ranked by {by}: no {missing} of their hardware is known")
+    # Unknown comes last, whichever way the measure is sorted.
     first = np.where(np.isnan(values), np.inf, sign * values)
     # A search's bracket makes many goodputs equal: of those the one with fewer devices comes first.
     second = -ds["goodput_rps_per_gpu"].values[rows] if "goodput_rps_per_gpu" in ds else ds["devices"].values[rows]

@@ -39,6 +39,8 @@ def anatomy(
     Little's law, the mean number of sequences that decode on a replica are those of its simulation. None without a
     member, or where its times are fitted to whole iterations.
     """
+    # A result of an earlier version, or one of a selection of its variables, has a page without this
+    # section.
     if configuration is None or not set(_READ) <= set(ds.variables):
         return None
     rate, out, total = (float(ds[name].values[row]) for name in _READ[:3])
@@ -56,6 +58,8 @@ def anatomy(
     tokens = 1.0 if np.isnan(given) else given  # without drafts
     steps = [
         (0, "Prefill", f"one prompt of the mean {number(prompt)} tokens alone", prefill_batch(1.0, prompt, window)),
+        # The last station: with prefill and decode apart it is the one that decodes, else it is the only
+        # one.
         (-1, "Decode step", f"the mean {number(batch)} sequences of a replica, half of their outputs written",
          decode_batch(batch, prompt + output / 2, window)),
     ]  # fmt: skip
@@ -72,6 +76,8 @@ def configuration_of(ds: xr.Dataset, row: int) -> Configuration | None:
         tree = loads_yaml(ds.attrs.get("scenario", ""), "scenario")
         if ds["status"].values[row] != OK or not isinstance(tree, Mapping):
             return None
+        # The one design by itself: planning the sweep to look at a row of it would take as long as the
+        # sweep's plan.
         alone = {key: value for key, value in tree.items() if key not in ("sweep", "budget", "demand")}
         configuration = plan(load_scenario(alone, settings(ds, tuple(quantities(ds)), row))).configurations[0]
     except InputError:

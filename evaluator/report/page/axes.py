@@ -77,6 +77,8 @@ def axes_shown(ds: xr.Dataset) -> list[PageAxis]:
         # The layout takes the place of the first axis that it stands for.
         if layout and layout not in shown and set(coordinates) & set(layout_names):
             shown.append(layout)
+        # A table of a thousand designs is not an axis that a reader can filter by: its keys are shown one
+        # by one.
         if len(names) > 1 and _steps(ds, names)[0].size <= MOST_STEPS:
             shown.append(_axis(ds, coordinates[0], names))
         else:
@@ -97,6 +99,7 @@ def _layout(ds: xr.Dataset, varying: list[str]) -> PageAxis | None:
 def _axis(ds: xr.Dataset, key: str, names: tuple[str, ...]) -> PageAxis:
     first, level_of = _steps(ds, names)
     numeric = len(names) == 1 and ds[key].dtype.kind in "iuf"
+    # ``unique`` sorts: numbers are to ascend, but texts are to stand as the scenario lists them.
     if not numeric:
         first, level_of = _in_order(first, level_of)
     if len(names) > 1:
@@ -124,6 +127,7 @@ def _in_order(first: np.ndarray, level_of: np.ndarray) -> tuple[np.ndarray, np.n
 
 def _is_set(ds: xr.Dataset, name: str, row: int) -> bool:
     value = ds.variables[name].values[row]
+    # NaN or ``none``: a key that other steps of the axis set and this one does not.
     return bool(value == value) and str(value) != "none"
 
 
@@ -175,6 +179,7 @@ def settings(ds: xr.Dataset, names: tuple[str, ...], row: int) -> list[str]:
     for name in names:
         path = _path(ds, name)
         if path and _is_set(ds, name, row):
+            # Python's own number, or JSON refuses it.
             value = ds.variables[name].values[row].item()
             value = _descriptions(str(ds.attrs.get("scenario", ""))).get((path, value), value)
             whole = isinstance(value, float) and value.is_integer()  # a count, in a column where others have none

@@ -155,6 +155,7 @@ def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, position: tuple
     def column(other: str) -> np.ndarray | None:
         if other not in ds or ds[other].ndim != 1 + len(position):
             return None
+        # Errors are in the unit of their value, so that one factor does for both.
         values = ds[other].values[(rows, *position)].astype(float) * factor
         return values if np.isfinite(values).any() else None
 
@@ -185,6 +186,7 @@ def numbers(values: np.ndarray | None, digits: int = VALUE_DIGITS) -> str:
 
 def levels(values: np.ndarray) -> str:
     """Repeated texts as JSON: the distinct ones, and for each row which."""
+    # Reasons repeat in thousands of rows: each text once, and a number per row.
     distinct, places = np.unique(values.astype(str), return_inverse=True)
     return f'{{"levels":{json.dumps(distinct.tolist())},"at":{json.dumps(places.tolist(), separators=(",", ":"))}}}'
 

@@ -74,6 +74,8 @@ def page_json(
     texts = {name: ds[name].values[rows] for name in _TEXTS if name in ds}
     texts["states"] = states(ds)[rows]
     texts["steady"] = np.where(too_short(ds)[rows], "no", "yes")
+    # Joined by hand: the measures are JSON already, with their digits, and must not pass ``json.dumps``
+    # again.
     entries = [f"{json.dumps(name)}:{levels(values)}" for name, values in texts.items()]
     entries.append(f'"measures":[{",".join(map(measure_json, measures))}]')
     entries.append(f'"saturated":{json.dumps(ds["saturated"].values[rows].astype(int).tolist())}')
@@ -101,6 +103,7 @@ def bounds_of(ds: xr.Dataset, measures: Sequence[Measure]) -> list[Bound]:
         key = f"{bound['metric']}_s"
         part = part_of(measures, key, str(bound["statistic"]))
         if part is not None:
+            # Rounded: 0.05 s times 1000 is 50.000000000000004 ms, which a reader would see.
             bounds.append(Bound(by_key[key], part, float(f"{bound['bound_s'] * scale_of(key, 's')[1]:.6g}")))
     return bounds
 
@@ -109,6 +112,7 @@ def _elasticities(ds: xr.Dataset, rows: np.ndarray) -> dict[str, Any] | None:
     """Elasticities of the best rows of the page that have any, with their errors; None where the sweep has none."""
     if "input" not in ds.coords or not (with_elasticities := rows_with_elasticities(ds)).size:
         return None
+    # ``rows`` is the best first, so that the first ones with elasticities are the best of them.
     places = np.flatnonzero(np.isin(rows, with_elasticities))[:ELASTIC_ROWS]
     inputs = ds["input"].values.tolist()
 

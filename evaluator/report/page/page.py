@@ -73,10 +73,13 @@ def page_of(ds: xr.Dataset, most: int = MOST) -> str:
     places = sample(axes, order, most)
     rows = order[places]
     measures = measures_of(ds, rows)
+    # Counts of missed objectives are over all designs, also where the page holds a sample.
     everything = measures if rows.size == order.size and (rows == order).all() else measures_of(ds, order)
     best = int(order[0])
     configuration = configuration_of(ds, best)
     data = page_json(ds, rows, places, measures, axes, anatomy(ds, axes, best, configuration))
+    # ``substitute`` and not ``safe_substitute``: a place of the template without its part is an error of
+    # ours.
     return Template(_file("page.html")).substitute(
         title=sections.escaped(ds.attrs.get("title", "sweep")),
         created=sections.escaped(str(ds.attrs.get("created", "")).partition("T")[0]),
@@ -111,11 +114,13 @@ def _charts() -> str:
     """The charts' library as it stands in the page."""
     from plotly.offline import get_plotlyjs
 
+    # Kept: compressing its 4 MB takes longer than all else of a page.
     return packed(get_plotlyjs())
 
 
 def packed(text: str) -> str:
     """A text as base64 of gzip, which no character of it can end early; the browser unpacks it."""
+    # ``mtime=0``: the same result gives the same file, byte for byte.
     return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode("ascii")
 
 

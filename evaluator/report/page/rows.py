@@ -30,6 +30,8 @@ def ranked(ds: xr.Dataset) -> tuple[np.ndarray, str]:
         order, rule = ranking(ds, np.flatnonzero(able))
         return np.concatenate([order, np.flatnonzero(~able)]), rule
     order, rule = search.ranking(ds)
+    # A search's ranking has only those that serve something; the page shows the others behind them, the
+    # nearest first.
     others = np.setdiff1d(np.flatnonzero(able), order)
     near = others[np.argsort(-np.nan_to_num(ds["slo_attainment"].values[others]), kind="stable")]
     rule = f"{rule}; those that do not meet the objectives last, by SLO attainment" if rule else "SLO attainment"
@@ -68,6 +70,8 @@ def _wanted(axes: Sequence[PageAxis], order: np.ndarray, most: int) -> Iterator[
     for first, second in combinations(codes, 2):
         yield np.sort(np.unique(first * (int(second.max()) + 1) + second, return_index=True)[1])
     if codes:
+        # ``code[0]``: ``order`` has the best design first.
         yield np.flatnonzero(np.sum([code != code[0] for code in codes], axis=0) <= 2)
     yield np.unique(np.linspace(0, order.size - 1, most).astype(int))
+    # Whatever room is left goes to the best that are not taken yet.
     yield np.arange(most)

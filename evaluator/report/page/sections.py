@@ -76,6 +76,7 @@ def question(ds: xr.Dataset, axes: Sequence[PageAxis], rule: str) -> str:
     pairs += words.asked(ds)
     paths = {str(ds[name].attrs.get("description", "")).removeprefix("swept: ") for name in ds.coords}
     if "search" in ds.attrs:
+        # The rate in the file is where the search started, and is no condition of its answer.
         paths.add("workload.arrivals.rate_rps")
     pairs += words.sections_of(scenario, paths)
     pairs.append(("objectives", words.objectives(ds) or "none"))
@@ -154,12 +155,14 @@ def breaks(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
 
 def _reason_row(reason: Reason, total: int) -> tuple[object, ...]:
     count = reason.count
+    # Messages of memory plans have semicolons of their own before the remedy, so the word is looked for.
     said, _, remedy = reason.example.partition("; remedy: ")
     return count, _share(count, total), f"cannot run: {said}", remedy or reason.remedy or "as it says"
 
 
 def _searched(ds: xr.Dataset, state_of: np.ndarray) -> list[tuple[object, ...]]:
     """What a search came to where it is not plainly a rate: no rate meets the objectives, or its bracket has a flaw."""
+    # What cannot run has its reason in ``status``, and a row already.
     texts = np.where(state_of == CANNOT_RUN, OK, ds["search_status"].values.astype(str))
     plain = np.where(np.isin(texts, ("bracketed", "met")), OK, texts)
     rows: list[tuple[object, ...]] = []
@@ -177,6 +180,7 @@ def _misses(ds: xr.Dataset, measures: Sequence[Measure], missing: np.ndarray) ->
         return []
     over = [bound.part.values > bound.most for bound in bounds]
     names = [f"{words.named(bound.measure, bound.part)} above {bound.words}" for bound in bounds]
+    # (design, objective) booleans: equal rows miss the same objectives, and are one row of the table.
     kinds, counts = np.unique(np.stack(over, axis=-1)[missing], axis=0, return_counts=True)
     rows: list[tuple[object, ...]] = []
     for kind, count in sorted(zip(kinds.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1]):

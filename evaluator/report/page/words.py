@@ -87,6 +87,7 @@ def own_words(scenario_text: str) -> str:
         words = line.lstrip("# ").rstrip()
         if not line.startswith("#") or (lines and not words):
             break
+        # A line for editors that our own scenarios begin with.
         if words and not words.startswith("yaml-language-server"):
             lines.append(words)
     return " ".join(lines)
@@ -256,6 +257,7 @@ def cautions(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Seque
         part = bound.part
         if part.stderr is None or not np.isfinite(part.stderr[0]):
             continue
+        # Index 0: in the measures of a page the best design is the first row.
         if abs(bound.most - part.values[0]) < 2 * part.stderr[0]:
             doubts.append(
                 f"{named(bound.measure, part)} is within two standard errors of its objective, so chance may decide; "
@@ -270,6 +272,8 @@ def cautions(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Seque
     if ds["saturated"].values[row]:
         doubts.append("The design is saturated: its queue grows without bound, so its waits tell how long the run was.")
     for axis in axes:
+        # Of two values the best is at an end in any case: only from three on does an end say that the range
+        # was too short.
         if axis.numeric and axis.first.size > 2 and axis.at[row] == _last(ds, axis):
             words = axis.quantity(ds, row)
             doubts.append(f"{words} is the highest value that was swept: a higher one may be better still.")

@@ -39,6 +39,7 @@ def save(path: str | Path, draw: Callable[[], Any]) -> Path:
         raise InputError(f"{path}: pictures need matplotlib; install it with: pip install matplotlib")
     import matplotlib
 
+    # A notebook's own style stays as it was.
     with matplotlib.rc_context(SETTINGS):
         figure = draw()
         with replacing(path) as part:
@@ -60,6 +61,7 @@ def canvas(width: float, height: float) -> Any:
 def headings(figure: Any, ds: xr.Dataset, subtitle: str, notes: Sequence[str]) -> None:
     """Title and subtitle above, notes below, at fixed distances from the edges in inches."""
     width, height = figure.get_size_inches()
+    # In inches of the sheet: fractions would move the heading with the size of a figure.
     left = 0.25 / width
     figure.text(left, 1 - 0.30 / height, ds.attrs.get("title", "sweep"), fontsize=TITLE, fontweight="bold", va="center")
     figure.text(left, 1 - 0.58 / height, subtitle, fontsize=HEADING, color=GREY, va="center")
@@ -108,6 +110,8 @@ def legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequen
             handlelength=2.6,
             borderaxespad=0.0,
         )
+        # Inches of a title and of a line of this type: matplotlib knows the height of a legend only after
+        # it was drawn.
         top -= (0.5 + 0.205 * sum(1 + label.count("\n") for label in labels)) / height
 
 
@@ -131,6 +135,7 @@ def x_axis(grid: Any, ds: xr.Dataset, layout: Layout) -> None:
     name = str(layout.x)
     values = np.unique(ds[name].values[layout.rows])
     for axes in grid.flat:
+        # Over less than one and a half decades a linear axis shows the knee of a load better.
         if values[0] > 0 and values.size > 2 and values[-1] / values[0] >= 30:
             axes.set_xscale("log")
         axes.set_xlabel(axis_title(ds, name))

@@ -73,6 +73,7 @@ def _grid(measures: int, facets: int) -> tuple[Any, Any, float]:
     width = 3.35 + across * (3.3 if down > 1 else 3.9)
     height = 2.0 + down * (2.15 if down > 1 else 3.2)
     figure = canvas(width, height)
+    # Facets are compared along a row, measures have axes of their own.
     share = {"sharex": True, "sharey": "row"} if down > 1 else {}
     grid = figure.subplots(down, across, squeeze=False, **share)
     right = 1 - 2.4 / width
@@ -118,6 +119,7 @@ def _finish(axes: Any, panel: Panel, rows: np.ndarray, ds: xr.Dataset) -> None:
         axes.set_ylim(*log_limits(calm, panel.bound))
         _plain_ticks(axes)
     else:
+        # 1e-12: where all is 0, limits that are equal would be widened by matplotlib with a warning.
         axes.set_ylim(0.0, panel.top or 1.15 * max(calm.max(), panel.bound or 0.0, 1e-12))
     if panel.bound is not None:
         axes.axhline(panel.bound, color="black", lw=0.9, ls=(0, (4, 3)), zorder=1)

@@ -33,6 +33,7 @@ def pareto(ds: xr.Dataset, layout: Layout) -> Any:
     shades = shades_of(ds, layout.colour, levels[0])
     sizes = sizes_of(levels[2], rows.size)
     for (shade, *styles), some in marked(ds, names, levels, rows, shades):
+        # Rasterised: an SVG or PDF with a path for each of 10,000 points takes seconds to open.
         marks = {"s": sizes[styles[1]], "marker": MARKERS[styles[0]], "rasterized": rows.size > 2000, "zorder": 3}
         _points(axes, ds, some, shade, marks)
     _front_line(axes, ds, rows)
@@ -90,10 +91,12 @@ def _front_line(axes: Any, ds: xr.Dataset, rows: np.ndarray) -> None:
     if calm.size < 2:
         return
     best = calm[front(user[calm], gpu[calm])]
+    # Steps and no straight lines: between two designs there is none.
     axes.step(user[best], gpu[best], where="post", color="black", lw=1.0, zorder=2)
     names = [name for name in quantities(ds) if not is_constant(ds, name)][:3]
     labelled = -np.inf
     for row in best:
+        # ``best`` comes from the largest x down, so that its y only rises.
         if gpu[row] - labelled < gpu[rows].max() / MOST_LABELS:
             continue
         labelled = gpu[row]

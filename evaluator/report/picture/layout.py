@@ -53,6 +53,8 @@ def choose(ds: xr.Dataset, feasible: np.ndarray, scale: bool = True, order: np.n
     Without ``scale`` no axis becomes x. ``order`` are those positions, the best first, where they are not ranked as a
     sweep's.
     """
+    # Each axis is taken out as it gets its place, in the order in which readers tell apart best: x, colour,
+    # style, facet.
     left = [name for name in quantities(ds) if not is_constant(ds, name)]
     x = _x(ds, left) if scale else None
     left = [name for name in left if name != x]
@@ -62,6 +64,8 @@ def choose(ds: xr.Dataset, feasible: np.ndarray, scale: bool = True, order: np.n
     # Best first until the end, since levels are kept in the order in which they appear: "the best 8" are the first 8.
     rows = ranking(ds, feasible)[0] if order is None else order
     notes = []
+    # Along a curve all but x must stand still. Without x every design is a point, and may differ in
+    # whatever it does.
     for name in left if x else ():
         best = ds[name].values[rows[0]]
         notes.append(f"{title(name)} {text(best)} as in the best design")

@@ -53,9 +53,11 @@ def panels_of(ds: xr.Dataset, layout: Layout) -> list[Panel]:
     ]
     if objectives_of(ds):
         values = 100.0 * ds["slo_attainment"].values
+        # Above 100, so that a curve at 100 % is not hidden by the frame.
         panels.append(Panel("requests within SLO (%)", values, None, None, top=104.0))
     else:
         panels.append(Panel("output tokens/s per GPU", ds["tok_per_s_per_gpu"].values, None, None))
+    # TPOT is unknown where every output has one token.
     return [panel for panel in panels if np.isfinite(panel.values[layout.rows]).any()]
 
 
@@ -63,4 +65,5 @@ def log_limits(calm: np.ndarray, bound: float | None) -> tuple[float, float]:
     """Around the points that are not saturated; with an objective up to ``CUT`` times it, if any fits."""
     if bound is None:
         return 0.7 * calm.min(), 4.0 * calm.max()
+    # The last term: where every design is beyond the cut, the axis still spans what there is.
     return 0.7 * min(calm.min(), bound), max(min(4.0 * max(calm.max(), bound), CUT * bound), 2.0 * calm.min())

@@ -65,6 +65,8 @@ def figure_of(ds: xr.Dataset) -> Any:
             )  # fmt: skip
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
         least, most = np.nanmin(panel.x[layout.rows]), np.nanmax(panel.x[layout.rows])
+        # From 0 where less is better, as distances to nothing are what is compared there; else the axis may
+        # be cut.
         axes.set_xlim(0.0 if panel.less or least < 0.5 * most else 0.8 * least, 1.08 * most)
         axes.set_ylim(0.0, 1.2 * np.nanmax(panel.y[layout.rows]))
         grid_lines(axes)
@@ -110,10 +112,12 @@ def _front(axes: Any, ds: xr.Dataset, panel: SearchPanel, rows: np.ndarray) -> N
 
     rows = rows[np.isfinite(panel.x[rows]) & np.isfinite(panel.y[rows])]
     best = rows[front(-panel.x[rows] if panel.less else panel.x[rows], panel.y[rows])]
+    # One design alone is no front; where less is better, its label still says what the fewest are.
     if best.size < 2 and not panel.less:
         return
     best = best[np.argsort(panel.x[best])]
     axes.step(panel.x[best], panel.y[best], where="post" if panel.less else "pre", color="black", lw=1.0, zorder=2)
+    # Labels lie over points of other designs.
     halo = [withStroke(linewidth=2.0, foreground="white")]
     gap, labelled, named = panel.y[rows].max() / MOST_LABELS, np.inf, list[Any]()
     for row in best[np.argsort(-panel.y[best])]:

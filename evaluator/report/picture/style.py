@@ -44,6 +44,8 @@ def grid_lines(axes: Any, along: str = "both") -> None:
 
 def curve(axes: Any, along: np.ndarray, values: np.ndarray, saturated: np.ndarray, **marks: Any) -> np.ndarray:
     """One curve, (point,): full where the design is not saturated, faint and hollow where it is; the full part."""
+    # The whole curve faintly, then over it what is not saturated: the line stays connected where one turns
+    # into the other.
     axes.plot(along, values, lw=1.0, alpha=0.35, markerfacecolor="white", ms=3.2, **marks, zorder=2)
     calm = np.where(saturated, np.nan, values)
     axes.plot(along, calm, lw=1.7, ms=3.2, **marks, zorder=3)

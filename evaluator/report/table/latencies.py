@@ -27,6 +27,7 @@ def latency_columns(
     """
     bounded = [(str(bound["metric"]), str(bound["statistic"])) for bound in objectives_of(ds)]
     first = [next((pair for pair in bounded if pair[0] == metric), (metric, "p90")) for metric in ALWAYS]
+    # ``dict.fromkeys``: the same statistic may have two bounds, in a scenario and in its sweep.
     more = [pair for pair in dict.fromkeys(bounded) if pair not in first and pair[0] in _HEADS]
     return [
         Column(f"{_HEADS[metric]} {statistic}", "ms", cells(1e3 * _values(ds, metric, statistic)[rows]), column_rank)

@@ -73,6 +73,7 @@ def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
 
 def stage_lines(ds: xr.Dataset, row: int, width: int) -> list[str]:
     """The mean waits and services of the best design, which is at ``row``, by stage; nothing without a pipeline."""
+    # Stages of all designs share the dimension: those that this design has not are NaN.
     passed = np.isfinite(ds["stage_service_s_mean"].values[row]) if "stage" in ds.dims else np.zeros(0, dtype=bool)
     if not passed.any():
         return []
@@ -136,6 +137,7 @@ def swept_columns(ds: xr.Dataset, rows: np.ndarray, without: Collection[str] = (
     layouts = laid_out(varying)
     for name in varying:
         pool = pool_of(name)
+        # The whole layout stands where its first quantity would.
         if pool in layouts:
             if name == layouts[pool][0]:
                 cells = tuple(short_layout(ds, layouts[pool], int(row)) for row in rows)
@@ -144,6 +146,8 @@ def swept_columns(ds: xr.Dataset, rows: np.ndarray, without: Collection[str] = (
         values, head = ds[name].values[rows], _head(name)
         unit = str(ds[name].attrs["units"])
         if values.dtype.kind in "iuf":
+            # One unit for the column, that of its largest entry: rows in different units could not be
+            # compared at a glance.
             unit, scale = readable(unit, max(values, key=lambda value: -1.0 if np.isnan(value) else abs(value)))
             cells = tuple("-" if np.isnan(value) else f"{value / scale:.6g}" for value in values)
             columns.append(Column(head, "" if unit in ("1", "token") else unit, cells, KEPT))

@@ -73,6 +73,7 @@ def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any], by: str
         goodput = cells(ds["goodput_rps"].values[rows])
         told_as = tuple(f"≥{cell}" if open_ else cell for cell, open_ in zip(goodput, endless, strict=True))
         columns.append(Column("goodput", "1/s", told_as, KEPT))
+        # Relative, as the bracket is: a column in requests/s could not be told from the goodput beside it.
         error = ds["goodput_rps_stderr"].values[rows] / ds["goodput_rps"].values[rows]
         if np.isfinite(error).any():
             columns.append(Column("±", "", percents(error), _ERROR))
@@ -101,6 +102,7 @@ def _same(ds: xr.Dataset, name: str) -> bool:
 def _summary(ds: xr.Dataset, question: dict[str, Any]) -> list[str]:
     status, search = ds["status"].values, ds["search_status"].values
     able, good = status == OK, serves(ds)
+    # Told apart from what cannot run: these would, and were not tried.
     over = np.char.startswith(status.astype(str), "over budget")
     rate = question["rate_rps"]
     parts = [f"{int(good.sum()):,} {'have a goodput' if rate is None else f'serve {rate:g} requests/s'}"]
