@@ -38,11 +38,16 @@ def observe(
         typer.Option(metavar="NAME", help="What the server calls the model; repeated for several in the scenario's "
                      "order. The only one that it has where absent."),
     ] = None,
+    chat: Annotated[
+        bool,
+        typer.Option("--chat", help="Send to /v1/chat/completions, each prompt as one message of words; the server's "
+                     "template adds to them. Default: /v1/completions."),
+    ] = False,
     prompts: Annotated[
-        str,
+        str | None,
         typer.Option(metavar="tokens|words", help="Prompts as token ids, of exactly the scenario's lengths; or as "
-                     "words, of about these, for servers that take text alone."),
-    ] = "tokens",
+                     "words, of about these, for servers that take text alone.", show_default="tokens; words of a chat"),
+    ] = None,
     key_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="The environment variable with the key that the server wants.")
     ] = None,
@@ -74,8 +79,10 @@ def observe(
     from importlib.util import find_spec
 
     check_output(requests, "--requests", (".csv", ".parquet"))
-    if prompts not in ("tokens", "words"):
+    if prompts not in (None, "tokens", "words"):
         raise InputError(f"--prompts {prompts}: is no form of a prompt; allowed: tokens, words")
+    if chat and prompts == "tokens":
+        raise InputError("--prompts tokens: a chat takes no token ids; leave it out, or leave out --chat")
     # Asked for before anything is drawn or sent; importing them is left to the run.
     for package in ("aiohttp", "prometheus_client"):
         if find_spec(package) is None:
@@ -83,7 +90,7 @@ def observe(
     loaded = read_scenario(scenario, changes)
     import pandas  # noqa: F401  # what is loaded while a signal ends the run could not be unwound
 
-    from evaluator.observe import LoadLimits
+    from evaluator.observe import LoadLimits, PromptForm
     from evaluator.observe import observe as run
     from evaluator.progress import Progress
     from evaluator.results.selection import parse_selection
@@ -95,7 +102,8 @@ def observe(
     with interrupted(f"what was observed is kept in {requests}"), told() as stopped_by:
         with nullcontext() if quiet else Progress(0, "requests") as progress:
             observed = run(
-                loaded, url, select=wanted, served=served or (), words=prompts == "words", key_env=key_env,
+                loaded, url, select=wanted, served=served or (), form=PromptForm(chat, chat or prompts == "words"),
+                key_env=key_env,
                 limits=limits, metrics_every_s=metrics_every, progress=progress, stopped_by=stopped_by,
             )  # fmt: skip
         # Inside the block: a signal while the file is written must not unwind it.

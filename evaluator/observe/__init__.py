@@ -7,5 +7,6 @@ all of them at their times, ``metrics.py`` reads what the server tells of itself
 
 from evaluator.observe.run import Observed, observe, traffic_of
 from evaluator.observe.schedule import LoadLimits
+from evaluator.observe.server import PromptForm
 
-__all__ = ["LoadLimits", "Observed", "observe", "traffic_of"]
+__all__ = ["LoadLimits", "Observed", "PromptForm", "observe", "traffic_of"]

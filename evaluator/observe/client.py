@@ -1,4 +1,4 @@
-"""One request to a server of OpenAI's completions, and what its client sees of the answer."""
+"""One request to a server of OpenAI's completions or chat completions, and what its client sees of the answer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 
 OK = "ok"
+_SAID = ("content", "reasoning_content", "reasoning", "tool_calls")  # of a chat's delta: what the model has said
 _SHOWN = 300  # characters of what a server says of an error
 
 
@@ -120,8 +121,11 @@ def _heed(event: dict[str, Any], at_s: float, exchange: Exchange) -> None:
         raise Failed("error in the stream", str(error.get("message") if isinstance(error, dict) else error)[:_SHOWN])
     for choice in event.get("choices") or ():
         tokens = choice.get("token_ids") or []
-        # An empty last piece with the reason why the answer ends is no token.
-        if not tokens and not choice.get("text") and exchange.chunks and choice.get("finish_reason"):
+        delta = choice.get("delta")  # of a chat
+        empty = not tokens and not (choice.get("text") if delta is None else any(map(delta.get, _SAID)))
+        # An empty last piece with the reason why the answer ends is no token, nor is the first one of a chat, which
+        # says who speaks: gateways send it before the model has begun.
+        if empty and ((exchange.chunks and choice.get("finish_reason")) or "role" in (delta or ())):
             continue
         exchange.tokens += tokens
         exchange.chunks += 1

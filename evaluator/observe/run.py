@@ -20,7 +20,7 @@ from evaluator.metrics import OK
 from evaluator.observe.client import Exchange
 from evaluator.observe.metrics import ServerMetrics
 from evaluator.observe.schedule import LoadLimits, Sender
-from evaluator.observe.server import LiveServer, base_of, find_server
+from evaluator.observe.server import LiveServer, PromptForm, base_of, find_server
 from evaluator.observe.table import observed_table
 from evaluator.plan import plan
 from evaluator.plan.simulators import TOKEN
@@ -72,7 +72,7 @@ def observe(
     *,
     select: Mapping[str, str] | None = None,
     served: Sequence[str] = (),
-    words: bool = False,
+    form: PromptForm | None = None,
     key_env: str | None = None,
     limits: LoadLimits | None = None,
     metrics_every_s: float = 1.0,
@@ -81,8 +81,8 @@ def observe(
 ) -> Observed:
     """Send the requests of one configuration to the server at ``url``, and tell what came of each.
 
-    ``served`` are the names under which the server has the workload's models; ``words`` sends text in the place of
-    token ids; ``key_env`` names the variable of the environment with the key that the server wants. ``stopped_by`` is
+    ``served`` are the names under which the server has the workload's models; ``form`` says how prompts are
+    sent (default: token ids to completions); ``key_env`` names the variable of the environment with the key that the server wants. ``stopped_by`` is
     given a function that ends the run, and holds while it runs.
     Errors: InputError where the scenario cannot be sent, or no such server answers.
     """
@@ -101,7 +101,9 @@ def observe(
 
     async def whole() -> tuple[LiveServer, Sender, ServerMetrics]:
         async with _session(limits, key) as session:
-            server = await find_server(session, base, models, served, traffic.vocabulary, longest, words, limits.wait_s)
+            server = await find_server(
+                session, base, models, served, traffic.vocabulary, longest, form or PromptForm(), limits.wait_s
+            )
             metrics = ServerMetrics(session, base)
             sampled = await metrics.take(everything=True)
             sampling = asyncio.create_task(metrics.sample(metrics_every_s)) if sampled and metrics_every_s else None

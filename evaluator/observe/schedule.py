@@ -71,7 +71,7 @@ class Sender:
         for prompt in self._load.head["warm"]:
             ids = self._load.prompt({"id": -1, "prompt": prompt})
             exchange = Exchange(-1, 0, 0.0, len(ids))
-            await ask(self._session, self._server.completions, self._server.body(0, ids, 1), exchange,
+            await ask(self._session, self._server.url, self._server.body(0, ids, 1), exchange,
                       self._limits.request_s, self._limits.wait_s)  # fmt: skip
         users = self._load.head["users"]
         timed = [request for request in self._load.requests if users or "think_s" not in request]
@@ -152,7 +152,7 @@ class Sender:
         exchange = Exchange(request["id"], request.get("model", 0), due_s, 0)
         try:
             body, exchange.prompt_tokens = self._body(request)
-            await ask(self._session, self._server.completions, body, exchange, self._limits.request_s,
+            await ask(self._session, self._server.url, body, exchange, self._limits.request_s,
                       self._limits.wait_s)  # fmt: skip
         finally:  # also where the run ends before the answer
             self._exchanges.append(exchange)

@@ -23,6 +23,7 @@ _FIELDS: tuple[dict[str, Any], ...] = (
     _USAGE,
     {},
 )
+_PROBE_PROMPT = 2  # tokens of the first request
 _PROBE_TOKENS = 4  # of the answer to the first request: more than one, so that it has an end of its own
 WORDS = (
     "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which "
@@ -32,28 +33,44 @@ WORDS = (
 
 
 @dataclass(frozen=True)
+class PromptForm:
+    """How prompts are sent: to which of OpenAI's paths, and as words or token ids. A chat takes words alone."""
+
+    chat: bool = False
+    words: bool = False
+
+    @property
+    def path(self) -> str:
+        """Behind the address of a server."""
+        return "/v1/chat/completions" if self.chat else "/v1/completions"
+
+
+@dataclass(frozen=True)
 class LiveServer:
     """A server that answered: ``fields`` of a request that it takes, and what cannot be had of it, in words."""
 
     base: str
     models: tuple[str, ...]  # in the order of the workload's
     fields: dict[str, Any]
-    words: bool
+    form: PromptForm
     notes: tuple[str, ...]
 
     @property
-    def completions(self) -> str:
+    def url(self) -> str:
         """Where requests go."""
-        return f"{self.base}/v1/completions"
+        return f"{self.base}{self.form.path}"
 
     def body(self, model: int, prompt: list[int], output_tokens: int) -> bytes:
         """A request for so many tokens."""
-        return _body(self.models[model], prompt, output_tokens, self.fields, self.words)
+        return _body(self.models[model], prompt, output_tokens, self.fields, self.form)
 
 
-def _body(model: str, prompt: list[int], output_tokens: int, fields: dict[str, Any], words: bool) -> bytes:
-    said: Any = " ".join(WORDS[token % len(WORDS)] for token in prompt) if words else prompt
-    body = {"model": model, "prompt": said, "max_tokens": output_tokens, "stream": True, **fields}
+def _body(model: str, prompt: list[int], output_tokens: int, fields: dict[str, Any], form: PromptForm) -> bytes:
+    text: Any = " ".join(WORDS[token % len(WORDS)] for token in prompt) if form.words else prompt
+    # One message, whatever was said before: which prompts begin alike is then the same as in completions, and the
+    # template of the model stands around all of it once.
+    prompt_field = {"messages": [{"role": "user", "content": text}]} if form.chat else {"prompt": text}
+    body = {"model": model, **prompt_field, "max_tokens": output_tokens, "stream": True, **fields}
     if "min_tokens" in fields:
         body["min_tokens"] = output_tokens
     return json.dumps(body).encode()
@@ -80,7 +97,7 @@ async def find_server(
     named: Sequence[str],
     vocabulary: int,
     longest: int,
-    words: bool,
+    form: PromptForm,
     wait_s: float,
 ) -> LiveServer:
     """The server at ``base`` after one short request; ``wanted`` models of the workload, ``named`` those of a user.
@@ -101,15 +118,17 @@ async def find_server(
     said: dict[str, None] = {}
     for fields in _FIELDS:
         exchange = Exchange(-1, 0, 0.0, len(prompt))
-        body = _body(models[0], prompt, _PROBE_TOKENS, fields, words)
-        await ask(session, f"{base}/v1/completions", body, exchange, wait_s, wait_s)
+        body = _body(models[0], prompt, _PROBE_TOKENS, fields, form)
+        await ask(session, f"{base}{form.path}", body, exchange, wait_s, wait_s)
         if exchange.status == OK:
-            return LiveServer(base, models, fields, words, tuple(_notes(fields, exchange)))
+            return LiveServer(base, models, fields, form, tuple(_notes(fields, exchange, form)))
         said[f"{exchange.status}: {exchange.error}"] = None
         if exchange.status not in ("HTTP 400", "HTTP 422"):  # not of the fields, and no others would help
             break
-    remedy = "" if words or len(said) == 0 else "; a server that takes no token ids may take --prompts words"
-    raise InputError(f"{base}/v1/completions: a first request of 2 tokens failed: {next(iter(said))}{remedy}")
+    remedy = "" if form.words else "; a server that takes no token ids may take --prompts words"
+    if not form.chat and exchange.status == "HTTP 404":
+        remedy = "; a server that only chats may take --chat"
+    raise InputError(f"{base}{form.path}: a first request of {_PROBE_PROMPT} tokens failed: {next(iter(said))}{remedy}")
 
 
 async def _models(session: aiohttp.ClientSession, base: str) -> dict[str, int | None]:
@@ -149,9 +168,13 @@ def _chosen(base: str, listed: dict[str, int | None], wanted: Sequence[str], nam
     raise InputError(f"{has}; say which is asked for by --served NAME{' (one for each model)' if count > 1 else ''}")
 
 
-def _notes(fields: dict[str, Any], exchange: Exchange) -> list[str]:
+def _notes(fields: dict[str, Any], exchange: Exchange, form: PromptForm) -> list[str]:
     """What cannot be known or asked of a server, as far as its first answer tells."""
     notes = []
+    if form.chat and exchange.prompt_tokens > _PROBE_PROMPT:
+        added = exchange.prompt_tokens - _PROBE_PROMPT
+        notes.append(f"its template made {exchange.prompt_tokens} tokens of {_PROBE_PROMPT} words: prompts are longer "
+                     f"than the scenario's by about {added}")  # fmt: skip
     if not {"ignore_eos", "min_tokens"} & set(fields):
         notes.append("it knows neither ignore_eos nor min_tokens: answers may be shorter than the scenario's")
     if "stream_options" not in fields:

@@ -1,4 +1,4 @@
-"""A server of completions in a thread of its own, which answers well, or as a test says."""
+"""A server of completions and chats in a thread of its own, which answers well, or as a test says."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Completions:
 
     def __init__(self):
         self.models = [{"id": "m", "max_model_len": 8192}]
-        self.bodies, self.heads, self.most = [], [], 0
+        self.paths, self.bodies, self.heads, self.most = [], [], [], 0
         self.does = lambda number, body: "answer"
         self.gap_s = 0.0
         self.metrics = METRICS
@@ -57,6 +57,7 @@ class Completions:
             return self.whole(writer, json.dumps({"data": self.models}))
         if path == "/metrics":
             return self.whole(writer, self.metrics, "text/plain; version=0.0.4", 200 if self.metrics else 404)
+        self.paths.append(path)
         self.bodies.append(body)
         does = self.does(len(self.bodies) - 1, body)
         if does.isdigit():
@@ -78,14 +79,21 @@ class Completions:
 
     async def stream(self, body, does, writer):
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if "messages" in body:  # who speaks is told before the model has begun
+            self.event(writer, {"choices": [{"delta": {"role": "assistant", "content": ""}, "prompt_token_ids": [1]}]})
+            await writer.drain()
         for number in range(body["max_tokens"]):
             await asyncio.sleep(self.gap_s)
             if does in ("break off", "cut short") and number == 1:
                 writer.write(b"0\r\n\r\n" if does == "cut short" else b"")
                 return
-            choice = {"text": " a"} | ({"token_ids": [7]} if self.tells_tokens else {})
+            said = {"delta": {"content": " a"}} if "messages" in body else {"text": " a"}
+            choice = said | ({"token_ids": [7]} if self.tells_tokens else {})
             self.event(writer, {"error": {"message": "out of memory"}} if does == "fail" else {"choices": [choice]})
-        prompt = len(body["prompt"] if isinstance(body["prompt"], list) else body["prompt"].split())
+        if "messages" in body:
+            self.event(writer, {"choices": [{"delta": {}, "finish_reason": "length"}]})
+        asked = body["prompt"] if "prompt" in body else f"<user> {body['messages'][0]['content']} <assistant>"
+        prompt = len(asked if isinstance(asked, list) else asked.split())
         usage = {"completion_tokens": body["max_tokens"], "prompt_tokens": prompt}
         self.event(writer, {"choices": [], "usage": usage | {"prompt_tokens_details": {"cached_tokens": 5}}})
         self.chunk(writer, b"data: [DONE]\n\n")

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from evaluator import load_scenario, simulate
+from evaluator.observe.client import Exchange, _heed
 
 SCENARIO = """
 name: small
@@ -177,6 +178,56 @@ def test_words_for_a_server_of_text(observe, server):
     assert code == 2 and "told 400" in noted and "--prompts words" in noted
     code, _, _, table = observe("--prompts", "words")
     assert code == 0 and (table["prompt_tokens"] == 40).all()
+
+
+def test_a_chat_gets_words_and_its_first_token_is_the_first_that_is_said(observe, server):
+    server.gap_s = 0.05
+    code, told, noted, table = observe("--chat", *settings("workload.sessions={system_prompts: 1, system_tokens: 8}"))
+    assert code == 0 and "20 ok" in told and set(server.paths) == {"/v1/chat/completions"}
+    assert all(body["ignore_eos"] and "prompt" not in body for body in server.bodies)
+    warm, *sent = (body["messages"] for body in server.sent)
+    texts = [messages[0]["content"].split() for messages in sent]
+    assert all(len(messages) == 1 and messages[0]["role"] == "user" for messages in sent)
+    system = warm[0]["content"].split()
+    assert len(system) == 8 and all(len(text) == 48 and text[:8] == system for text in texts)
+    # The piece that says who speaks came at once, the first token after a gap of the server.
+    assert (table["chunks"] == 4).all() and (table["ttft_s"] >= 0.05).all() and (table["output_tokens"] == 4).all()
+    assert (table["prompt_tokens"] == 50).all() and "its template made 4 tokens of 2 words" in noted
+
+
+def test_a_chat_whose_tokens_are_not_told_is_counted_by_its_deltas(observe, server):
+    server.tells_tokens = False
+    server.does = lambda number, body: "400" if "stream_options" in body else "answer"
+    code, _, noted, table = observe("--chat")
+    assert code == 0 and (table["chunks"] == 4).all() and "it does not count tokens" in noted
+
+
+@pytest.mark.parametrize(
+    "delta, said",
+    [
+        ({"content": "a"}, True),
+        ({"role": "assistant", "content": "a"}, True),
+        ({"reasoning_content": "a"}, True),
+        ({"reasoning": "a"}, True),
+        ({"tool_calls": [{"index": 0}]}, True),
+        ({"content": ""}, True),  # a token that is no text yet, such as a half of a character
+        ({"role": "assistant", "content": ""}, False),
+        ({"role": "assistant", "content": None}, False),
+    ],
+)
+def test_what_is_a_token_of_a_chat(delta, said):
+    exchange = Exchange(0, 0, 0.0, 1)
+    _heed({"choices": [{"delta": delta}]}, 1.0, exchange)
+    assert exchange.chunks == said and (exchange.first_s == 1.0) == said
+
+
+def test_a_chat_takes_no_token_ids_and_a_server_that_only_chats_is_told_of(observe, server):
+    code, _, noted, _ = observe("--chat", "--prompts", "tokens")
+    assert code == 2 and "a chat takes no token ids" in noted
+    server.does = lambda number, body: "answer" if "messages" in body else "404"
+    code, _, noted, _ = observe()
+    assert code == 2 and "told 404" in noted and "a server that only chats may take --chat" in noted
+    assert observe("--chat")[0] == 0
 
 
 def test_a_server_of_several_models_is_told_which(observe, server):
