@@ -46,7 +46,7 @@ def observe(
     prompts: Annotated[
         str | None,
         typer.Option(metavar="tokens|words", help="Prompts as token ids, of exactly the scenario's lengths; or as "
-                     "words, of about these, for servers that take text alone.", show_default="tokens; words of a chat"),
+                     "words, of about these, for servers that take text alone. Default: tokens; words of a chat."),
     ] = None,
     key_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="The environment variable with the key that the server wants.")

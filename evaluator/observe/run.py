@@ -81,9 +81,9 @@ def observe(
 ) -> Observed:
     """Send the requests of one configuration to the server at ``url``, and tell what came of each.
 
-    ``served`` are the names under which the server has the workload's models; ``form`` says how prompts are
-    sent (default: token ids to completions); ``key_env`` names the variable of the environment with the key that the server wants. ``stopped_by`` is
-    given a function that ends the run, and holds while it runs.
+    ``served`` are the names under which the server has the workload's models; ``form`` says how prompts are sent
+    (default: token ids to completions); ``key_env`` names the variable of the environment with the key that the server
+    wants. ``stopped_by`` is given a function that ends the run, and holds while it runs.
     Errors: InputError where the scenario cannot be sent, or no such server answers.
     """
     base, limits = base_of(url), limits or LoadLimits()
