@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 BEFORE ?= main
 DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 
-.PHONY: help setup demo test test-fast test-thorough check typed support bench bench-regression bench-gpu oracle oracle-sglang pictures errors accuracy clean
+.PHONY: help setup demo test test-fast test-thorough check typed docs bench bench-regression bench-gpu oracle oracle-sglang pictures errors accuracy clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -17,7 +17,7 @@ help:
 	@echo "make test-fast  the quick ones among them (90 s)"
 	@echo "make test-thorough  all random cases of the tests, of which the others try a share, on optimised programs"
 	@echo "make check      formatting, lint and types"
-	@echo "make support    docs/support.md anew: what is known of some models on every device and engine"
+	@echo "make docs       the site in build/site: pages, gallery, and the reference made of the code (15 s)"
 	@echo "make typed      write evaluator/typed.pyi anew, after a change of the scenario's keys"
 	@echo "make bench      the benchmarks (minutes)"
 	@echo "make bench-regression BEFORE=main   processor time of two commits in turns; AFTER=COMMIT instead of this tree"
@@ -68,8 +68,13 @@ typed: $(READY)
 	$(BIN)/python -m evaluator.scenario.python_types > .cache/typed.pyi
 	mv .cache/typed.pyi evaluator/typed.pyi
 
-support: $(READY)
-	$(BIN)/python -m tests.benchmarks.support
+$(VENV)/.docs-ready: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	@touch $@
+
+# Strictly: a link or an anchor that leads nowhere, or a public name without a docstring, is an error. No network is asked.
+docs: $(VENV)/.docs-ready
+	$(BIN)/python -m docs.site
 
 bench: $(READY)
 	$(BIN)/python -m tests.benchmarks

@@ -59,18 +59,22 @@ class CountedKv:
         self._units_of_blocks = limits.units_of_blocks
 
     def units(self, tokens: int) -> int:
+        """Whole blocks of them, or what ``limits.units_of_blocks`` makes of these."""
         blocks = -(-tokens // self._block)
         return self._units_of_blocks(blocks) if self._units_of_blocks else blocks
 
     def lookup(self, request: Request) -> int:
+        """None, as nothing is shared."""
         return 0
 
     def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int, fits: int = 0) -> bool:
+        """Give a request its units, if ``keep_free`` stay free and there is room for ``fits``; whether that was so."""
         more = max(max(units, fits) - request.units, 0)  # none where room was reserved
         # A request whose room was reserved before takes nothing more, so that no watermark is asked of it.
         return (not more or more + keep_free <= self.free) and self.extend(request, units)
 
     def extend(self, request: Request, units: int) -> bool:
+        """Give it as many as make it ``units``; False, and nothing done, if too few are free."""
         more = max(units - request.units, 0)
         if more > self.free:
             return False
@@ -79,13 +83,15 @@ class CountedKv:
         return True
 
     def shrink(self, request: Request, units: int) -> None:
+        """Take back what it has beyond ``units``."""
         less = max(request.units - units, 0)
         self.free += less
         request.units -= less
 
     def register(self, request: Request, tokens: int) -> None:
-        pass
+        """Do nothing: what is computed is shared with nobody."""
 
     def release(self, request: Request) -> None:
+        """Take back all that it has."""
         self.free += request.units
         request.units = 0

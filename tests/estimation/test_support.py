@@ -7,12 +7,12 @@ import re
 
 import pytest
 
+from docs.site.support import MODELS, page
 from evaluator.catalog import load_model, names
 from evaluator.catalog.engines import ENGINES
 from evaluator.errors import InputError
 from evaluator.estimation import estimate
 from evaluator.estimation.support import KNOWN_BY, REFUSED, support
-from tests.benchmarks.support import MODELS, PAGE
 
 
 @pytest.fixture(scope="module")
@@ -78,11 +78,11 @@ def test_the_command(evaluator):
 
 
 def test_the_page_has_every_device_under_every_model():
-    sections = PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
+    sections = page().split("\n## ")[1:]
     assert [section.partition("\n")[0] for section in sections] == list(MODELS)
     for section in sections:
         devices = re.findall(r"^\| ([\w.-]+) \|", section, re.MULTILINE)
-        assert devices == ["device", *names("hardware")], "run make support"
+        assert devices == ["device", *names("hardware")]
 
 
 def _device(name):

@@ -85,7 +85,14 @@ def feasible(tree):
 
 
 def test_the_scenarios_of_the_readme_can_run():
-    text, forms, figures, auto = map(loads_yaml, blocks("README.md", "yaml"))
+    (readme,) = map(loads_yaml, blocks("README.md", "yaml"))
+    assert len(feasible(readme)) == 40
+
+
+def test_the_scenarios_of_the_docs_can_run():
+    text, forms = map(loads_yaml, blocks("sweeps.md", "yaml"))
+    (figures,) = map(loads_yaml, blocks("search.md", "yaml"))
+    (auto,) = map(loads_yaml, blocks("run-length.md", "yaml"))
     feasible(text)
     assert load_scenario(text | {"workload": text["workload"] | auto["workload"]}).workload.requests == 1000
     deployment = text["deployment"] | figures["deployment"]
@@ -95,7 +102,7 @@ def test_the_scenarios_of_the_readme_can_run():
 
 
 def test_the_deployments_of_the_docs_can_run():
-    text, *_ = map(loads_yaml, blocks("README.md", "yaml"))
+    text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
     pools, drafts = map(loads_yaml, blocks("deployments.md", "yaml"))
     assert len(feasible({key: text[key] for key in ("name", "workload", "slo")} | pools)) == 4
     axes = {key: axis for key, axis in text["sweep"].items() if key != "deployment.batching"}  # 512 tokens are too few

@@ -1,22 +1,19 @@
-"""``make support``: docs/support.md, what is known of some models on every device and engine of the catalog."""
+"""The page of what is known of some models on every device and engine of the catalog."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 from evaluator.catalog import load_model
 from evaluator.catalog.engines import ENGINES
 from evaluator.estimation.support import REFUSED, Support, support
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "support.md"
 MODELS = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-30b-a3b", "gpt-oss-120b", "deepseek-v3")
 HEAD = """# What is known of a model on a device
 
 `evaluator catalog support MODEL [--hardware NAME]` says it of any model, with what each row rests on (`--json` for
-programs). Made by `make support`; a row is the fewest devices (1, 2, 4, 8, sharing tensors) that hold the model in its
-checkpoint's dtypes with KV for a request, under the engine's own limits. The three figures are the errors, in %, that
-are expected of the mean TTFT, TPOT and end-to-end time of a server: 68 % of measured runs that were predicted with as
-little knowledge were within them.
+programs). A row is the fewest devices (1, 2, 4, 8, sharing tensors) that hold the model in its checkpoint's dtypes with
+KV for a request, under the engine's own limits. The three figures are the errors, in %, that are expected of the mean
+TTFT, TPOT and end-to-end time of a server: 68 % of measured runs that were predicted with as little knowledge were
+within them.
 
 | | |
 |---|---|
@@ -49,7 +46,3 @@ def _cell(row: Support) -> str:
     errors = " / ".join("-" if error != error else f"{100 * error:.0f}" for error in row.errors)
     widened = f" ({', '.join(row.widened)})" if row.widened else ""
     return f"{row.known_by}, {row.devices} x: {errors}{widened}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
