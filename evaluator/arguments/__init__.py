@@ -5,6 +5,7 @@ with one another, ``vllm.py`` and ``sglang.py`` the tables of the two, ``shell.p
 """
 
 from evaluator.arguments.flags import WHOLE, CommandLine, StatedPool, unsaid
+from evaluator.arguments.manifests import read_servers
 from evaluator.arguments.shell import COMMAND_LINES, FLEET_NOTE, POOL_NOTE, Started, read_script
 from evaluator.arguments.table import Arguments, Flags, arguments_of, get, leaves, tree_of
 from evaluator.arguments.trtllm import CONFIG, TRTLLM
@@ -25,6 +26,7 @@ __all__ = [
     "get",
     "leaves",
     "read_script",
+    "read_servers",
     "tree_of",
     "unsaid",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,12 @@ _STARTS: tuple[tuple[tuple[str, ...], CommandLine], ...] = (
     (("-m", "vllm.entrypoints.cli.main", "serve"), VLLM),
     (("-m", "sglang.launch_server"), SGLANG),
     (("sglang", "serve"), SGLANG),
+    # Dynamo's workers, which hand their engine's flags on.
+    (("-m", "dynamo.vllm"), VLLM),
+    (("-m", "dynamo.sglang"), SGLANG),
 )
+_DYNAMO_ROLES = {"--is-prefill-worker": "prefill", "--is-decode-worker": "decode"}
+"""Switches of Dynamo's workers of vLLM that say the role; those of SGLang take SGLang's own flag."""
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 _ENDS = re.compile(r"[;&|()<>]+|\d?>&?\d?")
@@ -50,10 +55,14 @@ class Started:
 
 
 @dataclass(frozen=True)
-class _Command:
+class StartedServer:
+    """A command that starts ``replicas`` servers. ``role`` None: as its flags say."""
+
     line: CommandLine
     words: tuple[str, ...]
     note: Mapping[str, Any]
+    replicas: int = 1
+    role: str | None = None
 
 
 def read_script(text: str, where: str) -> Started:
@@ -62,14 +71,19 @@ def read_script(text: str, where: str) -> Started:
     if not commands:
         starts = ", ".join(" ".join(words) for words, _ in _STARTS)
         raise InputError(f"{where}: starts no server that can be read; looked for {starts}")
+    return deployment_of(commands, fleet, where)
+
+
+def deployment_of(commands: Sequence[StartedServer], fleet: Mapping[str, Any], where: str) -> Started:
+    """One pool of servers that are started alike, or several by name. Errors: as of ``read_script``."""
     pools: dict[str, dict[str, Any]] = {}
     ignored: dict[str, None] = {}
     unknown: dict[str, None] = {}
     for command in commands:
         name, tree = _pool(command, ignored, unknown, where)
-        same = next((other for other, pool in pools.items() if {**pool, "replicas": 1} == tree), None)
+        same = next((other for other, pool in pools.items() if {**pool, "replicas": tree["replicas"]} == tree), None)
         if same is not None:  # one line for each replica
-            pools[same]["replicas"] += 1
+            pools[same]["replicas"] += tree["replicas"]
             continue
         # Two pools of one role without a note have no names of their own: decode and decode_.
         while name in pools:
@@ -84,7 +98,7 @@ def read_script(text: str, where: str) -> Started:
 
 
 def _pool(
-    command: _Command, ignored: dict[str, None], unknown: dict[str, None], where: str
+    command: StartedServer, ignored: dict[str, None], unknown: dict[str, None], where: str
 ) -> tuple[str, dict[str, Any]]:
     line = command.line
     try:
@@ -95,8 +109,11 @@ def _pool(
     repository = next((flags.pop(flag) for flag in ("--model", "--model-path") if flag in flags), None)
     repository = repository or (parsed.words[0] if parsed.words else None)
     tree, meaningless = line.keys(flags)
+    tree["replicas"] = command.replicas
+    roles = [_DYNAMO_ROLES[flag] for flag in parsed.unknown if flag in _DYNAMO_ROLES]
+    tree["role"] = next(iter(roles), command.role or tree["role"])
     ignored.update(dict.fromkeys(meaningless))
-    unknown.update(dict.fromkeys(parsed.unknown))
+    unknown.update(dict.fromkeys(flag for flag in parsed.unknown if flag not in _DYNAMO_ROLES))
     note = dict(command.note)
     name = str(note.pop("pool", {"prefill": "prefill", "decode": "decode"}.get(tree["role"], "servers")))
     if "model" not in note:
@@ -112,25 +129,35 @@ def _pool(
     return name, restored(tree, note)
 
 
-def _commands(text: str, where: str) -> tuple[list[_Command], dict[str, Any]]:
-    """The commands that start servers, and what a comment says of all pools."""
+def check_length(text: str, where: str) -> None:
+    """InputError for what is too long to be written by anybody."""
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{where}: {len(text):,} characters are no script that starts servers")
+
+
+def _commands(text: str, where: str) -> tuple[list[StartedServer], dict[str, Any]]:
+    """The commands that start servers, and what a comment says of all pools."""
+    check_length(text, where)
     commands, note, fleet = [], {}, {}
     variables: dict[str, str] = {}
     for row in _rows(text):
         if row.startswith(FLEET_NOTE):
-            fleet = _note(row.removeprefix(FLEET_NOTE), where)
+            fleet = read_note(row.removeprefix(FLEET_NOTE), where)
         elif row.startswith(POOL_NOTE):
-            note = _note(row.removeprefix(POOL_NOTE), where)
+            note = read_note(row.removeprefix(POOL_NOTE), where)
         elif not row.startswith("#"):
             for words in _simple_commands(row, where):
                 words = _assigned([_filled(word, variables) for word in words], variables)
                 started = _started(words)
                 if started is not None:
-                    commands.append(_Command(*started, note))
+                    commands.append(StartedServer(*started, note))
                     note = {}
     return commands, fleet
+
+
+def servers_of(command: str, where: str) -> list[StartedServer]:
+    """The servers that a command line, or lines of them, start; none where it is another program's."""
+    return _commands(command, where)[0]
 
 
 def _rows(text: str) -> Iterator[str]:
@@ -148,7 +175,8 @@ def _rows(text: str) -> Iterator[str]:
         yield row
 
 
-def _note(text: str, where: str) -> dict[str, Any]:
+def read_note(text: str, where: str) -> dict[str, Any]:
+    """The JSON of a comment that ``deploy`` wrote."""
     try:
         note = json.loads(text)
     except (ValueError, RecursionError):

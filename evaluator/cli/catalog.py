@@ -183,9 +183,9 @@ def import_model(
     config: Annotated[
         Path,
         typer.Argument(
-            metavar="CONFIG.json|SERVE.sh",
-            help="A Hugging Face config.json, its folder, or a model in the Hub's local cache; or a shell script that "
-            "starts servers of vLLM or SGLang.",
+            metavar="CONFIG.json|SERVE.sh|DEPLOYMENT.yaml",
+            help="A Hugging Face config.json, its folder, or a model in the Hub's local cache; or a shell script, or "
+            "YAML of Dynamo, llm-d, Kubernetes or Docker Compose, that starts servers of vLLM or SGLang.",
         ),
     ],
     name: Annotated[
@@ -197,9 +197,9 @@ def import_model(
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE.yaml", help="Write here instead of to stdout.")] = None,
 ) -> None:
-    """Turn a model's config.json, or a script that starts servers, into a YAML; stderr says what it makes of it.
+    """Turn a model's config.json, or what starts servers, into a YAML; stderr says what it makes of it.
 
-    Of a script that is the deployment of a scenario. Put a model into models/llm of the current directory, or of a
+    Of what starts servers that is the deployment of a scenario. Put a model into models/llm of the current directory, or of a
     folder of EVALUATOR_PATH, to use it by name.
     """
     from evaluator.catalog import model_to_yaml
@@ -207,8 +207,8 @@ def import_model(
     from evaluator.huggingface import import_config
 
     check_output(out, "--out", (".yaml", ".yml"))
-    # A script is told by its suffix: of a config.json it could not be told by content without reading it as both.
-    if config.suffix in (".sh", ".bash", ".txt"):
+    # Told by the suffix: a config.json could not be told from them by content without reading it as both.
+    if config.suffix in (".sh", ".bash", ".txt", ".yaml", ".yml"):
         _import_script(config, out)
         return
     # A model is found by its file's name, which must be its own.
@@ -226,11 +226,11 @@ def import_model(
 
 
 def _import_script(path: Path, out: Path | None) -> None:
-    """The deployment that a script starts; stderr lists what of it means nothing to a simulation, or nothing at all."""
-    from evaluator.arguments import arguments_of, read_script
+    """The deployment that a script or manifest starts; stderr lists what of it means nothing to a simulation, or nothing at all."""
+    from evaluator.arguments import arguments_of, read_servers
     from evaluator.yaml import dumps_yaml, read_text
 
-    started = read_script(read_text(path), str(path))
+    started = read_servers(read_text(path), str(path))
     versions = " or ".join(f"{engine} {arguments_of(engine).version}" for engine in started.engines)
     if started.ignored:
         typer.echo(f"  without a meaning for a simulation: {', '.join(started.ignored)}", err=True)

@@ -288,6 +288,12 @@ def fleet_note(design: Design) -> str:
     return FLEET_NOTE + json.dumps(said)
 
 
+def manifest_head(design: Design, launch_list: Sequence[Launch]) -> str:
+    """Comments at the top of a YAML, by which it is read again as well (``arguments.manifests``)."""
+    notes = [pool_notes(design, launch) for launch in launch_list]
+    return "\n".join([*head(design, launch_list), fleet_note(design), *notes]) + "\n"
+
+
 def quoted(words: Sequence[str]) -> str:
     """Words as a shell takes them."""
     return shlex.join(words)

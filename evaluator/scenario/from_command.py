@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from evaluator.arguments import arguments_of, read_script
+from evaluator.arguments import arguments_of, read_servers
 from evaluator.keys import Place, listed, shown
 from evaluator.scenario.key_paths import put
 from evaluator.yaml import read_text
 
 FROM = "from"
-SAYS = "A shell script that starts servers of vLLM or SGLang; keys beside it come before what it says."
+SAYS = (
+    "A shell script, or YAML of Dynamo, llm-d, Kubernetes or Docker Compose, that starts servers of vLLM or SGLang; keys beside it "
+    "come before what it says."
+)
 
 
 def started_by(tree: Mapping[str, Any], place: Place) -> dict[str, Any] | None:
@@ -27,13 +30,13 @@ def started_by(tree: Mapping[str, Any], place: Place) -> dict[str, Any] | None:
     here = place.key("deployment").key(FROM)
     name = deployment[FROM]
     if not isinstance(name, str):
-        raise here.error(f"expected the name of a script, got {shown(name)}")
+        raise here.error(f"expected the name of a script or manifest, got {shown(name)}")
     path = Path(name)
     if place.folder is not None and (place.folder / path).is_file():
         path = place.folder / path
     if not path.is_file():
         raise here.error(f"there is no file {name}")
-    started = read_script(read_text(path), str(path))
+    started = read_servers(read_text(path), str(path))
     if started.unknown:
         versions = " or ".join(f"{engine} {arguments_of(engine).version}" for engine in started.engines)
         raise here.error(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from evaluator.deploy.design import Design
-from evaluator.deploy.launch import Launch, head
+from evaluator.deploy.launch import Launch, manifest_head
 from evaluator.deploy.router import PORT, has_router, router_words
 from evaluator.deploy.targets.images import ROUTER_IMAGES, entrypoint, image
 from evaluator.yaml import dumps_yaml
@@ -36,7 +36,7 @@ def compose(design: Design, launches: list[Launch]) -> dict[str, str]:
         service["ports"] = [f"{launches[0].port}:{launches[0].port}"]
     text = dumps_yaml({"services": services})
     files = {name: text for launch in launches for name, text in launch.files.items()}
-    return {COMPOSE: "\n".join(head(design, launches)) + "\n" + text, **files}
+    return {COMPOSE: manifest_head(design, launches) + text, **files}
 
 
 def service_name(launch: Launch) -> str:

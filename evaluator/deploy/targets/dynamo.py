@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from evaluator.deploy.design import Design
-from evaluator.deploy.launch import Launch, head
+from evaluator.deploy.launch import Launch, manifest_head
 from evaluator.deploy.targets.kubernetes import other_pools, too_large
 from evaluator.yaml import dumps_yaml
 
@@ -47,7 +47,7 @@ def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
         "metadata": {"name": "evaluator-design"},
         "spec": {"services": services},
     }
-    return {GRAPH: "\n".join([*head(design, launches), *remark]) + "\n" + dumps_yaml(graph)}
+    return {GRAPH: manifest_head(design, launches) + "".join(f"{line}\n" for line in remark) + dumps_yaml(graph)}
 
 
 def _mode(design: Design) -> tuple[str, list[str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from evaluator.deploy.design import Design
-from evaluator.deploy.launch import Launch, head
+from evaluator.deploy.launch import Launch, manifest_head
 from evaluator.deploy.router import PORT, has_router, router_words
 from evaluator.deploy.targets.compose import service_name
 from evaluator.deploy.targets.images import ROUTER_IMAGES, entrypoint, image
@@ -55,7 +55,7 @@ def kubernetes(design: Design, launches: list[Launch]) -> dict[str, str]:
         hosts = {launch.pool.name: service_name(launch) for launch in launches}
         documents += [_router(router_words(design, launches, hosts, domains=True), design.engine)]
         documents += [service("router", PORT)]
-    return {MANIFESTS: "\n".join(head(design, launches)) + "\n" + "---\n".join(map(dumps_yaml, documents))}
+    return {MANIFESTS: manifest_head(design, launches) + "---\n".join(map(dumps_yaml, documents))}
 
 
 def labels(name: str) -> dict[str, str]:

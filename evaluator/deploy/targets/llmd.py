@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from evaluator.deploy.design import Design
-from evaluator.deploy.launch import Launch, head
+from evaluator.deploy.launch import Launch, manifest_head
 from evaluator.deploy.targets.compose import service_name
 from evaluator.deploy.targets.images import image
 from evaluator.deploy.targets.kubernetes import environment, other_pools, too_large
@@ -40,7 +40,7 @@ def llmd(design: Design, launches: list[Launch]) -> dict[str, str]:
         launch = sides.get(side) or (launches[0] if side == "decode" else None)
         values[side] = {"create": False} if launch is None else _side(design, launch)
     remark = "# not the same: llm-d's scheduler routes by load and prefix, and not as the design's router\n"
-    return {VALUES: "\n".join(head(design, launches)) + "\n" + remark + dumps_yaml(values)}
+    return {VALUES: manifest_head(design, launches) + remark + dumps_yaml(values)}
 
 
 def _side(design: Design, launch: Launch) -> dict[str, Any]:
