@@ -1,7 +1,8 @@
 """YAML that starts servers, read as the deployment that they make: Dynamo, llm-d, Kubernetes and Docker Compose.
 
-Of Dynamo a ``DynamoGraphDeployment`` (``examples/backends/*/deploy`` of ai-dynamo/dynamo), of llm-d the values of its chart
-llm-d-modelservice (``guides/pd-disaggregation/ms-pd/values.yaml``); of Kubernetes Deployments, StatefulSets and their kin.
+Of Dynamo a ``DynamoGraphDeployment`` (``examples/backends/*/deploy`` of ai-dynamo/dynamo), of llm-d the values of its
+chart llm-d-modelservice (``guides/pd-disaggregation/ms-pd/values.yaml``); of Kubernetes Deployments, StatefulSets and
+their kin.
 """
 
 from __future__ import annotations

@@ -199,8 +199,8 @@ def import_model(
 ) -> None:
     """Turn a model's config.json, or what starts servers, into a YAML; stderr says what it makes of it.
 
-    Of what starts servers that is the deployment of a scenario. Put a model into models/llm of the current directory, or of a
-    folder of EVALUATOR_PATH, to use it by name.
+    Of what starts servers that is the deployment of a scenario. Put a model into models/llm of the current directory,
+    or of a folder of EVALUATOR_PATH, to use it by name.
     """
     from evaluator.catalog import model_to_yaml
     from evaluator.cli.options import check_output
@@ -226,7 +226,7 @@ def import_model(
 
 
 def _import_script(path: Path, out: Path | None) -> None:
-    """The deployment that a script or manifest starts; stderr lists what of it means nothing to a simulation, or nothing at all."""
+    """The deployment that a script or manifest starts; stderr lists what means nothing to a simulation, or at all."""
     from evaluator.arguments import arguments_of, read_servers
     from evaluator.yaml import dumps_yaml, read_text
 

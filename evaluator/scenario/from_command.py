@@ -13,8 +13,8 @@ from evaluator.yaml import read_text
 
 FROM = "from"
 SAYS = (
-    "A shell script, or YAML of Dynamo, llm-d, Kubernetes or Docker Compose, that starts servers of vLLM or SGLang; keys beside it "
-    "come before what it says."
+    "A shell script, or YAML of Dynamo, llm-d, Kubernetes or Docker Compose, that starts servers of vLLM or SGLang; "
+    "keys beside it come before what it says."
 )
 
 
