@@ -18,7 +18,7 @@ from tests.thorough import tried
 
 PHASES = {"front_end": {"role": "prefill", "replicas": 2}, "back": {"role": "decode", "tensor_parallel": 2}}
 
-# As examples/backends/vllm/deploy/disagg_router.yaml of ai-dynamo/dynamo (Apache-2.0) is built, names and sizes changed.
+# As examples/backends/vllm/deploy/disagg_router.yaml of ai-dynamo/dynamo (Apache-2.0) is built.
 DYNAMO = """
 apiVersion: nvidia.com/v1alpha1
 kind: DynamoGraphDeployment
@@ -93,9 +93,10 @@ def test_a_graph_of_dynamo_says_roles_replicas_and_router():
 
 def test_values_of_llmd_say_how_devices_share_a_model():
     pools = read_servers(LLMD, "values.yaml").tree["pools"]
-    assert {name: (pool["replicas"], pool["tensor_parallel"], pool["kv"]["block_tokens"]) for name, pool in pools.items()} == {
-        "decode": (1, 4, 128), "prefill": (4, 1, 128),
-    }  # fmt: skip
+    said = {
+        name: (pool["replicas"], pool["tensor_parallel"], pool["kv"]["block_tokens"]) for name, pool in pools.items()
+    }
+    assert said == {"decode": (1, 4, 128), "prefill": (4, 1, 128)}
     mixed = LLMD.replace("prefill:\n  create: true", "prefill:\n  create: false")
     assert read_servers(mixed, "values.yaml").tree["tensor_parallel"] == 4
 
