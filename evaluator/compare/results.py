@@ -290,6 +290,9 @@ def _common(run: MeasuredRun, scenario: Scenario) -> dict[str, Any]:
     if not isinstance(run.prompt_tokens, np.ndarray):
         has_means = run.prompt_tokens is not None and run.output_tokens is not None
         notes.append("lengths: means of the file for all requests" if has_means else "lengths: those of the scenario")
+    if scenario.workload.sessions.turns != Sessions().turns:
+        # A file tells the rate or the users of requests, and not when a turn came after the answer before.
+        notes.append("turns of the scenario are requests of their own here; compare its table of requests to keep them")
     return {
         "exp_id": run.label,
         "experiment_name": run.generator,

@@ -131,6 +131,20 @@ def test_the_command_says_what_is_missing(files, options, message):
     assert done.exit_code == 2 and message in " ".join(done.output.split()), done.output
 
 
+def test_turns_that_are_not_sent_are_told(closed):
+    talks = load_scenario(
+        {
+            "workload": {
+                "arrivals": {"process": "poisson", "rate_rps": 1},
+                "lengths": {"source": "fixed", "prompt_tokens": 300, "output_tokens": 40},
+                "sessions": {"turns": 3, "think_s": 1},
+            },
+            "deployment": DEPLOYMENT,
+        }
+    )
+    assert "turns of the scenario are requests" in compare_results(read_runs(closed), talks)["notes"].iloc[0]
+
+
 def test_records_of_inferencex_bring_layout_and_precision():
     mixed, apart = read_runs(RECORDED / "inferencex-records.json")
     served_by = described(mixed, None).deployment
