@@ -33,6 +33,10 @@ class KvManager:
     Errors: ValueError for neither form, or one of ``hooks`` and ``reference`` alone.
     """
 
+    # An implementer holds to this, which ``evaluator.validate`` shows on scenarios of his own: hooks are
+    # functions from state to state that JAX traces once, they change nothing where ``on`` is false, and their
+    # own state has arrays of fixed shape; the class for the reference comes to the same units after each of its
+    # calls (``reference.kv.Kv``).
     name: str  # in scenario files
     says: str
     units: Callable[[NDArray[np.int64]], NDArray[np.int64]] | None = None
@@ -40,12 +44,16 @@ class KvManager:
     reference: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
+        # Both or neither: hooks alone would be run by nobody but the vectorised engine, and nothing could show
+        # whether they are right.
         if (self.hooks is None) != (self.reference is None):
             raise ValueError(f"KV manager {self.name} needs hooks and reference, which do the same, or neither")
         if self.hooks is None and self.units is None:
             raise ValueError(f"KV manager {self.name} needs units, or hooks and reference")
 
 
+# Empty: the package's own ways are chosen by keys of ``kv`` and are parts of the programs, not records of this
+# kind.
 MANAGERS: Registry[KvManager] = Registry("KV manager", ())
 register = MANAGERS.register
 

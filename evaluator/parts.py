@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from evaluator.stations.engine.preemptive.lane import Given
     from evaluator.stations.engine.preemptive.state import State
 
+# Each name with the module that has it, which is loaded when the name is touched: a policy or a router is a
+# record of a few words, and should not cost its user the second that JAX takes.
 _HOME = {
     "BatchingPolicy": "evaluator.policies",
     "CountedKv": "evaluator.reference.kv",
@@ -64,6 +66,10 @@ def register(part: BatchingPolicy | Router | KvManager | StageKind) -> None:
 
     Errors: ValueError for a name that a part of the package has, TypeError for what is no part.
     """
+    # By its class, and into the registry of its kind. There are four, since what a key of a scenario may name
+    # differs: a policy in ``batching.policy``, a router in ``router``, a manager in ``kv.manager``, a stage in
+    # ``pipeline``. What each must hold to stands with its record: ``policies.record``, ``routing.record``,
+    # ``kv_managers.KvManager``, ``stages.record``.
     if isinstance(part, policies.BatchingPolicy):
         policies.register(part)
     elif isinstance(part, routing.Router):
@@ -80,6 +86,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'evaluator.parts' has no attribute {name!r}")
     value = getattr(import_module(_HOME[name]), name)
+    # Kept, so that the next look does not come here.
     globals()[name] = value
     return value
 

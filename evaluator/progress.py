@@ -63,6 +63,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         now = self._clock()
+        # A run that failed has no closing line: how far it came stays as the last one.
         self._write(self.line(now) if kind is not None else self.summary(now))
         if self._on_terminal:
             self._stream.write("\n")
@@ -80,6 +81,7 @@ class Progress:
     def note(self, text: str) -> None:
         """A line to be read by who waits, above the one that tells how far the run has come."""
         if self._on_terminal:
+            # Over the line of the progress, which the next report writes again below.
             self._stream.write("\r" + text.ljust(self._width) + "\n")
         else:
             self._stream.write(text + "\n")
@@ -92,6 +94,7 @@ class Progress:
         if self._first is None:
             # Without what an earlier run had done, which took no time in this one.
             self._first = (now, self.done - self._kept)
+        # By time and not by units: a chunk may be a thousand designs or a single one.
         if now - self._written >= self._interval_s:
             self._written = now
             self._write(self.line(now))
@@ -109,6 +112,7 @@ class Progress:
         """Done, total, share, rates and the time left."""
         text = f"{self.done:,}/{self.total:,} {self.unit}"
         if self.total:
+            # Rounded down: 100 % means that all is done.
             text += f"  {100 * self.done // self.total} %"
         rate = self.rate(now)
         if rate <= 0:

@@ -29,10 +29,14 @@ def kept_with_record(
     """
 
     def decorated(find: Callable[Concatenate[Record, Others], Found]) -> Callable[Concatenate[Record, Others], Found]:
+        # The whole name: methods of two classes may be called the same, and both keep what they find in one
+        # record.
         key_of_function = f"{find.__module__}.{find.__qualname__}"
 
         @wraps(find)
         def kept(record: Record, *others: Others.args, **named: Others.kwargs) -> Found:
+            # Into ``__dict__``, which a frozen dataclass does not guard, and which is neither compared nor
+            # copied with its fields.
             cache = vars(record).setdefault(key_of_function, {})
             key = (*others, *named.items())
             value = cache.get(key, _NOTHING)  # asked once: another thread may clear it between two looks
@@ -95,4 +99,5 @@ class Same(Generic[Record]):
         return isinstance(other, Same) and self.of is other.of
 
     def __hash__(self) -> int:
+        # The wrapper holds its record, so that the id stays that of no other for as long as it is a key.
         return id(self.of)

@@ -17,6 +17,10 @@ class PartRecord(Protocol):
 Part = TypeVar("Part", bound=PartRecord)
 
 
+# A registry and no list in the module, because parts of a user's own come at run time: a notebook registers a
+# policy, and the next scenario names it. Whoever asks gets the record and never compares names, so that all
+# that is known of a part stands in it. Workers are other processes and do not know what was registered here:
+# with such parts the reference keeps to threads (``own``, ``execution.schedule``).
 class Registry(dict[str, Part]):
     """The records of one kind of parts, in the order in which they were added; ``what`` says of which kind."""
 
@@ -31,8 +35,11 @@ class Registry(dict[str, Part]):
 
         Errors: ValueError for the name of a part of the package, and for what no scenario can write.
         """
+        # The name is written in YAML, in tables and in names of coordinates.
         if not isinstance(part.name, str) or not part.name or not part.name.isprintable():
             raise ValueError(f"a {self._what} needs a name of one line, not {part.name!r}")
+        # Our own cannot be replaced: results are told apart by the names of their parts, and two runs of one
+        # scenario would differ without a word.
         if part.name in self._of_the_package:
             raise ValueError(f"there is a {self._what} {part.name} already; give yours another name")
         self[part.name] = part

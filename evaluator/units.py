@@ -13,6 +13,7 @@ from typing import Any
 
 from evaluator.errors import InputError
 
+# ``DOTALL``: a line end in a unit is then part of the unknown unit that the message shows.
 _NUMBER = re.compile(r"\s*([-+]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?)\s*(.*?)\s*", re.DOTALL)
 
 _DECIMAL = {"": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
@@ -54,6 +55,7 @@ _UNITS: dict[str, dict[str, Decimal]] = {
         "1/s": Decimal(1),
         "/s": Decimal(1),
         "rps": Decimal(1),
+        # Rounded to 28 digits, where all other factors are exact; a float has 17.
         "1/min": 1 / Decimal(60),
         "1/h": 1 / Decimal(3600),
     },
@@ -104,6 +106,7 @@ def si_number(text: str) -> float | None:
 
 def readable(unit: str, largest: float) -> tuple[str, float]:
     """The unit to show numbers of up to ``largest`` in, and what to divide them by: byte/s -> (TB/s, 1e12)."""
+    # Only these: seconds and watts are read in the unit that a table has for them.
     name = {"byte": "B", "byte/s": "B/s", "FLOP/s": "FLOP/s"}.get(unit)
     if name is None or not largest >= 1e3:
         return unit, 1.0
@@ -154,6 +157,7 @@ def _hint(written: str, units: Mapping[str, Decimal]) -> str:
     for other, table in _UNITS.items():
         if written in table and table is not units:
             return f"{written} is a unit of {other}; "
+    # ``gb`` may be a bit or a byte: case is never guessed, and told as a spelling.
     same = [name for name in units if name.casefold() == written.casefold()]
     close = same or difflib.get_close_matches(written, units, n=2, cutoff=0.5)
     return f"did you mean {' or '.join(close)}? " if close else ""

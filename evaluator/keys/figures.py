@@ -49,6 +49,8 @@ def _placed(message: str, place: Place) -> InputError:
     """The exception for a message of the catalog, at the key that it names."""
     if not message.startswith(HERE):
         return place.error(message)
+    # The catalog does not know where in a scenario it is asked from: it marks the place with a word, which gets
+    # its path here.
     key, _, rest = message.removeprefix(HERE).partition(": ")
     return (place.key(key.removeprefix(".")) if key else place).error(rest)
 
@@ -82,6 +84,7 @@ def _figures(kind: str, example: str, keys: dict[str, Reader]) -> Figures:
 
 def _multiple(keys: dict[str, Reader]) -> dict[str, Reader]:
     """The keys, and ``times`` below each."""
+    # A figure may be said as a multiple of what the device has: the axis of a what-if then needs no data sheet.
     return {**keys, **{f"{key}.times": number(above=0) for key in keys}}
 
 

@@ -50,6 +50,7 @@ class Place:
         return Place(self.file, note=note, folder=self.folder)
 
     def __str__(self) -> str:
+        # The note of the key before that of the axis: a column of a table says more than the row's name.
         return (f"{self.file}: {self.path}" if self.path else self.file) + self.notes.get(self.path, self.note)
 
     def error(self, message: str) -> InputError:
@@ -74,6 +75,7 @@ class Reader:
     @property
     def whole(self) -> bool:
         """Whether only integers can be read."""
+        # From the schema, which every reader has anyway: a second word for the same could be forgotten.
         return not callable(self.schema) and self.schema.get("type") == "integer"
 
 
@@ -92,6 +94,8 @@ class _Required:
         return "required"
 
 
+# An object of its own, since None is what many keys mean where they are absent; its ``repr`` is what messages
+# show.
 REQUIRED: Any = _Required()
 
 
@@ -153,6 +157,7 @@ def number(above: float | None = None, least: float | None = None, most: float |
     """A plain float without a unit, within the bounds."""
 
     def read(value: Any, place: Place) -> float:
+        # ``Real`` and not ``int | float``: NumPy's numbers come from notebooks.
         if isinstance(value, bool) or not isinstance(value, Real):
             raise place.error(f"expected a number, got {shown(value)}")
         try:
@@ -191,6 +196,7 @@ def _bounds(above: float | None, least: float | None, most: float | None) -> dic
 def _bounded(
     result: float, value: Any, place: Place, above: float | None, least: float | None, most: float | None
 ) -> float:
+    # ``not >`` rather than ``<=``: NaN compares false, and must not pass any bound.
     if above is not None and not result > above:
         raise place.error(f"must be greater than {above:g}, got {shown(value)}")
     if least is not None and not result >= least:
@@ -263,6 +269,8 @@ def known(load: Callable[[str], Any], names: Callable[[], list[str]]) -> Reader:
     def read(value: Any, place: Place) -> str:
         name = text(value, place)
         try:
+            # Loaded and not only looked for: a file that is there may be wrong, and its message comes here
+            # rather than in the plan.
             load(name)
         except InputError as error:
             raise place.error(str(error)) from None
@@ -281,6 +289,8 @@ def resolve_file(value: Any, place: Place) -> str:
     tried = list(dict.fromkeys(folder / Path(name).expanduser() for folder in folders))
     for path in tried:
         if path.is_file():
+            # Absolute, because workers and shards run in other folders, and because the path is a part of the
+            # sweep's fingerprint.
             return str(path.resolve())
     raise place.error(f"there is no such file: {name} (looked for {listed(tried)})")
 

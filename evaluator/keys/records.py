@@ -72,6 +72,8 @@ def written(value: Any) -> Any:
 
     A record that is written otherwise than as a section of its keys has a method ``written`` of its own.
     """
+    # First: such a record is a dataclass, too, whose fields are no keys of the file (``process`` chooses those
+    # of arrivals).
     if hasattr(value, "written"):
         return value.written()
     if isinstance(value, WhatIf):
@@ -79,6 +81,7 @@ def written(value: Any) -> Any:
     if isinstance(value, tuple):
         return [written(entry) for entry in value]
     if isinstance(value, Mapping):
+        # None for an empty mapping: the key is then as absent as it was, and reading it again gives the same.
         return {name: written(entry) for name, entry in value.items()} or None
     if hasattr(value, "__dataclass_fields__"):
         record: Any = type(value)

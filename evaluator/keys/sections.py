@@ -109,6 +109,8 @@ def optional(table: Table) -> Table:
     keys = {}
     for name, entry in table.items():
         if isinstance(entry.read, Section):
+            # Without its check, whose rules need values: a section of one pool is complete only with what is
+            # said beside the pools.
             below = section_of(optional(entry.read.table), entry.read.build)
             # The record of nothing is made once, when the table is: ``absent`` sections of all pools are one object.
             nothing = below.build(**{key: inner.default for key, inner in below.table.items()})
@@ -136,6 +138,8 @@ def named(entry: Reader, check: Check | None = None) -> Named:
         if not isinstance(value, Mapping) or not value:
             raise place.error(f"expected sections by name, got {shown(value)}")
         for name in value:
+            # Names become parts of coordinates and of environment variables (``REPLICAS_POOL``), in which no
+            # other signs may stand.
             if not isinstance(name, str) or not name.isidentifier():
                 raise place.key(name).error("a name is made of letters, digits and _, and begins with no digit")
         given = {name: entry(below, place.key(name)) for name, below in value.items() if below is not None}
@@ -179,6 +183,7 @@ def variant(discriminator: str, tables: Mapping[str, Table], build: Callable[...
 
 def _variant_schema(discriminator: str, name: str, table: Table, says: str) -> Schema:
     below = section_schema(table)
+    # ``const`` of one key in each alternative is what editors choose the alternative by.
     first = {discriminator: {"const": name, "description": says}}
     return {**below, "properties": {**first, **below["properties"]}, "required": [discriminator]}
 
@@ -190,6 +195,8 @@ def read_section(value: Any, table: Table, place: Place) -> dict[str, Any]:
     """
     if not isinstance(value, Mapping):
         raise place.error(f"expected a section with the keys {listed(table)}, got {shown(value)}")
+    # Unknown keys before any value: a slip in a name often makes another key wrong or missing, and is the one
+    # to be told.
     for key in value:
         if key not in table:
             raise unknown_key(key, table, place)

@@ -86,6 +86,8 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
     if not shared and not by_content:
         return None
     record = policy(deployment.batching.policy)
+    # What each table of this module holds was left out of a simulator, and not refused by an engine: hence
+    # unsupported. The text has the remedy behind its semicolon, and the first that applies is told.
     others = {
         f"role {deployment.role}; use role mixed": deployment.role != "mixed",
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
@@ -233,6 +235,7 @@ def drafts_problem(station: StationPlan) -> str | None:
         if applies:
             return f"unsupported: deployment.speculative with {what}, or leave out speculative"
     by = station.design.ready.costing.drafts
+    # A drafter that reads the whole text must have positions for it, as the model has.
     most = None if by is None else by.max_positions
     if most is not None and station.extremes.sequence > most:
         return (
@@ -276,6 +279,7 @@ def limit_problem(
     kv = built.ready.kv
     # A decode has slots for its drafts beside its own token; a prefill side verifies none.
     drafts = 0 if ROLES[deployment.role].first_token_only else deployment.decode_tokens - 1
+    # The largest request alone on an idle replica: if that fits, every request can be served some time.
     units = int(kv_units(kv, extremes.kv_tokens + drafts)) if largest_units is None else largest_units
     registered = manager(deployment.kv.manager)
     if registered is not None and registered.units is not None:
@@ -340,4 +344,5 @@ def swap_space(station: StationPlan) -> tuple[float, float]:
     # Swapped KV crosses the link to the host, so that a sensitivity to the links' bandwidth concerns it.
     if change and change.input == "link_bandwidth":
         bandwidth *= change.factor
+    # Whole units: half a block in host memory is of no use.
     return math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes, layout.unit_bytes / bandwidth

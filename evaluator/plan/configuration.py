@@ -108,6 +108,8 @@ class Configuration:
     @property
     def usd_per_hour(self) -> float | None:
         """Of all devices; None where the price of one is not known."""
+        # One unknown price makes the sum unknown: a design whose CPUs have none would else rank as the
+        # cheapest.
         if any(price is None for _, price in self._priced):
             return None
         return sum(devices * price for devices, price in self._priced if price is not None)
@@ -245,6 +247,7 @@ def _varied(station: StationPlan, change: Change) -> StationPlan:
     deployment = station.deployment
     # A replica on one device sends nothing over links, but for KV that is swapped to the host.
     linked = station.design.devices > 1 or deployment.kv.preemption == "swap"
+    # The same object, by which elasticities know that the input moves nothing here.
     if change.input.startswith("link_") and not linked:
         return station
     return replace(station, design=varied(station.design, change))

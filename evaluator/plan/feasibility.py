@@ -26,7 +26,15 @@ from evaluator.plan.route import PipelinePlan, RequestRoutes
 from evaluator.plan.simulators import REQUEST, has_frontend, is_joint, lacking, why_together
 from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem, with_own_kv
 from evaluator.plan.station import StationPlan, station_of
-from evaluator.scenario import Deployment, Transfer, Workload, pipeline_problem, pools_of, with_engine_defaults
+from evaluator.scenario import (
+    Deployment,
+    Transfer,
+    Workload,
+    answers_alone,
+    pipeline_problem,
+    pools_of,
+    with_engine_defaults,
+)
 from evaluator.traffic.jobs import Demand, Extremes, held_units
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import shared_tokens
@@ -68,6 +76,7 @@ def check(
         status = _stages_status(workload, planned, passes, several)
     if status == OK and several and simulator == REQUEST:
         status = f"unsupported: simulator request does not cover {several[0]}; use simulator iteration"
+    # Also of what cannot run: a group takes its place among the others by these.
     lack, joint = _engines(workload, stations, several)
     return Feasibility(
         (*stations, *passes), planned.phases, status, lack, joint, bool(several), planned.link, planned.pipeline
@@ -111,6 +120,8 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
     """The first problem of any station, which is named where there are several."""
     for station in stations:
         deployment, built = station.deployment, station.design
+        # The replica's own problems first: all checks below ask for its KV, which a replica that cannot be
+        # built has not.
         problem: str | None = built.status
         if problem == OK:
             problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
@@ -126,6 +137,7 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
             # "infeasible: ..." -> "infeasible: pool NAME: ...", so that the kind stays in front.
             kind, _, reason = problem.partition(": ")
             return problem if len(stations) == 1 else f"{kind}: pool {station.name}: {reason}"
+    # Behind the pools' own problems: this one is of their number, and no change of a pool mends it.
     if workload.sessions.feedback and len(stations) > 1:
         return (
             "unsupported: sessions that think from the answer over several pools; use workload.sessions.think_from "
@@ -218,9 +230,10 @@ def planned_pools(
 
     ``whole_requests``: for the request-level simulator.
     """
-    said = pools_of(deployment)
-    alone = len(said) == 1 and all(stage.of_llm for stage in deployment.pipeline.values())
-    pools = tuple((name, with_engine_defaults(pool, workload, alone, whole_requests)) for name, pool in said)
+    alone = answers_alone(deployment)
+    pools = tuple(
+        (name, with_engine_defaults(pool, workload, alone, whole_requests)) for name, pool in pools_of(deployment)
+    )
     transfer = deployment.transfer
     phases = phases_of(pools, workload.model_names, transfer.groups)
     roles, shared = [phase.role for phase in phases], shared_tokens(workload, pools[0][1])

@@ -58,6 +58,8 @@ class Group:
 
     def of_station(self, number: int) -> StationGroup:
         """That of a station of the configurations."""
+        # Pools in one loop have one entry together, at the front: so many station numbers more than entries
+        # there are.
         joint = len(self.configurations[0].stations) - len(self.stations)
         return self.stations[max(number - joint, 0)]
 
@@ -95,7 +97,11 @@ def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -
     position = {id(configuration): number for number, configuration in enumerate(configurations)}
     return [
         Group(
-            sorted(some, key=lambda same: position[id(same)]), requests, simulator, tuple(shaped[key] for key in keys)
+            # In the order of the grid: chunks are cut from this list, and their rows are written as they come.
+            sorted(some, key=lambda same: position[id(same)]),
+            requests,
+            simulator,
+            tuple(shaped[key] for key in keys),
         )
         for (simulator, requests, _, keys, _), some in by_keys.items()
     ]
@@ -131,6 +137,8 @@ def _with_costs(which: CompileKey, replicas: Sequence[RunnableReplica], requests
         which,
         windowed=any(replica.kv.window is not None for replica in replicas),
         experts=any(len(roofline.expert_rows.flop) > 0 for cost in costs for roofline in rooflines(cost)),
+        # One form where all agree; else the form of each rank's costs is compiled in and chosen by the replica
+        # at run time.
         cost=structure(costs[0]) if costs and not forms else (),
         forms=forms,
         requests=requests,
@@ -202,4 +210,5 @@ def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) 
     shares = (
         assign(routed_by(deployment), Sent(prompts, deployment.ranks, stream(seed, station.number))) for seed in seeds
     )
+    # Dealt out as the run will do it, with the same draws: a bound from chance would have to be far wider.
     return max(int(np.bincount(chosen).max()) for chosen in shares)

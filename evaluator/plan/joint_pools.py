@@ -112,6 +112,8 @@ def joint_program(
     kinds = FEWEST_KINDS if last.replicas is None else max(FEWEST_KINDS, max(last.replicas.model) + 1)
     kv_reservation = link is not None and link.backpressure
     return CompileKey(
+        # The loop for several replicas is built of the general program's moves; ``fcfs_reserved`` has no form
+        # of it.
         preemptive=True,
         pipeline_ranks=max(deployment.pipeline_parallel for deployment in deployments),
         fewer_ranks=len({deployment.pipeline_parallel for deployment in deployments}) > 1,
@@ -122,6 +124,8 @@ def joint_program(
         drafts=draft_width(max(station.drafts for station in stations)),
         pools=len(stations),
         phases=len(phases),
+        # With a reservation, or a choice among several pools, the decode replica must be known before the KV is
+        # sent.
         route_at_first_token=link is not None and (kv_reservation or last.replicas is not None),
         kv_reservation=kv_reservation,
         reordered=staged,

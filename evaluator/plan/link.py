@@ -145,6 +145,8 @@ def link_of(stations: Sequence[StationPlan], phases: Sequence[PhasePools], trans
         for target, other in enumerate(decode)
         if sender.deployment.model == other.deployment.model
     }
+    # The first pair of pools with one model. Where none has, a check refuses the pools, and any size will do
+    # until then.
     first = sizes.get((0, 0)) or next(iter(sizes.values()), None) or _size(prefill[0], decode[0], transfer)
     senders, receivers = (tuple(station.deployment.ranks for station in phase) for phase in (prefill, decode))
     return LinkPlan(
@@ -155,6 +157,7 @@ def link_of(stations: Sequence[StationPlan], phases: Sequence[PhasePools], trans
         shared=transfer.shared == "per_replica",
         by_layer=transfer.granularity == "layer",
         replicas=sum(senders),
+        # Mostly none: arrays of sizes by pair are made only where pools differ in model or dtype.
         others=tuple((pair, size) for pair, size in sizes.items() if size != first),
         senders=senders,
         receivers=receivers,

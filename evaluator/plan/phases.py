@@ -53,6 +53,7 @@ def phases_of(pools: Pools, models: tuple[str, ...], groups: int) -> tuple[Phase
     """The sides of pools in the order in which a request passes them. ``models``: those that requests ask for."""
     phases: list[PhasePools] = []
     start = 0
+    # ``groupby`` needs the pools of a role side by side, as ``pools_of`` sorts them.
     for role, several in groupby((deployment for _, deployment in pools), key=lambda deployment: deployment.role):
         deployments = list(several)
         stations = range(start, start + len(deployments))
@@ -195,6 +196,7 @@ def most_jobs(
         independent = router_of(phase.router).independent
         # From here on nothing is known: who comes to later phases depends on this choice.
         if independent is None or independent.by_session:  # known only in the run, or to those who know the sessions
+            # All jobs at one replica is the bound that always holds; lanes are then as wide as the run.
             most[phase.stations.start :] = [len(jobs)] * (len(most) - phase.stations.start)
             return most
         if phase.replicas is None:

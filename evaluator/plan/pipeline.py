@@ -43,6 +43,7 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
             before = all(entry.stage is not None for entry in entries)
             plans.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
     answering = [pool for _, pool in pools_of(deployment)]
+    # Those that a request can come to first: stages that bring KV (``kv_fetch``) bring it to one of them.
     served, replicas = answering[0], sum(pool.ranks for pool in answering if pool.role == answering[0].role)
     model = model_named(served.model)
     pools = {name: _stage_pool(name, pool) for name, pool in deployments.items()}

@@ -57,6 +57,7 @@ class Plan:
     @cached_property
     def stage_names(self) -> tuple[str, ...]:
         """The stages of all pipelines of the grid, each once; none where all have nothing but prefill and decode."""
+        # A hundred thousand points share some deployments: each is asked once.
         points = {id(deployment): (workload, deployment) for workload, deployment, _ in self.grid.points}
         names: dict[str, None] = {}
         for workload, deployment in points.values():
@@ -109,5 +110,6 @@ def plan(
     """
     grid = expand(scenario)
     everything = Plan(scenario, grid, [], [], RequestSampler(), simulator, inputs, by_seed=by_seed)
+    # Before any configuration is made: ``auto`` decides by it for each of them.
     everything = replace(everything, requests=len(grid.points) * everything.runs * scenario.workload.requests)
     return everything.of(np.arange(len(grid.points)) if configs is None else np.asarray(configs))

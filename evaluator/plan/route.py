@@ -209,6 +209,8 @@ class PipelinePlan:
                 continue
             stage, turn = self.stages[entry.stage], turns.get(entry.stage, 0)
             turns[entry.stage] = turn + 1
+            # ``turn`` counts the visits to a stage: each draws anew, or a tool that is called twice would take
+            # the same time twice.
             work = stage.kind.work(stage.parameters, self._visit(stage, tokens, seed, turn))
             visits.append(StageVisitPlan(entry.stage, comers, tokens, work))
             tokens = _behind(tokens, work, comers)
@@ -241,6 +243,8 @@ class PipelinePlan:
             more = np.log1p(-drawn) / np.log1p(-1.0 / times.mean) if times.mean > 1.0 else np.zeros(count)
             times = np.minimum(1 + np.floor(more), times.max or np.inf)
         rounds = np.broadcast_to(np.asarray(times, dtype=np.int64), count)
+        # Who does not come here does not go back; drawn for all the same, so that the others' draws do not
+        # depend on who comes.
         return rounds if comers is None else np.where(comers, rounds, 0)
 
     @property

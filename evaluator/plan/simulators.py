@@ -102,6 +102,7 @@ def program(
     """
     width = draft_width(drafts)
     pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
+    # Before the order of requests: replicas that run together have the general moves anyway.
     if joint:
         most, locked = together(deployment.ranks), lockstep > 1
         return CompileKey(

@@ -46,6 +46,7 @@ def stages_problem(
                     f"infeasible: pipeline.{step.label}: it computes a model, and no pool serves it; add a pool such "
                     f"as deployment.pools.{stage.name}: {{role: stage, hardware: l4}} and say pool: {stage.name}"
                 )
+    # A pool has one model in its memory: steps that compute others would swap weights for each request.
     for steps in passes_of(pipeline).values():
         models = {str(pass_of(all_routes[0], number, step).model): planned for number, step, planned in steps}
         if len(models) > 1:
@@ -57,6 +58,8 @@ def stages_problem(
     together: dict[str | None, str] = {}
     for batched in (step for stage in pipeline.stages for step in stage.steps if step.kind is Batched):
         served = together.setdefault(batched.pool, batched.label)
+        # Batches are of one kind of step (an index, an encoder); two kinds on one device would wait for each
+        # other in a way that no station here has.
         if batched.pool is not None and served != batched.label:
             return (
                 f"infeasible: pipeline.{batched.label}: pool {batched.pool} serves {served} in batches, and no others "

@@ -31,6 +31,8 @@ from evaluator.speculation import decode_tokens
 def build(spec: ReplicaSpec) -> ReplicaBuild:
     """The design of a spec. InputError only where the catalog has no such names; any other problem is a status."""
     model, hardware, calibration = _catalog(spec)
+    # A problem is kept beside what is known so far: tables and pages show the model and device of designs that
+    # cannot run.
     built = ReplicaBuild(spec, model, hardware, calibration)
     precision, parallel = spec.precision, spec.parallel
     # In the order of the reasons: what the program does not know, then what the engine refuses, then what does not
@@ -76,6 +78,7 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     # ``foreign``: a set of other hardware is accepted here; ``fitted_problem`` says what is wrong with it.
     if isinstance(calibration, str):
         calibration = load_calibration(calibration, hardware, foreign=True, engine=spec.engine)
+    # A set may be of no engine of ours (measured kernels alone): that is not one of another engine.
     of_other_engine = calibration.engine in ENGINES and calibration.engine != spec.engine
     calibration = _as_used(Same(calibration), hardware.hypothetical or of_other_engine, spec.change)
     if spec.change is not None:
@@ -101,6 +104,7 @@ def _asking(model: Same[Model], asked: AskedOfSampler) -> Model:
     of = model.of
     nucleus = of.nucleus_sampling if asked.nucleus is None else asked.nucleus
     penalties = of.penalties if asked.penalties is None else asked.penalties
+    # The very object: costings are shared by the identity of their model.
     if (nucleus, penalties) == (of.nucleus_sampling, of.penalties):
         return of
     return replace(of, nucleus_sampling=nucleus, penalties=penalties)
@@ -155,6 +159,7 @@ def _drafting_bytes(spec: ReplicaSpec, model: Model, hardware: Hardware) -> Call
 
     def under(parallel: Parallel) -> float:
         split = replace(spec, parallel=parallel)
+        # Asked while a remedy is looked for: a split that the model can have, what drafts for it may not.
         if drafting_problem(split, model, hardware, _model) is not None:
             return float("inf")
         by = drafter(split, model, _model)

@@ -37,6 +37,7 @@ def changed_calibration(calibration: Calibration, change: Change) -> Calibration
     """The set with one input changed; itself where that is none of its own."""
     factor = change.factor
     match change.input:
+        # Figures of the device (``changed_hardware``).
         case "memory_bandwidth" | "flops" | "link_bandwidth":
             pass
         # What a message takes beside its bytes stands in three places: the fixed times of collectives and the
@@ -62,6 +63,7 @@ def changed_hardware(hardware: Hardware, change: Change) -> Hardware:
             return replace(hardware, memory_bandwidth=hardware.memory_bandwidth * factor)
         case "flops":
             peaks = {dtype: peak * factor for dtype, peak in hardware.peak_flops.items()}
+            # All dtypes together: the input is the speed of the device's arithmetic, not one of its units.
             return replace(hardware, peak_flops=peaks)
         case "link_bandwidth":
             links = tuple(replace(link, bandwidth=link.bandwidth * factor) for link in hardware.links)
@@ -95,5 +97,7 @@ def _eager_longer(calibration: Calibration, factor: float, names: Sequence[str])
 
 def _longer(figures: Any, factor: float) -> Any:
     """A dataclass with its times, the fields whose names end in their unit ``_s``, times ``factor``."""
+    # By the unit in the name, so that a time added to a set later is a part of the input without being listed
+    # here.
     times = [figure.name for figure in fields(figures) if figure.name.endswith("_s")]
     return replace(figures, **{name: getattr(figures, name) * factor for name in times})

@@ -89,6 +89,7 @@ class Costing:
 
     def ideals_on(self, devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
         """For each device (FLOPs, bytes) in seconds at its peaks, summed over the pipeline ranks."""
+        # Of the model alone: drafts are work that nobody asked for, which MFU and MBU are not to count.
         return ideal_times_of(operators(self.model, self.precision, self.parallel), devices)
 
     @property
@@ -110,9 +111,12 @@ def costing(
     Model and calibration are known by their identity (``id``), which stays theirs while the costing holds them.
     """
     drafting = None if drafts is None else drafts.drafting
+    # All of a device that decides which operators there are: which links collectives cross, and what fp4
+    # products fall back to.
     built_for = reach(hardware), mesh(hardware), has_fp4(hardware)
     # A model hashes by all of its layers, which would take longer than most of what is found here.
     key = (id(model), id(calibration), precision, parallel, *built_for, drafting)
+    # Weakly held: of a sweep with a thousand models the costings go with their designs.
     alive = _COSTINGS.get(key)
     if alive is None:
         alive = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware, drafts)

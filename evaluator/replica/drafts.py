@@ -85,6 +85,7 @@ def _modules(wanted: Wanted) -> Drafter:
     return Drafter(
         wanted.drafting,
         (*operators(module, precision, parallel), gemm(joint, module, precision)),
+        # As many layers as modules for the KV, and one module's operators for a pass: they take turns.
         layers=(replace(module.layers[0], count=count),),
         weight_bytes=count * module_bytes + _second_embedding(wanted),
     )
@@ -96,6 +97,7 @@ def _eagle_head(wanted: Wanted) -> Drafter:
     model, precision = wanted.model, replace(wanted.spec.precision, weights="checkpoint")
     head, joint = eagle_head(model, wanted.drafting.vocabulary), eagle_joint(model)
     parallel = _split(wanted.spec.parallel, head)
+    # EAGLE-3 heads have a head of their own over fewer tokens; what is shared with the model is the embedding.
     scores = rank_parameters(head, parallel, 0)["head"] * BYTES[weight_dtypes(head, precision)["head"]]
     head_bytes = _layer_bytes(head, precision, parallel) + _matrix_bytes(joint, head, precision)
     return Drafter(
@@ -136,6 +138,7 @@ def _matrix_bytes(matrix: Projection, model: Model, precision: Precision) -> flo
 def _second_embedding(wanted: Wanted) -> float:
     """Bytes of the embedding on the last pipeline rank, where it is not the first, nor has the table as its head."""
     model, precision, parallel = wanted.model, wanted.spec.precision, wanted.spec.parallel
+    # On one rank both use the model's table; a tied head is the table, and is on the last rank already.
     if parallel.pipeline == 1 or model.tied_embeddings:
         return 0.0
     # The whole model's head on one rank has the shape of the embedding, and the same shard.
@@ -173,6 +176,7 @@ def _modules_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | N
             f"speculative.method mtp with {name}, which was published without prediction modules; use method eagle for "
             "a head that was trained for it, or say prediction_layers in the model's file"
         ), True
+    # Fewer drafts than modules use the first of them.
     if tokens > modules and tokens % modules:
         return (
             f"speculative.tokens {tokens} is no multiple of the {modules} prediction modules of {name}, which take "
@@ -209,6 +213,8 @@ def _model_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | Non
             f"speculative.model {draft.name} has an attention window of {model_window(draft):,} tokens that "
             f"{model.name} has not; use another draft model"
         ), False
+    # Experts that are spread over ranks tie these together in every pass; the model's own batches know nothing
+    # of it.
     if in_lockstep(draft, _split(spec.parallel, draft)) and not in_lockstep(model, spec.parallel):
         return (
             f"speculative.model {draft.name} with data_parallel ranks of {model.name}, which have nothing in common "

@@ -128,5 +128,6 @@ class ReplicaBuild:
     def ready(self) -> RunnableReplica:
         """The replica of a design whose status is ok."""
         if self.replica is None:
+            # A mistake of ours: who asks for the replica has to look at the status first.
             raise AssertionError(f"no replica: {self.status}")
         return self.replica

@@ -38,6 +38,8 @@ def default_budget(batching_policy: str, engines: int, decodes: int, longest_pro
     """
     record = policy(batching_policy)
     if not record.whole_prompts:
+        # vLLM refuses limits in which a full batch of decodes does not fit (``SchedulerConfig``); a default
+        # must not be such.
         return max(engines, decodes)
     # A policy that computes prompts alone needs no room for decodes beside them.
     return max(engines, longest_prompt + (0 if record.prefill_alone else decodes))
@@ -86,6 +88,7 @@ def on_device(built: ReplicaBuild, hardware: WhatIf) -> ReplicaBuild:
     It shares its costing with ``built``, so that the engine folds the costs of both together.
     """
     changed, spec = device(hardware), with_fields(built.spec, hardware=hardware)
+    # ``with_fields`` and not ``replace``: what the replica has found of its costs is that of the other device.
     replica = None if built.replica is None else with_fields(built.replica, hardware=changed)
     return with_fields(built, spec=spec, hardware=changed, replica=replica)
 

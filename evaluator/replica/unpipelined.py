@@ -43,6 +43,7 @@ def passage(built: ReplicaBuild) -> UnpipelinedCost:
     # A batch passes the hosts of all ranks one after the other. Simulated, each waits for its own only.
     calibration = _with_all_hosts(built.calibration, spec.parallel.pipeline)
     by = drafter_of(built)
+    # Made by hand and not shared: its calibration has the hosts of all ranks, as no simulated replica's has.
     whole = Costing(model, calibration, spec.precision, spec.parallel, hardware, by)
     (ideals,), fit = whole.ideals_on([hardware]), fit_of(calibration, model, spec.precision, spec.parallel)
     whole_operators = whole.operators()

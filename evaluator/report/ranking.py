@@ -77,7 +77,7 @@ def quantities(ds: xr.Dataset) -> list[str]:
 
 def _is_label(coordinate: xr.DataArray) -> bool:
     """Whether a coordinate names steps that set several keys, instead of being the value of a key (``a.b``)."""
-    # The label of a step that nobody named is written ``a=1, b=2``; a step with a name has no key's path
+    # The label of a step that nobody named is written ``a=1,b=2``; a step with a name has no key's path
     # for a description.
     return "=" in str(coordinate.values[0]) or "." not in coordinate.attrs.get("description", ".")
 

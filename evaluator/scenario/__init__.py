@@ -8,7 +8,7 @@ from evaluator.scenario.lengths import Lengths, ModelShare
 from evaluator.scenario.load import load_scenario
 from evaluator.scenario.objectives import Budget, Demand, Objective
 from evaluator.scenario.pipeline import Stage
-from evaluator.scenario.pools import pipeline_problem, pools_of, stage_pools_of
+from evaluator.scenario.pools import answers_alone, pipeline_problem, pools_of, stage_pools_of
 from evaluator.scenario.reasoning import Reasoning
 from evaluator.scenario.routers import Routers
 from evaluator.scenario.scenario import Axis, Scenario
@@ -42,6 +42,7 @@ __all__ = [
     "Stage",
     "Transfer",
     "Workload",
+    "answers_alone",
     "expand",
     "load_scenario",
     "pipeline_problem",

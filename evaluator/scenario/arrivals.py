@@ -102,6 +102,7 @@ class Arrivals:
         return {"process": self.process, **{name: written(getattr(self, name)) for name in PROCESSES[self.process]}}
 
 
+# One record for all processes: a sweep may go from one to another, and a key that both have keeps its value.
 PROCESSES: dict[str, Table] = {
     process: table_of(Arrivals, process)
     for process in ("poisson", "gamma", "uniform", "normal", "burst", "all_at_once", "closed_loop", "trace")

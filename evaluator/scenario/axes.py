@@ -70,6 +70,8 @@ def raw_axes(value: Any, place: Place) -> list[RawAxis]:
     if not isinstance(value, Mapping):
         raise place.error(f"expected axes such as workload.arrivals.rate_rps: [1, 2, 4], got {shown(value)}")
     axes: list[RawAxis] = []
+    # Axes to sample from are kept apart: they have no steps until all others are known, as one draw covers all
+    # of them.
     bounds: dict[str, Between] = {}
     for name, written in value.items():
         where = place.key(name)
@@ -78,6 +80,7 @@ def raw_axes(value: Any, place: Place) -> list[RawAxis]:
             continue
         if name == "table":
             axes.append(_table(LABELS, written, where))
+        # Not the path of a key, so it names designs. A misspelt section ends there, too, and gets a hint.
         elif not isinstance(name, str) or split_path(name)[0] not in SECTIONS:
             axes.append(_designs(name, written, where))
         else:
@@ -89,6 +92,7 @@ def raw_axes(value: Any, place: Place) -> list[RawAxis]:
     for axis in axes:
         for path in axis.keys:
             _check_path(path, place.key(axis.name))
+    # A dataset has one dimension of each name.
     if len([axis for axis in axes if axis.name == LABELS]) > 1:
         raise place.key(LABELS).error("the designs of sweep.table are called so already; give this axis another name")
     _check_overlap(axes, bounds, place)
@@ -96,6 +100,8 @@ def raw_axes(value: Any, place: Place) -> list[RawAxis]:
         axes = _sampled(read_section(value["sample"], SAMPLE, place.key("sample")), axes, bounds, place)
     elif bounds:
         raise place.key(next(iter(bounds))).error("between is to be sampled from: add sweep.sample: {size: 256}")
+    # Before any value is read: a slip in a range could ask for more points than there is memory to refuse them
+    # in.
     points = math.prod(len(axis.steps) for axis in axes)
     if points > MAX_POINTS:
         raise place.error(f"{points:,} points are too many for one sweep; the limit is {MAX_POINTS:,}")
@@ -179,6 +185,7 @@ def _sampled(
     def place_of_step(step: int) -> Place:
         return place.noted(f" (sweep.sample, design {step + 1} of {len(steps)})")
 
+    # Numbers for names: two designs of a sample may be the same, so that what they set cannot name them.
     labels = range(1, len(steps) + 1)
     name = LABELS if LABELS not in sample["beside"] else "sample"
     designs = RawAxis(name, labels, steps, place_of_step, designs=True, repeats=True)

@@ -11,6 +11,8 @@ from typing import Any
 from evaluator.keys import Place, count, did_you_mean, listed, shown
 
 MAX_POINTS = 10_000_000
+# The number as any YAML reader has it, and behind it whatever is no digit: which units there are is for the
+# key's reader.
 _QUANTITY = re.compile(r"\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*([^\s0-9.].*?)\s*")
 
 
@@ -49,6 +51,7 @@ def values_of(written: Any, where: Place) -> list[Any] | Between:
     if not values:
         raise where.error("the axis is empty; give at least one value, or null to delete it")
     for index, value in enumerate(values):
+        # ``[[1, 2]]`` is most likely a slip for two values.
         if isinstance(value, list) or value == {}:
             raise where.item(index).error(f"expected a value or a section of values, got {shown(value)}")
     return values
@@ -85,6 +88,7 @@ def _range(arguments: Any, where: Place) -> list[Any]:
     if step == 0 or (last - first) * step < 0:
         raise where.error(f"the step must lead from the first to the last, got {shown(arguments)}")
     steps = (last - first) / step
+    # ``not <``: a step so small that the quotient is infinite must not pass.
     if not steps < MAX_POINTS:
         raise where.error(f"too many values; the limit is {MAX_POINTS:,}")
     # 1e-9: (1.0 - 0.1) / 0.1 is 8.999..., and a range to 1.0 has its last value all the same.

@@ -17,6 +17,7 @@ import numpy as np
 
 from evaluator.keys import Place, shown
 
+# Python's parser and ``unparse`` recurse: far deeper texts would end in a RecursionError of ours.
 LONGEST, DEEPEST = 2000, 50
 
 _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
@@ -73,6 +74,7 @@ class _Condition:
         if depth > DEEPEST:
             raise self.place.error(f"the condition is nested more than {DEEPEST} levels deep")
         name = _dotted(node)
+        # Before keys: a key that was called ``true`` could not be told from the word.
         if name in _FLAGS:
             return np.array(_FLAGS[name])
         if name is not None:
@@ -105,6 +107,8 @@ class _Condition:
     def truth(self, node: ast.AST, depth: int) -> np.ndarray:
         """A value that is true or false."""
         value = self.value(node, depth)
+        # Python would take any number for a truth: ``where: replicas`` is a condition that someone left
+        # unfinished.
         if value.dtype != bool:
             raise self.place.error(f"{_source(node)} is neither true nor false; compare it with something")
         return value
@@ -141,6 +145,7 @@ class _Condition:
                 continue
             value = self.value(right, depth)
             parts.append(self._compare(sign, left, value, source, right))
+            # ``1 < a < 4`` is two comparisons that share their middle, as in Python.
             left, source = value, right
         return reduce(np.logical_and, parts)
 
@@ -188,6 +193,7 @@ def column(values: Sequence[Any]) -> np.ndarray:
         return np.array(values, dtype=bool)
     if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
         return np.array([np.nan if value is None else float(value) for value in values])
+    # Objects, since the dtype tells texts from numbers and flags where values are compared.
     texts = np.empty(len(values), dtype=object)
     for index, value in enumerate(values):
         texts[index] = "none" if value is None else str(value)

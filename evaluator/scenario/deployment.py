@@ -62,6 +62,7 @@ def _registered_manager(value: Any, place: Place) -> str:
     return choice(*MANAGERS)(value, place)
 
 
+# No names in the schema: which managers there are, only the program that registers them knows.
 _manager = Reader(_registered_manager, lambda: {"type": "string"})
 
 AT_ONCE, QUEUED, ASYNCHRONOUS = "at_once", "queued", "asynchronous"
@@ -192,6 +193,7 @@ def check_engine(pool: Pool, place: Place) -> None:
     except InputError as error:
         raise place.key("engine_version").error(str(error)) from None
     said, planning = pool.async_scheduling, pool.batching.planning
+    # Both may be said where they agree: a deployment that was imported has vLLM's word, a sweep beside it ours.
     if said is not None and planning is not None and said != (planning == ASYNCHRONOUS):
         raise place.key("async_scheduling").error(
             f"is {str(said).lower()} beside batching.planning: {planning}; say the one or the other"
@@ -213,6 +215,7 @@ def _read_release(value: Any, place: Place) -> str:
     """Whether the engine has it is for the whole of the keys to say (``check_engine``)."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise place.error(f"expected a release such as '0.15', got {shown(value)}")
+    # YAML reads 0.15 as a number. (0.10 would lose its zero, which is why the examples are in quotes.)
     return str(value)
 
 

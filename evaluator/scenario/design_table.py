@@ -58,6 +58,7 @@ def read_designs(file: str) -> DesignTable:
             raise place.error(f"the columns {header[columns[path]]} and {name} are the same key {path}")
         columns[path] = number
     labels = _labels(file, [row[columns[LABELS]] for row in cells], lines) if LABELS in columns else None
+    # Names are labels of the axis and set nothing.
     columns.pop(LABELS, None)
     rows = tuple({path: row[number] for path, number in columns.items() if not _is_empty(row[number])} for row in cells)
     headers = {path: header[number] for path, number in columns.items()}
@@ -65,6 +66,8 @@ def read_designs(file: str) -> DesignTable:
 
 
 def _is_empty(cell: Any) -> bool:
+    # pandas writes a missing number as NaN to Parquet and as nothing to CSV: both mean that the design says
+    # nothing.
     return cell is None or cell == "" or (isinstance(cell, float) and math.isnan(cell))
 
 

@@ -39,6 +39,8 @@ def combined(columns: Sequence[tuple[np.ndarray, int]]) -> tuple[list[np.ndarray
     codes, count = np.zeros((), dtype=np.int64), 1
     chosen: list[np.ndarray] = []
     for more, size in columns:  # one number for each pair, renumbered at once, so that the numbers stay small
+        # A pair (a, b) as the number a * size + b: the codes broadcast, so that two axes of ten give a table of
+        # these two alone.
         pairs, codes = _distinct(codes * size + more, count * size)
         chosen = [*(index[pairs // size] for index in chosen), pairs % size]
         count = len(pairs)
@@ -77,6 +79,7 @@ def interned(values: Iterable[Any]) -> tuple[list[Any], list[int]]:
             hash(value)  # a frozen record has a hash only if all that it holds has one
             key: Hashable = value
         except TypeError:  # parameters are in a mapping
+            # Records that hold a mapping have no hash; as dataclasses their text tells their values apart.
             key = repr(value)
         code = index.setdefault(key, len(distinct))
         if code == len(distinct):

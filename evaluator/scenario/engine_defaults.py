@@ -75,6 +75,8 @@ def _caches(deployment: Deployment, defaults: SchedulerDefaults, admission: str,
     said = workload.cached_tokens or (
         trace is not None and trace.cached_tokens is not None and trace.cached_tokens.any()
     )
+    # A hash stands for whole blocks of the trace: it says what is in a block of the cache only where these fit
+    # into it.
     whole_blocks = not hashed or workload.sessions.hash_block_tokens % (kv.block_tokens or defaults.block_tokens) == 0
     return (
         deployment.role == "mixed"
@@ -109,4 +111,5 @@ def with_engine_defaults(
             filled[section] = replace(said, **unsaid)
     if deployment.async_scheduling is not None:  # what it says is in ``planning`` now
         return replace(deployment, async_scheduling=None, **filled)  # type: ignore[arg-type]
+    # Itself, not a copy: points that say everything share one deployment, by whose identity plans are shared.
     return replace(deployment, **filled) if filled else deployment  # type: ignore[arg-type]

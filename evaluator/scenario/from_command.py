@@ -32,6 +32,8 @@ def started_by(tree: Mapping[str, Any], place: Place) -> dict[str, Any] | None:
     if not isinstance(name, str):
         raise here.error(f"expected the name of a script or manifest, got {shown(name)}")
     path = Path(name)
+    # Beside the scenario first, as trace files are: a scenario with its script can be moved, and run from
+    # anywhere.
     if place.folder is not None and (place.folder / path).is_file():
         path = place.folder / path
     if not path.is_file():
@@ -44,4 +46,5 @@ def started_by(tree: Mapping[str, Any], place: Place) -> dict[str, Any] | None:
             f"deployment with `evaluator catalog import {path}` and leave {FROM} out"
         )
     said = {key: value for key, value in deployment.items() if key != FROM}
+    # What is said beside ``from`` is merged over what the script says, key by key.
     return {**tree, "deployment": put(started.tree, (), said)}

@@ -19,6 +19,7 @@ from evaluator.scenario.deployment import Deployment
 from evaluator.scenario.encoded import Encoded, combined, identity, interned
 from evaluator.scenario.engine_defaults import LEFT_TO_ENGINE, with_engine_defaults
 from evaluator.scenario.objectives import Objective
+from evaluator.scenario.pools import answers_alone
 from evaluator.scenario.scenario import Axis, Scenario
 from evaluator.scenario.short_names import is_end, key_path, resolve
 from evaluator.scenario.swept_fields import SECTIONS, Base, FieldPath, outermost, owner, read_field, rebuilt, value_at
@@ -53,6 +54,7 @@ class Grid:
         row = int(np.ravel_multi_index(tuple(steps), self.shape)) if self.shape else 0
         if self.rows is None:
             return row
+        # ``rows`` ascend: where the row is not among them, the place found holds another one.
         config = int(np.searchsorted(self.rows, row))
         if config == len(self.rows) or self.rows[config] != row:
             values = ", ".join(
@@ -119,6 +121,7 @@ def kept_rows(scenario: Scenario, told: bool = False) -> np.ndarray | None:
         return None
     axes = scenario.sweep
     place = Place(scenario.path or scenario.name).key("sweep.where")
+    # One axis for each path: axes that set the same key were refused when they were read.
     owners = {path: number for number, axis in enumerate(axes) for change in axis.changes for path in change}
     base: Point = scenario.workload, scenario.deployment, scenario.slo
     columns: dict[str, np.ndarray] = {}
@@ -241,6 +244,8 @@ def _read_fields(base: Base, axes: Sequence[Axis], steps: Sequence[np.ndarray]) 
     """Every field that an axis touches, over the points."""
     owners: dict[FieldPath, dict[int, list[str]]] = {}
     touched = [list(dict.fromkeys(path for change in axis.changes for path in change)) for axis in axes]
+    # Of an axis of a section and one of a key in it, the section is the field: both are read together, the
+    # outer one first.
     fields = outermost(base.field_of(path) for paths in touched for path in paths)
     for number, paths in enumerate(touched):
         for path in paths:
@@ -326,5 +331,5 @@ def lookup(point: Point, path: str) -> Any:
     if section == "pipeline":
         value = written(point[1].pipeline) or {}
     if section == "deployment" and keys[0] in LEFT_TO_ENGINE and value.pools is None:
-        value = with_engine_defaults(value, point[0], all(stage.of_llm for stage in value.pipeline.values()))
+        value = with_engine_defaults(value, point[0], answers_alone(value))
     return value_at(value, keys)

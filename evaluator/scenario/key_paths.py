@@ -41,6 +41,7 @@ def put(tree: Any, keys: Sequence[str], value: Any) -> Any:
     try:
         below = put(tree.get(keys[0], MISSING), keys[1:], value)
     except KeyError as error:
+        # The depth grows by one on each way back up, so that the caller can name the key where it stood.
         raise KeyError(error.args[0] + 1) from None
     # A copy of the mappings along the path, and nothing else: points of a sweep share all that they do not set.
     return {**tree, keys[0]: below}
@@ -68,6 +69,8 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 def is_whole(path: str) -> bool:
     """Whether what stands at a key path replaces what stood there."""
     keys = split_path(path)
+    # Stages may have a model and hardware of their own; a workload's ``models`` are shares and merge as any
+    # section.
     return keys[0] in ("deployment", "pipeline") and keys[-1] in WHOLE
 
 

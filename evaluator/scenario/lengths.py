@@ -85,6 +85,8 @@ def _formula(source: str, values: dict[str, Any], place: Place) -> Lengths:
         low, high = values.get(f"{part}_min"), values.get(f"{part}_max")
         if low is not None and high is not None and high < low:
             raise place.key(f"{part}_max").error(f"must be at least {part}_min = {low}, got {high}")
+    # What was not said is left out, so that equal formulas are equal records whichever clips they name as
+    # absent.
     return Lengths(source, {name: entry for name, entry in values.items() if entry is not None})
 
 
@@ -152,6 +154,8 @@ def _shares_reader(kind: str, example: str, read_name: Reader) -> Reader:
         shares = {}
         for name, entry in value.items():
             here = place.key(name)
+            # The name of a share is a key of the file, so that it is checked as a value would be: a model must
+            # be in the catalog.
             read_name(name, here)
             values = read_section(entry, table, here) if isinstance(entry, Mapping) else {"share": _share(entry, here)}
             shares[str(name)] = ModelShare(**values)

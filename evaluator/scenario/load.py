@@ -60,6 +60,7 @@ def load_scenario(source: str | Path | Mapping[str, Any], overrides: Sequence[st
         raise place.error(f"expected a scenario with the keys {', '.join(TOP)}, got {shown(tree)}")
     # First the command line that a deployment may stand as: keys below it, and overrides, change what it makes.
     command = started_by(tree, place)
+    # Stages get names before overrides, which set keys below them (``pipeline.tool.seconds``).
     tree = _named_stages(command or tree, place, first=True)
     parsed = [_parse(override) for override in overrides]
     for override in parsed:  # each may write the pipeline as a list, below whose stages the next sets a key
@@ -111,6 +112,8 @@ TOP: Table = {
 def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: Sequence[Override]) -> Scenario:
     axes = raw_axes(tree.get("sweep"), place.key("sweep"))
     where = raw_conditions(tree.get("sweep"), place.key("sweep"))
+    # Of the tree as written: once the sections are read, nothing tells a figure that was said from one of the
+    # catalog.
     refuse_shadowed(axes, tree, overrides, place.key("sweep"))
     # Axes before sections: a key that must be there may be said by an axis alone, whose first value then completes
     # the base.

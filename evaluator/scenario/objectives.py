@@ -93,6 +93,7 @@ def _objectives(value: Any, place: Place) -> tuple[Objective, ...]:
     read = read_section(value, SLO, place)
     relax = read["relax"]
     objectives = tuple(
+        # Relaxed here and nowhere else: the search, the statistics and the page all read the bound that holds.
         Objective(metric, statistic, bound * (1.0 + relax), relax)
         for metric in value
         # `relax` is a key of the section too, and bounds nothing itself.
@@ -107,6 +108,8 @@ def _objectives(value: Any, place: Place) -> tuple[Objective, ...]:
 def _statistics(value: Any, place: Place) -> tuple[tuple[str, float], ...]:
     if not isinstance(value, Mapping) or not value:
         raise place.error(f"expected bounds such as {{p90: 1.5s}}, got {shown(value)}")
+    # All names before any bound: a statistic that is none is the likelier slip, and its message lists what
+    # there is.
     for name in value:
         match = _STATISTIC.fullmatch(str(name))
         percent = float(match.group(1)) if match else math.nan
@@ -157,6 +160,8 @@ def written_slo(slo: tuple[Objective, ...]) -> dict[str, Any]:
     """Objectives as the section they could have been read from."""
     tree: dict[str, Any] = {}
     for objective in slo:
+        # The inverse of the reading, since a sweep that sets one bound reads the section again with the others
+        # in it.
         tree.setdefault(objective.metric, {})[objective.statistic] = objective.bound_s / (1.0 + objective.relax)
         if objective.relax:
             tree["relax"] = objective.relax

@@ -82,6 +82,7 @@ class Stage:
     def written(self) -> dict[str, Any]:
         """The section it could have been read from."""
         of_kind = {} if self.parameters is None else written(self.parameters)
+        # ``or None``: an empty ``only`` is a key that nobody said.
         common = {name: written(getattr(self, name)) or None for name in (*COMMON, "tokens")}
         return {"stage": self.kind, **common, **of_kind}
 
@@ -168,6 +169,8 @@ def _check_order(stages: Mapping[str, Stage], place: Place) -> None:
     if taken:
         raise place.key(taken[0]).error("is the name of a stage of the LLM; give this one another name")
     _check_loops(stages, place)
+    # The empty kind at the end lets the last stage be looked at as every other: a prefill there has no decode
+    # behind it.
     for kind, following in pairwise([*kinds, ""]):
         if (kind == "prefill") != (following == "decode"):
             raise place.error(

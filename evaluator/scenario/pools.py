@@ -30,6 +30,12 @@ def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
     return tuple((name, _pool(deployment, pool)) for name, pool in ordered)
 
 
+def answers_alone(deployment: Deployment) -> bool:
+    """Whether one pool gives the answers, and no stages are around it."""
+    # What an engine caches of prefixes by default hangs on it: the point of a sweep and its plan must say the same.
+    return len(pools_of(deployment)) == 1 and all(stage.of_llm for stage in deployment.pipeline.values())
+
+
 def stage_pools_of(deployment: Deployment) -> dict[str, Deployment]:
     """The pools for stages, by name. Of what is said beside the pools only the hardware and the engine hold for them.
 

@@ -38,6 +38,7 @@ def python_types() -> str:
     made: dict[str, str] = {}
     schema = scenario_schema()
     sections = {name: part for name, part in schema["properties"].items() if name != "sweep"}
+    # The keys of axes are whole paths, of which a class can have no fields.
     whole = {**schema, "properties": {**sections, "sweep": {**schema["properties"]["sweep"], "opaque": True}}}
     _class("Scenario", whole, made)
     return "\n\n".join([_HEAD, *made.values()])
@@ -91,6 +92,7 @@ def _class(name: str, schema: Mapping[str, Any], made: dict[str, str]) -> str:
         hint = _annotation(_without_null(value), _named(key), made)
         lines += [f"    {key}: {hint}", *_doc(value.get("description", ""), "    ")]
     text = "\n".join(lines) + "\n"
+    # Two sections of one name with different keys: the second is called ``...Of``, and again if need be.
     if made.setdefault(name, text) == text:
         return name
     return _class(f"{name}Of", schema, made)

@@ -80,6 +80,7 @@ class Routers:
 
 
 def _routers(value: Any, place: Place) -> Choice | Routers:
+    # A mapping either names a router with keys, or says one for each phase.
     if isinstance(value, Mapping) and not any(name in value for name in with_keys()):
         return Routers(**read_section(value, table_of(Routers), place))
     return _router(value, place)

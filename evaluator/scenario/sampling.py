@@ -28,6 +28,7 @@ def draw(
     # each would leave gaps.
     unit = _unit(method, len(choices) + len(bounds), size, seed)
     readers = key_readers()
+    # Keys below names of the user's own have no reader here, and are drawn as they come.
     whole = {path: path in readers and readers[path].whole for path in bounds}
     designs = []
     for point in unit.tolist():

@@ -46,6 +46,8 @@ def scenario_schema() -> dict[str, Any]:
         "properties": properties,
         "additionalProperties": False,
         "required": required(TOP),
+        # JSON Schema's way to make keys required on a condition: with a sweep an axis may give the model or the
+        # arrivals.
         "if": {"not": {"required": ["sweep"]}},
         "then": {"properties": needed},
         "$defs": {"form": _forms()},
@@ -71,6 +73,7 @@ def _sweep() -> Schema:
         },
         "patternProperties": {r"^(workload|deployment|pipeline|slo)(\.|$)": _axis(None)},
         "additionalProperties": {"anyOf": [*(_only(form) for form in designs), {"type": "null"}]},
+        # Seeds match the pattern of paths and are refused by the loader.
         "propertyNames": {"not": {"const": "workload.seeds"}},
     }
 

@@ -28,6 +28,7 @@ def refuse_shadowed(axes: Sequence[RawAxis], tree: Tree, overrides: Sequence[Ove
                     raise where.error(_message(f"the axis {owner[whole]}", whole, key, get(tree, split_path(key))))
     for axis in axes:
         for whole in axis.keys:
+            # A figure that has an axis of its own is set in every design, after the name.
             lost = [path for path in _figures(tree, whole) if path not in owner and _lost(axis, whole, path)]
             if lost:
                 raise place.key(axis.name).error(_message("the axis", whole, lost[0], get(tree, split_path(lost[0]))))

@@ -32,6 +32,8 @@ def _below(path: str, table: Table) -> Iterator[tuple[str, Reader]]:
         else:
             yield f"{path}.{key}", entry.read
             if isinstance(entry.read, Figures):
+                # Figures of a device stand beside its name: ``hardware`` is a key itself, and so is
+                # ``hardware.memory_bytes``.
                 yield from ((f"{path}.{key}.{below}", reader) for below, reader in entry.read.keys.items())
 
 
@@ -53,6 +55,7 @@ def resolve(name: str, paths: Iterable[str], place: Place) -> str:
     Errors: InputError where there is none, or several.
     """
     paths = list(paths)
+    # The whole path before its ends: ``a.b`` may end another path, too.
     if name in paths:
         return name
     meant = [path for path in paths if is_end(name, path)]

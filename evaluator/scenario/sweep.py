@@ -84,6 +84,8 @@ def _between(axis: RawAxis) -> _Intervals | None:
     """
     if len(axis.steps) < MANY:
         return None
+    # Only columns that every step has: a gap in one means the scenario's value there, which is no number of the
+    # column.
     shared = set(axis.steps[0]).intersection(*axis.steps)
     arrivals = [path for path in axis.keys if path.startswith("workload.arrivals")]
     columns = {}
@@ -109,6 +111,7 @@ def _si(key: str, value: Any) -> Any:
 
 def _refuse_twice(axis: RawAxis, first: int, second: int, normal: Mapping[str, Any]) -> None:
     before, place = axis.place(first), axis.place(second)
+    # Steps of a table have files with lines for places, those of a list have numbers.
     same = f"{before.file.rpartition(', ')[2]}" if before.file != place.file else f"value {first + 1}"
     raise place.error(f"{axis.name} is the same as {same}: {_joined(normal, axis.name) or 'nothing is set'}; keep one")
 
@@ -205,6 +208,7 @@ def _label(value: Any, name: str, normal: Mapping[str, Any]) -> Any:
 def _joined(normal: Mapping[str, Any], name: str) -> str:
     if list(normal) == [name]:
         return _shown(normal[name])
+    # The last words of the keys where they differ, else the paths: a zip may set the policy of two pools.
     short = [split_path(path)[-1] for path in normal]
     names = short if len(set(short)) == len(short) else [path.removeprefix(f"{name}.") for path in normal]
     return ",".join(f"{key}={_shown(leaf)}" for key, leaf in zip(names, normal.values(), strict=True))

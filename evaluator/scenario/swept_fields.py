@@ -72,6 +72,8 @@ class Base:
             reader: Reader = SECTIONS[field[0]]
             value, checked = getattr(self, field[0]), False
             for key in field[1:]:
+                # Any section on the way down may have rules that join its keys, so that one of them makes the
+                # field worth a check.
                 checked = checked or getattr(reader, "check", None) is not None
                 reader, value = reader.below(value, key)  # type: ignore[attr-defined]
             self._checked[field] = checked
@@ -104,6 +106,8 @@ def field_depth(reader: Reader, base: Any, keys: tuple[str, ...]) -> int:
     for depth, key in enumerate(keys):
         if base is None or not isinstance(reader, Section | Named):
             return depth
+        # An unknown key of a section is a field of its own, whose reading gives the message; an unknown name of
+        # a set (a pool) is the whole set's.
         if key not in reader.names(base):
             return depth if isinstance(reader, Named) else depth + 1
         reader, base = reader.below(base, key)

@@ -153,6 +153,7 @@ def _read_csv(file: str, wanted: Iterable[str]) -> Columns:
     for number, row in enumerate(rows, 1):
         if len(row) != len(header):
             raise InputError(f"{file}: row {number} has {len(row)} values for {len(header)} columns")
+    # Other columns are not read: logs have prompts in them, which are no numbers and may be large.
     texts = {name: [row[header.index(name)] for row in rows] for name in (*wanted, *WORDS) if name in header}
     numbers = {name: _numbers(file, name, values) for name, values in texts.items() if name not in WORDS}
     return numbers, {name: texts[name] for name in WORDS if name in texts}, header
@@ -251,6 +252,7 @@ def _from_its_start(times: np.ndarray) -> np.ndarray:
 
 def _tokens(file: str, name: str, values: np.ndarray) -> np.ndarray:
     least = 0 if name in _OPTIONAL else 1
+    # 2^53: columns come as float64, which holds no larger integer exactly.
     bad = ~(np.isfinite(values) & (values >= least) & (values < 2**53) & (values == np.floor(values)))
     _refuse(file, name, bad, values, f"must be an integer of at least {least}")
     return values.astype(np.int64)
@@ -259,6 +261,7 @@ def _tokens(file: str, name: str, values: np.ndarray) -> np.ndarray:
 def _session_numbers(names: Sequence[Any]) -> NDArray[np.int64]:
     """Names of any kind as numbers, (request,): those of new sessions count up in their order."""
     numbers: dict[Any, int] = {}
+    # As texts, since a CSV and a Parquet of one trace have the same sessions as ``"7"`` and as 7.
     return np.array([numbers.setdefault(name, len(numbers)) for name in map(str, names)], dtype=np.int64)
 
 

@@ -157,6 +157,7 @@ class Workload:
     @property
     def model_names(self) -> tuple[str, ...]:
         """The models that requests ask for, by their numbers; none where no request names one."""
+        # Shares of the scenario come first; a trace that names models beside them is refused by ``finish``.
         trace = None if self.models else self.trace
         return tuple(self.models) if trace is None else trace.models
 
