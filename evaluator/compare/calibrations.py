@@ -19,6 +19,8 @@ def calibration_for(wanted: str, hardware: str) -> Calibration:
     """
     set_names = names("calibrations")
     if wanted == "auto":
+        # The set of all GPUs is a fit to servers, which a data sheet is not: its host's times hold for a device
+        # that nobody measured, too.
         best = load_calibration("auto", hardware)
         return load_calibration(ANY_GPU, hardware) if best.name == "datasheet" and ANY_GPU in set_names else best
     name = wanted.replace("GPU", hardware)

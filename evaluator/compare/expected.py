@@ -113,6 +113,7 @@ def errors_of_iterations(judged: pd.DataFrame, source: str, hardware: str) -> pd
     named = rows["label"].str.extract(r"^(?P<model>\S+) TP (?P<tensor_parallel>\d+)")
     rows = rows.assign(case=ITERATIONS, source=f"{source} ({hardware})", stage=0, hardware=hardware, **named)
     rows["run"] = hardware + " " + rows["label"].str.removesuffix(" prefill").str.removesuffix(" decode")
+    # Other phases are NaN in it: each statistic has the iterations that it is about.
     rows["ttft_mean"] = error.where(rows["phase"] == "prefill")
     rows["itl_mean"] = error.where(rows["phase"] == "decode")
     return rows.reindex(columns=[*ROW, *STATISTICS]).round(5)
@@ -178,6 +179,7 @@ def _rows(path: Path) -> pd.DataFrame:
     import pandas as pd
 
     try:
+        # As texts: runs are numbered in some sources, and layouts may be "any".
         rows = pd.read_csv(path, dtype={"run": str, "tensor_parallel": str})
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InputError(f"{path}: no rows of errors: {error}; derive the table anew under another name") from None

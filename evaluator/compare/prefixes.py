@@ -17,10 +17,14 @@ def kept_units(server: Server, load: MeasuredRequests) -> int | None:
     """
     experiment, workload, kv = server.experiment, server.experiment.workload, server.replica.kv
     block, fixed = experiment.block_tokens, workload.groups * workload.prompts_per_group
+    # The first requests are the fixed prompts, each once, in the order in which generators send them: later
+    # ones repeat them.
     distinct = kv_units(kv, whole_blocks(load, block)[:fixed])
     system = int(kv_units(kv, workload.system_tokens // block * block))
     # Each group's system prompt is in the blocks of all its prompts, and is there once.
     resident = int(distinct.sum()) - system * (len(distinct) - workload.groups)
+    # Half: a cache that is nearly full of them would evict some between two uses, which no constant of resident
+    # units tells.
     if not (experiment.prefix_caching and experiment.chunked_prefill) or resident > kv.capacity_units / 2:
         return None
     return max(resident, 0)

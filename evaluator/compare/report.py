@@ -87,7 +87,11 @@ def _remarks(table: pd.DataFrame) -> list[str]:
     by_experiment = table.groupby("exp_id", sort=False)
     none = [str(key) for key, part in by_experiment if (part["status"] == "not measured").all()]
     notes = Counter(
-        note for _, part in by_experiment for note in dict.fromkeys("; ".join(part["notes"]).split("; ")) if note
+        # Once for an experiment, which has its notes in each of its rows.
+        note
+        for _, part in by_experiment
+        for note in dict.fromkeys("; ".join(part["notes"]).split("; "))
+        if note
     )
     counted_notes = ", ".join(f"{note} ({counted(count, 'experiment')})" for note, count in notes.most_common())
     return [f"without measurements: {', '.join(none)}"] * bool(none) + [f"notes: {counted_notes}"] * bool(counted_notes)

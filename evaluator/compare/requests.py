@@ -73,6 +73,7 @@ def _with_trace(scenario: Scenario, trace: Path, count: int) -> Scenario:
         warmup_requests=0,
         cooldown_requests=0,
         find_warmup=False,
+        # One: nothing is drawn where times and lengths are those of a file.
         seeds=(0,),
         cached_tokens=0,
         sessions=Sessions(),
@@ -88,6 +89,7 @@ def _statistics(table: pd.DataFrame) -> pd.DataFrame:
     for metric in METRICS:
         if f"{metric}_s" not in table:
             continue
+        # Both or neither: statistics over different requests would not be of one thing.
         both = table[[f"predicted_{metric}_s", f"{metric}_s"]].dropna().to_numpy()
         if not len(both):
             continue

@@ -168,6 +168,7 @@ def _from_options(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
     said = any(key.startswith("workload.lengths") for key in keys)
     if run.prompt_tokens is None and not said:
         raise InputError(f"{run.label}: says nothing of the lengths of prompts; give --scenario with workload.lengths")
+    # A stand-in, since a scenario must have lengths: those of the run take its place when it is simulated.
     lengths = {"source": "fixed", "prompt_tokens": 1, "output_tokens": 1}
     tree = {"name": "measured", "workload": {"arrivals": {"process": "all_at_once"}, "lengths": lengths},
             "deployment": deployment}  # fmt: skip
@@ -194,7 +195,9 @@ def _simulated(run: MeasuredRun, scenario: Scenario, folder: Path) -> Simulation
     workload = replace(
         scenario.workload, arrivals=arrivals, lengths=lengths, requests=run.requests, warmup_requests=0,
         cooldown_requests=0, find_warmup=False, seeds=(0,), models={},
+        # Measured lengths are what was generated, thoughts included: a scale would count these twice.
         reasoning=Reasoning() if run.prompt_tokens is not None else scenario.workload.reasoning,
+        # System prompts stay: they are of the prompts, not of who sends them when.
         sessions=replace(scenario.workload.sessions, turns=Sessions().turns, think_s=Sessions().think_s),
     )  # fmt: skip
     try:
@@ -277,6 +280,7 @@ def _rows(run: MeasuredRun, scenario: Scenario, simulation: Simulation) -> list[
                 "measured": scale * measured,
                 "error_pct": 100 * (values[metric] / measured - 1),
                 "status": OK,
+                # 0 is the error of a throughput that is given by the rate: no prediction, hence NaN.
                 EXPECTED: np.nan if expected is None else 100 * float(np.mean(expected)) or np.nan,
             }
         )

@@ -104,6 +104,7 @@ def _rows(ran: Server, runs: Sequence[Times]) -> list[dict]:
         counted = measured.counted_tokens if measured else None
         of_seeds = [predictions(times, stage, counted, percents) for times in runs]
         served = all(np.isfinite(metrics["e2e_mean"]) for metrics in of_seeds)
+        # Little's law; predicted and not measured, as few files tell it. The bands of the report are by it.
         concurrency = rates[stage] * float(np.mean([metrics["e2e_mean"] for metrics in of_seeds]))
         common = _described(experiment, ran) | {
             "stage_index": stage, "rate_rps": rates[stage], "concurrency": concurrency,
@@ -113,6 +114,8 @@ def _rows(ran: Server, runs: Sequence[Times]) -> list[dict]:
             for metric in measured_values
             if metric in of_seeds[0]
         ]
+        # An experiment without measurements is predicted all the same, with the three that every one would
+        # have.
         if not measured_values:
             rows += [
                 common | _beside(metric, of_seeds, None, served) for metric in ("ttft_mean", "itl_mean", "e2e_mean")

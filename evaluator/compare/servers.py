@@ -44,6 +44,7 @@ def server(experiment: Experiment, calibration: str | Calibration = "auto") -> S
     _check_length(experiment, model)
     if isinstance(calibration, str):
         calibration = calibration_for(calibration, hardware)
+    # Refused here, because the plan's own check (``joint_pools.too_many_together``) is of scenarios.
     if ring_bytes(experiment.data_parallel, ring_of(experiment.workload.output_tokens)) > RING_BYTES:
         raise InputError(
             f"data_parallel_size {experiment.data_parallel} with outputs of {experiment.workload.output_tokens} tokens "
@@ -74,6 +75,8 @@ def deployment(experiment: Experiment, model: Model, hardware: str, calibration:
         calibration=calibration.name,
         tensor_parallel=ranks,
         pipeline_parallel=experiment.pipeline_parallel,
+        # vLLM's ``enable_expert_parallel`` takes all devices of the model: ``FusedMoEParallelConfig.make`` has
+        # ep = tp x dp.
         expert_parallel=ranks * experiment.data_parallel if experiment.expert_parallel else 1,
         data_parallel=experiment.data_parallel,
         batching=Batching(CHUNKED.name if chunks else MIXED.name, *_limits(experiment, model, hardware)),

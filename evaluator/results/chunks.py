@@ -82,6 +82,7 @@ def read_chunks(folder: str | Path) -> dict[int, dict[str, np.ndarray]]:
             # Without pickles, which could run anything that somebody put into the folder.
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
                 values = shared({name: file[name] for name in file.files})
+            # All columns of a chunk are as long: one that was cut short by a full disk is not.
             rows = {len(array) for array in values.values()}
             index = int(path.stem.removeprefix("chunk-"))
         except Exception:  # whatever the damage does to the reader, the chunk is computed anew

@@ -35,6 +35,7 @@ def _flat(changes: Mapping[str, Any], whole: str = "") -> dict[str, Any]:
     """Key paths down to scalars: what a mapping sets is told apart key by key, but at ``whole``."""
     flat: dict[str, Any] = {}
     for path, value in changes.items():
+        # Figures in the place of a name, as of a device: the label of the step tells them.
         if isinstance(value, Mapping) and path == whole:
             continue
         if isinstance(value, Mapping):

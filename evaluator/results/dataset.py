@@ -54,6 +54,7 @@ def to_dataset(
     coords = {
         "config": _described(("config",), config.astype(np.int64), _CONFIG),
         "quantile": _described(("quantile",), np.asarray(levels, dtype=np.float64), _QUANTILE),
+        # C order, as ``Grid`` lists its points: the last axis varies the fastest.
         **_swept(columns, np.unravel_index(config, shape) if shape else ()),
     }
     if inputs:
@@ -72,6 +73,8 @@ def to_dataset(
             same = values.size > 0 and (values == values[0]).all()
             coords[name] = _described((), values[0], variable) if same else _described(("config",), values, variable)
     variables = {
+        # A variable may come without its trailing dimension (a mean where quantiles are also known): as many
+        # names as it has axes.
         name: _described(VARIABLES[name].dims[: np.ndim(values)], values, VARIABLES[name])
         for name, values in shared({name: np.asarray(values) for name, values in metrics.items()}).items()
         if name != "config" and name not in _OF_ALL
@@ -98,6 +101,7 @@ def _swept(
 
 def _grid(columns: Sequence[Mapping[str, Any]], shape: tuple[int, ...]) -> dict[str, str]:
     """The grid as attributes: the size of each axis, and its coordinates, of which the first names the dimension."""
+    # JSON, since attributes of netCDF take neither lists of lists nor mappings.
     grid = [{"dimension": next(iter(names)), "size": size} for names, size in zip(columns, shape, strict=True)]
     return {"grid": json.dumps(grid), "coordinates_of": json.dumps([list(names) for names in columns])}
 

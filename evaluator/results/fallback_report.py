@@ -29,6 +29,7 @@ class FallbackReport:
             for configuration in whole.configurations
             if configuration.status == OK and configuration.simulator == TOKEN
         ]
+        # Who asks for the reference is not told that it was taken.
         left = reference if whole.simulator not in (REQUEST, TOKEN) else []
         reasons = Counter(reason for configuration in left for reason in configuration.lacking or (TOO_FEW,))
         return FallbackReport(whole.simulator, len(whole.configurations), len(left), dict(reasons))

@@ -32,6 +32,7 @@ NETCDF_SUFFIXES = (".nc", ".nc4", ".h5")
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A name beside ``path`` to write to, which takes its place only when all is written. InputError if it cannot."""
+    # With the process's number: two runs that write one file do not write into one another's part.
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +80,7 @@ def check_output(path: str | Path) -> Path:
     kind = _format(path)
     if path.is_dir() and kind == "netcdf":
         raise InputError(f"{path}: is a folder; the result would be a file")
+    # Replacing removes what was there, which must not be somebody's folder of other files.
     if path.is_dir() and any(path.iterdir()) and not (path / "zarr.json").exists():
         raise InputError(f"{path}: is a folder with other files in it, not a Zarr store")
     return path
@@ -150,6 +152,8 @@ def read(path: str | Path) -> xr.Dataset:
         problem = lost_pieces(path) if kind == "zarr" else None
         opened = xr.open_zarr(path, consolidated=False) if kind == "zarr" else xr.open_dataset(path, engine=ENGINE)
         with opened as lazy:
+            # In memory, so that the file may be replaced, by the same sweep for instance, while its dataset is
+            # in use.
             ds = lazy.load()
         ds.attrs.pop(WHOLE, None)  # of the store, not of the dataset, which others may write in other pieces
     except Exception as error:  # damaged files make HDF5 and Zarr fail in all ways

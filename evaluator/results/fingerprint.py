@@ -25,6 +25,7 @@ def fingerprint_of(scenario: Scenario, *parts: str) -> str:
     digest = hashlib.sha256()
     without_text = replace(scenario, text="", path=None)
     # A zero byte between the parts, so that no two lists of parts are the same text.
+    # The sources, too: chunks that another version of the package computed may have other numbers in them.
     for part in (SCHEMA_VERSION, code_here(), catalog_here(), repr(without_text), *parts):
         digest.update(part.encode() + b"\0")
     for path in _named_files(scenario):
@@ -35,6 +36,7 @@ def fingerprint_of(scenario: Scenario, *parts: str) -> str:
 def _named_files(scenario: Scenario) -> Iterator[Path]:
     """The files that a scenario names anywhere: traces, tables of designs, hardware and calibrations of its own."""
     folder = Path(scenario.path).parent if scenario.path else Path.cwd()
+    # Sorted: the order in a file does not matter, and that of a set changes from run to run.
     for text in sorted(set(_texts(loads_yaml(scenario.text, scenario.name) if scenario.text else {}))):
         # Any text that ends like a file's name and is one: a file too many costs a hash, one too few would let old
         # numbers pass for those of its new content.

@@ -46,6 +46,8 @@ def select(axes: Sequence[Axis], wanted: Mapping[str, str]) -> tuple[int, ...]:
     remaining = [list(range(len(axis.values))) for axis in axes]
     for name, text in wanted.items():
         number = _axis(axes, name)
+        # Among those that earlier names left: on a zipped axis two keys together may choose a step that neither
+        # does alone.
         remaining[number] = _positions(axes[number], name, text, remaining[number])
     open_axes = [(axis, left) for axis, left in zip(axes, remaining, strict=True) if len(left) > 1]
     if open_axes:

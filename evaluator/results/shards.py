@@ -150,6 +150,7 @@ class Store:
                         Path(name, "zarr.json"),
                         *pieces_of(self.path, name, rows.start, len(rows), self.piece),
                     ]:
+                        # Read back from the disk and not from memory: what counts is what others will find.
                         files[file.as_posix()] = _checksum(self.path / file) or 0
         except OSError as error:
             raise InputError(f"cannot write {self.path}: {error.strerror or error}") from error

@@ -91,6 +91,7 @@ def _lengthened(first: Plan, context: RunContext) -> tuple[Plan, np.ndarray, dic
 
 def _statistics(whole: Plan, levels: np.ndarray, context: RunContext) -> list[dict[str, np.ndarray]]:
     """The rows of all chunks: those kept from an interrupted run, and the others, kept as they come."""
+    # Inside: it loads the simulators, and JAX with them, which a scenario that is refused should not wait for.
     from evaluator.execution.schedule import chunks_of, computed
 
     chunks, checkpoint, progress = list(chunks_of(whole)), context.checkpoint, context.progress

@@ -63,6 +63,8 @@ def sweep(
         if out is not None:
             target = check_output(out)
             checkpoint = Checkpoint.beside(target, task.fingerprint)
+            # Before anything is read or removed of what lies beside the output: another process may be writing
+            # it.
             stack.enter_context(exclusive(lock_of(target), target))
             # Under the lock only: the parts of a writer that is alive are not left-overs.
             clear_parts(target)
@@ -84,6 +86,7 @@ def sweep(
                 raise InputError(
                     f"{error}; all finished chunks are kept in {checkpoint.folder}, and taken up again"
                 ) from error
+            # Last: a run that is killed while the result is written finds its chunks again.
             checkpoint.remove()
     return dataset
 
@@ -126,6 +129,7 @@ def sweep_shard(
             return ShardState.WRITTEN
         rows = shard.rows(store.total)
         if not rows:
+            # A shard without rows says that it is written, or ``gather`` would wait for it.
             store.write(shard, None, {}, FallbackReport(simulator))
             return ShardState.COMPUTED
         # A cluster is started only here, where there is something to compute.

@@ -42,6 +42,8 @@ class Bisection:
         # Only one kind is known so far: go on in its direction, in strides that double, so that a start that is far
         # off costs the logarithm of the distance.
         onwards = np.where(some_hold, held + stride, np.where(some_fail, failed - stride, self.start[searches]))
+        # Only while one side is open: with both known the step is half of the gap, and neither before the first
+        # trial is anything learnt about the distance.
         self._stride[searches] = np.where(some_hold ^ some_fail, 2 * stride, stride)
         return np.clip(np.where(some_hold & some_fail, (held + failed) // 2, onwards), held + 1, failed - 1)
 

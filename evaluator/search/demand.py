@@ -36,6 +36,7 @@ class Fewest:
     def undecided(self) -> np.ndarray:
         """The designs that serve the rate in a run that is not steady."""
         met = np.array([str(text).startswith(MET) for text in self.status], dtype=bool)
+        # A run that misses is decided: a longer one would fill the queue further, not less.
         return np.flatnonzero(met & ~self.reported.values["steady"])
 
     def replaced(self, designs: np.ndarray, other: Fewest) -> Fewest:
@@ -74,6 +75,8 @@ def fewest_replicas(
         values, met = run(whole, configurations, np.full(open_.size, rate_rps), levels)
         # Until some number of replicas will do, the run with the most of them is the one to report.
         more = ~bisection.found[open_] & (places > most[open_])
+        # Kept as they come: each that holds has fewer replicas than the one before, since the search goes down
+        # from what holds.
         runs.keep(open_[met | more], values, np.flatnonzero(met | more))
         ratios, _ = objectives.ratios(values, open_)
         for row in np.flatnonzero(~met & more):
@@ -90,6 +93,7 @@ def fewest_replicas(
 def _fewest(
     ladders: Sequence[list[Configuration]], bisection: Bisection, runs: ReportedRuns, missed: np.ndarray, trials: int
 ) -> Fewest:
+    # -1: the last rung of the ladder, which has the most replicas that were tried.
     places = np.where(bisection.found, -bisection.held, -1)
     configurations = [ladder[rung] for ladder, rung in zip(ladders, places.tolist(), strict=True)]
     steady = runs.values["steady"]

@@ -49,6 +49,7 @@ def designs_of(scenario: Scenario, simulator: str) -> Designs:
         return _of_layouts(bare, simulator, note)
     laid_out, fitting = with_layouts(bare, simulator)
     designs = _of_layouts(laid_out, simulator, f"{note} {fitting}".strip())
+    # Pruned after planning: the closed form asks for the iteration cost of a design, which its plan builds.
     ladders, left_out = pruned(designs.plan, designs.ladders, len(bare.sweep), scenario.demand.rate_rps is not None)
     return replace(designs, ladders=ladders, note=f"{designs.note} {left_out}".strip())
 
@@ -62,6 +63,8 @@ def _of_layouts(bare: Scenario, simulator: str, note: str) -> Designs:
         whole = plan(bare, simulator=simulator)
         configurations = [within(configuration, bare.budget) for configuration in whole.configurations]
         return Designs(whole, [[configuration] for configuration in configurations], note)
+    # As an axis of the sweep, so that the grid, its rows and the dataset know the replicas as any swept key. It
+    # is the last, which varies the fastest: ``row // most`` is the design.
     laddered = replace(bare, sweep=(*bare.sweep, replicas_axis(most)))
     whole = plan(laddered, simulator=simulator)
     rows = whole.grid.numbers(np.arange(len(whole.configurations)))
@@ -145,6 +148,8 @@ def _no_rate(configuration: Configuration) -> str | None:
         )
     if configuration.workload.arrivals.process == "trace":
         try:
+            # Tried, since only the trace tells whether its times can be scaled to a rate: all its requests may
+            # come at once.
             at_rate(configuration.workload.arrivals, 1.0, configuration.workload.requests)
         except ValueError as error:
             return f"unsupported: {error}; use more requests of it, or other arrivals"
@@ -222,6 +227,7 @@ def _most_of_pools(scenario: Scenario, free: Sequence[str], simulator: str) -> d
                 continue
             limits = [MOST_REPLICAS]
             if budget.devices is not None:
+                # The plan has one replica of each pool already: what is left goes to this one alone.
                 limits.append(1 + (budget.devices - configuration.accelerators) // station.devices)
             if budget.usd_per_hour is not None and station.usd_per_device_hour:
                 assert configuration.usd_per_hour is not None
@@ -265,6 +271,7 @@ def _most(configuration: Configuration, budget: Budget, rate: float | None, star
     limits = []
     if budget.devices is not None:
         limits.append(budget.devices // configuration.accelerators)
+    # A price of 0 bounds nothing, and must not divide.
     if budget.usd_per_hour is not None and (price := configuration.usd_per_hour):
         limits.append(floor(budget.usd_per_hour / price * (1.0 + 1e-12)))
     if rate is not None:

@@ -171,6 +171,7 @@ class _Search:
                 for design, point in zip(designs, points, strict=True)
             ]
         )
+        # What holds now is above all that held before, so that the last one kept is the run at the goodput.
         better = np.flatnonzero(met | (~self.bisection.found[designs] & lower))
         self.reported.keep(designs[better], values, better)
         self.error[designs[better]] = errors[better]
@@ -187,6 +188,7 @@ class _Search:
         """What came of all designs, after so many trials."""
         rate = np.where(self.bisection.found, self.rates(self.bisection.held), 0.0)
         high = self.rates(self.bisection.failed)
+        # No rate was found, since none was missed: what is told is what the design served of a burst.
         rate[self.unbounded], high[self.unbounded] = self.reported.values["throughput_rps"][self.unbounded], np.inf
         stderr, model_error = np.full((2, len(self.configurations)), np.nan)
         status = np.full(len(self.configurations), UNBOUNDED_STATUS, dtype=object)
@@ -251,6 +253,8 @@ def _slope(points: np.ndarray, log_ratios: np.ndarray, held: int, step: float) -
     """
     far = max(1, round(SLOPE_SPAN / step))
     below, above = points[points <= held], points[points > held]
+    # Far enough apart that chance between two runs does not decide the slope; the nearest such, as it changes
+    # with the rate.
     first = below[below <= held - far].max(initial=below.min())
     last = above[above >= held + 1 + far].min(initial=above.max())
     ends = [log_ratios[np.flatnonzero(points == point)[0]] for point in (first, last)]

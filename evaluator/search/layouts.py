@@ -74,8 +74,11 @@ def layouts(models: Sequence[Model], hardware: Sequence[Hardware], devices: int)
         if size > most or (pipeline > 1 and (2 * tensor <= node or data > 1)):
             continue
         whole = tensor * data
+        # Data-parallel ranks are only of use where experts are dealt out over all of them; with a single rank
+        # both ways exist. ``fromkeys``: on one device they are the same.
         for expert in dict.fromkeys((1, whole) if experts and data == 1 else (whole if experts else 1,)):
             cuts.append(dict(zip(KEYS, (tensor, pipeline, data, expert), strict=True)))
+    # Expert parallelism (the fourth) uses the devices of the others, and adds none.
     return sorted(cuts, key=lambda layout: prod(layout[key] for key in KEYS[:3]))
 
 

@@ -130,6 +130,8 @@ def _by_goodput(
     # A stated number of requests is kept, but where it is too small to tell any rate: such designs would be ranked by
     # what a burst makes of them, the fastest behind the slowest. A trace has no more requests than it has.
     most = MOST_AUTO if stated and "trace" not in (workload.arrivals.process, workload.lengths.source) else 0
+    # Each plan has more requests than the one before and only the designs that are undecided: those that are
+    # clear stay at their short runs.
     for longer in longer_plans(designs.plan, undecided, most):
         wanted = again_wanted()
         ladders = _able(longer, [[configurations[position]] for position in able[wanted]])
@@ -137,6 +139,7 @@ def _by_goodput(
         if not ready.any():
             break
         rows, again = wanted[ready], [configuration for ladder in ladders for configuration in ladder]
+        # The search begins at what the shorter runs found, from which it needs a few trials.
         more = goodput(longer, again, levels, bracket, progress, limits.rate_rps[rows], limits.trials)
         limits = limits.replaced(rows, more)
         for position, configuration in zip(able[rows], again, strict=True):
@@ -231,6 +234,7 @@ def _dataset(
 ) -> xr.Dataset:
     whole = designs.plan
     values |= known_of(configurations)
+    # A design is known by its row of the product, which stays its name where conditions leave rows out.
     values["config"] = whole.grid.numbers(values["config"])
     price = np.array([np.nan if design.usd_per_hour is None else design.usd_per_hour for design in configurations])
     values["usd_per_hour"] = price

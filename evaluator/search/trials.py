@@ -42,6 +42,7 @@ class Objectives:
 
     def told(self, design: int, ratios: np.ndarray) -> str:
         """The objective that a design misses by most, ``ratios`` (objective,), in words."""
+        # All bounds are met in this run, so that it was the queue that ruled it out (``run``).
         if not np.nanmax(ratios, initial=0.0) > 1.0:
             return "the queue grows without bound"
         worst = int(np.nanargmax(ratios))
@@ -107,6 +108,7 @@ def _at_rates(
         [configuration.workload.sessions.continued for configuration in configurations], dtype=bool
     )
     moved, parts = ~session_turns, []
+    # One plan for each rate, whatever designs are at it: in step with one another, most are at the same few.
     for rate_rps in np.unique(rates_rps[session_turns]):
         rows = np.flatnonzero(session_turns & (rates_rps == rate_rps))
         planned = _planned_at(whole, [configurations[int(row)].config for row in rows], float(rate_rps))

@@ -56,6 +56,8 @@ def phase_run(
     )
     pools: list[list[Replica]] = []
     gaps: list[TokenGaps] = []
+    # Only where a transfer waits for room: else a request takes its KV on the decode side when it is admitted
+    # there.
     kv_reserved = phase.role.prompt_resident and configuration.link is not None and configuration.link.backpressure
     for number in phase.stations:
         station = configuration.stations[number]
@@ -67,6 +69,7 @@ def phase_run(
                     index, built.pipeline_ranks, station.deployment.batching.policy, limits,
                     window=built.kv.window, observe=partial(_watch, of_replica, observe, lane),
                 )
+                # Replicas are numbered over the whole phase, pool after pool, as routers and links know them.
                 for index, of_replica in enumerate(pool_gaps, len(gaps))
             ]
         )  # fmt: skip
@@ -124,11 +127,14 @@ def _choose(
     if phase.replicas is None:
         router = chooser(phase.router, replicas, seed, phase.stations.start)
     else:
+        # By id and not by place: jobs of a decode phase are those that prefill handed on, in whatever order.
         models = np.zeros(_until(jobs), dtype=np.int64)
         models[jobs.id] = jobs.demand.model
         router = PhaseRouter(phase.replicas, phase.router, replicas, models.tolist(), stream(seed, phase.number))
 
     def choose(request: Request, now: float, group: int | None = None) -> Replica:
+        # The pool's own figures are set once the replica is known: pools of a phase may keep a request's KV in
+        # other blocks or dtypes.
         replica = router(request, now, *(() if group is None else (group,)))
         pool, position = pool_of[replica.index], places[request.index]
         request.kv_units, request.shared_units = int(units[pool][position]), int(shared[pool][position])
@@ -164,6 +170,7 @@ def pool_run(
     router = chooser(routed_by(station.deployment), replicas, seed, number)
 
     def choose(request: Request, now: float, group: int | None = None) -> Replica:
+        # A pass gives a vector, so that it never holds more than its prompt.
         request.kv_units = int(kv_units(built.kv, request.prompt_tokens))
         return router(request, now)
 
@@ -191,5 +198,7 @@ def _gaps_of(gaps: TokenGaps, replica: int, jobs: Jobs, served: JobColumns) -> W
     if not here.any():
         return gaps.after(np.inf)
     counted = np.flatnonzero(here)
+    # The first by arrival, ties by id: in that order lanes of the chain have their requests, and count their
+    # gaps.
     first = counted[np.lexsort((jobs.id[counted], served["arrival_s"][counted]))[0]]
     return gaps.after(float(served["first_token_s"][first]))

@@ -46,6 +46,7 @@ def serve_tokens(
         cached_by_content(configuration.workload, configuration.stations[station].deployment)
         for configuration in configurations
     ):
+        # Only where some configuration has a cache: the column is what later statistics ask for.
         times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
     gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in configurations]
     pools = [configuration.stations[station] for configuration in configurations]
@@ -87,6 +88,7 @@ def _serve(
         # A lane of one replica has its requests assigned already.
         router=routed_by(deployment) if lane.replica < 0 else "round_robin",
         seed=seed,
+        # As many users as requests wait for nobody: an open loop, whose arrivals are all there at the start.
         users=lane.users if lane.users < lane.count else None,
         delay_s=late_s,
         clients=_conversations(lane, requests, late_s),
@@ -170,6 +172,7 @@ def _requests(lane: LaneJobs, pool: StationPlan) -> list[Request]:
 def branches_of(tokens: np.ndarray, units: np.ndarray) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Of each job the lengths of its branches and their KV units, from arrays (job, branch) with empty cells."""
     return [
+        # Rows are right-aligned: a request with fewer branches has its empty cells in front.
         (tuple(lengths[-count:]), tuple(held[-count:]))
         for lengths, held, count in zip(tokens.tolist(), units.tolist(), (tokens > 0).sum(axis=1).tolist(), strict=True)
     ]
@@ -215,6 +218,7 @@ def curve_of(pool: StationPlan, key: np.unsignedinteger, output: int) -> tuple[i
     if pool.speculative is None:
         return ()
     given = tokens_given(pool.speculative.chances, key, output)
+    # A running sum from 0, so that the scheduler finds what k iterations give in one look.
     return tuple(np.append(0, np.cumsum(given)).tolist())
 
 
@@ -257,6 +261,8 @@ class TokenGaps:
         values, weights = [gaps for gaps, _ in columns], [np.full(len(gaps), weight) for gaps, weight in columns]
         for start, first, slope, iterations, members in self._leaps:
             step = np.arange(1, iterations)
+            # The end of iteration ``step`` of a leap, whose durations are first + slope k for k = 0, 1, ...:
+            # their sum.
             ends = start + (step + 1) * first + 0.5 * slope * step * (step + 1)
             inside = (first + slope * step)[ends > since_s]
             values.append(inside)

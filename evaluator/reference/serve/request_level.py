@@ -55,6 +55,7 @@ def _served(lane: LaneJobs, pool: StationPlan, seed: int) -> list[WholeRequest]:
 
 def _add(times: RequestTimes, lane: LaneJobs, role: Role, requests: Sequence[WholeRequest]) -> None:
     if role.prompt_resident:
+        # What a decode pool calls its first token is the second of the request: the first came with it.
         names = ("decode_scheduled_s", "second_token_s", "last_token_s", "decode_instance")
     elif role.first_token_only:
         names = ("scheduled_s", "first_token_s", "first_token_s", "instance")

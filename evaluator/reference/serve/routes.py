@@ -89,6 +89,8 @@ def routes_of(
     count = len(routes.tokens.prompt_tokens)
     step_routes = Routes(steps=[[] for _ in range(count)])
     site = _Site(step_routes, routes, config, open_pool)
+    # Indices of visits to the LLM come first, those of steps behind them: so that no index of one is that of
+    # another.
     answers, number = 0, len(routes.llm)
     for visit in routes.visits:
         if visit.stage is None:
@@ -160,6 +162,7 @@ class _Site:
         queue = getattr(work, "queue", None)
         queues = np.zeros(len(seconds), dtype=np.int64) if queue is None else np.asarray(queue)
         servers = step_station.servers(config) if isinstance(work, Served) else 1
+        # Nobody waits for another at these: a delay, or a link for each.
         alone = isinstance(work, Delay) or (isinstance(work, Shipped) and not work.shared)
         for request in step_visit.ids.tolist():
             key = shared, int(queues[request])
@@ -228,6 +231,7 @@ class RouteFollower:
         steps, step = self._routes.steps[number], self._next[number]
         self._next[number] += 1
         if step == len(steps):
+            # Back at the clients a request is itself again, by whose number they know who sent it.
             return self._clients, self._requests[number]
         following, index = steps[step]
         return following, request if request.index == index and station is not self._clients else Request(
