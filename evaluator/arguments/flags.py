@@ -112,6 +112,9 @@ class CommandLine:
             if said is not None:
                 flags[row.flag] = said
         release = self.release(server)
+        # `write` comes last, since several keys together may change what a row said of one (vLLM's
+        # --max-num-batched-tokens has room for the longest request). Flags that the release does
+        # not know would keep its server from starting.
         return {flag: said for flag, said in (flags | self.write(server)).items() if self._has(flag, release)}
 
     def release(self, server: StatedPool) -> Release:
@@ -134,10 +137,13 @@ class CommandLine:
         for row in self.rows:
             value = row.meant(flags[row.flag]) if row.flag in flags else row.absent
             if release is not None and not self._has(row.flag, release):
+                # `absent` is of the recorded version. An older release without the flag does what
+                # its own table says.
                 rule = serving_engine(self.engine).rules.at(release).get(row.key)
                 value = row.absent if rule is None else rule.value
             if value is not None:
                 put(tree, row.key, value)
+            # A word that no value of ours means stays among the flags that are told as ignored.
             if row.flag in flags and value is not None:
                 read_flags.add(row.flag)
         read_flags |= set(self.read(flags, tree))

@@ -39,6 +39,7 @@ def _write(server: StatedPool) -> Flags:
             flags["--enable-eplb"] = True
             flags["--ep-num-redundant-experts"] = server["redundant_experts"]
     if server["precision.weights"] == "fp8" and "fp8" not in server.checkpoint:
+        # Only where the checkpoint is wider: one in fp8 says so itself, with its scales.
         flags["--quantization"] = "fp8"
     if server["precision.activations"] not in _DTYPES:
         flags["--dtype"] = "bfloat16"
@@ -77,6 +78,8 @@ def _write(server: StatedPool) -> Flags:
 
 
 def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
+    # Read whether they are there or not: `keys` looks for what of the given flags is not among
+    # them.
     read_flags = ["--tp-size", "--dp-size", "--attn-dp-size", "--enable-dp-attention", "--ep-size", "--moe-a2a-backend"]
     read_flags += ["--enable-eplb", "--ep-num-redundant-experts", "--max-running-requests", "--enable-mixed-chunk"]
     read_flags += ["--chunked-prefill-size", "--max-prefill-tokens", "--disable-overlap-schedule"]
@@ -108,6 +111,8 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
         put(tree, "batching.max_num_batched_tokens", max(chunk // together, 1))
     elif "--max-prefill-tokens" in flags:
         put(tree, "batching.max_num_batched_tokens", flags["--max-prefill-tokens"])
+    # Only chunks are planned ahead here (`policies`); the scheduler of SGLang overlaps whatever it
+    # batches.
     ahead = not flags.get("--disable-overlap-schedule") and get(tree, "batching.policy") == "chunked"
     put(tree, "batching.planning", "asynchronous" if ahead else "at_once")
     if "--speculative-algorithm" in flags:

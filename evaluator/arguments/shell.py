@@ -81,6 +81,7 @@ def deployment_of(commands: Sequence[StartedServer], fleet: Mapping[str, Any], w
     unknown: dict[str, None] = {}
     for command in commands:
         name, tree = _pool(command, ignored, unknown, where)
+        # Compared with as many replicas, since the pool found first has counted those behind it.
         same = next((other for other, pool in pools.items() if {**pool, "replicas": tree["replicas"]} == tree), None)
         if same is not None:  # one line for each replica
             pools[same]["replicas"] += tree["replicas"]
@@ -147,10 +148,13 @@ def _commands(text: str, where: str) -> tuple[list[StartedServer], dict[str, Any
             note = read_note(row.removeprefix(POOL_NOTE), where)
         elif not row.startswith("#"):
             for words in _simple_commands(row, where):
+                # Filled before it is assigned: a variable may be made of one that was set above it.
                 words = _assigned([_filled(word, variables) for word in words], variables)
                 started = _started(words)
                 if started is not None:
                     commands.append(StartedServer(*started, note))
+                    # A note is of the next command alone; else the pools behind it would get what
+                    # it says.
                     note = {}
     return commands, fleet
 

@@ -73,6 +73,7 @@ class Arguments:
         if entry["kind"] in ("switch", "flag"):
             if value not in (True, False):
                 raise ValueError(f"{flag} takes no value, got {value!r}")
+            # A plain flag has no word for False: leaving it out is how it is said.
             return (flag,) if value else (f"--no-{flag[2:]}",) if entry["kind"] == "switch" else ()
         if entry["kind"] == "json":
             unknown = [key for key in value if key not in entry.get("keys", value)]
@@ -114,6 +115,7 @@ class Arguments:
             if kind in ("switch", "flag"):
                 flags[flag] = yes
                 continue
+            # One value of every kind; more of `many`, up to the next flag.
             while (rest and not given) or (rest and kind == "many" and not rest[0].startswith("-")):
                 if rest[0].startswith("-") and not _NUMBER.match(rest[0]):
                     break

@@ -44,10 +44,13 @@ def _write(server: StatedPool) -> Flags:
         flags["--quantization"] = "fp8"  # wide weights are made narrow as they are loaded
     if activations not in _DTYPES:
         flags["--dtype"] = "bfloat16"  # what is not narrow inside of matrix products
+    # `auto` is the dtype of the model, which takes the bytes of any KV in 16 bits.
     flags["--kv-cache-dtype"] = _KV.get(kv, "auto")
     experts, devices = server["expert_parallel"] or 1, (server["tensor_parallel"] or 1) * (server["data_parallel"] or 1)
     if experts > 1:
         flags["--enable-expert-parallel"] = True  # over all devices of all ranks, whatever their number
+        # Without data-parallel ranks all experts' tokens are on every device, and nothing is
+        # exchanged.
         if devices > 1 and server["data_parallel"] > 1:
             gather = server["expert_exchange"] != "all_to_all"
             flags["--all2all-backend"] = "allgather_reducescatter" if gather else "deepep_high_throughput"

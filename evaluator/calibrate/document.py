@@ -109,6 +109,8 @@ def _sources(fitted: Calibrated, labels: set[str]) -> dict[str, str]:
     iteration = {"gemm", "attention_prefill", "attention_decode"} if "iteration" in labels else set()
     sources = {}
     for name in OPERATOR_CLASSES:
+        # No table has point-to-point messages, so that their source is always the set that the fit
+        # began with.
         measured = labels_of.get(name, {name}) & labels or (name in iteration)
         sources[name] = f"fitted ({tables})" if measured else f"as in the set {fitted.base.name}, not measured here"
     for name in ("link_efficiency", "step_overhead_s", "sequence_overhead_s"):
@@ -134,6 +136,7 @@ def _fit(fitted: Calibrated) -> dict[str, Any]:
         ],
         "rows_used": {str(label): int(count) for label, count in fitted.judged.groupby("label").size().items()},
         "rows_left_out": dict(fitted.left_out),
+        # Of the parameters that were kept: how near the fit came to not telling one of them.
         "smallest_singular_value": _rounded(float(np.min(result.singular_values))),
         "errors": error_summary(fitted.judged),
         "parameters": parameters,

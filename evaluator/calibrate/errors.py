@@ -44,6 +44,7 @@ def error_summary(judged: pd.DataFrame) -> dict[str, Any]:
         load = _LOADS.get(str(rows["op_class"].iloc[0]))
         if load is not None:
             far = long[~long["fitted"]]
+            # The median of those rows themselves, so that both halves have as many.
             middle = far[load].median()
             groups |= {
                 f"held_out, low {load}": far[far[load] <= middle],

@@ -109,7 +109,9 @@ def select(
         "decode attention whose KV fits into the cache, as it never does in an engine",
     )
     keep((rows["op_class"] == "iteration") | (rows["time_s"] >= SHORTEST_S), f"under {SHORTEST_S * 1e6:g} us")
+    # Behind the filters above: of a dtype that is not known it has no class.
     rows["label"] = classes(rows)[0]
+    # The last, as it goes by which classes the engine has usable rows of.
     keep(~_not_needed(rows, engine), "kernels of libraries, of which the engine has its own")
     classes_of_rows = []
     for label, part in rows.groupby("label"):
@@ -148,6 +150,8 @@ def _cached(rows: pd.DataFrame, processors: Processors, bandwidth: float) -> pd.
     seen = rows["past_tokens"].where(rows["window"] == 0, np.minimum(rows["past_tokens"], rows["window"]))
     elements = pd.Series(np.nan, rows.index)
     if "head_dim" in rows:
+        # Keys and values; of MLA, whose rows have no head_dim, the latent with its rotary part,
+        # once for both.
         elements = 2 * rows["kv_heads"] * rows["head_dim"]
     if "kv_rank" in rows:
         elements = elements.fillna(rows["kv_rank"] + rows["rope_dim"])

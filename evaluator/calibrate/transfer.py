@@ -52,6 +52,7 @@ def leave_one_out(tables: Sequence[Table], sets: Mapping[str, Calibration]) -> p
         parts, _ = select(tables, left_out, PROCESSORS.get(left_out, UNKNOWN))
         for part in parts:
             judged = judge(part, rates(device, guess), device)
+            # As the errors that are stated of a fit: of shorter kernels most is the launch.
             judged = judged[judged["time_s"] >= LONG_S]
             if len(judged):
                 lines.append({"hardware": left_out, "class": part.label} | statistics(judged))

@@ -90,6 +90,7 @@ def fit_iterations(
 
 
 def _phases(rows: pd.DataFrame) -> list[tuple[str, IterationRows]]:
+    # Without a window: the forms take contexts as they are, whatever layers attend to.
     whole = IterationRows(batches(rows, None), rows["time_s"].to_numpy())
     prefill = whole.batch.prefill_tokens > 0
     by_phase = {"prefill": np.flatnonzero(prefill), "decode": np.flatnonzero(~prefill)}

@@ -163,6 +163,7 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         serving_runs=_serving_runs(given.inner("serving_runs", {})),
     )
     given.finish()
+    # No key of the file: it follows from the figures, so that it is set once they are all read.
     return replace(calibration, rests_on=_rests_on(calibration))
 
 
@@ -188,12 +189,14 @@ def _rests_on(of: Calibration) -> str:
     # From the surest to the least sure: which errors of ``evaluator.accuracy`` apply is known by what a set was held
     # against.
     if of.form != "roofline":
+        # Neither form has efficiencies: what is below speaks of sets that have them.
         return EAGER if of.form == EAGER else "iterations"
     if of.provenance == TRANSFERRED:
         return TRANSFERRED
     if of.hardware in of.serving_runs:
         return "runs"
     if of.serving_runs:
+        # Runs of other devices alone: the host is from a server, the device is not.
         return "sheet_and_runs" if of.provenance == "datasheet" else "other_devices"
     if of.provenance != "calibrated":
         return "datasheet"
@@ -214,6 +217,7 @@ def _roofline(given: Fields) -> dict[str, Any]:
 def _fitted(given: Fields, form: str) -> dict[str, Any]:
     """Iterations were measured with their host and collectives: nothing comes on top."""
     fits = {"iterations": read_iterations(given, form), "beyond": given.choice("beyond", BEYOND, "refuse")}
+    # No sources by figure: each fit has its own section, and `fit` says what it was made from.
     return _NO_EFFICIENCIES | fits | {"form": form, "sources": {}}
 
 
@@ -231,10 +235,13 @@ def _efficiencies(classes: Fields) -> dict[str, OperatorEfficiency]:
     efficiencies |= {name: _collective(classes.inner(name)) for name in COLLECTIVE_CLASSES}
     for name in (*OPTIONAL_CLASSES, SORT):
         if classes.raw(name, None) is not None:
+            # A class may state what the one that it stands in for may: `gemm_8bit` has tiles and
+            # waves as `gemm` has.
             efficiencies[name] = _compute(classes.inner(name), figures_of(base_class(name)))
     for name in OPTIONAL_COLLECTIVES:
         if classes.raw(name, None) is not None:
             efficiencies[name] = _collective(classes.inner(name))
+    # After the optional classes, so that only a name that no class has is refused.
     classes.finish()
     return efficiencies
 
@@ -246,6 +253,7 @@ def _compute(given: Fields, optional: tuple[str, ...]) -> OperatorEfficiency:
         knee=given.number("knee", high=1.0),
         launch_s=given.quantity("launch_s", "s", zero=True),
     )
+    # Figures that are absent stay at the defaults of the record, which leave the plain roofline.
     more = {name: _optional(given, name) for name in optional if given.raw(name, None) is not None}
     given.finish()
     return replace(efficiency, **more)  # type: ignore[arg-type]
@@ -279,6 +287,8 @@ def _groups(given: Fields) -> dict[int, GroupEfficiency]:
             raise InputError(f"{listed.where}: {size!r} is no number of devices (2 or more)")
         groups[size] = GroupEfficiency(
             launch_s=inner.quantity("launch_s", "s", zero=True),
+            # No upper bound: with reduction in the switch (NVLS) an all-reduce moves fewer bytes
+            # than a ring, and passes 1.
             bandwidth_efficiency=inner.number("bandwidth_efficiency", low=1e-6),
             ramp_s=inner.quantity("ramp_s", "s", 0.0, zero=True),
             half_bytes=inner.quantity("half_bytes", "byte", 1.0),

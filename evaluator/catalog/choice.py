@@ -43,6 +43,8 @@ def load_calibration(
         if device is not None and is_like_measured(device) and not has("calibrations", TRANSFERRED):
             return set_of_others(device, serving_engine(engine).name, device.architecture)
         name = TRANSFERRED if device is not None and is_like_measured(device) else SHEET
+    # Without a device's architecture, other than under `auto`: who names `transferred` asks for all
+    # other devices.
     if name == TRANSFERRED and not has("calibrations", name):
         return set_of_others(str(of) if device is None else device, serving_engine(engine).name)
     return named_set(name, str(of), foreign)

@@ -83,6 +83,7 @@ class EngineRules:
         if found is None:
             raise InputError(f"{version!r} is no release of {self.label}; write one such as '{dotted(self.newest)}'")
         if not self._knows(found):
+            # YAML reads 0.10 without quotes as 0.1, an old release that nobody meant.
             remedy = "name one of these, and say what differs by its own keys"
             if len(found) == 2 and self._knows((found[0], 10 * found[1])):
                 written = dotted(found)
@@ -94,6 +95,8 @@ class EngineRules:
         return found
 
     def _knows(self, release: Release) -> bool:
+        # Compared to as many numbers as the table writes: 0.32.1 is of the release 0.32 that was
+        # read, though the tuple (0, 32, 1) is greater than (0, 32).
         return self.oldest <= release[: max(2, len(self.oldest))] <= self.read_until
 
     def at(self, release: Release) -> Mapping[str, Rule]:
@@ -107,12 +110,16 @@ class EngineRules:
     def limits(self, release: Release, hardware: Hardware) -> DeviceLimits:
         """The limits of an iteration on a device."""
         cases = self.at(release)["batching.limits"].value
+        # There is always one: `_rule` refuses a table whose last case does not hold on every
+        # device.
         return next(limits for limits in cases if limits.hold_on(hardware))
 
 
 @lru_cache(maxsize=256)
 def _at(table: EngineRules, release: Release) -> Mapping[str, Rule]:
     found: dict[str, Rule] = {}
+    # By release and not in the file's order, which groups rows by key; the sort is stable, so that
+    # of two rows of one release the later holds.
     for rule in sorted(table.rules, key=lambda rule: rule.since):
         if rule.since <= release:
             found[rule.key] = rule

@@ -122,12 +122,16 @@ def _sglang(found: SchedulerDefaults, hardware: Hardware, devices: int, ranks: i
     """Prompts first, decodes wait. SGLang cuts prompts longer than its chunk size; here they are computed whole."""
     mib, chunk = hardware.memory_bytes / MIB, found.max_num_batched_tokens
     # The largest batch with a CUDA graph on less than four devices, and on more, by the chunk.
+    # The chunk tells the class of memory, since SGLang picks both by the same steps of it (below 35, 60, 160
+    # GiB and above). Below 20 GiB it keeps graphs of 8 alone, which the chunk does not tell.
     few, many = {2048: (24, 80), 4096: (32, 160), 8192: (256, 512)}.get(chunk, (512, 512))
     graphs = few if devices < 4 else many
     # MiB that it leaves out of mem_fraction_static: metadata, activations of a chunk, CUDA graphs, and a GiB for
     # every eight devices; then the buffers in which data-parallel attention gathers the tokens of all ranks.
     reserved = 512 + 1.5 * chunk + 2 * graphs + devices / 8 * 1024
     if ranks > 1:
+        # 3 MiB of padding, and half as much again from 300 on, which SGLang puts down to inefficiencies of
+        # torch's allocator or its own.
         reserved += graphs * ranks * (4.5 if graphs > 300 else 3.0)
     if mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)

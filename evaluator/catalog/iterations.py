@@ -90,6 +90,7 @@ def _polynomial(given: Fields, phase: str) -> MeasuredPhase:
     factors = given.inner("coefficients")
     coefficients = tuple(factors.quantity(term, "s", 0.0, zero=True) for term in TERMS[phase])
     factors.finish()
+    # Terms that are 0 are left out of a file (`calibrate.whole`), so that each alone may be.
     if not any(coefficients):
         raise InputError(f"{factors.where}: all of them are 0, so an iteration would take no time")
     phase_fit = MeasuredPhase(_ranges(given, phase), coefficients=coefficients)
@@ -99,6 +100,7 @@ def _polynomial(given: Fields, phase: str) -> MeasuredPhase:
 
 def _table(given: Fields, phase: str) -> MeasuredPhase:
     axes = given.inner("axes")
+    # One knot where a table has no such axis: `cost.table.interpolated` passes it by.
     knots = tuple(_numbers(axes, name) if axes.raw(name, None) is not None else (0.0,) for name in AXES[phase])
     axes.finish()
     for name, values in zip(AXES[phase], knots, strict=True):

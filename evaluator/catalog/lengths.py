@@ -42,6 +42,8 @@ class LengthTable:
         # same numbers.
         uniform = rng.random((n, 2))
         if branch is not None:
+            # After the draw above and not in its place: the prompts, and whatever is drawn from
+            # `rng` later, stay the same.
             uniform[:, 1] = branch.random(n)
         position = uniform[:, 0] * (len(self.prompt_quantiles) - 1)
         prompt = np.interp(position, np.arange(len(self.prompt_quantiles)), self.prompt_quantiles)
@@ -49,6 +51,8 @@ class LengthTable:
         return _tokens(prompt), _tokens(self._output(bins, uniform[:, 1]))
 
     def _output(self, bins: NDArray[np.int64], level: NDArray[np.float64]) -> NDArray[np.float64]:
+        # Straight lines between the quantiles of each request's bin, all requests at once:
+        # `np.interp` takes one table alone. (request,) throughout.
         low = np.searchsorted(self.output_levels, level, side="right") - 1
         low = np.minimum(low, len(self.output_levels) - 2)
         start, end = self.output_levels[low], self.output_levels[low + 1]
@@ -84,6 +88,8 @@ def summarise_lengths(
         name=name,
         source=source,
         licence=licence,
+        # Whole tokens, since `lengths_to_yaml` writes them so: what is read back is then the same
+        # table.
         prompt_quantiles=np.rint(np.quantile(prompts, np.linspace(0.0, 1.0, bins * steps + 1), method="hazen")),
         output_levels=np.asarray(OUTPUT_LEVELS),
         output_quantiles=np.rint([np.quantile(part, OUTPUT_LEVELS, method="hazen") for part in parts]),
@@ -129,6 +135,8 @@ def _check(table: LengthTable, given: Fields) -> None:
     if table.output_quantiles.shape[1] != len(levels):
         raise InputError(f"{given.place('output_quantiles')}: each row needs {len(levels)} values, one per level")
     bins = len(table.output_quantiles)
+    # A draw finds its bin from the same number as its prompt: the bins must end at quantiles of the
+    # prompt.
     if (len(table.prompt_quantiles) - 1) % bins:
         raise InputError(
             f"{given.place('prompt_quantiles')}: needs a whole number of steps for each of {bins} bins, plus 1"
@@ -156,6 +164,7 @@ def _increasing(values: Any, where: str, low: float = 1.0, strict: bool = False)
 
 
 def _tokens(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    # At least one token: a request without a prompt or without an output is none.
     return np.maximum(np.rint(values), 1.0).astype(np.int64)
 
 

@@ -61,6 +61,7 @@ def parameters_by_part(model: Model) -> dict[str, float]:
             total[part] += kind.held * count
     table = float(model.vocabulary) * model.hidden
     total["embedding"] += table + model.lookup_parameters
+    # One table counts as the embedding alone, where both are the same; an encoder has no head.
     total["head"] += 0.0 if model.tied_embeddings or not model.gives_tokens else table
     total["norm"] += model.hidden
     total["encoder"] += model.encoder_parameters
@@ -98,6 +99,7 @@ def feed_forward_parameters(block: FeedForward, hidden: int) -> tuple[float, flo
     # Gate, up and down of SwiGLU, or up and down alone.
     matrices = 3 if block.gated else 2
     if isinstance(block, DenseFeedForward):
+        # Gate and up have a bias of the inner width each, down one of the hidden size.
         biases = ((matrices - 1) * block.intermediate + hidden) * block.bias
         return float(hidden * (matrices * block.intermediate + 2 * block.branch) + biases), 0.0
     return _shared(block, hidden, matrices), _routed(block, hidden, matrices)
@@ -121,6 +123,7 @@ def _softmax(mixer: SoftmaxAttention, hidden: int) -> int:
     inputs, value = mixer.input_width or hidden, mixer.value_size
     query = mixer.heads * mixer.head_dim * (2 if mixer.output_gate else 1)
     key_value = 0 if mixer.shared_kv else mixer.kv_heads * (mixer.head_dim + value * (not mixer.keys_as_values))
+    # The 1 is the norm between both halves, a weight per channel of the rank.
     queries = inputs * query if mixer.q_rank is None else mixer.q_rank * (inputs + 1 + query)
     bias = (query + key_value) * mixer.bias + hidden * mixer.output_bias
     return queries + inputs * key_value + mixer.heads * value * hidden + bias + _indexer(mixer, hidden, hidden)

@@ -43,10 +43,13 @@ def model_name(published: str) -> str:
     # looked for first.
     plain = plain_model(short)
     name_in_catalog = f"{plain}-fp8" if "fp8" in short else plain
+    # From the exact name to the loosest one: an entry that is called as it was written must not
+    # lose to one without its tuning.
     for name in (published, short, name_in_catalog, _SAME_LAYERS.get(plain, plain)):
         if name in entries:
             return name
     matching = [name for name in entries if plain and plain_model(_origin(name)) == plain]
+    # Such entries may differ in precision: to pick one would change the answer in silence.
     if len(matching) > 1:
         raise InputError(f"model {published} is one of {', '.join(matching)}: name the entry of the catalog instead")
     if matching:

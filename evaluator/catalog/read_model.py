@@ -95,6 +95,7 @@ def read_model(document: Any, where: str, expected_name: str | None = None) -> M
         prediction_layers=given.integer("prediction_layers", 0, minimum=0),
     )
     given.finish()
+    # A decode attends to earlier tokens' KV, of which such a layer keeps none.
     if model.whole_texts and model.gives_tokens:
         raise InputError(f"{given.place('output')}: a model with bidirectional attention gives no tokens; use vector")
     return model
@@ -104,6 +105,7 @@ def model_to_yaml(model: Model) -> str:
     """The YAML of a model: ``read_model`` of it gives an equal Model. Values at their default are left out."""
     lines = [f"name: {_name(model.name)}", f"source: {_quoted(model.source)}"]
     if model.published_parameters is not None:
+        # 15 digits: counts of parameters are whole numbers below 10^15, and come back equal.
         lines.append(f"published_parameters: {model.published_parameters:.15g}  # model card")
     lines += [
         f"hidden: {model.hidden}",

@@ -38,11 +38,13 @@ def _read(document: Any, where: str, expected_name: str) -> Storage:
     name = given.named(expected_name)
     given.text("note", None)
     shared = ALL if given.raw("shared_by", 1) == ALL else given.integer("shared_by", 1)
+    # A device of one replica alone is the default and needs no source.
     figures = _FIGURES if shared == 1 else (*_FIGURES, "shared_by")
     storage = Storage(
         name,
         given.quantity("bandwidth", "byte/s"),
         given.quantity("latency", "s", zero=True),
+        # `null` must be written: a capacity that was forgotten would be one without a limit.
         math.inf if given.raw("capacity") is None else given.quantity("capacity", "byte"),
         given.sources(figures),
         shared,

@@ -78,8 +78,12 @@ def find(kind: str, name: str) -> Path:
     # A sweep over the figures of a device asks for the same few files a hundred thousand times.
     asked = (kind, name, os.environ.get("EVALUATOR_PATH", ""), os.getcwd())
     cached = _FOUND.get(asked)
+    # Looked at again: a session may write, rename or remove files of its catalog between two
+    # questions.
     if cached is not None and os.path.isfile(cached):
         return cached
+    # A name with a slash is a path without its ending, and must not lead out of the catalog's
+    # folders.
     for folder in data_folder(kind) if Path(name).name == name else ():
         path = folder / f"{name}.yaml"
         if path.is_file():

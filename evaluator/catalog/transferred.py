@@ -45,6 +45,8 @@ def _set_of_others(hardware: str, link: str, engine: str, architecture: str, fol
     # architectures is of kernels alone, since what servers make of them was judged so (calibration/README.md).
     alike = [name for name in others if architecture and load_hardware(name).architecture == architecture]
     sets = [_served(name, engine) for name in alike] or [_with_own_host(name, engine) for name in others]
+    # `link` among the same devices as `sets`: one of another architecture is not in the median,
+    # whatever its link.
     median_set = transferred(sets, link=joined_by(link, alike or others))
     return replace(median_set, hardware=hardware)
 
@@ -100,7 +102,7 @@ def nearest_link(hardware: Hardware | str) -> str:
 
 
 def transferred(sets: Sequence[Calibration], name: str = TRANSFERRED, link: Sequence[str] = ()) -> Calibration:
-    """The median of these sets, figure by figure, for any hardware; all-reduces of a size that most sets have.
+    """The median of these sets, figure by figure, for any hardware; all-reduces of every size that a set has.
 
     ``link`` names devices that are joined as the one that the set is for: what devices send one another is the median
     of their sets alone, where there are any. InputError where there are no sets.

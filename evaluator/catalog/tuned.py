@@ -44,6 +44,8 @@ def _read(document: Any, where: str, expected_name: str) -> Mapping[str, frozens
 
 
 def _shapes(listed: Fields) -> frozenset[ExpertShape]:
+    # All are checked before any is made: `true` is an int in Python, and a width of 0 would match
+    # no model and say nothing.
     for experts, widths in listed.values.items():
         numbers = [experts, *(widths if isinstance(widths, list) and widths else [None])]
         if not all(isinstance(value, int) and not isinstance(value, bool) and value > 0 for value in numbers):

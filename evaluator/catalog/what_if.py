@@ -67,6 +67,8 @@ class WhatIf:
 
         Errors: InputError, at ``HERE``, for a quantity that is none.
         """
+        # In SI and with sorted keys: "4.8TB/s" and 4.8e12 are one device, and one entry of every
+        # cache.
         return cls(_SORTED.encode(in_si(document, ())))
 
     @property
@@ -150,6 +152,8 @@ def _described(document: Mapping[str, Any], where: str) -> Hardware:
     named = [str(link.get("name")) for link in links if isinstance(link, Mapping)] if isinstance(links, list) else []
     sources = {name: text for name, text in given_figures.items() if name != "links"}
     sources |= {f"links.{name}": "the scenario" for name in named}
+    # `read_hardware` wants a source of every figure. Here that is the scenario itself; so its
+    # checks hold for both.
     whole = {"name": "the device described", "kind": "gpu", "links": None, **document, "sources": sources}
     try:
         return replace(read_hardware(whole, where), hypothetical=True)
@@ -160,6 +164,7 @@ def _described(document: Mapping[str, Any], where: str) -> Hardware:
 def _figure(given: Fields, name: str, unit: str, before: float | None) -> float | None:
     """A figure given anew, as a multiple of the known one, or not at all."""
     raw = given.raw(name, None)
+    # Not given, or null: both keep what the device has.
     if raw is None:
         return before
     if not isinstance(raw, Mapping):
@@ -176,6 +181,7 @@ def _plausible(given: Fields, times: float) -> float:
     """The multiple of a section, which is 0 or more."""
     if times == 0.0:
         raise InputError(f"{given.place('times')}: must be above 0")
+    # An overflow further on would be a device with infinite bandwidth, and steps of no time.
     if times > MOST_TIMES:
         raise InputError(f"{given.place('times')}: must be at most {MOST_TIMES:g}, got {times:g}")
     return times
@@ -243,6 +249,7 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
     for name in ("heads", "kv_heads", "experts", "experts_per_token"):
         if counts[name] is not None:
             changed_model = _with_parts(changed_model, name, counts[name], given.place(name))
+    # After all changes: heads and kv_heads may each be wrong alone and right together.
     _check_shapes(changed_model, where)
     changed = {name: count for name, count in counts.items() if count is not None}
     named = ", ".join(f"{name} {value}" for name, value in changed.items())

@@ -39,6 +39,7 @@ def visits(chances: tuple[float, ...], tokens: int) -> np.ndarray:
     """
     # From chances of at least so many accepted drafts to those of exactly so many tokens, the model's own included.
     gains = -np.diff((1.0, *chances, 0.0))  # of 1, 2, .. k + 1 tokens
+    # Room behind the last token, which no iteration starts at, so that no sum below needs a bound.
     visited = np.zeros(tokens + len(gains))
     visited[:1] = 1.0
     # A renewal process: an iteration starts at i tokens if one started at i - g tokens and gave g.

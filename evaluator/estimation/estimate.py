@@ -134,6 +134,8 @@ def estimate(
     if expert_exchange not in EXCHANGES:
         raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")
     _check_numbers(prompt_tokens, output_tokens, batch, rate_rps)
+    # After all numbers are checked: a wrong one is said by its name, not by what it makes of the
+    # memory.
     built = build(spec)
     if built.memory is None:
         raise InputError(built.reason)
@@ -143,6 +145,8 @@ def estimate(
     served = EqualSequences(batch, prompt_tokens, output_tokens, model_window(built.model), drafts)
     # A decode has KV slots for its drafts beside its own token.
     slots = prompt_tokens + output_tokens + (0 if drafts is None else drafts.tokens)
+    # In whole units of a sequence each, as an engine takes them; of a device, whose KV all devices
+    # of a replica have alike.
     most = int(built.memory.kv.capacity_units // kv_units(built.memory.kv, slots))
     load = None if rate_rps is None else _load(built, through, served, rate_rps, most)
     rules = serving_engine(engine).rules
@@ -341,6 +345,8 @@ def _limits(
     if not 0 < used.memory_fraction <= 1:
         raise InputError(f"memory_fraction: must be above 0 and at most 1, not {used.memory_fraction}")
     decodes = used.max_num_seqs * decode_tokens
+    # The engine's own budget gives way to long prompts and many decodes, as of a scenario; one that
+    # was said is checked instead.
     if "max_num_batched_tokens" not in stated:
         budget = default_budget(used.policy, used.max_num_batched_tokens, decodes, prompt_tokens)
         return replace(used, max_num_batched_tokens=budget)

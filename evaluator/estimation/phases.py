@@ -86,6 +86,8 @@ def phase(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatistics, 
     # Memory is read once for all tokens of an iteration: contexts do not count once per drafted token, as they do in
     # FLOPs.
     read = batch._replace(decodes=useful.decodes)
+    # Of all tokens of the iteration: those that are rejected visit experts, too, whose weights are
+    # read all the same.
     touched = share_touched(through.cost, batch_tokens(through.cost, batch))
     has_operators = through.calibration.form == "roofline"
     return PhaseEstimate(

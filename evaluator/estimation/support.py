@@ -65,6 +65,7 @@ def support(model: Model, hardware: Sequence[Hardware] = (), precision: Precisio
 
 def _support(model: Model, hardware: Hardware, engine: ServingEngine, precision: Precision) -> Support:
     refused: list[ReplicaBuild] = []
+    # From the fewest devices on, and the first that holds the model is taken.
     for tensor in LAYOUTS:
         built = build(_spec(model, hardware, engine, precision, tensor))
         if built.problem is None:

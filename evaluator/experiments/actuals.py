@@ -27,6 +27,7 @@ _ALL = (*_EMPTY, "all", "pooled", "total")
 
 def read_actuals(path: str | Path) -> dict[str, tuple[MeasuredMetrics, ...]]:
     """Rows by exp_id, seconds and 1/s; empty cells are not measured. InputError where the file is no such table."""
+    # Excel begins a CSV with a byte order mark, which would be part of the first column's name.
     text = read_text(path).removeprefix("\ufeff")
     # Tables come from spreadsheets of all countries: the separator is the one that the heading has most of.
     heading = text.split("\n", 1)[0]
@@ -45,6 +46,8 @@ def read_actuals(path: str | Path) -> dict[str, tuple[MeasuredMetrics, ...]]:
     unread = [name for name in names if name not in columns and _LIKE_A_METRIC.search(name)]
     metrics: dict[str, list[MeasuredMetrics]] = {}
     for number, row in enumerate(rows, 1):
+        # csv puts cells beyond the heading under None, as a list, and gives None for those that a
+        # short row lacks.
         cells = {name: (value or "").strip() for name, value in row.items() if name and isinstance(value, str | None)}
         key = identifier(cells.get("exp_id"))
         metrics.setdefault(key, []).append(_row(number, cells, columns, unread))
@@ -63,6 +66,7 @@ def column_metric(name: str) -> tuple[str, float] | None:
         percent = float(statistic[1:])
         if percent > 100:
             return None
+        # p99.0 and p99 are one metric, called as results call it.
         statistic = f"p{percent:g}"
     return f"{match[1]}_{statistic}", _SECONDS[match[3]]
 
@@ -94,4 +98,5 @@ def _stage(text: str) -> int:
     if text.lower() in _ALL:
         return POOLED
     stage = as_number(text)
+    # NaN is not equal to itself; the bound keeps infinity from `int`, which raises for it.
     return int(stage) if stage is not None and stage == stage and abs(stage) < 1e9 and stage == int(stage) else -2

@@ -26,6 +26,7 @@ class ConfigEntry:
         if given is None and default is not None:
             return default
         number = as_number(given)
+        # NaN, which JSON of Python may have, fails the comparison too.
         if number is None or not least <= number < math.inf:
             raise InputError(f"{self.where}{key} must be a number of at least {least:g}, got {given!r}")
         return number
@@ -74,6 +75,7 @@ class ConfigEntry:
 
     def others(self, read: Iterable[str]) -> list[str]:
         """Keys beside those that are ``read`` that say something."""
+        # null, 0, false and empty texts ask for nothing, so that no note is due.
         return [f"{self.where}{key}" for key, value in self.value.items() if key not in read and value]
 
 

@@ -70,6 +70,8 @@ def precision(published: str, model: str, weights: str, kv: str) -> Precision:
     # fp4 is either of two formats; the checkpoint tells which (gpt-oss is published in mxfp4).
     if label == "fp4" and "mxfp4" in parts:
         dtype = "mxfp4"
+    # As stored wherever that is the dtype asked for: a checkpoint leaves some parts wider (norms,
+    # the head), which a dtype for all would make narrow.
     return Precision(weights="checkpoint" if dtype in parts else dtype, activations=activations, kv=kv_dtype)
 
 

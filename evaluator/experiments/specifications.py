@@ -48,11 +48,14 @@ def read_specification(value: Any, number: int, rows: Mapping[str, Sequence[Meas
     given = value if isinstance(value, Mapping) else {}
     key = identifier(given.get("exp_id")) or f"#{number}"
     try:
+        # Looked at for its kind first: of a text or a number among the entries that is the message,
+        # not a missing exp_id.
         if key.startswith("#"):
             ConfigEntry(value)
             raise InputError("exp_id is missing")
         return _with_measurements(_experiment(key, ConfigEntry(value)), rows.get(key, ()))
     except InputError as error:
+        # As far as they can be read: the row of a refused experiment still says which it is.
         name, model, gpu = (str(given.get(field) or "unknown") for field in ("experiment_name", "model", "gpu"))
         return Experiment(key, name, model, gpu, problem=str(error))
 
@@ -152,6 +155,7 @@ def _stage(entry: ConfigEntry, position: int) -> LoadStage:
     _no_closed_loop(entry)
     given = entry.value
     count = None if given.get("num_requests") is None else entry.count("num_requests")
+    # A number of requests and a duration are enough; any other pair needs the rate.
     rate = None if count and given.get("rate_req_per_s") is None else entry.number("rate_req_per_s", least=1e-9)
     if rate is not None and count and given.get("duration_s") is None:
         duration = count / rate
@@ -165,6 +169,7 @@ def _stage(entry: ConfigEntry, position: int) -> LoadStage:
 
 def _no_closed_loop(entry: ConfigEntry) -> None:
     for key in _CLOSED_LOOP:
+        # 0 is no bound, as null is.
         if entry.value.get(key) not in (None, 0):
             raise InputError(f"{entry.where}{key} {entry.value[key]}: only rates are simulated, no closed loop")
 
@@ -177,12 +182,15 @@ def _notes(entry: ConfigEntry) -> list[str]:
     unread += workload.inner("shared_prefix").others(_PROMPT_KEYS)
     for stage in workload.inners("stages"):
         unread += stage.others((*_STAGE_KEYS, *_CLOSED_LOOP))
+    # Once for all stages that have the key, in the order of the file.
     notes += [f"{key} is not read" for key in dict.fromkeys(re.sub(r"\[\d+\]", "[]", key) for key in unread)]
     engine = str(entry.value.get("engine") or "vllm")
     if not engine.strip().lower().startswith("vllm"):
         return [*notes, f"engine {engine} is simulated as vLLM"]
     release = re.match(r"v?(\d+)\.(\d+)", str(entry.value.get("engine_version") or ""))
     major, minor = map(int, FITTED_VERSION.split("."))
+    # Five minor releases are some months of vLLM; the host's times of a release farther off may be
+    # others than the sets were fitted to.
     if release and abs(int(release[2]) - minor) + 100 * abs(int(release[1]) - major) > 5:
         notes.append(f"engine_version {entry.value['engine_version']} is simulated as vLLM {FITTED_VERSION}")
     return notes

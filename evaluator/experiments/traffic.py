@@ -30,6 +30,8 @@ def requests(experiment: Experiment, seed: int) -> MeasuredRequests:
 
     Every request generates what was asked for: inference-perf sends ``ignore_eos`` by default.
     """
+    # "cmpa" in ASCII: a stream of this comparison's own, apart from those of the scenarios' traffic
+    # under the same seed.
     rng = np.random.default_rng(np.random.SeedSequence([seed, 0x636D7061]))
     workload, start = experiment.workload, 0.0
     arrivals, stages = [], []
@@ -53,7 +55,10 @@ def _prompts(experiment: Experiment, rng: np.random.Generator, count: int) -> tu
     workload, block = experiment.workload, experiment.block_tokens
     fixed = workload.groups * workload.prompts_per_group
     nominal = RETOKENISED * (workload.system_tokens + workload.question_tokens)
+    # After the gaps and for the fixed prompts alone: the arrivals of a seed do not depend on how
+    # many prompts there are.
     lengths = np.maximum(1, np.rint(nominal * (1 + SPREAD * rng.standard_normal(fixed)))).astype(np.int64)
+    # All arrays from here on are (request,), in the order of sending.
     number = np.arange(count)
     prompt = lengths[number % fixed]
     if not experiment.prefix_caching:
@@ -63,11 +68,13 @@ def _prompts(experiment: Experiment, rng: np.random.Generator, count: int) -> tu
     rank = rng.integers(0, ranks, count) if ranks > 1 else np.zeros(count, dtype=np.int64)
     group = number % fixed // workload.prompts_per_group
     cached = np.where(_before(number % fixed, rank), prompt - 1, np.where(_before(group, rank), system, 0))
+    # Whole blocks are found, as of vLLM: the rest of the last one is computed anew.
     return prompt, prompt - cached // block * block
 
 
 def _before(what: np.ndarray, rank: np.ndarray) -> np.ndarray:
     """Whether the same has been sent to the same rank before, (request,)."""
+    # One number for each pair, whose first occurrence `np.unique` gives.
     both = what * (rank.max(initial=0) + 1) + rank
     before = np.ones(len(both), dtype=bool)
     before[np.unique(both, return_index=True)[1]] = False

@@ -71,6 +71,7 @@ class Tier:
     @property
     def figures(self) -> Storage:
         """What it is made of."""
+        # A bandwidth of NaN is never used: `_check_tier` wants one where no storage has it.
         base = Storage("", math.nan, 0.0, math.inf, {}) if self.storage is None else load_storage(self.storage)
         given: dict[str, Any] = {
             "bandwidth": self.bandwidth,
@@ -192,6 +193,9 @@ def work(fetch: KvFetch, visit: StageRequests) -> Work:
         # all but one of them by, since results name the seconds by tier (``kv_fetch.nvme``).
         steps.append(_transfer(name, tier, sent, replica, visit.replicas))
     added = np.zeros_like(tokens) if fetch.tokens is None else tokens
+    # A context in front of the prompt is followed by what the workload says to be cached of it; a
+    # context that is part of the prompt takes the place of that. What is not found is computed
+    # whole.
     cached = np.where(is_found, tokens + (0 if fetch.tokens is None else visit.cached_tokens), 0)
     return Work(tuple(steps), added, cached, _problem(fetch.tiers, mean), fetch.prefetch, fetch.to_decode)
 

@@ -44,6 +44,7 @@ def work(postprocess: Postprocess, visit: StageRequests) -> Work:
     """By prompt and answer."""
     if postprocess.kind == DETOKENISE:
         seconds = postprocess.seconds + postprocess.seconds_per_token * visit.output_tokens
+        # On a pool its replicas are the servers.
         unbounded = postprocess.servers is None and visit.pool is None
         return Work((Delay(seconds) if unbounded else Served(seconds, postprocess.servers),))
     # No token is generated: a guard's verdict is the logits at the last position, so that its cost is one prefill of

@@ -173,6 +173,9 @@ def _search_s(asked: Retrieve, index: VectorIndex, pool: StagePool) -> NDArray[n
 def work(asked: Retrieve, visit: StageRequests) -> Work:
     """The steps of one retrieval for each request."""
     prompt, retrieved_tokens = visit.prompt_tokens, asked.documents * asked.tokens_per_document
+    # The steps are made also where the pool cannot search, with times that nobody reads: which
+    # steps there are may depend on the parameters alone, as all configurations of a chunk share
+    # them.
     index, pool = _vectors(asked), visit.pool
     problem = _problem(index, pool)
     steps: list[Step] = []
@@ -181,6 +184,7 @@ def work(asked: Retrieve, visit: StageRequests) -> Work:
     seconds = np.zeros(asked.max_batch) if pool is None else _search_s(asked, index, pool)
     steps.append(Batched(seconds, None, asked.max_wait_s, "search"))  # by as many servers as the pool has replicas
     if asked.reranker is not None:
+        # A cross-encoder reads query and document together, one sequence for each candidate.
         read, candidates = prompt + asked.tokens_per_document, asked.candidates or asked.documents
         steps.append(_pass(asked.reranker, read, "rerank", asked.reranker_pool, candidates))
     if asked.link is not None:

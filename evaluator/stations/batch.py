@@ -74,6 +74,7 @@ def serve_in_batches(name: str, jobs: ChunkJobs, servers: Sequence[BatchServers]
     for array, values in zip((scheduled_s, left_s, server), batches, strict=False):
         np.put_along_axis(array, order, values.reshape(shape), axis=-1)
     ready_s, scheduled_s, left_s = (np.where(came, values, 0.0) for values in (ready_s, scheduled_s, left_s))
+    # Utilisation is of servers: a batch keeps one busy for as long as it takes, whatever its size.
     use = use_without_devices(
         name, jobs, np.array([float(of_config.servers) for of_config in servers]), batches[3].reshape(configs, seeds)
     )

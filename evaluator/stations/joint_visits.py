@@ -57,6 +57,8 @@ def visits_of_joint_run(
     """The visits of the jobs of a chunk to its stations; ``runs`` are those of the configurations that can run."""
     station_visits: list[StationVisit] = []
     for phase in configurations[0].phases:
+        # As the chain has it: there the link is a station of its own between both sides, here the
+        # loop has run it.
         if phase.number > 0:
             station_visits.append(
                 _link_visit(station_visits[-1], configurations, {key: run.link for key, run in runs.items()})
@@ -120,6 +122,8 @@ def _link_visit(
         times, ids = before.times, run_jobs.id
         served_s = times.first_token_s[key][ids] - times.scheduled_s[key][ids]
         came = replace(run_jobs, origin=Origin(times.replica[key][ids], served_s))
+        # Jobs of one output token are done with their prefill and send nothing (`after_prefill`
+        # gives those apart).
         jobs[key[0]].append(came.after_prefill(times.last_token_s[key][ids])[0])
     times_of_link, busy_s = RequestTimes.empty(table_shape(jobs)), np.zeros(shape_of(jobs)[:2])
     for key, run_jobs in by_run(jobs):

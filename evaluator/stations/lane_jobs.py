@@ -103,6 +103,8 @@ def lanes_of(
                 lanes.append(_all_together(configuration, (position, number), run_jobs, seeds[number], station))
                 continue
             if replicas == 1 and run_jobs.chosen is None:
+                # A single replica needs no router, and takes `order` as it is: often a slice, of
+                # which nothing is copied.
                 fields = (run_jobs, run_jobs.order, len(run_jobs), users or OPEN_LOOP, station, seeds[number])
                 lanes.append(LaneJobs(position, number, 0, *fields))
                 continue
@@ -133,6 +135,7 @@ def follows_of(lane: LaneJobs) -> TurnOrder | None:
     if sharing is None or sharing.turns is None or not sharing.feedback:
         return None
     ids = lane.jobs.id[lane.served]
+    # The inverse of `ids`: a lane with users has all requests, so that ids are a permutation.
     position = np.empty(len(ids), dtype=np.int64)
     position[ids] = np.arange(len(ids))
     previous = sharing.turns.previous[ids]

@@ -39,6 +39,7 @@ def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tupl
     for run, run_jobs in by_run(jobs):
         plan = links[run[0]]
         for column in (times.arrival_s, times.scheduled_s, times.last_token_s):
+            # First as if everything came at once, which holds where there is no link.
             column[run][run_jobs.id] = run_jobs.ready_s
         if plan is None or run_jobs.origin is None or len(run_jobs) == 0:
             continue

@@ -48,6 +48,8 @@ def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.n
     scheduled_s, replica = np.empty_like(start), np.empty_like(server)
     np.put_along_axis(scheduled_s, order, start, axis=-1)
     np.put_along_axis(replica, order, server, axis=-1)
+    # Places behind the last job of a run, which have no arrival, become 0: infinities would spoil
+    # sums and maxima of tables.
     came = np.isfinite(ready_s)
     ready_s, scheduled_s = np.where(came, ready_s, 0.0), np.where(came, scheduled_s, 0.0)
     left_s = scheduled_s + service_s
@@ -62,6 +64,7 @@ def single_server(ready_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
     start less the work before is the running maximum of the arrivals less the work before them.
     """
     before = np.cumsum(service_s, axis=-1) - service_s
+    # Once more against the arrival: taking `before` away and adding it again may round below it.
     return np.maximum(np.maximum.accumulate(ready_s - before, axis=-1) + before, ready_s)
 
 

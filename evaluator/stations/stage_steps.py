@@ -55,6 +55,7 @@ class StepStation:
         """As many as the step says, else as its pool has replicas."""
         pipeline, pool = self.configurations[config].pipeline, self.planned(config).pool
         assert pipeline is not None
+        # Of any seed: what depends on it are times and bytes, never how many servers there are.
         servers = self.step((config, 0)).servers
         return int(servers or (1 if pool is None else pipeline.pools[pool].replicas))
 
@@ -80,6 +81,7 @@ class StepStation:
 
 def on_pool(step_station: StepStation, use: Use) -> Use:
     """With the devices of the pools on which the step runs; those of an engine's pool are there already."""
+    # A station's own engine pool has stated its devices in its use.
     if step_station.serve is not None or all(
         step_station.planned(config).pool is None for config in range(len(step_station.configurations))
     ):

@@ -82,6 +82,7 @@ def _useful(
     The ideal times are sums over the pipeline ranks, so they are worth the peaks of one rank's devices.
     """
     flops, moved = np.zeros_like(totals.busy_s), np.zeros_like(totals.busy_s)
+    # Each design once: a sweep over loads has hundreds of configurations of the same one.
     able = {id(pool.design): pool.design.replica for pool in pools if pool.design.replica is not None}
     ideals = dict(zip(able, ideals_of(list(able.values())), strict=True))
     for run, run_jobs in by_run(jobs):
@@ -150,6 +151,8 @@ def work_of(demand: Demand, window: int | None) -> BatchStatistics:
     # Chunks of a prompt attend to all before them, so that the area of a prompt is the same in one piece or in many;
     # only the context that is read again by each chunk is more than what is useful.
     start = prompt - demand.compute_tokens
+    # The first computed token sees `width - 1` tokens before it; what lies before that is never read. Without a
+    # window no layer has this row.
     read = np.minimum(prompt, demand.compute_tokens + max(width - 1, 0))
     totals = BatchStatistics(
         decodes=demand.kv_tokens - prompt,

@@ -72,6 +72,8 @@ def gemm(frame: pd.DataFrame) -> pd.DataFrame:
     library = _library(kernel).mask(kernel.str.contains("deepgemm"), "DeepGEMM")
     sizes = {name: frame[name] for name in "mnk"} | {"library": library}
     rows = pd.DataFrame(_common(frame, "gemm") | {"dtype": dtype(frame["dtype"])} | sizes)
+    # Of no library, else another engine would take TensorRT-LLM's stand-in for its own fp8
+    # (`selection.select`).
     twice = rows[(rows["engine"] == "trtllm") & (rows["dtype"] == "fp8_block")].assign(dtype="fp8", library="")
     return pd.concat([rows, twice], ignore_index=True)
 
@@ -129,6 +131,8 @@ def mla(frame: pd.DataFrame) -> pd.DataFrame:
             # A decode attends to its own token, too.
             "past_tokens": frame["past_kv_tokens"] + decodes,
             "heads": frame["num_heads"],
+            # DeepSeek-V3's config.json (kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim,
+            # v_head_dim): no column has them.
             "kv_rank": 512,
             "nope_dim": 128,
             "rope_dim": 64,
@@ -156,6 +160,7 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
             "library": _library(frame["kernel"]),
             "tokens": frame["num_tokens"],
             "hidden": frame["hidden_size"],
+            # Per device, as all shapes of a table are: tensor parallelism divides each expert.
             "intermediate": frame["intermediate_size"] / frame["moe_tp_size"],
             "top_k": frame["top_k"],
             "experts": frame["num_experts"],

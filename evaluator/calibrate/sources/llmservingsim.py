@@ -51,6 +51,8 @@ def layers(frame: pd.DataFrame) -> pd.DataFrame:
         "lm_head": (shape.vocabulary / tensor, shape.hidden),
     }
     moved = {
+        # Elements read and written for each token: gate and up in and one out; with the residual two in and two
+        # out; what is changed in place once in and once out; a row of the table read and written.
         "act_fn": 3 * shape.inner / tensor,
         "layernorm": 4 * shape.hidden,
         "qk_norm": 2 * (heads + kv_heads),
@@ -102,6 +104,8 @@ def _calls(
             "op_class": kinds.mask(decodes == 0, "attention_prefill"),
             "hardware": hardware(frame["gpu"]),
             "engine": "vllm",
+            # In our columns `batch` counts prompts where there is a chunk, and sequences where
+            # decodes are alone.
             "batch": decodes.where(alone, 1).astype(float),
             "new_tokens": chunk,
             "past_tokens": seen.where(alone, past),

@@ -36,6 +36,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     for ours, theirs in RATES.items():
         if value := _average(content, theirs):
             metrics[ours] = value
+    # A metric like all others in this file, of which the only statistic is called the average.
     requests = _average(content, "request_count")
     config = content.get("input_config")
     arrivals, asked, notes = _load(config if isinstance(config, Mapping) else {})
@@ -79,6 +80,8 @@ def _load(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, list
     else:
         perf = config.get("perf_analyzer")
         stimulus = perf.get("stimulus") if isinstance(perf, Mapping) else None
+        # GenAI-Perf puts the load under perf_analyzer.stimulus, older AIPerf under loadgen; where
+        # neither is there, the options lie in the configuration itself.
         older = config.get("loadgen", config.get("load_generator"))
         stated = next((section for section in (stimulus, older) if isinstance(section, Mapping)), config)
     asked = as_number(stated.get("requests", stated.get("request_count")))
@@ -89,9 +92,11 @@ def _load(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, list
         if kind not in ("poisson", "constant", "gamma", "request_rate"):
             raise InputError(f"input_config: requests sent by {kind[:40]!r} are not compared; poisson and constant are")
         held_back = [f"concurrency {users:g} beside a rate is not modelled"] if users else []
+        # Poisson is the default, and gamma with a smoothness of 1 is the same.
         return open_loop(rate, "the request rate", 0.0 if kind == "constant" else _cv(stated)), asked, held_back
     if users:
         return closed_loop(users, "concurrency"), asked, []
+    # After a rate and a concurrency: a burst with a concurrency is a closed loop.
     if kind in ("throughput", "burst"):
         return dict(AT_ONCE), asked, []
     raise InputError("input_config says neither a concurrency nor a request rate")
@@ -100,6 +105,7 @@ def _load(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, list
 def _cv(stated: Mapping[str, Any]) -> float:
     """Of gaps that are gamma distributed with a smoothness (shape) k it is 1 / sqrt(k)."""
     shape = as_number(stated.get("smoothness", stated.get("arrival_smoothness"))) or 1.0
+    # Rounded, so that a shape of 4 is a cv of 0.5 and equal designs stay equal.
     return round(float(shape) ** -0.5, 12) if shape > 0 else 1.0
 
 

@@ -37,6 +37,8 @@ def is_result(path: str | Path) -> bool:
     """
     try:
         with Path(path).open("rb") as file:
+            # The beginning alone, and whatever bytes it has: such a file may have hundreds of MiB,
+            # and this is asked of any.
             begin = file.read(65536).decode("utf-8-sig", errors="replace").lstrip()
     except (OSError, ValueError):
         return False
@@ -104,6 +106,8 @@ def _objects(text: str) -> list[tuple[int, Any]]:
         records = isinstance(whole, list) and whole and all(isinstance(entry, Mapping) for entry in whole)
         return list(enumerate(whole, 1)) if records else [(1, whole)]
     lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    # The first line of a pretty-printed object is "{": then the whole file was one object, and its
+    # own error tells where.
     if len(lines) < 2 or not lines[0][1].rstrip().endswith("}"):
         raise InputError(f"not JSON, or cut off (line {damage.lineno}: {damage.msg})") from None
     objects = []

@@ -45,6 +45,7 @@ def _run(benchmark: Mapping[str, Any], label: str) -> MeasuredRun:
     for ours, (theirs, seconds) in METRICS.items():
         answered = _successful(benchmark, theirs)
         percentiles = answered.get("percentiles")
+        # Percentiles last: p50 is the median again, and the same number.
         given = {name: answered.get(name) for name in ("mean", "median")}
         metrics |= statistics_of(ours, given | (dict(percentiles) if isinstance(percentiles, Mapping) else {}), seconds)
     prompts: np.ndarray | float | None = as_number(_successful(benchmark, "prompt_token_count").get("mean"))
@@ -105,6 +106,7 @@ def _load(benchmark: Mapping[str, Any]) -> dict[str, Any]:
     else:
         raise InputError("config.strategy is missing, which says how requests were sent")
     kind = str(strategy.get("type_"))
+    # One request after the other is a closed loop of a single user.
     if kind == "synchronous":
         return closed_loop(1, "streams")
     if kind == "concurrent":

@@ -84,6 +84,7 @@ def statistic(name: str) -> str | None:
     if name in _NAMED:
         return _NAMED[name]
     percentile = _STATISTIC.fullmatch(name)
+    # p999 is in `_NAMED`, since by its digits it would be the 999th percentile.
     return None if percentile is None or float(percentile[1]) > 100 else f"p{float(percentile[1]):g}"
 
 
@@ -125,6 +126,8 @@ def latencies_of_requests(
 ) -> dict[str, float]:
     """TTFT, TPOT and E2E of single requests, as a generator would summarise them; NaN is not measured."""
     with np.errstate(divide="ignore", invalid="ignore"):
+        # An answer of one token has no time per further token; as NaN it stays out of the
+        # statistics.
         tpot = np.where(output_tokens > 1, (e2e_s - ttft_s) / (output_tokens - 1), np.nan)
     statistics: dict[str, float] = {}
     for name, values in (("ttft", ttft_s), ("tpot", tpot), ("e2e", e2e_s)):

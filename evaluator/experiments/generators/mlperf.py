@@ -26,6 +26,7 @@ def recognised(text: str) -> bool:
 
 def read(text: str, label: str) -> list[MeasuredRun]:
     """The run of a summary. It does not say how long prompts and outputs are: they are the scenario's."""
+    # In lower case: LoadGen writes "Completed samples per second" beside "target_qps".
     stated = {name.lower(): value for name, value in _LINE.findall(text)}
     kind = stated.get("scenario", "")
     if kind not in ("Server", "Offline"):

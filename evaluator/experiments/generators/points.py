@@ -67,6 +67,7 @@ def _run(cells: Mapping[str, str], label: str) -> MeasuredRun:
     load = _number(cells, stated[0], 1e-6)
     users = load if stated[0] == "concurrency" else 0
     layout: dict[str, Any] = {name: cells[name] for name in DEPLOYMENT if name in cells}
+    # After the texts of all columns of a deployment, of which numbers take the place.
     layout |= {name: int(_number(cells, name, 1)) for name in LAYOUT if name in cells}
     count = int(_number(cells, "requests", 1)) if "requests" in cells else max(LEAST, int(CYCLES * users))
     prompts, outputs = (_number(cells, name, 1) if name in cells else None for name in LENGTHS)

@@ -41,6 +41,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     entry = ConfigEntry(content, label)
     requests = entry.count("completed")
     sent = entry.count("num_prompts", requests)
+    # Without --save-detailed the file has totals alone, and lengths are their means.
     detailed = content.get("input_lens") is not None and content.get("output_lens") is not None
     prompts: np.ndarray | float | None = mean_of(as_number(content.get("total_input_tokens")), requests)
     outputs: np.ndarray | float | None = mean_of(
@@ -63,6 +64,8 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
             latencies(content, METRICS) | rates_of(content, RATES),
             prompts,
             outputs,
+            # A closed loop sends when an answer comes: its times are of the measured server (see
+            # `guidellm`).
             begun if arrivals["process"] != "closed_loop" else None,
             model=entry.text("model_id", "") or None,
             notes=tuple(notes),
@@ -126,5 +129,6 @@ def _requests(content: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.nd
     if not answered.any():
         raise InputError("no request was answered")
     order = np.flatnonzero(answered) if begun is None else np.argsort(np.where(answered, begun, np.inf), kind="stable")
+    # Those that were not answered are at infinity, behind all others.
     order = order[: int(answered.sum())]
     return prompts[order], outputs[order], None if begun is None else begun[order] - begun[order[0]]
