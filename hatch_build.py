@@ -1,4 +1,4 @@
-"""What a build of the package makes: the types of a scenario's keys, which follow from the records that hold them."""
+"""What a build of the package makes: its version, and the types of a scenario's keys, which follow from the records."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-FILE = "evaluator/typed.pyi"
 
-
-class TypesOfKeys(BuildHookInterface):
-    """Writes ``evaluator/typed.pyi`` into a wheel; where a checkout is installed for development, into the checkout."""
+class MadeFiles(BuildHookInterface):
+    """Writes ``typed.pyi`` and ``version.txt`` into a wheel; of an installation for development, into the checkout."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Write the file before the rest is packed."""
+        """Write the files before the rest is packed."""
         sys.path.insert(0, self.root)
         try:
             from evaluator.scenario.python_types import python_types
         finally:
             sys.path.remove(self.root)
-        if version == "editable":
-            Path(self.root, FILE).write_text(python_types(), encoding="utf-8")
-            return
-        self.folder = tempfile.TemporaryDirectory()
-        made = Path(self.folder.name, "typed.pyi")
-        made.write_text(python_types(), encoding="utf-8")
-        build_data["force_include"][str(made)] = FILE
+        texts = {"typed.pyi": python_types(), "version.txt": f"{self.metadata.version}\n"}
+        if version != "editable":
+            self.folder = tempfile.TemporaryDirectory()
+        folder = Path(self.root, "evaluator") if version == "editable" else Path(self.folder.name)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+            if version != "editable":
+                build_data["force_include"][str(folder / name)] = f"evaluator/{name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what the wheel has now."""

@@ -1,9 +1,11 @@
 """The wheel carries the data and works from any directory."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import evaluator
+from evaluator import version
 from evaluator.scenario.python_types import python_types
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,8 +39,8 @@ def pip(*arguments, cwd):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    if find_spec("hatchling") is None:
-        pytest.skip("the build backend hatchling is not installed (it is in the dev extra)")
+    if find_spec("hatchling") is None or find_spec("hatch_vcs") is None:
+        pytest.skip("the build backend hatchling, or hatch-vcs, is not installed (they are in the dev extra)")
     folder = tmp_path_factory.mktemp("wheel")
     pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT, cwd=folder)
     (path,) = folder.glob("evaluator-*.whl")
@@ -55,8 +58,28 @@ def test_the_wheel_holds_all_data_files_and_nothing_else_of_the_repository(wheel
     assert len(wanted) > 40 and len(page) > 10
     wanted |= page
     assert wanted <= held
-    assert {name.split("/")[0] for name in held} == {"evaluator", f"evaluator-{evaluator.__version__}.dist-info"}
-    assert "evaluator/py.typed" in held
+    built = zipfile.ZipFile(wheel).read("evaluator/version.txt").decode().strip()
+    assert wheel.name.startswith(f"evaluator-{built}-")
+    assert {name.split("/")[0] for name in held} == {"evaluator", f"evaluator-{built}.dist-info"}
+    assert {"evaluator/py.typed", f"evaluator-{built}.dist-info/licenses/LICENSE"} <= held
+
+
+def test_the_wheel_is_ready_for_an_index(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = archive.read(name).decode()
+    for line in ("License-Expression: Apache-2.0", "License-File: LICENSE", "Description-Content-Type: text/markdown"):
+        assert f"\n{line}\n" in metadata
+    assert "Requires-Python: >=3.11" in metadata and "Classifier: Typing :: Typed" in metadata
+    assert (ROOT / "README.md").read_text(encoding="utf-8").strip() in metadata
+
+
+def test_sources_without_a_build_and_builds_without_git_have_one_version():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    assert settings["tool"]["hatch"]["version"]["fallback-version"] == version.OF_SOURCES
+    assert re.fullmatch(r"\d+\.\d+\.\d+\.dev0", version.OF_SOURCES)
+    written = ROOT / "evaluator" / "version.txt"
+    assert evaluator.__version__ == (written.read_text().strip() if written.exists() else version.OF_SOURCES)
 
 
 def test_the_wheel_has_the_types_of_the_keys(wheel):
@@ -65,14 +88,18 @@ def test_the_wheel_has_the_types_of_the_keys(wheel):
 
 def test_an_installation_for_development_writes_the_types_of_the_keys_into_the_checkout(tmp_path):
     pytest.importorskip("hatchling")
+    pytest.importorskip("hatch_vcs")
     for name in ("evaluator", "models", "calibration"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "typed.pyi"))
+        shutil.copytree(
+            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "typed.pyi", "version.txt")
+        )
     for name in ("pyproject.toml", "hatch_build.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     program = "from hatchling.build import build_editable; build_editable('.')"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "evaluator" / "typed.pyi").read_text() == python_types()
+    assert (tmp_path / "evaluator" / "version.txt").read_text() == f"{version.OF_SOURCES}\n"  # there is no git
 
 
 def test_the_installed_wheel_finds_its_data_from_any_directory(wheel, tmp_path):
