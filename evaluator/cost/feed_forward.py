@@ -79,11 +79,8 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
 
 
 def _placed(moe: MoeFeedForward, parallel: Parallel) -> Placed | None:
-    """How whole experts lie on the devices of several ranks; None where every device has a part of each.
-
-    Without data-parallel attention the efficiencies that were fitted to servers hold for the slowest device.
-    """
-    if parallel.data == 1 or parallel.expert == 1:
+    """How whole experts lie on devices; None where every device has a part of each."""
+    if parallel.expert == 1:
         return None
     return Placed(moe.experts, parallel.expert, parallel.redundant)
 

@@ -43,7 +43,7 @@ import numpy as np
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.arrays import PerOperator, Scalar, array_namespace, is_traced
 from evaluator.cost.coefficients import Coefficients, coefficients, mesh, reach
-from evaluator.cost.imbalance import slowest_share
+from evaluator.cost.imbalance import busiest, slowest_share
 from evaluator.cost.iteration import AttentionRows, BesideRows, CostParameters, OperatorRows, RampRows
 from evaluator.cost.kernel import Operator
 from evaluator.cost.rates import GROUP_SIZES, HANDOVER_BYTES, OP_CLASSES, Rates, rates
@@ -111,6 +111,8 @@ def fold_rates(work: Coefficients, rate: Rates, overheads: bool = True) -> CostP
         beside_rows=rows_of(times, BesideRows, _slower_beside_prompts(work, rate)),
         log_expert_missed=xp.asarray(work.log_expert_missed, dtype=float),
         expert_skew=rate.expert_skew,
+        # Of layers that differ in it the most, as of the experts touched (``coefficients``).
+        **dict(zip(("touched_spread", "touched_least"), map(xp.asarray, busiest(work.placed)), strict=True)),
         graph_tokens=rate.graph_tokens,
         iteration_s=xp.sum(times.fixed_s, axis=-1) + host * rate.step_overhead_s,
         # With data-parallel attention the experts' inputs are the tokens of all ranks: quantising them is in

@@ -6,6 +6,8 @@ Which experts a device holds has nothing to do with their popularity, unless a b
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from functools import cache
 
 import numpy as np
@@ -36,6 +38,19 @@ def slowest_share(placed: Placed, skew: Scalar) -> Scalar:
     # The largest gamma variable is the cube of mean + deviation x the largest normal one: its expectation by moments.
     cube = mean**3 + 3.0 * mean**2 * deviation * first + 3.0 * mean * ninth * second + ninth * deviation * third
     return xp.where(skew > 0.0, cube, 1.0)
+
+
+def busiest(layers: Iterable[Placed | None]) -> tuple[float, float]:
+    """``touched_spread`` and ``touched_least`` of ``CostParameters``, of layers that differ in them the most.
+
+    0 where no device waits for another's experts.
+    """
+    spread = least = 0.0
+    for placed in filter(None, layers):
+        held = (placed.experts + placed.redundant) / placed.parts
+        spread = max(spread, _largest_normal(placed.parts)[0] / math.sqrt(held))
+        least = max(least, 1.0 / held)
+    return spread, least
 
 
 @cache

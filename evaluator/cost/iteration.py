@@ -100,6 +100,8 @@ class CostParameters(NamedTuple):
     beside_rows: BesideRows  # decode attention of layers with full attention, where prompts are computed, too
     log_expert_missed: Batched  # log(1 - k/E): one token leaves a given expert untouched; 0 without experts
     expert_skew: Batched  # variance of the experts' popularity, see ``experts_touched``; 0: all alike
+    touched_spread: Batched  # by which the busiest device touches more of its experts, see ``busiest_touched``
+    touched_least: Batched  # fraction of its experts that the busiest device touches at least; both 0 of one device
     graph_tokens: Batched  # tokens: the batch is padded to a multiple of so many, see ``padded``; 0: it is not
     iteration_s: Batched  # s per iteration
     token_s: Batched  # s per token computed
@@ -254,6 +256,21 @@ def experts_touched(log_expert_missed: Batched, tokens: Batched, skew: Batched =
     return -xp.expm1(-xp.where(skew > 0.0, spread, visits))
 
 
+def busiest_touched(touched: Batched, tokens: Batched, spread: Batched, least: Batched) -> Batched:
+    """Expected fraction of its experts that the device touches which touches most of them; ``touched``: the mean.
+
+    Each layer ends in an exchange between the devices that hold whole experts, so that it waits for the one that reads
+    most weights. Experts are touched or not independently of one another (a chance p each, popularity included), so
+    that the number touched of m has a variance of m p (1 - p), and the largest of P such numbers is expected that many
+    deviations above the mean as the largest of P normal variables: ``spread`` is this number over the root of m, and
+    ``least`` 1 / m, because a token touches an expert somewhere (``imbalance.busiest``).
+    """
+    xp = array_namespace(touched, tokens, spread, least)
+    # 1e-30, because the slope of a root at 0 is infinite, and times a spread of 0 no number.
+    more = touched + spread * xp.sqrt(touched * (1.0 - touched) + 1e-30)
+    return xp.minimum(xp.maximum(more, least * xp.minimum(tokens, 1.0)), 1.0)
+
+
 def padded(tokens: Batched, graph_tokens: Batched) -> Batched:
     """Tokens that the kernels see where an engine replays CUDA graphs, kept for 1, 2, 4 and multiples of 8 tokens.
 
@@ -353,7 +370,8 @@ def launched(parameters: CostParameters, batch: BatchStatistics, queries: Batche
 def experts_time(parameters: CostParameters, tokens: Batched, seen: Batched) -> Batched:
     """Seconds of an iteration in routed experts, of ``tokens`` per data-parallel rank; ``seen`` when it is padded."""
     touched = experts_touched(parameters.log_expert_missed, seen, parameters.expert_skew)
-    products_s = _products_time(parameters.expert_rows, tokens, touched, tokens)
+    most = busiest_touched(touched, seen, parameters.touched_spread, parameters.touched_least)
+    products_s = _products_time(parameters.expert_rows, tokens, most, tokens)
     return products_s + _ramps_time(parameters.expert_ramp_rows, tokens, tokens)
 
 

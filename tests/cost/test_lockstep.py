@@ -101,7 +101,8 @@ def test_graphs_pad_all_ranks_to_the_largest():
         return float(steps_together(cost, ranks_of(cost, batches), max_num_seqs).first_s)
 
     assert first_s(graphs, uneven) == pytest.approx(first_s(graphs, even), rel=1e-3)
-    assert first_s(plain, uneven) < 0.9 * first_s(plain, even)
+    # Of eleven tokens a rank on average the busiest device touches nearly as many experts as of 64.
+    assert first_s(plain, uneven) < 0.94 * first_s(plain, even)
     large = [decode_batch(4.0, 1000.0, None)] * 7 + [prefill_batch(1.0, 1000, None)]  # too large for a graph
     assert first_s(graphs, large) == pytest.approx(first_s(plain, large), rel=1e-3)
     few = 31  # sequences of an iteration: graphs are kept for 62 tokens at most

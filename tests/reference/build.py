@@ -74,6 +74,8 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         late_decodes=3.0,
         window_context_s=1e-7 * scale if windowed else 0.0,
         expert_skew=rng.uniform(0.0, 2.0) if experts else 0.0,
+        touched_spread=0.4 if experts else 0.0,
+        touched_least=0.25 if experts else 0.0,
         graph_tokens=8.0 if experts else 0.0,
         decode_s=1e-5 * rng.uniform() * scale,
         prefill_token_s=1e-6 * rng.uniform() * scale,
