@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from evaluator.cli.options import (
+    PICTURE_SUFFIXES,
     QuietOption,
     ScenarioArgument,
     SetOption,
@@ -18,11 +19,16 @@ from evaluator.cli.options import (
     read_scenario,
 )
 from evaluator.cli.output import tell
+from evaluator.errors import InputError
+from evaluator.units import parse_quantity
 
 if TYPE_CHECKING:
     import xarray
 
+    from evaluator.run.single import Simulation
+
 REQUESTS_SUFFIXES = (".csv", ".parquet")
+WINDOWS_SUFFIXES = (".csv", ".nc")
 
 
 def simulate(
@@ -50,6 +56,21 @@ def simulate(
         Path | None,
         typer.Option(metavar="FILE.json", help="Write a trace for Perfetto here, computed token by token."),
     ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            "--over-time",
+            metavar="LENGTH",
+            help="Tell the run in windows of this length, such as 10min, too: arrivals, completions, requests in the "
+            "system, latencies.",
+        ),
+    ] = None,
+    windows: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the windows here instead (.csv, or .nc).")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw the windows (png, svg or pdf); needs --over-time.")
+    ] = None,
     changes: SetOption = None,
     simulator: SimulatorOption = "auto",
     quiet: QuietOption = False,
@@ -63,6 +84,12 @@ def simulate(
     check_output(requests, "--requests", REQUESTS_SUFFIXES)
     check_output(iterations, "--iterations", REQUESTS_SUFFIXES)
     check_output(trace, "--trace", (".json",))
+    check_output(windows, "--windows", WINDOWS_SUFFIXES)
+    check_output(plot, "--plot", PICTURE_SUFFIXES)
+    if every is None and (windows is not None or plot is not None):
+        raise InputError("--windows and --plot are of a run over time: say the length of a window, --over-time 10min")
+    if every is not None:
+        parse_quantity(every, "s", "--over-time")  # before anything runs
     loaded = read_scenario(scenario, changes)
     wanted = parse_selection(select or ())
     select_one(expand(loaded).axes, wanted)  # before JAX is loaded: a choice that is none should be told at once
@@ -81,6 +108,8 @@ def simulate(
             iterations=iterations is not None,
         )
     tell(lambda: _described(result.summary), configuration=result.summary)
+    if every is not None:
+        _tell_windows(result, every, loaded.name, windows, plot, quiet)
     if trace is not None and not quiet:
         typer.echo(f"wrote {trace}; open it in https://ui.perfetto.dev or chrome://tracing", err=True)
     if iterations is not None and result.iterations is not None:
@@ -95,6 +124,37 @@ def simulate(
         write_requests(result.requests, requests)
         if not quiet:
             typer.echo(f"wrote {len(result.requests):,} requests to {requests}", err=True)
+
+
+def _tell_windows(
+    result: Simulation, every: str, title: str, path: Path | None, plot: Path | None, quiet: bool
+) -> None:
+    """The run over time: as a table, or as the files that are asked for."""
+    ds = result.over_time(every)
+    # A column for each quantile, as tables of designs have them.
+    wide = ds.drop_dims("quantile").to_dataframe()
+    for name in ds.data_vars:
+        for number, level in enumerate(ds["quantile"].values if "quantile" in ds[name].dims else ()):
+            wide[f"{name[:-2]}_p{100 * level:g}_s"] = ds[name].isel(quantile=number).values
+    wide = wide.reset_index().rename(columns={"time": "begin_s"})
+    if path is None:
+        text = wide.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-")
+        tell("\n" + text, windows=wide)
+    elif path.suffix == ".csv":
+        from evaluator.results import write_requests
+
+        write_requests(wide, path)
+    else:
+        from evaluator.results import write
+
+        write(ds, path)
+    written = [path] if path is not None else []
+    if plot is not None:
+        from evaluator.report.picture.over_time import plot_over_time
+
+        written.append(plot_over_time(ds, plot, title))
+    for file in () if quiet else written:
+        typer.echo(f"wrote {file}", err=True)
 
 
 def _described(summary: xarray.Dataset) -> str:

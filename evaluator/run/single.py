@@ -17,7 +17,9 @@ from evaluator.progress import ProgressReport
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import replacing
 from evaluator.results.iterations import IterationLog
+from evaluator.results.over_time import LATENCIES, over_time
 from evaluator.results.requests import requests_table
+from evaluator.results.schema import objectives_of
 from evaluator.results.selection import select as select_configuration
 from evaluator.run.plan_figures import attributes_of, known_of, levels_of
 from evaluator.run.request import AnyScenario, check_simulator, loaded
@@ -37,6 +39,15 @@ class Simulation:
     requests: pd.DataFrame
     summary: xr.Dataset
     iterations: pd.DataFrame | None = None  # a row per iteration, where they were asked for
+
+    def over_time(self, every: float | str) -> xr.Dataset:
+        """The run in windows of ``every`` (seconds, or text such as ``"10min"``): arrivals, completions, requests in
+        the system, latencies at the quantiles of ``summary``, and with objectives the share of requests within their
+        bounds, whatever quantile they are of; along ``time``, see ``results.over_time``.
+        """
+        bounds = {f"{objective['metric']}_s": objective["bound_s"] for objective in objectives_of(self.summary)}
+        known = {name: most for name, most in bounds.items() if name in LATENCIES}
+        return over_time(self.requests, every, self.summary["quantile"].values.tolist(), known)
 
 
 def simulate(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from evaluator.keys import (
@@ -10,9 +11,11 @@ from evaluator.keys import (
     Place,
     Reader,
     Table,
+    choice,
     count,
     file_there,
     key,
+    many,
     no_key,
     number,
     quantity,
@@ -42,7 +45,24 @@ def _rate(value: Any, place: Place) -> float:
     return rate
 
 
-_WITH_RATE = ("poisson", "gamma", "uniform", "normal", "burst")
+_WITH_RATE = ("poisson", "gamma", "uniform", "normal", "burst", "varying")
+
+LINEAR, STEPS = "linear", "steps"
+_time, _factor = quantity("s", least=0), number(least=0)
+
+
+def _corner(value: Any, place: Place) -> tuple[float, float]:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise place.error(f"expected a time and a factor such as [8h, 1.5], got {shown(value)}")
+    return _time(value[0], place.item(0)), _factor(value[1], place.item(1))
+
+
+_corners = many(
+    Reader(
+        _corner,
+        {"type": "array", "prefixItems": [_time.schema, _factor.schema], "minItems": 2, "maxItems": 2},
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +70,8 @@ class Arrivals:
     """When requests are sent. ``process`` says which of the other fields mean something.
 
     Of a burst ``factor`` times the rate comes for ``on_s``, and for ``off_s`` what is left, so that the mean stays.
+    Of ``varying`` arrivals the rate at a time is ``rate_rps`` times what ``profile``, (corner, (time, factor)), says
+    there, over its mean: ``rate_rps`` is the mean of a ``period_s``, after which the profile begins anew.
     """
 
     process: str = no_key()
@@ -81,6 +103,23 @@ class Arrivals:
         absent=REQUIRED,
         kinds=("burst",),
     )
+    profile: tuple[tuple[float, float], ...] | None = key(
+        _corners,
+        None,
+        "Times since the start with the rate there, in any unit: [[0h, 1], [8h, 5], [20h, 3]]. Only their ratios count.",
+        absent=REQUIRED,
+        kinds=("varying",),
+    )
+    period_s: float | None = key(
+        quantity("s", above=0), None, "After how long the profile begins anew.", absent=REQUIRED, kinds=("varying",)
+    )
+    between: str = key(
+        choice(LINEAR, STEPS),
+        LINEAR,
+        "linear: the rate goes straight from one time of the profile to the next, at the end back to the first. steps: "
+        "it stays until the next time.",
+        kinds=("varying",),
+    )
     users: int | None = key(
         count(most=10**6),
         None,
@@ -104,8 +143,7 @@ class Arrivals:
 
 # One record for all processes: a sweep may go from one to another, and a key that both have keeps its value.
 PROCESSES: dict[str, Table] = {
-    process: table_of(Arrivals, process)
-    for process in ("poisson", "gamma", "uniform", "normal", "burst", "all_at_once", "closed_loop", "trace")
+    process: table_of(Arrivals, process) for process in (*_WITH_RATE, "all_at_once", "closed_loop", "trace")
 }
 """The keys of each arrival process, beside ``process``."""
 
@@ -122,6 +160,21 @@ def _arrivals(process: str, values: dict[str, Any], place: Place) -> Arrivals:
                 f"the bursts alone would exceed rate_rps: must be at most (on_s + off_s) / on_s = {most:g}, "
                 f"got {values['factor']:g}"
             )
+    if process == "varying":
+        times = [time for time, _ in values["profile"]]
+        if times[0] != 0.0:
+            raise place.key("profile").error(f"must begin at time 0, and begins at {times[0]:g} s")
+        for index, (before, after) in enumerate(pairwise(times), 1):
+            if after <= before:
+                raise (
+                    place.key("profile").item(index).error(f"its time of {after:g} s does not come after {before:g} s")
+                )
+        if times[-1] >= values["period_s"]:
+            raise place.key("period_s").error(
+                f"must be after the last time of the profile, {times[-1]:g} s, got {values['period_s']:g} s"
+            )
+        if not any(factor for _, factor in values["profile"]):
+            raise place.key("profile").error("has no factor above 0: nothing would ever be sent")
     return arrivals
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.scenario import Arrivals
+from evaluator.scenario.arrivals import STEPS
 from evaluator.scenario.trace import TIMES, read_trace
 
 UNIT_GAP_PROCESSES = ("poisson", "gamma", "uniform")
@@ -56,6 +57,8 @@ def arrival_times(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
         return _normal(arrivals, seed, n)
     if process == "burst":
         return _burst(arrivals, seed, n)
+    if process == "varying":
+        return _varying(arrivals, seed, n)
     if process == "trace":
         assert arrivals.file is not None
         times = read_trace(arrivals.file, TIMES).arrival_s
@@ -104,6 +107,34 @@ def _normal(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
         density = math.exp(-0.5 * ratio * ratio) / math.sqrt(2 * math.pi)
         gaps *= mean / (mean * 0.5 * math.erfc(-ratio / math.sqrt(2)) + std * density)
     return np.cumsum(gaps)
+
+
+def _varying(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
+    """A Poisson process whose rate follows a profile, from the same unit process as one of a constant rate.
+
+    Time rescaling, as of a burst: between two corners a and b, at rates f and g, the expected number of arrivals t
+    after a is f t + (g - f) t^2 / (2 (b - a)), whose inverse is the root below.
+    """
+    assert arrivals.rate_rps is not None and arrivals.profile is not None and arrivals.period_s is not None
+    at_s, factors = (np.array(column) for column in zip(*arrivals.profile, strict=True))
+    lengths = np.diff(np.append(at_s, arrivals.period_s))
+    ends = factors if arrivals.between == STEPS else np.roll(factors, -1)  # the last goes back to the first
+    areas = lengths * (factors + ends) / 2.0
+    scale = arrivals.rate_rps * arrivals.period_s / areas.sum()
+    begins, areas = factors * scale, areas * scale
+    slopes = (ends - factors) * scale / lengths
+    expected = np.cumsum(stream(seed, _GAPS).standard_exponential(n))
+    cycles, left = np.divmod(expected, arrivals.rate_rps * arrivals.period_s)
+    before = np.concatenate([[0.0], np.cumsum(areas)[:-1]])
+    # "right", less one: the last corner up to which no more is expected; it skips corners behind which nothing comes.
+    corner = np.searchsorted(before, left, side="right") - 1
+    left, begin, slope = left - before[corner], begins[corner], slopes[corner]
+    # In this form it holds without a slope, too, and loses no digits to the difference of like numbers. Rounding may
+    # take the root of what is expected at a corner of rate 0 a hair below it.
+    root = np.sqrt(np.maximum(begin * begin + 2.0 * slope * left, 0.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        after_s = np.where(left > 0.0, 2.0 * left / (begin + root), 0.0)
+    return cycles * arrivals.period_s + at_s[corner] + np.minimum(after_s, lengths[corner])
 
 
 def _burst(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:

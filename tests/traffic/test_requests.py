@@ -22,6 +22,8 @@ RATED = {
     "normal": Arrivals("normal", 4.0, std_s=0.2),
     "burst": Arrivals("burst", 4.0, on_s=2.0, off_s=6.0, factor=3.0),
     "full burst": Arrivals("burst", 4.0, on_s=2.0, off_s=6.0, factor=4.0),
+    "varying": Arrivals("varying", 4.0, profile=((0.0, 0.0), (2.0, 6.0), (5.0, 3.0), (6.0, 0.0)), period_s=8.0),
+    "steps": Arrivals("varying", 4.0, profile=((0.0, 1.0), (2.0, 0.0), (5.0, 3.0)), period_s=8.0, between="steps"),
 }
 SEEDS = range(20)
 N = 5000
@@ -71,6 +73,24 @@ def test_bursts_send_factor_times_the_rate_while_on():
     times = np.concatenate([arrival_times(arrivals, seed, N) for seed in SEEDS])
     assert np.mean(times % 8.0 < 2.0) == pytest.approx(0.75, abs=0.01)
     assert np.all(arrival_times(RATED["full burst"], 1, N) % 8.0 <= 2.0 + 1e-9)
+
+
+def test_arrivals_follow_their_profile():
+    """Shares of each part of a period, over 100,000 requests: those of the areas below the profile."""
+    for name, areas in (("varying", [6.0, 13.5, 1.5, 0.0]), ("steps", [2.0, 0.0, 9.0])):
+        arrivals = RATED[name]
+        times = np.concatenate([arrival_times(arrivals, seed, N) for seed in SEEDS]) % 8.0
+        corners = [at_s for at_s, _ in arrivals.profile]
+        shares = np.histogram(times, [*corners, 8.0])[0] / len(times)
+        np.testing.assert_allclose(shares, np.array(areas) / sum(areas), atol=0.006)
+    # Within a part, too: of the first two seconds, where the rate rises from 0, three quarters in the second half.
+    rising = np.concatenate([arrival_times(RATED["varying"], seed, N) for seed in SEEDS]) % 8.0
+    assert np.mean(rising[rising < 2.0] < 1.0) == pytest.approx(0.25, abs=0.01)
+
+
+def test_a_level_profile_is_a_poisson_process():
+    level = Arrivals("varying", 4.0, profile=((0.0, 7.0), (3.0, 7.0)), period_s=5.0)
+    np.testing.assert_allclose(arrival_times(level, 3, N), arrival_times(RATED["poisson"], 3, N), rtol=1e-9)
 
 
 def test_all_at_once_and_closed_loop_start_at_zero():

@@ -1,0 +1,99 @@
+"""Requests -> what a run was like over time: arrivals, completions, requests in the system, latencies by window."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from evaluator.errors import InputError
+from evaluator.units import parse_quantity
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+MOST_WINDOWS = 100_000
+LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
+_VARIABLES = {
+    "arrivals_rps": ("1/s", "requests that arrive in the window / its length"),
+    "completions_rps": ("1/s", "requests whose last token comes in the window / its length"),
+    "output_tok_per_s": ("token/s", "output tokens of the requests that are completed in the window / its length"),
+    "in_system": ("1", "requests that have arrived and not all their tokens, mean over the window"),
+    "ttft_s": ("s", "time to first token of the requests that arrive in the window"),
+    "tpot_s": ("s", "time per output token of the requests that arrive in the window"),
+    "e2e_s": ("s", "end-to-end latency of the requests that arrive in the window"),
+    "attainment": ("1", "requests that arrive in the window and are within the bounds of all objectives / all of them"),
+}
+"""Unit and formula of each variable; rates and counts are means over the seeds, quantiles of all seeds' requests."""
+
+
+def over_time(
+    requests: pd.DataFrame,
+    every: float | str,
+    levels: Sequence[float] = (0.5, 0.9, 0.99),
+    bounds_s: Mapping[str, float] | None = None,
+) -> xr.Dataset:
+    """A run in windows of ``every`` (seconds, or text such as ``"10min"``), from its table of requests.
+
+    Dimensions: ``time`` (the windows' beginnings, seconds) and ``quantile`` (``levels``). Warm-up and the end are
+    there: a window tells what its clients saw. ``bounds_s``: the most of ``ttft_s``, ``tpot_s`` and ``e2e_s`` that an
+    objective allows a request; without it there is no ``attainment``. Latencies of windows without arrivals are NaN.
+    Errors: InputError for a width of none, or so small that there would be over MOST_WINDOWS.
+    """
+    import xarray as xr
+
+    width = parse_quantity(every, "s", "the length of a window")
+    end = float(requests["last_token_s"].max())
+    if not width > 0 or not end / width <= MOST_WINDOWS:
+        raise InputError(
+            f"windows of {width:g} s: a run of {end:,.0f} s takes 1 to {MOST_WINDOWS:,} windows; use "
+            f"{max(end / 100, 1e-3):.3g} s"
+        )
+    count = max(1, int(np.ceil(end / width)))
+    edges = width * np.arange(count + 1)
+    seeds = requests["seed"].nunique()
+    arrivals, ends = (requests[name].to_numpy(np.float64) for name in ("arrival_s", "last_token_s"))
+    came, went = (np.minimum((times / width).astype(np.int64), count - 1) for times in (arrivals, ends))
+    per_second = 1.0 / (width * seeds)
+    # Requests that came up to a time, less those that went, integrated from 0 to each edge; of windows the differences.
+    waiting = np.diff(_integral(np.sort(arrivals), edges) - _integral(np.sort(ends), edges))
+    values: dict[str, tuple[Any, np.ndarray]] = {
+        "arrivals_rps": ("time", np.bincount(came, minlength=count) * per_second),
+        "completions_rps": ("time", np.bincount(went, minlength=count) * per_second),
+        "output_tok_per_s": (
+            "time",
+            np.bincount(went, weights=requests["output_tokens"].to_numpy(np.float64), minlength=count) * per_second,
+        ),
+        "in_system": ("time", np.maximum(waiting, 0.0) * per_second),
+    }
+    by_window = requests.assign(window=came).groupby("window")
+    for name in LATENCIES:
+        quantiles = np.full((count, len(levels)), np.nan)
+        table = by_window[name].quantile(list(levels)).unstack()
+        quantiles[table.index] = table.to_numpy()
+        values[name] = ("time", "quantile"), quantiles
+    if bounds_s:
+        # A request of one token has no TPOT, and is within its bound.
+        within = np.logical_and.reduce([~(requests[name] > most) for name, most in bounds_s.items()])
+        shares = np.full(count, np.nan)
+        table = requests.assign(window=came, within=within).groupby("window")["within"].mean()
+        shares[table.index] = table.to_numpy()
+        values["attainment"] = "time", shares
+    attributes = {name: {"units": _VARIABLES[name][0], "description": _VARIABLES[name][1]} for name in values}
+    return xr.Dataset(
+        {name: (dims, data, attributes[name]) for name, (dims, data) in values.items()},
+        coords={
+            "time": ("time", edges[:-1], {"units": "s", "description": f"beginning of a window of {width:g} s"}),
+            "quantile": ("quantile", np.asarray(levels, dtype=np.float64), {"units": "1"}),
+        },
+        attrs={"window_s": width, "seeds": seeds},
+    )
+
+
+def _integral(times: np.ndarray, edges: np.ndarray) -> np.ndarray:
+    """The integral from 0 to each edge of the number of sorted ``times`` up to then: n(t) t - the sum of those n."""
+    before = np.searchsorted(times, edges, side="right")
+    sums = np.concatenate([[0.0], np.cumsum(times)])
+    return before * edges - sums[before]
