@@ -106,7 +106,7 @@ class Arrivals:
     profile: tuple[tuple[float, float], ...] | None = key(
         _corners,
         None,
-        "Times since the start with the rate there, in any unit: [[0h, 1], [8h, 5], [20h, 3]]. Only their ratios count.",
+        "Times since the start with the rate there: [[0h, 1], [8h, 5], [20h, 3]]. Only the ratios of rates count.",
         absent=REQUIRED,
         kinds=("varying",),
     )
