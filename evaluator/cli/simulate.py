@@ -135,7 +135,7 @@ def _tell_windows(
     wide = ds.drop_dims("quantile").to_dataframe()
     for name in ds.data_vars:
         for number, level in enumerate(ds["quantile"].values if "quantile" in ds[name].dims else ()):
-            wide[f"{name[:-2]}_p{100 * level:g}_s"] = ds[name].isel(quantile=number).values
+            wide[f"{str(name)[:-2]}_p{100 * level:g}_s"] = ds[name].isel(quantile=number).values
     wide = wide.reset_index().rename(columns={"time": "begin_s"})
     if path is None:
         text = wide.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-")
