@@ -22,6 +22,7 @@ from evaluator.catalog.model import (
     SoftmaxAttention,
     StateSpace,
 )
+from evaluator.catalog.own_server import OWN_SERVER, OwnServer
 from evaluator.cost.parallel import Parallel, of_rank
 from evaluator.units import counted
 
@@ -47,17 +48,28 @@ _UNSEEN = (
 
 @dataclass(frozen=True)
 class Basis:
-    """``cases`` are names of CASES, or of OTHERS; ``unmeasured`` says what of it no measured server had."""
+    """``cases`` are names of CASES, or of OTHERS; ``unmeasured`` says what of it no measured server had. ``own``: the
+    server of the user's that the set was fitted to, where it was one of this design."""
 
     cases: tuple[str, ...]
     unmeasured: tuple[str, ...] = ()
+    own: OwnServer | None = None
 
     def joined(self, other: Basis) -> Basis:
         """Of a configuration that rests on both."""
-        return Basis(_once(self.cases + other.cases), _once(self.unmeasured + other.unmeasured))
+        return Basis(_once(self.cases + other.cases), _once(self.unmeasured + other.unmeasured), self.own or other.own)
+
+    @property
+    def measured(self) -> OwnServer | None:
+        """The user's server, where nothing of the configuration is another: then its errors are those of this one."""
+        return self.own if self.cases == (OWN_SERVER,) and not self.unmeasured else None
 
     def text(self, errors: Errors) -> str:
         """In words, the weakest case first where there are several, with the runs and devices that tell of each."""
+        if self.measured is not None:
+            loads = [run.concurrency for run in self.measured.runs]
+            between = f"{min(loads):.3g} to {max(loads):.3g} requests at a time"
+            return f"{OTHERS[OWN_SERVER]}; error of loads left out of {counted(len(loads), 'run')} at {between}"
         order = list(CASES)
         # What has no case comes first, then the weakest case: a reader sees at once what the prediction lacks.
         cases = sorted(self.cases, key=lambda case: -order.index(case) if case in order else -len(order))
@@ -69,11 +81,16 @@ class Basis:
 
     def bands(self, errors: Errors) -> tuple[float, ...]:
         """The expected relative error of the mean of each of METRICS; NaN without a table of errors."""
+        if self.measured is not None:
+            # What the user's runs did not measure is as sure as without them.
+            known, cases = dict(self.measured.errors), (self.measured.otherwise,)
+            return tuple(known.get(name, errors.of(cases, f"{name}_mean")) for name in METRICS.values())
         return tuple(errors.of(self.cases, f"{name}_mean", bool(self.unmeasured)) for name in METRICS.values())
 
 
 OTHERS: Mapping[str, str] = {
     "eager": "a published operator set",
+    OWN_SERVER: "fitted to your server",
 }
 """What a prediction may rest on of which no case was measured."""
 
@@ -87,8 +104,10 @@ def has_host(text: str) -> bool:
 
 def design_basis(built: ReplicaBuild) -> Basis:
     """Of one replica."""
-    calibration, model = built.calibration, built.model
-    case = calibration.rests_on
+    calibration, model, own = built.calibration, built.model, built.calibration.own_server
+    if own is not None and dict(own.design) == served_design(built):
+        return Basis((OWN_SERVER,), own=own)  # whatever it has that no other measured server had, this one has
+    case = calibration.rests_on if own is None else own.otherwise
     layouts = calibration.serving_runs.get(built.hardware.name, {}).get(model.name, ())
     # Weights in the checkpoint's dtypes, said or by default, run on the same kernels.
     as_stored = _weights(model, built.spec.precision.weights) == _weights(model, "checkpoint")
@@ -99,6 +118,24 @@ def design_basis(built: ReplicaBuild) -> Basis:
     # A device that the sweep describes is measured by nobody: its kernels are as transferred, whatever set it takes.
     cases = (case, "transferred") if built.hardware.hypothetical and case in _OF_ONE_DEVICE else (case,)
     return Basis(cases, _unmeasured(built))
+
+
+def served_design(built: ReplicaBuild) -> dict[str, str]:
+    """What must be the same of two replicas for the measured errors of one to be those of the other."""
+    spec, parallel = built.spec, built.spec.parallel
+    figures = {
+        "model": built.model.name,
+        "hardware": built.hardware.name,
+        "engine": spec.engine,
+        "weights": " ".join(sorted(_weights(built.model, spec.precision.weights))),
+        "kv": spec.precision.kv,
+        "tensor_parallel": parallel.tensor,
+        "pipeline_parallel": parallel.pipeline,
+        "data_parallel": parallel.data,
+        "expert_parallel": parallel.expert,
+        "drafts": "none" if spec.drafting is None else "some",
+    }
+    return {name: str(value) for name, value in figures.items()}
 
 
 def _unmeasured(built: ReplicaBuild) -> tuple[str, ...]:

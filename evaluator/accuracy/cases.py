@@ -132,7 +132,12 @@ def load_errors(name: str = TABLE) -> Errors:
     if not has("errors", name) and not name.endswith(".yaml"):
         return Errors({}, {})
     # A table bears no name of its own that could be another than its file's.
-    return load("errors", name, lambda document, where, _: read_errors(document, where))
+    return load("errors", name, _named_table)
+
+
+def _named_table(document: Any, where: str, _: str) -> Errors:
+    # A function of the module, as files are kept by path and reader: a lambda is another one in every call.
+    return read_errors(document, where)
 
 
 def read_errors(document: Any, where: str) -> Errors:

@@ -12,6 +12,7 @@ from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, Opera
 from evaluator.catalog.fields import Fields, load
 from evaluator.catalog.iterations import BEYOND, FORMS, Iterations, read_iterations
 from evaluator.catalog.launches import Launches, read_launches
+from evaluator.catalog.own_server import OWN_SERVER, OwnServer, read_own_server
 from evaluator.catalog.tuned import ExpertShape, tuned_experts
 from evaluator.errors import InputError
 
@@ -96,6 +97,7 @@ class Calibration:
     iterations: tuple[Iterations, ...] = ()
     eager: EagerFigures | None = None
     serving_runs: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    own_server: OwnServer | None = None  # the server of its user that the set was fitted to
     rests_on: str = "datasheet"
 
     def of(self, op_class: str) -> OperatorEfficiency:
@@ -161,6 +163,7 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         launches=read_launches(given),
         penalty_sequence_s=given.quantity("penalty_sequence_s", "s", 0.0, zero=True),
         serving_runs=_serving_runs(given.inner("serving_runs", {})),
+        own_server=read_own_server(given),
     )
     given.finish()
     # No key of the file: it follows from the figures, so that it is set once they are all read.
@@ -186,6 +189,8 @@ def _serving_runs(given: Fields) -> dict[str, dict[str, tuple[int, ...]]]:
 
 def _rests_on(of: Calibration) -> str:
     """What the predictions of a set as it is in its file rest on: a case of ``evaluator.accuracy``."""
+    if of.own_server is not None:
+        return OWN_SERVER
     # From the surest to the least sure: which errors of ``evaluator.accuracy`` apply is known by what a set was held
     # against.
     if of.form != "roofline":

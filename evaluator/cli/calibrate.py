@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
-from evaluator.cli.options import QuietOption, check_output
+from evaluator.cli.options import QuietOption, SetOption, check_output, read_scenario
 from evaluator.cli.output import tell
+from evaluator.cli.signals import interrupted
 from evaluator.errors import InputError
 
 SET_SUFFIXES = (".yaml",)
@@ -37,7 +39,8 @@ def calibrate(
         typer.Argument(
             metavar="DATA...",
             help="Tables of measurements (.csv or .parquet): our columns, or those of aiconfigurator, Vidur, InferSim, "
-            "Splitwise or LLMServingSim. All of them are fitted together.",
+            "Splitwise or LLMServingSim. All of them are fitted together. With --serving: results of load generators, "
+            "as `evaluator compare` takes them.",
         ),
     ] = None,
     hardware: Annotated[
@@ -93,12 +96,35 @@ def calibrate(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw predicted against measured (.png, .pdf or .svg).")
     ] = None,
+    serving: Annotated[
+        bool,
+        typer.Option(
+            "--serving",
+            help="DATA are runs of your own server under several loads: fit what serving adds to the set of its "
+            "scenario (docs/own-server.md).",
+        ),
+    ] = False,
+    scenario: Annotated[
+        str | None, typer.Option(metavar="SCENARIO", help="With --serving: the deployment that served the runs.")
+    ] = None,
+    changes: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:
-    """Fit efficiencies, or whole iterations, to measurements and report the error on rows kept aside."""
+    """Fit efficiencies, whole iterations or a server to measurements and report the error on what was kept aside."""
     check_output(out, "--out", SET_SUFFIXES)
     check_output(plot, "--plot", PICTURE_SUFFIXES)
     check_output(errors, "--errors", SET_SUFFIXES)
+    if serving:
+        others = {"--hardware": hardware, "--transfer": transfer or None, "--errors": errors, "--axes": axes,
+                  "--engine": engine, "--plot": plot}  # fmt: skip
+        if given := [name for name, value in others.items() if value is not None]:
+            raise InputError(
+                f"{given[0]}: is not of --serving, where the scenario says what was measured; leave it out"
+            )
+        _serving(data or [], scenario, changes or [], out, quiet)
+        return
+    if scenario is not None or changes:
+        raise InputError("--scenario and --set say which server was measured: they go with --serving")
     if transfer:
         _transfer(data or [], hardware, engine, out, errors, quiet)
         return
@@ -119,6 +145,55 @@ def calibrate(
 
         files = ", ".join(table.name for table in fitted.tables)
         write_errors(errors, errors_of_iterations(fitted.judged, files, fitted.hardware))
+
+
+def _serving(data: list[Path], name: str | None, changes: list[str], out: Path | None, quiet: bool) -> None:
+    """Fits the server of a scenario to runs of load generators, and writes its set."""
+    if out is None:
+        raise InputError("calibrate --serving takes RESULT... --scenario SCENARIO --out FILE.yaml; --out is missing")
+    for file in data:
+        if not file.is_file():
+            raise InputError(f"there is no file {file}")
+    from tempfile import TemporaryDirectory
+
+    from evaluator.calibrate.serving.own import expected_simulations, fit_own, summary
+    from evaluator.calibrate.serving.own_report import set_text, told
+    from evaluator.calibrate.serving.own_runs import own_runs
+    from evaluator.experiments.generators import read_all
+    from evaluator.progress import Progress
+    from evaluator.replica import design
+    from evaluator.results.files import replacing
+    from evaluator.scenario import with_engine_defaults
+
+    runs = own_runs(read_all(data), None if name is None else read_scenario(name, changes, quiet), changes)
+    kept = "no set was written, as a fit is of all of its runs; the same command begins anew"
+    total = expected_simulations(len(runs), len({run.load for run in runs}))
+    with (
+        interrupted(kept),
+        TemporaryDirectory() as folder,
+        nullcontext() if quiet else Progress(total, "simulations") as progress,
+    ):
+        scenario = runs[0].scenario
+        built = design(with_engine_defaults(scenario.deployment), 0, scenario.workload.sampling.asked)
+        fitted = fit_own(runs, built, out.stem, Path(folder), progress)
+        if progress is not None:
+            progress.expect(fitted.simulations)
+        text = set_text(fitted)
+        with replacing(out) as path:
+            path.write_text(text, encoding="utf-8")
+    tell(
+        lambda: told(fitted),
+        parameters=list(fitted.parameters),
+        figures=list(fitted.figures),
+        errors=summary(fitted.figures),
+        expected=dict(fitted.own.errors),
+        not_told_apart=fitted.alike,
+        told_directions=fitted.told_directions,
+        residuals_over_noise=fitted.spread,
+        base=fitted.base.name,
+    )
+    if not quiet:
+        typer.echo(f"wrote {out}; use it as deployment.calibration: {out}", err=True)
 
 
 def _transfer(

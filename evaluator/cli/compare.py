@@ -134,11 +134,9 @@ def _results(
     files: list[Path], scenario: str | None, calibration: str, changes: list[str] | None
 ) -> tuple[pd.DataFrame, dict[str, float], str]:
     from evaluator.compare.results import SHOWN, compare_results, told
-    from evaluator.experiments.generators import read_runs
+    from evaluator.experiments.generators import read_all
 
-    names = [file.name for file in files]  # AIPerf and LoadGen call every run's file the same, in folders of their own
-    labels = [str(Path(file.parent.name) / file.name) if names.count(file.name) > 1 else file.name for file in files]
-    runs = [run for file, label in zip(files, labels, strict=True) for run in read_runs(file, label)]
+    runs = read_all(files)
     overrides = list(changes or ())
     # Read once without the set, whose name may ask for the scenario's device, and once more with it: an
     # override is checked where the scenario is read.

@@ -57,7 +57,7 @@ def compare_results(
         try:
             # Traces of requests are written where they vanish with the comparison.
             with tempfile.TemporaryDirectory() as folder:
-                rows += _rows(run, served_by, _simulated(run, served_by, Path(folder)))
+                rows += _rows(run, served_by, simulated(run, served_by, Path(folder)))
         except InputError as error:
             rows.append(_common(run, served_by) | {"status": f"cannot run: {error}"})
     return pd.DataFrame(rows, columns=[*COLUMNS, EXPECTED, "engine"])
@@ -175,8 +175,11 @@ def _from_options(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
     return load_scenario(tree, overrides)
 
 
-def _simulated(run: MeasuredRun, scenario: Scenario, folder: Path) -> Simulation:
-    """The run's load through the deployment: all of its requests count, as generators count all that they send."""
+def simulated(run: MeasuredRun, scenario: Scenario, folder: Path) -> Simulation:
+    """The run's load through the deployment: all of its requests count, as generators count all that they send.
+
+    ``folder`` is where a trace of its requests may be written.
+    """
     from evaluator.run import simulate
 
     # Each request's own lengths where the file has them, else the means it tells, else the scenario's.

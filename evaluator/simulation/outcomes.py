@@ -12,9 +12,11 @@ from evaluator.accuracy import load_errors
 from evaluator.accuracy.basis import Basis, design_basis
 from evaluator.accuracy.cases import Errors
 from evaluator.catalog.calibration import PROVENANCES
+from evaluator.catalog.own_server import ServedLoad
 from evaluator.cost.fitted import verdict
 from evaluator.cost.frontend import delay_s
 from evaluator.metrics import OK, Outcomes, bounds_of
+from evaluator.metrics.outcomes import RequestTimes, TokenCounts
 from evaluator.metrics.use import Use, pooled
 from evaluator.plan import Configuration, ReplicaBuild
 from evaluator.plan.simulators import REQUEST
@@ -52,7 +54,12 @@ def outcomes_of(
         engine=np.array([configuration.simulator for configuration in configurations]),
         provenance=np.array([provenance for _, provenance in judged]),
         calibration_set=np.array([_sets(configuration) for configuration in configurations]),
-        model_error=np.array([bands for bands, _ in errors]),
+        model_error=np.array(
+            [
+                np.multiply(bands, _growth(configuration, chain_result, position))
+                for position, (configuration, (bands, _)) in enumerate(zip(configurations, errors, strict=True))
+            ]
+        ),
         model_error_basis=np.array([basis for _, basis in errors]),
         finds_warmup=np.array([configuration.workload.find_warmup for configuration in configurations]),
         asked_rps=np.array([_asked_rps(configuration) for configuration in configurations]),
@@ -201,6 +208,28 @@ def _gaps(chain_result: ChainResult, longer_s: np.ndarray) -> Gaps | None:
 def expected(configuration: Configuration, errors: Errors) -> tuple[tuple[float, ...], str]:
     """The expected relative errors of TTFT, ITL and E2E (``basis.METRICS``), and what they rest on in words."""
     return _errors_and_basis(basis_of(configuration), errors)
+
+
+def _growth(configuration: Configuration, chain_result: ChainResult, position: int) -> float:
+    """By how much its errors are larger, at the load that it had, than those at the loads that a user measured."""
+    own = basis_of(configuration).measured
+    if own is None or configuration.status != OK:
+        return 1.0
+    return own.growth(load_of(configuration, chain_result.times, chain_result.tokens, position))
+
+
+def load_of(configuration: Configuration, times: RequestTimes, tokens: TokenCounts, position: int) -> ServedLoad:
+    """Requests at a time of a replica, over all of a run (Little's law), and their mean lengths."""
+    arrival_s, last_s = times.arrival_s[position], times.last_token_s[position]
+    span_s = last_s.max(axis=-1) - arrival_s.min(axis=-1)
+    concurrency = (
+        float(np.mean((last_s - arrival_s).sum(axis=-1) / span_s)) / configuration.stations[0].deployment.replicas
+    )
+    # Tokens may be shared by all configurations, and are (seed, request) then.
+    prompt, output = (
+        values[position] if values.ndim == 3 else values for values in (tokens.prompt_tokens, tokens.output_tokens)
+    )
+    return ServedLoad(max(concurrency, 1e-3), max(1.0, float(prompt.mean())), max(1.0, float(output.mean())))
 
 
 def basis_of(configuration: Configuration) -> Basis:

@@ -10,16 +10,17 @@ from typing import Any
 import yaml
 
 from evaluator.calibrate.serving.fit import FitResult
-from evaluator.calibrate.serving.parameters import PARAMETERS
+from evaluator.calibrate.serving.parameters import OWN_PARAMETERS
 from evaluator.catalog.calibration import HOST, SORT, Calibration, OperatorEfficiency, is_collective
 
+_RUNS = "serving runs"
 _IN_A_COLLECTIVE = ("bandwidth_efficiency", "launch_s")
 
 
-def calibration_text(set_: Calibration, fitted: FitResult, base: Calibration, header: str) -> str:
-    """The set's YAML; ``header`` says what it was fitted on and how well, as comments."""
+def calibration_text(set_: Calibration, fitted: FitResult, base: Calibration, header: str, of: str = _RUNS) -> str:
+    """The set's YAML; ``header`` says what it was fitted on and how well, as comments; ``of``: what its runs were."""
     comments = "".join(f"# {line}".rstrip() + "\n" for line in header.splitlines())
-    document = document_of(set_) | {"sources": _sources(fitted, base)}
+    document = document_of(set_) | {"sources": _sources(fitted, base, of)}
     return comments + yaml.safe_dump(document, sort_keys=False, width=118, allow_unicode=True)
 
 
@@ -38,11 +39,14 @@ def document_of(calibration: Calibration) -> dict[str, Any]:
     }
     classes = given.pop("efficiencies")
     given.pop("rests_on")  # follows from the rest
+    own = given.pop("own_server")
     # First in the file, as people look for them; the rest only where it differs from a default.
     document: dict[str, Any] = {name: given.pop(name) for name in ("name", "hardware", "provenance")}
     document["efficiencies"] = {name: _figures(name, efficiency) for name, efficiency in classes.items()}
     defaults = {field_of_set.name: _default(field_of_set) for field_of_set in fields(Calibration)}
     document |= {name: _plain(value) for name, value in given.items() if value != defaults[name]}
+    if own is not None:
+        document["own_server"] = _plain(own.document())
     return document
 
 
@@ -68,17 +72,17 @@ def _plain(value: Any) -> Any:
     """Numbers with six digits; dataclasses and mappings as plain dicts."""
     if isinstance(value, Mapping):
         return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         return [_plain(inner) for inner in value]
     if is_dataclass(value) and not isinstance(value, type):
         return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
-def _sources(fitted: FitResult, base: Calibration) -> dict[str, str]:
+def _sources(fitted: FitResult, base: Calibration, of: str) -> dict[str, str]:
     """Where each figure is from: the base set, and what the fit has made of it."""
     notes: dict[str, list[str]] = {}
-    for parameter in PARAMETERS:
+    for parameter in OWN_PARAMETERS:
         if parameter.name not in fitted.values:
             continue
         value, error = fitted.values[parameter.name], 100 * fitted.errors[parameter.name]
@@ -92,5 +96,5 @@ def _sources(fitted: FitResult, base: Calibration) -> dict[str, str]:
     # Host and sort are fitted as they are; other figures are multiples of the base set's.
     for figure, texts in notes.items():
         rest = "" if figure in whole else f"; base set {base.name}"
-        sources[figure] = f"fitted to serving runs: {'; '.join(texts)}{rest}"
+        sources[figure] = f"fitted to {of}: {'; '.join(texts)}{rest}"
     return sources

@@ -43,9 +43,11 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     count = int(requests or asked or 0)
     if not count:
         raise InputError("request_count is missing, and so is the number of requests in input_config")
-    if content.get("was_cancelled") or content.get("is_complete") is False:
+    cancelled = bool(content.get("was_cancelled")) or content.get("is_complete") is False
+    if cancelled:
         notes.append("the run was cancelled")
-    if errors := _average(content, "error_request_count"):
+    errors = _average(content, "error_request_count")
+    if errors:
         notes.append(f"{errors:,.0f} requests failed")
     return [
         MeasuredRun(
@@ -57,6 +59,8 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
             _average(content, "input_sequence_length"),
             _average(content, "output_sequence_length"),
             model=_model(config),
+            failed=int(errors or 0),
+            cancelled=cancelled,
             notes=tuple(notes),
         )
     ]

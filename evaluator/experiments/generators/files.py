@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,14 @@ def is_result(path: str | Path) -> bool:
     if '"exp_id"' in begin:  # the specification of experiments, whose measurements are another file
         return False
     return begin.startswith(("{", "[")) or any(reader.recognised(begin) for reader in _TEXTS)
+
+
+def read_all(paths: Sequence[str | Path]) -> list[MeasuredRun]:
+    """The runs of several files, each labelled by its file: by the folder, too, where files are called the same."""
+    files = [Path(path) for path in paths]
+    names = [file.name for file in files]  # AIPerf and LoadGen call every run's file the same, in folders of their own
+    labels = [str(Path(file.parent.name) / file.name) if names.count(file.name) > 1 else file.name for file in files]
+    return [run for file, label in zip(files, labels, strict=True) for run in read_runs(file, label)]
 
 
 def read_runs(path: str | Path, label: str | None = None) -> list[MeasuredRun]:

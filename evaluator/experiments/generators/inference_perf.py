@@ -56,6 +56,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
             metrics,
             _mean(successes, "prompt_tokens", "prompt_len"),
             _mean(successes, "output_tokens", "output_len"),
+            failed=int(failed or 0),
             notes=(f"{failed:,.0f} requests failed",) if failed else (),
         )
     ]

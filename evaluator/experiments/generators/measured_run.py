@@ -44,6 +44,8 @@ class MeasuredRun:
     gpu: str | None = None
     deployment: Mapping[str, Any] = field(default_factory=dict)
     weights: str | None = None
+    failed: int = 0  # requests beside those that were answered
+    cancelled: bool = False  # it ended before all was sent
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -68,6 +68,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
             # `guidellm`).
             begun if arrivals["process"] != "closed_loop" else None,
             model=entry.text("model_id", "") or None,
+            failed=max(0, int(failed)),
             notes=tuple(notes),
         )
     ]

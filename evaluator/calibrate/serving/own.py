@@ -1,0 +1,449 @@
+"""The user's own server as a set: what serving adds to a set of kernels, fitted to a few runs of a load generator.
+
+Gauss-Newton on the logarithms of predicted over measured TTFT and TPOT, through the same simulation as ``compare``,
+with a robust loss and priors: the base set's own figures, as wide as the fits of the shipped serving sets take them.
+What the runs leave open stays there. Each load is left out in turn, which says how far the set is off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from evaluator.accuracy.basis import served_design
+from evaluator.accuracy.cases import band
+from evaluator.calibrate.serving.fit import NOISE
+from evaluator.calibrate.serving.own_runs import OwnRun
+from evaluator.calibrate.serving.parameters import OWN_PARAMETERS, RunParameter, active, adjusted, as_vllm
+from evaluator.calibrate.serving.write import document_of
+from evaluator.catalog import load_calibration
+from evaluator.catalog.calibration import SORT, Calibration
+from evaluator.catalog.engines import DEFAULT_ENGINE
+from evaluator.catalog.own_server import SAME_LOAD, OwnServer, ServedLoad
+from evaluator.compare.results import predicted, simulated
+from evaluator.errors import InputError
+from evaluator.replica import ReplicaBuild
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from evaluator.progress import ProgressReport
+
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster where PyYAML was built with libyaml
+_STEP = 0.1  # of the finite differences, in deviations of the prior, as in ``fit``
+_STEPS = 6  # of Gauss-Newton; three or four are enough where the runs are of the scenario
+_FARTHEST = 2.0  # deviations of the prior in one step: beyond, a linear model says nothing
+_DONE = 0.05  # deviations, below which a step changes no figure that anybody reads
+_SCALE = 2.0  # deviations of the noise up to which the loss is quadratic, as in ``fit``
+HELD = 0.9
+"""Share of the prior in a parameter's variance from which on the runs say nothing of it: it is held there."""
+ALIKE = 0.7
+"""Correlation from which on two parameters are not told apart: half of the variance of either (0.7 squared) is then the
+other's."""
+
+
+HOST_TIMES = ("step_overhead_s", "sequence_overhead_s")
+"""Parameters whose prior is normal, around the base set's time and as wide as the data sheet's: 1 ms an iteration,
+where the serving sets have 0.04 ms. The logarithm of so little has no slope by which a slow host could be seen."""
+
+
+@dataclass(frozen=True)
+class OwnParameter:
+    """``base`` and ``value``; ``error``: relative standard error; ``prior_share``: what the prior decides of it.
+
+    ``held``: at the base set's value, as the runs say nothing of it.
+    """
+
+    name: str
+    meaning: str
+    base: float
+    value: float
+    error: float
+    prior_share: float
+    held: bool
+
+
+@dataclass(frozen=True)
+class OwnFigure:
+    """A measured figure (seconds or 1/s) and its predictions: by the base set, as fitted, fitted without its load."""
+
+    run: str
+    load: str
+    concurrency: float
+    metric: str
+    measured: float
+    base: float
+    fitted: float
+    held_out: float
+
+
+@dataclass(frozen=True)
+class OwnErrors:
+    """Mean absolute errors of a metric, in %: of the base set, as fitted, and of loads left out."""
+
+    metric: str
+    points: int
+    base_pct: float
+    fitted_pct: float
+    held_out_pct: float
+
+
+@dataclass(frozen=True)
+class OwnFit:
+    """The fitted set with all that is told of it. ``told_directions``: combinations of parameters of which the runs say
+    more than the priors; ``alike``: pairs that they do not tell apart, with their correlation. ``spread``: how many
+    times the noise of replicates the residuals are."""
+
+    base: Calibration
+    begin: Calibration  # the base set with the priors of what it says nothing of
+    calibration: Calibration
+    own: OwnServer
+    parameters: tuple[OwnParameter, ...]
+    alike: tuple[tuple[str, str, float], ...]
+    told_directions: int
+    figures: tuple[OwnFigure, ...]
+    loads: tuple[str, ...]
+    spread: float
+    simulations: int
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Of the parameters that are not held."""
+        return {parameter.name: parameter.value for parameter in self.parameters if not parameter.held}
+
+
+class _OwnProblem:
+    """Log ratios of the runs over the noise, of parameters in deviations of their priors."""
+
+    def __init__(
+        self, runs: Sequence[OwnRun], built: ReplicaBuild, folder: Path, progress: ProgressReport | None
+    ) -> None:
+        self.runs, self.base, self.folder, self.progress = runs, built.calibration, folder, progress
+        self.hardware = built.hardware.name
+        self.begin = _served(self.base, built.spec.engine)
+        self.parameters = _free(self.begin, built)
+        self.centre = np.array([centre_of(parameter, self.begin) for parameter in self.parameters])
+        self.sigma = np.array([parameter.sigma for parameter in self.parameters])
+        # A data sheet, or sets of other devices, know less than kernels of this one: twice as wide, as in ``fit``.
+        self.sigma *= 1.0 if self.base.provenance == "calibrated" else 2.0
+        sheet = load_calibration("datasheet", "any")
+        self.linear = np.array([parameter.name in HOST_TIMES for parameter in self.parameters])
+        self.sigma[self.linear] = [getattr(sheet, one.name) for one in self.parameters if one.name in HOST_TIMES]
+        self.simulations = 0
+        self._files: dict[bytes, str] = {}
+        self._predicted: dict[tuple[int, str], dict[str, float]] = {}
+        self._loads: dict[int, ServedLoad] = {}
+
+    def values(self, deviations: np.ndarray) -> dict[str, float]:
+        values = np.where(
+            self.linear,
+            np.maximum(0.0, self.centre + self.sigma * deviations),
+            self.centre * np.exp(np.where(self.linear, 0.0, self.sigma) * deviations),
+        )
+        return {parameter.name: float(value) for parameter, value in zip(self.parameters, values, strict=True)}
+
+    def calibration(self, deviations: np.ndarray) -> Calibration:
+        """The set with those parameters put in that differ from the prior."""
+        values = self.values(deviations).items()
+        moved = {name: value for (name, value), by in zip(values, deviations, strict=True) if by}
+        return adjusted(self.begin, moved, OWN_PARAMETERS)
+
+    def predicted(self, number: int, deviations: np.ndarray | None) -> dict[str, float]:
+        """The figures of a run as ``compare`` has them, by the set of these deviations (None: the base set itself)."""
+        name = "auto" if deviations is None else self._file(deviations)
+        if (number, name) not in self._predicted:
+            run = self.runs[number]
+            scenario = run.scenario
+            if deviations is not None:
+                scenario = replace(scenario, deployment=replace(scenario.deployment, calibration=name))
+            try:
+                simulation = simulated(run.measured, scenario, self.folder)
+            except InputError as error:
+                raise InputError(f"{run.measured.label}: cannot be predicted: {error}") from None
+            self._predicted[number, name] = predicted(simulation, (50,))
+            self._loads[number] = _load(simulation.requests)
+            self.simulations += 1
+            if self.progress is not None:
+                self.progress.advance()
+        return self._predicted[number, name]
+
+    def load(self, number: int) -> ServedLoad:
+        """As simulated the last time."""
+        return self._loads[number]
+
+    def _file(self, deviations: np.ndarray) -> str:
+        """A file of the set: deployments name their set, so that every simulation reads one as a user's will."""
+        key = deviations.tobytes()
+        if key not in self._files:
+            path = self.folder / f"set-{len(self._files)}.yaml"
+            set_ = replace(
+                self.calibration(deviations), name=path.stem, hardware=self.hardware, fit={}, own_server=None
+            )
+            document = document_of(set_) | {"sources": dict(set_.sources)}
+            path.write_text(yaml.dump(document, Dumper=_DUMPER), encoding="utf-8")
+            self._files[key] = str(path)
+        return self._files[key]
+
+    def residuals(self, numbers: Sequence[int], deviations: np.ndarray) -> np.ndarray:
+        rows = []
+        for number in numbers:
+            values = self.predicted(number, deviations)
+            for metric, measured in self.runs[number].figures.items():
+                rows.append(math.log(values[metric] / measured) / noise_of(metric))
+        return np.array(rows)
+
+    def jacobian(self, numbers: Sequence[int], deviations: np.ndarray) -> np.ndarray:
+        here = self.residuals(numbers, deviations)
+        steps = _STEP * np.eye(len(deviations))
+        return np.stack([(self.residuals(numbers, deviations + step) - here) / _STEP for step in steps], axis=1)
+
+    def rows_of(self, numbers: Sequence[int]) -> np.ndarray:
+        """Which residuals are of these runs, as a mask over those of all."""
+        return np.concatenate([np.full(len(run.figures), at in numbers) for at, run in enumerate(self.runs)])
+
+
+def fit_own(
+    runs: Sequence[OwnRun], built: ReplicaBuild, name: str, folder: Path, progress: ProgressReport | None = None
+) -> OwnFit:
+    """The set ``name`` of the server that measured these runs; ``built`` is a replica of it, with the base set.
+
+    ``folder`` is for files of the fit. Errors: InputError where a run cannot be predicted, or the base set has no
+    efficiencies.
+    """
+    if built.calibration.form != "roofline":
+        raise InputError(
+            f"calibration {built.calibration.name} has the form {built.calibration.form}: it has no efficiencies to "
+            "fit; use one of the form roofline, such as auto"
+        )
+    problem = _OwnProblem(runs, built, folder, progress)
+    every = range(len(runs))
+    base = [problem.predicted(number, None) for number in every]
+    everything = np.ones(len(problem.parameters), dtype=bool)
+    at = _solve(problem, every, np.zeros(len(everything)), everything)
+    jacobian = problem.jacobian(every, at)
+    covariance, spread = _covariance(problem.residuals(every, at), jacobian)
+    prior_share = np.minimum(1.0, np.diag(covariance))
+    free = prior_share <= HELD
+    # What the runs do not tell goes back to the prior, and what they tell is found again beside it.
+    at = _solve(problem, every, np.where(free, at, 0.0), free, jacobian)
+    fitted = [problem.predicted(number, at) for number in every]
+    loads = [problem.load(number) for number in every]
+    groups = list(dict.fromkeys(run.load for run in runs))
+    held_out: dict[int, dict[str, float]] = {}
+    for group in groups:
+        aside = [number for number in every if runs[number].load == group]
+        others = [number for number in every if number not in aside]
+        # The derivatives of all runs serve: they change little from a fit to the next, and the solution does not depend
+        # on them but on the residuals.
+        of_others = _solve(problem, others, at, free, jacobian[problem.rows_of(others)])
+        held_out |= {number: problem.predicted(number, of_others) for number in aside}
+    figures = tuple(
+        OwnFigure(
+            run.measured.label, run.load, loads[number].concurrency, metric, measured,
+            base[number][metric], fitted[number][metric], held_out[number][metric],
+        )
+        for number, run in enumerate(runs)
+        for metric, measured in run.told.items()
+        if metric in fitted[number]
+    )  # fmt: skip
+    own = OwnServer(
+        tuple(served_design(built).items()), tuple(loads), _errors(figures), _spacing(runs, loads), _otherwise(built)
+    )
+    set_ = replace(
+        problem.calibration(at), name=name, hardware=built.hardware.name, provenance="calibrated",
+        engine=built.spec.engine, own_server=own, fit={},
+    )  # fmt: skip
+    values = problem.values(at)
+    # Relative, also of times whose deviation is in seconds.
+    figure = np.where(problem.linear, np.maximum(list(values.values()), 1e-12), 1.0)
+    deviation = problem.sigma * np.sqrt(prior_share) / figure
+    parameters = tuple(
+        OwnParameter(
+            parameter.name, parameter.meaning, float(problem.centre[number]), values[parameter.name],
+            float(deviation[number]), float(prior_share[number]), not free[number],
+        )
+        for number, parameter in enumerate(problem.parameters)
+    )  # fmt: skip
+    information = np.linalg.eigvalsh(np.linalg.inv(covariance) - np.eye(len(free)))
+    alike, directions = _alike(covariance, free, parameters), int((information > 1.0).sum())
+    return OwnFit(
+        problem.base, problem.begin, set_, own, parameters, alike, directions, figures, tuple(groups),
+        spread, problem.simulations,
+    )  # fmt: skip
+
+
+def expected_simulations(runs: int, loads: int) -> int:
+    """About so many simulations a fit takes, for who waits: some steps, each with all derivatives, and the loads."""
+    return runs * (1 + 4 * len(OWN_PARAMETERS) + 3 * loads)
+
+
+def noise_of(metric: str) -> float:
+    """What replicates of a run differ by, relative (``fit.NOISE``); all but TTFT follows from times of iterations."""
+    return NOISE["ttft_mean"] if metric.startswith("ttft") else NOISE["itl_mean"]
+
+
+def centre_of(parameter: RunParameter, base: Calibration) -> float:
+    """Where its prior is: at what the set has."""
+    if parameter.name == "sort_start_s":
+        return base.of(SORT).launch_s
+    # Factors are of what the set has, and begin at 1.
+    return float(getattr(base, parameter.name, parameter.start))
+
+
+def _served(base: Calibration, engine: str) -> Calibration:
+    """The base set with what a server has beside kernels: where it says nothing, as the serving sets' fits begin."""
+    alone = not base.frontend_s
+    if alone and engine == DEFAULT_ENGINE:
+        base = as_vllm(base)
+    absent = {
+        parameter.name: parameter.start
+        for parameter in OWN_PARAMETERS
+        # The host's times beside kernels that were measured alone are a data sheet's.
+        if hasattr(base, parameter.name) and (alone or not getattr(base, parameter.name))
+    }
+    return adjusted(base, absent, OWN_PARAMETERS)
+
+
+def _free(base: Calibration, built: ReplicaBuild) -> list[RunParameter]:
+    """The parameters that the times of this server may depend on."""
+    without = {"warm_up_s"}  # of single runs from a cold start; generators warm up, and simulations leave it out
+    without |= set() if built.model.has_experts else {"expert_bandwidth", "expert_skew"}
+    # Without the class an engine takes no time to sample; a start would invent one.
+    sorts = built.model.nucleus_sampling and SORT in base.efficiencies
+    without |= set() if sorts else {"sort_start_s", "sort_bandwidth"}
+    listed = active(base, built.spec.parallel.devices, OWN_PARAMETERS)
+    return [parameter for parameter in listed if parameter.name not in without]
+
+
+def _otherwise(built: ReplicaBuild) -> str:
+    """What other designs rest on: the case of the base set, which knows nothing of this server."""
+    before = built.calibration.own_server
+    return built.calibration.rests_on if before is None else before.otherwise
+
+
+def _load(requests: pd.DataFrame) -> ServedLoad:
+    begun, e2e = requests["arrival_s"].to_numpy(), requests["e2e_s"].to_numpy()
+    span = float((begun + e2e).max() - begun.min())
+    means = (float(requests[name].mean()) for name in ("prompt_tokens", "output_tokens"))
+    # As many digits as the set's file keeps.
+    return ServedLoad(*(float(f"{value:.6g}") for value in (float(e2e.sum()) / span, *means)))
+
+
+def _solve(
+    problem: _OwnProblem, numbers: Sequence[int], at: np.ndarray, free: np.ndarray, jacobian: np.ndarray | None = None
+) -> np.ndarray:
+    """The deviations with the least loss of these runs and the priors, from ``at``; only those that are ``free`` move.
+
+    With a ``jacobian`` given, it is that one throughout.
+    """
+
+    def loss(residuals: np.ndarray, deviations: np.ndarray) -> float:
+        # Soft l1: quadratic up to ``_SCALE`` deviations of the noise, linear beyond.
+        robust = 2.0 * _SCALE**2 * (np.sqrt(1.0 + (residuals / _SCALE) ** 2) - 1.0)
+        return float(robust.sum() + (deviations**2).sum())
+
+    residuals = problem.residuals(numbers, at)
+    for _ in range(_STEPS):
+        rows = (problem.jacobian(numbers, at) if jacobian is None else jacobian)[:, free]
+        weight = _weights(residuals)[:, None]
+        gradient = rows.T @ (weight[:, 0] * residuals) + at[free]
+        step = np.zeros(len(at))
+        step[free] = -np.linalg.solve(rows.T @ (weight * rows) + np.eye(int(free.sum())), gradient)
+        step *= min(1.0, _FARTHEST / max(np.abs(step).max(initial=0.0), 1e-12))
+        before = loss(residuals, at)
+        # Halved until it helps: near a kink of the simulation, as where a batch fits or not, a whole one may not.
+        for _ in range(4):
+            tried = problem.residuals(numbers, at + step)
+            if loss(tried, at + step) <= before:
+                break
+            step /= 2.0
+        else:
+            return at
+        at, residuals = at + step, tried
+        if np.abs(step).max(initial=0.0) < _DONE:
+            break
+    return at
+
+
+def _weights(residuals: np.ndarray) -> np.ndarray:
+    """Of squares that have the gradient of the soft l1 loss here."""
+    return 1.0 / np.sqrt(1.0 + (residuals / _SCALE) ** 2)
+
+
+def _covariance(residuals: np.ndarray, jacobian: np.ndarray) -> tuple[np.ndarray, float]:
+    """Of the deviations, with the priors; and how many times the noise the residuals are, at least one.
+
+    Residuals larger than the noise widen the noise, and not the priors: these say what servers differ by, whatever the
+    runs of one of them are like.
+    """
+    weight = _weights(residuals)[:, None]
+    information = jacobian.T @ (weight * jacobian)
+    identity = np.eye(len(information))
+    # Parameters that the runs decide use up as many residuals.
+    used = float(np.trace(np.linalg.solve(information + identity, information)))
+    spare = max(1.0, len(residuals) - used)
+    spread = max(1.0, math.sqrt(float((weight[:, 0] * residuals**2).sum()) / spare))
+    return np.linalg.inv(information / spread**2 + identity), spread
+
+
+def _alike(
+    covariance: np.ndarray, free: np.ndarray, parameters: Sequence[OwnParameter]
+) -> tuple[tuple[str, str, float], ...]:
+    deviation = np.sqrt(np.diag(covariance))
+    correlation = covariance / np.outer(deviation, deviation)
+    pairs = [
+        (parameters[one].name, parameters[other].name, float(correlation[one, other]))
+        for one in range(len(free))
+        for other in range(one + 1, len(free))
+        if free[one] and free[other] and abs(correlation[one, other]) >= ALIKE
+    ]
+    return tuple(sorted(pairs, key=lambda pair: -abs(pair[2])))
+
+
+def _spacing(runs: Sequence[OwnRun], loads: Sequence[ServedLoad]) -> float:
+    """How far the loads that were left out were from the next one, the median."""
+    distances = [
+        load.distance([other for at, other in enumerate(loads) if runs[at].load != runs[number].load])
+        for number, load in enumerate(loads)
+    ]
+    return float(f"{max(float(np.median(distances)), math.log(SAME_LOAD)):.6g}")
+
+
+def _errors(figures: Sequence[OwnFigure]) -> tuple[tuple[str, float], ...]:
+    """The expected errors of TTFT, ITL and E2E: those of loads left out, and no less than what replicates differ by.
+
+    Where an E2E was not measured the throughput of a closed loop says it, and where no time between tokens was the E2E,
+    which mostly consists of it.
+    """
+
+    def known(*metrics: str) -> float | None:
+        for metric in metrics:
+            errors = [one.measured / one.held_out - 1.0 for one in figures if one.metric == metric]
+            if len(errors) > 1:  # of one value alone nothing can be said about the next one
+                return max(band(np.array(errors)), noise_of(metric))
+        return None
+
+    throughputs = ("output_tok_per_s", "throughput_rps", "total_tok_per_s")
+    e2e = ("e2e_mean", "e2e_p50", *throughputs)
+    gaps = ("tpot_mean", "itl_mean", "tpot_p50")
+    errors = {"ttft": known("ttft_mean", "ttft_p50"), "itl": known(*gaps, *e2e), "e2e": known(*e2e, *gaps)}
+    return tuple((name, round(error, 4)) for name, error in errors.items() if error is not None)
+
+
+def summary(figures: Sequence[OwnFigure]) -> list[OwnErrors]:
+    """The errors by metric."""
+    rows = []
+    for metric in dict.fromkeys(figure.metric for figure in figures):
+        of_metric = [figure for figure in figures if figure.metric == metric]
+        base, fitted, held_out = (
+            100.0 * float(np.mean([abs(getattr(one, by) / one.measured - 1.0) for one in of_metric]))
+            for by in ("base", "fitted", "held_out")
+        )
+        rows.append(OwnErrors(metric, len(of_metric), base, fitted, held_out))
+    return rows
