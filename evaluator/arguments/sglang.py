@@ -14,7 +14,8 @@ _METHODS = {"ngram": "NGRAM", "mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STAND
 ROWS = (
     FlagOfKey("pipeline_parallel", "--pp-size", 1),
     FlagOfKey("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
-    FlagOfKey("batching.packing", "--schedule-policy", "fcfs", {"fcfs": "fcfs"}),
+    FlagOfKey("batching.packing", "--schedule-policy", "fcfs", {"fcfs": "fcfs", "longest_prefix": "lpm"}),
+    FlagOfKey("batching.schedule_conservativeness", "--schedule-conservativeness", 1.0),
     FlagOfKey("kv.memory_fraction", "--mem-fraction-static"),
     FlagOfKey("kv.block_tokens", "--page-size"),
     FlagOfKey("kv.capacity_tokens", "--max-total-tokens"),
@@ -52,6 +53,9 @@ def _write(server: StatedPool) -> Flags:
         if budget is not None:
             flags["--chunked-prefill-size"] = budget * together
     elif server["batching.policy"] == "token_ratio":  # SGLang's own order: chunks in iterations of their own
+        flags["--enable-mixed-chunk"] = bool(server["batching.enable_mixed_chunk"])
+        if server["batching.max_prefill_tokens"] is not None:
+            flags["--max-prefill-tokens"] = server["batching.max_prefill_tokens"]
         if budget is not None:
             flags["--chunked-prefill-size"] = budget * together
     else:  # prompts are computed whole, as many in an iteration as the budget takes

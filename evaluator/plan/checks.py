@@ -159,13 +159,16 @@ def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
     """
     deployment, kv = station.deployment, station.design.ready.kv
     record = policy(deployment.batching.policy)
+    packing = deployment.batching.packing
     if not record.token_ratio:
-        return None
+        if packing != "longest_prefix":
+            return None
+        return f"unsupported: packing longest_prefix with policy {record.name}; use policy token_ratio or packing fcfs"
     others = {
         f"role {deployment.role}; use role mixed": deployment.role != "mixed",
         "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
         "data-parallel ranks in lockstep; use policy continuous": station.lockstep > 1,
-        f"packing {deployment.batching.packing}; use packing fcfs": deployment.batching.packing != "fcfs",
+        f"packing {packing}; use packing fcfs": packing not in ("fcfs", "longest_prefix"),
         "deployment.speculative; use policy continuous": deployment.speculative is not None,
         "several branches of a request; use policy continuous": station.extremes.branches > 1,
         "preemption swap; use preemption recompute": deployment.kv.preemption == "swap",
@@ -182,6 +185,13 @@ def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
     problem = next((what for what, applies in others.items() if applies), None)
     if problem is not None:
         return f"unsupported: policy {record.name} with {problem}"
+    # SGLang starts only where its chunk is of whole pages; one that holds none would never admit a long prompt.
+    if station.max_num_batched_tokens < kv.block_tokens:
+        return (
+            f"infeasible: policy {record.name} cuts prompts where a block ends, and max_num_batched_tokens "
+            f"{station.max_num_batched_tokens:,} is less than a kv.block_tokens of {kv.block_tokens:,}; "
+            "raise the one or lower the other"
+        )
     # ``PrefillAdder.add_one_req``: prompt, answer and a page must be less than what is free.
     if station.extremes.sequence + kv.block_tokens >= kv.capacity_units * kv.block_tokens:
         return (

@@ -46,6 +46,7 @@ class CompileKey:
     fewer_ranks: bool = False  # some of several pools has fewer
     peaks: bool = False  # in ``preemptive`` only: some lane admits by the future peak of its KV (LightLLM)
     asynchronous: bool = False  # batches are planned before the one under way ends
+    token_ratio: bool = False  # in ``preemptive`` only: all lanes admit by a ratio of new tokens (SGLang)
     swapping: bool = False  # in ``preemptive`` only: preempted requests may go to host memory
     kv_manager: str = ""  # in ``preemptive`` only: the one that keeps the KV by hooks of its own
     replicas: int = 1  # several run together in ``joint``: as many or fewer of them
@@ -125,6 +126,7 @@ def program(
             pipeline_ranks,
             peaks=peaks,
             asynchronous=ahead,
+            token_ratio=policy(deployment.batching.policy).token_ratio,
             swapping=swapping,
             kv_manager=kv_hooks(deployment),
             drafts=width,
@@ -275,10 +277,12 @@ def lacking(
 
     ``alone``: it does not run in one loop with other pools, of which ``joint_pools`` knows what is lacking.
     """
-    planning = deployment.batching.planning
-    record = policy(deployment.batching.policy)
+    batching = deployment.batching
+    planning, record = batching.planning, policy(batching.policy)
     keys = {
-        f"batching.policy {record.name}": record.token_ratio,
+        f"batching.policy {record.name} with kv.prefix_caching": record.token_ratio
+        and cached_by_content(workload, deployment),
+        f"batching.policy {record.name} with enable_mixed_chunk": record.token_ratio and batching.enable_mixed_chunk,
         f"batching.planning {planning} with pipeline_parallel": planning == QUEUED and deployment.pipeline_parallel > 1,
     }
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
@@ -291,6 +295,7 @@ def lacking(
     if together_for is not None:
         # These parts are of the program for a replica by itself.
         keys |= {
+            f"batching.policy {record.name} with {together_for}": record.token_ratio,
             f"batching.planning {planning} with {together_for}": plans_ahead(deployment),
             f"preemption swap with {together_for}": swaps(deployment),
             f"kv.manager {kv_hooks(deployment)} with {together_for}": bool(kv_hooks(deployment)),

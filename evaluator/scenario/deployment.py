@@ -98,7 +98,26 @@ class Batching:
     long_prefill_token_threshold: int = key(
         count(least=0), 0, "With chunks, the most prompt tokens of one request in an iteration; 0: no bound."
     )
-    packing: str = key(choice("fcfs", "least_work_left"), "fcfs", "Which waiting request is looked at first.")
+    packing: str = key(
+        choice("fcfs", "least_work_left", "longest_prefix"),
+        "fcfs",
+        "Which waiting request is looked at first. longest_prefix: policy token_ratio; whoever finds most in the "
+        "prefix cache, as SGLang with --schedule-policy lpm.",
+    )
+    # SGLang's own names for what is SGLang's (`ServerArgs`).
+    schedule_conservativeness: float = key(
+        number(above=0, most=100),
+        1.0,
+        "Policy token_ratio: scales the part of their tokens that running requests are expected to generate.",
+    )
+    max_prefill_tokens: int = key(
+        count(),
+        16384,
+        "Policy token_ratio: most prompt tokens of an iteration, beside max_num_batched_tokens, which bounds chunks.",
+    )
+    enable_mixed_chunk: bool = key(
+        flag, False, "Policy token_ratio: decodes join the iterations of prompts, where there is KV for them."
+    )
     planning: str = key(
         choice(*PLANNINGS),
         AT_ONCE,

@@ -18,6 +18,7 @@ from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import swap_space, watermark_units
 from evaluator.plan.simulators import grows_by_blocks, in_any_order, on_demand, ring_bytes, swaps
 from evaluator.policies import policy
+from evaluator.policies.token_ratio import ratios
 from evaluator.replica.batched_costs import costs_of as replica_costs
 from evaluator.simulation.request_dependencies import by_prefix, cache_shape, contents_of, session_turns_of
 from evaluator.simulation.routing_tables import tables_of_pool
@@ -181,6 +182,7 @@ def _lanes(
         _speculation(group, serving, lanes),
         None if group.key.replicas == 1 else _cluster(group, serving, lanes),
         _host_memory(serving) if group.key.swapping else None,
+        _new_tokens(serving) if group.key.token_ratio else None,
     )
 
 
@@ -214,6 +216,13 @@ def _host_memory(serving: list[StationPlan]) -> preemptive.HostMemory:
     """Where preempted requests of each lane go; no room where they are computed anew."""
     spaces = [swap_space(pool) if swaps(pool.deployment) else (-1.0, 0.0) for pool in serving]  # (room, seconds a unit)
     return preemptive.HostMemory(*np.array(spaces, dtype=float).T)
+
+
+def _new_tokens(serving: list[StationPlan]) -> preemptive.NewTokenRules:
+    """How each lane expects answers to go on, of those that admit by that."""
+    rows = [(*ratios(batching.schedule_conservativeness), batching.max_prefill_tokens) for batching in
+            (pool.deployment.batching for pool in serving)]  # fmt: skip
+    return preemptive.NewTokenRules(*np.array(rows, dtype=float).T)
 
 
 def _branches(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs]) -> fcfs_reserved.Branches | None:

@@ -119,12 +119,32 @@ def test_a_registered_policy_runs_in_both_engines_alike(monkeypatch, decisions, 
     assert not np.array_equal(made_up["last_token_s"], other["last_token_s"])
 
 
-def test_admission_by_the_ratio_of_new_tokens_is_left_to_the_reference():
+def test_admission_by_the_ratio_of_new_tokens_runs_in_both_engines_alike():
     """Nearest to it is ``continuous``, whose prompts are whole and whose KV is reserved."""
-    ours, other = (simulate(crowded(each)) for each in ("token_ratio", "continuous"))
-    assert ours.summary["engine"] == "token"
+    keys = ("deployment.batching.schedule_conservativeness=0.1", "deployment.batching.max_prefill_tokens=3000")
+    result = validate(crowded("token_ratio", *keys))
+    assert (result.compared, result.apart) == (1, 0)
+    assert result.worst <= 1e-9
+    ours, hopeful, other = (
+        simulate(crowded(*each)) for each in (("token_ratio",), ("token_ratio", *keys), ("continuous",))
+    )
     assert np.isfinite(ours.requests["last_token_s"]).all()
+    assert not np.array_equal(ours.requests["last_token_s"], hopeful.requests["last_token_s"])
     assert not np.array_equal(ours.requests["last_token_s"], other.requests["last_token_s"])
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ("deployment.batching.enable_mixed_chunk=true",),
+        ("deployment.kv.prefix_caching=true", "workload.sessions={turns: 3, think_s: 0.5}"),
+        ("deployment.replicas=2", "deployment.router=least_outstanding"),
+    ],
+)
+def test_what_only_the_reference_knows_of_the_ratio_of_new_tokens(keys):
+    found = simulate(crowded("token_ratio", *keys), simulator="iteration")
+    assert found.summary["engine"] == "token"
+    assert np.isfinite(found.requests["last_token_s"]).all()
 
 
 def test_turns_find_what_their_session_said_in_a_radix_cache():
@@ -146,6 +166,10 @@ def test_turns_find_what_their_session_said_in_a_radix_cache():
         (
             "deployment.kv={admission: on_demand, watermark: 0.01}",
             "unsupported: policy token_ratio with kv.watermark, which is vLLM's; leave it out",
+        ),
+        (
+            "deployment={kv: {block_tokens: 64}, batching: {max_num_batched_tokens: 32}}",
+            "infeasible: policy token_ratio cuts prompts where a block ends, and max_num_batched_tokens 32 is less",
         ),
         ("workload.reasoning.branches=2", "unsupported: policy token_ratio with several branches of a request; use p"),
         ("deployment.role=prefill", "unsupported: policy token_ratio with role prefill; use role mixed"),

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from evaluator.policies import BatchingPolicy
+from evaluator.policies.token_ratio import MOST_NEW_TOKENS, RETRACT_STEPS, ratios
 from evaluator.reference.batch import Batch, PromptChunk
 from evaluator.reference.limits import Limits
 from evaluator.reference.packing import LongestPrefix
@@ -17,11 +18,6 @@ from evaluator.reference.queues import Queues
 from evaluator.reference.radix_cache import RadixCache
 from evaluator.reference.request import Request
 
-INITIAL_RATIO = 0.7  # SGLANG_INIT_NEW_TOKEN_RATIO, times --schedule-conservativeness
-LEAST_OF_INITIAL = 0.14  # SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR
-DECAY_STEPS = 600  # SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS
-RETRACT_STEPS = 20  # SGLANG_RETRACT_DECODE_STEPS: decodes for which there should be KV after a retraction
-MOST_NEW_TOKENS = 4096  # SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION: of a request, in all estimates
 TOUCH_EVERY, MOST_LOOKED_AT = 32, 128  # WAITING_PREFIX_REFRESH_INTERVAL, WAITING_QUEUE_PREFIX_MATCH_MAX
 LITTLE_FOUND, MUCH_SHARED = 32, 32  # tokens: IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD, .._DEPRIORITIZE_THRESHOLD
 RESERVE_TOKENS = 1  # IGNORE_EOS_RESERVE_TOKENS: of each request that goes on, where all answers run to their limit
@@ -230,9 +226,7 @@ class _TokenRatio:
     current: float = field(init=False)
 
     def __post_init__(self) -> None:
-        self._initial = min(INITIAL_RATIO * self.limits.conservativeness, 1.0)
-        self._least = min(self._initial * LEAST_OF_INITIAL, 1.0)
-        self._step = (self._initial - self._least) / DECAY_STEPS
+        self._initial, self._least, self._step = ratios(self.limits.conservativeness)
         self.reset()
 
     def reset(self) -> None:

@@ -59,7 +59,7 @@ def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> tuple[St
     # vLLM v1 ``schedule``: "if not preempted_reqs", new requests come in after the running ones have their KV.
     last = decodes & ~state.batch.short & ~any_kind
     state = _admit(given, state, start_s, computing=last & ~alone, resident=last)
-    return state, _scheduled(given, state)
+    return state, scheduled(given, state)
 
 
 class Scheduled(NamedTuple):
@@ -70,7 +70,7 @@ class Scheduled(NamedTuple):
     there: Flag  # it has decodes or prompt tokens
 
 
-def _scheduled(given: Given, state: State) -> Scheduled:
+def scheduled(given: Given, state: State) -> Scheduled:
     """The sums of ``state.batch`` and the schedulable decode group, which waits where prompts are computed alone."""
     decode_group, decode_groups, prompts = state.schedulable, state.decode_groups, state.batch.prompts
     stalled = given.limits.policy.prefill_alone & (prompts.tokens > 0)
@@ -199,7 +199,11 @@ def may_be_admitted(given: Given, state: State) -> Flag:
 def _take_head(given: Given, state: State, start_s: Float) -> State:
     """The head of the waiting queue is admitted: it takes a seat, KV, and its first chunk or its place as a decode."""
     i = head(given, state)
-    one = _candidate(given, state, i, kv_of(given).found_tokens(given, state))
+    return take(given, state, i, _candidate(given, state, i, kv_of(given).found_tokens(given, state)), start_s)
+
+
+def take(given: Given, state: State, i: Int, one: Candidate, start_s: Float) -> State:
+    """The same for the head ``i`` with this chunk of it, for which there is room."""
     batch, scheduled_s = state.batch, read_once(state.sequences.scheduled_s, i)
     has_room = _has_room(given, scheduled_s) if given.structure.kv_reservation else False
     if state.swapped is not None:
@@ -232,7 +236,9 @@ def _take_head(given: Given, state: State, start_s: Float) -> State:
     )
     if given.structure.peaks:
         state = enter_end(given, state, i)
-    state = _compute(given, state, i, one)
+    state = compute(given, state, i, one)
+    if state.new_tokens is not None:
+        return state  # under that policy nobody comes with its prompt computed
     decodes = one.rest == 0  # its prompt is resident or was swapped out, which most lanes have none of
     return where(decodes, lambda state: join(given, state, i, decodes, has_kv=True), state)
 
@@ -280,7 +286,7 @@ def _continue_prompts(given: Given, state: State, on: Flag) -> State:
         one = _candidate(given, state, i)
         state, fits = make_room(given, state, i, (one.start + one.tokens).astype(jnp.float64))
         one = one._replace(tokens=jnp.where(fits, one.tokens, 0))
-        state = _compute(given, state, i, one)
+        state = compute(given, state, i, one)
         state = state._replace(prompts=state.prompts.remove(i, (one.tokens > 0) & (one.tokens == one.rest)))
         return state, jnp.where(one.tokens == one.rest, before, i), fits
 
@@ -288,7 +294,7 @@ def _continue_prompts(given: Given, state: State, on: Flag) -> State:
     return lax.while_loop(goes_on, go_on, start)[0]
 
 
-def _compute(given: Given, state: State, i: Int, one: Candidate) -> State:
+def compute(given: Given, state: State, i: Int, one: Candidate) -> State:
     """The batch computes a chunk of a prompt under way; nothing happens if it has no tokens."""
     batch, sequences = state.batch, state.sequences
     computes = one.tokens > 0

@@ -132,6 +132,9 @@ def alike_iterations(given: Given, state: State, batch: Scheduled, most: Float |
     if kv_of(given).waiting_hits_change:
         seat = state.replica.running_count < given.limits.max_num_seqs
         alone = alone & ~(waits & seat & ~given.limits.policy.drain_first)
+    if state.new_tokens is not None:
+        # SGLang looks at who waits before every decode, but where its batch counts as full.
+        alone = alone & ~(waits & ~state.new_tokens.full)
     return jnp.where(alone, jnp.minimum(most, to_event), 1)
 
 

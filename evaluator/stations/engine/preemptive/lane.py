@@ -154,6 +154,15 @@ class HostMemory(NamedTuple):
     unit_s: Float  # to copy a unit in or out; the next batch takes so much longer
 
 
+class NewTokenRules(NamedTuple):
+    """Admission by a share of the tokens that running requests may still generate (SGLang's ``new_token_ratio``)."""
+
+    initial: Float  # the ratio where nobody was there
+    least: Float
+    fall: Float  # with every decode
+    max_prefill_tokens: Float  # of a batch of prompts, beside the token budget, which bounds its chunks
+
+
 class Cluster(NamedTuple):
     """Replicas that run together; users and requests are those of all of them."""
 
@@ -180,6 +189,7 @@ class Lane(NamedTuple):
     speculation: Speculation | None = None  # None: a decode iteration gives one token
     cluster: Cluster | None = None  # None: one replica by itself
     host_memory: HostMemory | None = None  # None: preempted requests are computed anew
+    new_tokens: NewTokenRules | None = None  # None: a policy other than SGLang's (``token_ratio``)
 
 
 class Structure(NamedTuple):
@@ -234,6 +244,7 @@ class Given(NamedTuple):
     speculation: Speculation | None
     cluster: Cluster | None
     host_memory: HostMemory | None
+    new_tokens: NewTokenRules | None
     requests: Requests
     structure: Structure
     pool: Int | None = None  # of several pools: the number of the one whose figures these are

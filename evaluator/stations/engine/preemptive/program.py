@@ -35,6 +35,7 @@ from evaluator.stations.engine.preemptive.lane import Given, Lane, Structure
 from evaluator.stations.engine.preemptive.pipeline import pipeline_step
 from evaluator.stations.engine.preemptive.state import State, initial_state
 from evaluator.stations.engine.preemptive.swapping import launched
+from evaluator.stations.engine.preemptive.token_ratio import form_by_ratio
 from evaluator.stations.engine.preemptive.waiting import any_waiting, arrival_goes_first, arrive, next_arrival
 
 
@@ -53,7 +54,10 @@ def _loop_step(given: Given, state: State) -> State:
     If the batch is empty and no arrival is left, or the waiting queue's head still does not fit, then nothing that is
     to come can change that and the lane can never finish: it stops with ``stuck``.
     """
-    state, batch = form_batch(given, arrive(given, state), state.clock, ~jnp.zeros((), bool))
+    if given.new_tokens is not None:
+        state, batch = form_by_ratio(given, state, state.clock)
+    else:
+        state, batch = form_batch(given, arrive(given, state), state.clock, ~jnp.zeros((), bool))
     running_batch, leap = launch(given, state, batch, functools.partial(_until_arrival, given, state))
     if state.swapped is not None:
         state = launched(state, batch.there)

@@ -95,6 +95,19 @@ class PlannedAhead(NamedTuple):
     leaving: Listed  # requests whose last token comes with it: they hold their seats and KV until it has ended
 
 
+class NewTokens(NamedTuple):
+    """Of a replica that admits by a ratio of new tokens (``token_ratio``): what it remembers from batch to batch."""
+
+    ratio: Float  # the part of the tokens that they may still generate which running requests are expected to
+    full: Flag  # an admission failed, and nobody has left since
+    prompts: Flag  # the last batch was one of prompts
+    decodes: Float  # who decoded when it was formed
+    decode_iterations: Int  # until then
+    finished: Int  # requests until then
+    arrived: Int  # requests until the last retraction
+    behind: IntPerRequest  # of a retracted request: as many had arrived before
+
+
 class RouterCounts(NamedTuple):
     """What a trip has changed of what a router may count of a replica (``routing.record.COUNTERS``)."""
 
@@ -253,6 +266,7 @@ class State(NamedTuple):
     accepted: AcceptedTokens | None = None  # None where every decode gives one token; cells as of ``Rings``
     swapped: SwappedKv | None = None  # None: preempted requests are computed anew
     planned: PlannedAhead | None = None  # None: a batch is planned when the one before has ended
+    new_tokens: NewTokens | None = None  # None: another policy than SGLang's
 
     def at_replica(self, **changes: Any) -> State:
         """With other values of ``ReplicaState``."""
@@ -323,7 +337,16 @@ def initial_state(given: Given) -> State:
         accepted=_initial_accepted(given),
         swapped=None if given.host_memory is None else SwappedKv(jnp.zeros(slots, bool), zero, zero),
         planned=PlannedAhead(zero, Listed(none[0], none)) if structure.asynchronous else None,
+        new_tokens=_initial_new_tokens(given),
     )  # fmt: skip
+
+
+def _initial_new_tokens(given: Given) -> NewTokens | None:
+    if given.new_tokens is None:
+        return None
+    zero, number, false = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
+    behind = jnp.zeros(given.requests.arrival_s.shape[0], jnp.int32)
+    return NewTokens(given.new_tokens.initial, false, false, zero, number, number, number, behind)
 
 
 def initial_replica(given: Given) -> ReplicaState:

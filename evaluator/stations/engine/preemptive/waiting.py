@@ -13,6 +13,9 @@ Where room in the KV is reserved before a request comes (``Structure.kv_reservat
 the preempted, which lost theirs, come last. Else a preempted request that finds no KV would keep from running the very
 requests that have it.
 
+Retracted by SGLang's policy, a request comes as if it arrived anew: the heap has those in the order of their
+retractions, and its top goes first when the line has come to those that arrived later (``NewTokens.behind``).
+
 A replica with a loop of its own has its arrivals in the order of their numbers: its line is a range of numbers, which
 begins at ``first``, and no links are written.
 """
@@ -43,6 +46,9 @@ class Queue(NamedTuple):
 def head(given: Given, state: State) -> Int:
     """The head of the waiting queue, if it is not empty."""
     ends = state.replica.queue
+    if state.new_tokens is not None:
+        comes_back = (ends.top >= 0) & (ends.first >= read_once(state.new_tokens.behind, jnp.maximum(ends.top, 0)))
+        return jnp.where(comes_back, ends.top, ends.first)
     if given.structure.kv_reservation:  # on a prefill side nobody holds room: the preempted are in front, as elsewhere
         holds_room = given.limits.prompts_resident & (ends.first >= 0)
         return jnp.where(holds_room | (ends.top < 0), ends.first, ends.top)
@@ -90,6 +96,10 @@ def go_back(given: Given, state: State, i: Int, on: Flag | bool = True) -> State
     if given.structure.kv_reservation:
         work = work + jnp.where(given.limits.prompts_resident, _BEHIND_ALL, 0)
     priority = jnp.where(given.rules.least_work, work, -state.totals.preemptions)
+    if state.new_tokens is not None:  # SGLang ``_add_request_to_queue``: behind all that wait
+        priority = state.totals.preemptions
+        behind = write(state.new_tokens.behind, i, state.new_tokens.arrived)
+        state = state._replace(new_tokens=state.new_tokens._replace(behind=behind))
     if on is True:
         links, top = _pushed(links, ends.top, i, priority)
     else:  # the padding cell becomes the top of an empty heap, which is then forgotten

@@ -14,6 +14,7 @@ from evaluator.cost.memory import KvLayout, kv_units, units_of
 from evaluator.cost.speculative import SpeculativeCost
 from evaluator.device import configure
 from evaluator.policies import policy as policy_named
+from evaluator.policies.token_ratio import ratios
 from evaluator.reference import Limits, PoolOutcome, Request, simulate
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests
 from evaluator.stations.engine.preemptive import (
@@ -22,6 +23,7 @@ from evaluator.stations.engine.preemptive import (
     HostMemory,
     KvUnits,
     Lane,
+    NewTokenRules,
     Rules,
     Structure,
     run_lanes,
@@ -56,6 +58,7 @@ class Kind:
     ``cached``: replicas have a prefix cache. ``speculating``: decodes verify drafts. ``asynchronous``: batches are
     planned ahead, which only ``chunked`` is. ``swapping``: most cases copy what is preempted to host memory.
     ``blocks``: layers keep every token, so that the growth of KV on demand is counted by remainders.
+    ``token_ratio``: all of them admit as SGLang does.
     """
 
     windowed: bool = False
@@ -67,6 +70,7 @@ class Kind:
     asynchronous: bool = False
     swapping: bool = False
     blocks: bool = False
+    token_ratio: bool = False
 
     @property
     def structure(self) -> Structure:
@@ -79,6 +83,8 @@ class Kind:
     @property
     def policies(self) -> tuple[str, ...]:
         """Of the cases, but for LightLLM."""
+        if self.token_ratio:
+            return ("token_ratio",)
         return ("chunked",) if self.asynchronous else POLICIES
 
 
@@ -135,6 +141,8 @@ def random_case(seed: int, kind: Kind) -> Case:
         full_prompt=bool(np.random.default_rng([seed, 13]).random() < 0.3),
         batch_queue=kind.asynchronous, asynchronous=kind.asynchronous,
     )  # fmt: skip
+    if kind.token_ratio:
+        return Case(_by_ratio(case, limits, seed), (case.cost,), 0 * units)
     if kind.swapping and seed % 4:
         drawn = np.random.default_rng([seed, 17])
         room = np.inf if drawn.random() < 0.5 else float(drawn.integers(0, 2 * units.max()))
@@ -144,6 +152,33 @@ def random_case(seed: int, kind: Kind) -> Case:
     shared = (case.prompt_tokens - case.compute_tokens) // block * shares
     drawn = replace(case, policy=policy, limits=limits, kv_units=units - shared)
     return Case(drawn, (case.cost, *more), shared, layout)
+
+
+def _by_ratio(case: fcfs_reserved.Case, limits: Limits, seed: int) -> fcfs_reserved.Case:
+    """The case with KV that is short, or ample, for hopes that are low, high or just."""
+    rng = np.random.default_rng([seed, 19])
+    page = int(rng.choice([1, 1, 4, 16]))
+    prompt, output = case.prompt_tokens, case.output_tokens
+    hopes = [0.3, 1.0, 1.0, 1.3]
+    if rng.random() < 0.5:  # short prompts, long answers: decodes run out of KV
+        prompt, output, hopes = np.minimum(prompt, 20), np.maximum(output, rng.integers(20, 150)), [0.02, 0.1, 0.3]
+    if rng.random() < 0.3:
+        prompt, output = np.full_like(prompt, prompt[0]), np.full_like(output, output.max())
+    compute = prompt - np.minimum(case.prompt_tokens - case.compute_tokens, prompt - 1)
+    units = -(-(prompt + output - 1) // page)
+    capacity = int((prompt + output).max() * rng.uniform(1, rng.choice([1.5, 3, 8]))) // page + 3
+    limits = replace(
+        limits, admission="on_demand", block_tokens=page, kv_units=capacity, units_of_blocks=None,
+        watermark_units=0, packing="fcfs",
+        max_num_batched_tokens=max(int(rng.choice([8, 32, 256, 2048])), page) // page * page,
+        long_prefill_token_threshold=0, full_prompt=False, max_num_seqs=int(rng.integers(1, 25)),
+        conservativeness=float(rng.choice(hopes)),
+        max_prefill_tokens=int(rng.choice([16, 100, 16384])),
+    )  # fmt: skip
+    return replace(
+        case, policy="token_ratio", limits=limits, prompt_tokens=prompt, compute_tokens=compute, output_tokens=output,
+        kv_units=units, resident=False,
+    )  # fmt: skip
 
 
 def drafted(given: Case, seed: int, kind: Kind) -> Case:
@@ -255,9 +290,10 @@ def _lane_of(given: Case, slots: int, swapping: bool) -> Lane:
     content = _content_of(given, slots) if given.contents else None
     swaps = limits.preemption == "swap"
     host = HostMemory(np.float64(limits.swap_units if swaps else -1.0), np.float64(limits.swap_unit_s))
+    by_ratio = NewTokenRules(*map(np.float64, (*ratios(limits.conservativeness), limits.max_prefill_tokens)))
     return Lane(
         given.costs, lane_limits, rules, shared, content, None, speculation_of(case, slots),
-        host_memory=host if swapping else None,
+        host_memory=host if swapping else None, new_tokens=by_ratio if record.token_ratio else None,
     )  # fmt: skip
 
 
