@@ -59,9 +59,13 @@ class StationPlan:
     @property
     def frontend(self) -> Frontend:
         """What a request pays around its iterations; those that a prefill side has planned ahead are of its decodes."""
-        frontend = Frontend.of(self.design.calibration, mean_tokens(self.deployment.speculative))
-        # Where batches are planned ahead, iterations that a request waits for it are in its times already.
-        return replace(frontend, lookahead_steps=0.0) if self.deployment.batching.planning == ASYNCHRONOUS else frontend
+        per_iteration = mean_tokens(self.deployment.speculative)
+        frontend = Frontend.of(self.design.calibration, per_iteration)
+        if self.deployment.batching.planning != ASYNCHRONOUS:
+            return frontend
+        # Where batches are planned ahead, the iteration that a request waits for it is in its times already. What sets
+        # fitted to servers have beyond it (0.2 iterations of vLLM 0.15) is of no planning, and stays.
+        return replace(frontend, lookahead_steps=max(0.0, frontend.lookahead_steps - per_iteration))
 
     @property
     def drafts(self) -> int:

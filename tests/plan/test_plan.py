@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from evaluator.catalog import load_model
+from evaluator.catalog import load_calibration, load_model
 from evaluator.metrics import OK
 from evaluator.plan import plan
 from evaluator.plan.simulators import CompileKey
@@ -324,3 +324,16 @@ def test_system_prompts_need_room_in_the_kv_cache():
 )  # fmt: skip
 def test_what_cannot_keep_system_prompts(more, message):
     assert message in status(**{**KEPT, **more})
+
+
+def test_a_planned_iteration_is_one_of_those_that_a_request_waits():
+    """Fitted to servers, ``lookahead_steps`` hold the iteration that asynchronous planning makes a request wait."""
+
+    def waited(**changes: Any) -> float:
+        (one,) = plan(scenario(deployment__calibration="h100-sxm-vllm.serving", **changes)).configurations
+        return one.stations[0].frontend.lookahead_steps
+
+    steps = load_calibration("h100-sxm-vllm.serving", "h100-sxm").lookahead_steps
+    ahead = {"deployment__batching__planning": "asynchronous"}
+    assert (waited(), waited(**ahead)) == (steps, pytest.approx(steps - 1.0))
+    assert steps > 1.0
