@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from evaluator.cli.app import app
 from evaluator.plan import plan
 from evaluator.scenario import load_scenario
 from evaluator.yaml import loads_yaml
@@ -159,6 +162,45 @@ def test_the_parts_of_the_docs_run(tmp_path):
 def test_a_text_has_no_gaps(name):
     words = TEXTS[name].split()
     assert not [word for word in words if word.isupper() and "_" in word and word.endswith(("TABLE", "TIME"))]
+
+
+def commands(text):
+    """Every command line of ours in a text's blocks for shells, without what stands before and behind it."""
+    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            if "evaluator" in words:
+                words = words[words.index("evaluator") + 1 :]
+                ends = [place for place, word in enumerate(words) if word in ("|", ">")]
+                yield words[: ends[0]] if ends else words
+
+
+@pytest.mark.parametrize("path", PAGES, ids=[str(path.relative_to(ROOT)) for path in PAGES])
+def test_commands_of_the_pages_parse(path):
+    for words in commands(path.read_text(encoding="utf-8")):
+        command, name, rest = typer.main.get_command(app), "evaluator", words
+        if words == ["--help"]:
+            continue
+        while hasattr(command, "commands"):
+            name, *rest = rest
+            command = command.commands[name]
+        command.make_context(name, rest)  # a usage error names the option
+
+
+def test_commands_are_found():
+    assert len([words for text in TEXTS.values() for words in commands(text)]) > 40
+    assert list(commands("```sh\nA=1 evaluator sweep a.yaml \\\n  --json | jq .  # x\n```")) == [
+        ["sweep", "a.yaml", "--json"]
+    ]
+
+
+def test_errors_that_readme_says_are_those_of_the_page():
+    """It has the most important rows of docs/accuracy.md, in fewer words."""
+    short = TEXTS["README.md"].partition("## How far to trust it")[2]
+    rows = [line.split("|")[2:] for line in short.splitlines() if re.match(r"\| .*%", line)]
+    assert len(rows) == 4
+    for row in rows:
+        assert "|".join(row) in TEXTS["accuracy.md"], row
 
 
 def anchors(path):
