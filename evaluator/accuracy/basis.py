@@ -22,7 +22,7 @@ from evaluator.catalog.model import (
     SoftmaxAttention,
     StateSpace,
 )
-from evaluator.catalog.own_server import OWN_SERVER, OwnServer
+from evaluator.catalog.own_server import OWN_SERVER, OwnServer, ServedLoad
 from evaluator.cost.parallel import Parallel, of_rank
 from evaluator.units import counted
 
@@ -79,12 +79,19 @@ class Basis:
             return f"{resting_on}; no measured server had {', '.join(self.unmeasured)}: the largest measured error"
         return ", and ".join(_told(case, errors) for case in cases)
 
-    def bands(self, errors: Errors) -> tuple[float, ...]:
-        """The expected relative error of the mean of each of METRICS; NaN without a table of errors."""
+    def bands(self, errors: Errors, load: ServedLoad | None = None) -> tuple[float, ...]:
+        """The expected relative error of the mean of each of METRICS; NaN without a table of errors.
+
+        ``load``: what a replica has to do; None: what it had in the measured runs. Only errors of a user's own server
+        depend on it.
+        """
         if self.measured is not None:
             # What the user's runs did not measure is as sure as without them.
             known, cases = dict(self.measured.errors), (self.measured.otherwise,)
-            return tuple(known.get(name, errors.of(cases, f"{name}_mean")) for name in METRICS.values())
+            growth = 1.0 if load is None else self.measured.growth(load)
+            return tuple(
+                growth * known[name] if name in known else errors.of(cases, f"{name}_mean") for name in METRICS.values()
+            )
         return tuple(errors.of(self.cases, f"{name}_mean", bool(self.unmeasured)) for name in METRICS.values())
 
 

@@ -16,6 +16,7 @@ from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import DEFAULT_ENGINE, SchedulerDefaults, serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
+from evaluator.catalog.own_server import ServedLoad
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
@@ -236,6 +237,7 @@ def _estimated(
     delay = _client_delay(through, served, decode_s)
     errors = load_errors()
     basis = design_basis(built)
+    each_serves = ServedLoad(parallel.data * in_flight, served.prompt_tokens, served.output_tokens)
     kv_bytes = kv_bytes_per_token(kept_model(built), precision.kv, parallel.tensor)
     return Estimate(
         model=built.model.name,
@@ -272,7 +274,7 @@ def _estimated(
         output_tok_per_s=parallel.data * in_flight * served.output_tokens / in_engine,
         total_tok_per_s=parallel.data * in_flight * (served.prompt_tokens + served.output_tokens) / in_engine,
         load=load,
-        model_error=_in_server(basis.bands(errors), prefill.time_s + delay, decode_s),
+        model_error=_in_server(basis.bands(errors, each_serves), prefill.time_s + delay, decode_s),
         model_error_basis=basis.text(errors),
     )
 

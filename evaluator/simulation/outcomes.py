@@ -34,7 +34,10 @@ def outcomes_of(
     first_later_s, last_later_s = _around_the_engine(configurations, chain_result)
     judged = [_judged(configuration, chain_result, position) for position, configuration in enumerate(configurations)]
     table = load_errors()
-    errors = [expected(configuration, table) for configuration in configurations]
+    errors = [
+        expected(configuration, table, _served_load(configuration, chain_result, position))
+        for position, configuration in enumerate(configurations)
+    ]
     return Outcomes(
         times=replace(
             chain_result.times,
@@ -54,12 +57,7 @@ def outcomes_of(
         engine=np.array([configuration.simulator for configuration in configurations]),
         provenance=np.array([provenance for _, provenance in judged]),
         calibration_set=np.array([_sets(configuration) for configuration in configurations]),
-        model_error=np.array(
-            [
-                np.multiply(bands, _growth(configuration, chain_result, position))
-                for position, (configuration, (bands, _)) in enumerate(zip(configurations, errors, strict=True))
-            ]
-        ),
+        model_error=np.array([bands for bands, _ in errors]),
         model_error_basis=np.array([basis for _, basis in errors]),
         finds_warmup=np.array([configuration.workload.find_warmup for configuration in configurations]),
         asked_rps=np.array([_asked_rps(configuration) for configuration in configurations]),
@@ -205,17 +203,24 @@ def _gaps(chain_result: ChainResult, longer_s: np.ndarray) -> Gaps | None:
 # --- the expected errors of configurations, by what their pools rest on
 
 
-def expected(configuration: Configuration, errors: Errors) -> tuple[tuple[float, ...], str]:
-    """The expected relative errors of TTFT, ITL and E2E (``basis.METRICS``), and what they rest on in words."""
+def expected(
+    configuration: Configuration, errors: Errors, load: ServedLoad | None = None
+) -> tuple[tuple[float, ...], str]:
+    """The expected relative errors of TTFT, ITL and E2E (``basis.METRICS``), and what they rest on in words.
+
+    ``load``: of each replica; None where the errors do not depend on it, or nothing was run.
+    """
+    if load is not None:  # of each configuration its own: nothing to keep
+        basis = basis_of(configuration)
+        return basis.bands(errors, load), basis.text(errors)
     return _errors_and_basis(basis_of(configuration), errors)
 
 
-def _growth(configuration: Configuration, chain_result: ChainResult, position: int) -> float:
-    """By how much its errors are larger, at the load that it had, than those at the loads that a user measured."""
-    own = basis_of(configuration).measured
-    if own is None or configuration.status != OK:
-        return 1.0
-    return own.growth(load_of(configuration, chain_result.times, chain_result.tokens, position))
+def _served_load(configuration: Configuration, chain_result: ChainResult, position: int) -> ServedLoad | None:
+    """What its replicas had to do, where its expected error depends on it."""
+    if configuration.status != OK or basis_of(configuration).measured is None:
+        return None
+    return load_of(configuration, chain_result.times, chain_result.tokens, position)
 
 
 def load_of(configuration: Configuration, times: RequestTimes, tokens: TokenCounts, position: int) -> ServedLoad:

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # ten times faster where PyYAML was built with libyaml
 _STEP = 0.1  # of the finite differences, in deviations of the prior, as in ``fit``
-_STEPS = 6  # of Gauss-Newton; three or four are enough where the runs are of the scenario
+_STEPS = 6  # of Gauss-Newton with the same derivatives; three or four are enough where the runs are of the scenario
+_REFRESHED, _NEAR = 3, 0.5  # how often derivatives are taken anew, while the fit moves by more deviations than this
+_TELLING = 0.1  # deviations of the noise by one of a parameter's prior: less tells next to nothing of it
 _FARTHEST = 2.0  # deviations of the prior in one step: beyond, a linear model says nothing
 _DONE = 0.05  # deviations, below which a step changes no figure that anybody reads
 _SCALE = 2.0  # deviations of the noise up to which the loss is quadratic, as in ``fit``
@@ -198,9 +200,10 @@ class _OwnProblem:
                 rows.append(math.log(values[metric] / measured) / noise_of(metric))
         return np.array(rows)
 
-    def jacobian(self, numbers: Sequence[int], deviations: np.ndarray) -> np.ndarray:
+    def jacobian(self, numbers: Sequence[int], deviations: np.ndarray, of: np.ndarray) -> np.ndarray:
+        """The derivatives by the parameters that ``of`` selects."""
         here = self.residuals(numbers, deviations)
-        steps = _STEP * np.eye(len(deviations))
+        steps = _STEP * np.eye(len(deviations))[of]
         return np.stack([(self.residuals(numbers, deviations + step) - here) / _STEP for step in steps], axis=1)
 
     def rows_of(self, numbers: Sequence[int]) -> np.ndarray:
@@ -224,9 +227,7 @@ def fit_own(
     problem = _OwnProblem(runs, built, folder, progress)
     every = range(len(runs))
     base = [problem.predicted(number, None) for number in every]
-    everything = np.ones(len(problem.parameters), dtype=bool)
-    at = _solve(problem, every, np.zeros(len(everything)), everything)
-    jacobian = problem.jacobian(every, at)
+    at, jacobian = _first_fit(problem)
     covariance, spread = _covariance(problem.residuals(every, at), jacobian)
     prior_share = np.minimum(1.0, np.diag(covariance))
     free = prior_share <= HELD
@@ -335,12 +336,26 @@ def _load(requests: pd.DataFrame) -> ServedLoad:
     return ServedLoad(*(float(f"{value:.6g}") for value in (float(e2e.sum()) / span, *means)))
 
 
+def _first_fit(problem: _OwnProblem) -> tuple[np.ndarray, np.ndarray]:
+    """The deviations that fit all runs, and the derivatives near there."""
+    every, at = range(len(problem.runs)), np.zeros(len(problem.parameters))
+    jacobian = problem.jacobian(every, at, np.ones(len(at), dtype=bool))
+    # Most simulations are for derivatives: those of parameters that change nothing here are not taken again.
+    telling = np.abs(jacobian).max(axis=0) > _TELLING
+    for _ in range(_REFRESHED if telling.any() else 0):
+        before, at = at, _solve(problem, every, at, telling, jacobian)
+        if np.abs(at - before).max() < _NEAR:
+            break
+        jacobian[:, telling] = problem.jacobian(every, at, telling)
+    return at, jacobian
+
+
 def _solve(
-    problem: _OwnProblem, numbers: Sequence[int], at: np.ndarray, free: np.ndarray, jacobian: np.ndarray | None = None
+    problem: _OwnProblem, numbers: Sequence[int], at: np.ndarray, free: np.ndarray, jacobian: np.ndarray
 ) -> np.ndarray:
     """The deviations with the least loss of these runs and the priors, from ``at``; only those that are ``free`` move.
 
-    With a ``jacobian`` given, it is that one throughout.
+    ``jacobian``: of these runs, taken near there; it is the same throughout, for it changes little in a few deviations.
     """
 
     def loss(residuals: np.ndarray, deviations: np.ndarray) -> float:
@@ -349,8 +364,8 @@ def _solve(
         return float(robust.sum() + (deviations**2).sum())
 
     residuals = problem.residuals(numbers, at)
+    rows = jacobian[:, free]
     for _ in range(_STEPS):
-        rows = (problem.jacobian(numbers, at) if jacobian is None else jacobian)[:, free]
         weight = _weights(residuals)[:, None]
         gradient = rows.T @ (weight[:, 0] * residuals) + at[free]
         step = np.zeros(len(at))

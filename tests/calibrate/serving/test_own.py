@@ -145,6 +145,11 @@ def test_expected_errors_grow_with_the_distance_in_load(fitted, folder):
         math.log(100) / fitted.own.spacing
     )
     assert float(far["tpot_s_model_error"].item()) >= error
+    read = load_calibration(mine, "h100-sxm")
+    asked = {"calibration": read, "prompt_tokens": 300, "output_tokens": 40}
+    ones = [package.estimate("llama-3.1-8b", "h100-sxm", batch=batch, **asked) for batch in (12, 240)]
+    assert ones[0].model_error[1] == pytest.approx(error) and ones[1].model_error[1] > error
+    assert ones[1].model_error_basis.startswith("fitted to your server")
 
 
 def test_other_designs_rest_on_what_the_base_set_does(fitted, folder):
