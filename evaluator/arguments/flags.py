@@ -25,6 +25,9 @@ EVERY_SERVER = {
     "expert_exchange": "gather",
     "role": "mixed",
     "batching.tau": 1.0,
+    "batching.schedule_conservativeness": 1.0,
+    "batching.max_prefill_tokens": 16384,
+    "batching.enable_mixed_chunk": False,
 }
 """What a server of any engine is where its flags say nothing else, by our keys."""
 

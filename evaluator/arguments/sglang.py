@@ -109,16 +109,20 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     if "--max-running-requests" in flags:
         put(tree, "batching.max_num_seqs", max(flags["--max-running-requests"] // together, 1))
     chunk = flags.get("--chunked-prefill-size")
-    put(tree, "batching.policy", "chunked" if flags.get("--enable-mixed-chunk") else "continuous")
-    # -1 means no chunks: then the tokens of an iteration are bounded by --max-prefill-tokens.
-    if isinstance(chunk, int) and chunk > 0:
-        put(tree, "batching.max_num_batched_tokens", max(chunk // together, 1))
-    elif "--max-prefill-tokens" in flags:
-        put(tree, "batching.max_num_batched_tokens", flags["--max-prefill-tokens"])
-    # Only chunks are planned ahead here (`policies`); the scheduler of SGLang overlaps whatever it
-    # batches.
-    ahead = not flags.get("--disable-overlap-schedule") and get(tree, "batching.policy") == "chunked"
-    put(tree, "batching.planning", "asynchronous" if ahead else "at_once")
+    # With chunks the policy is left to the engine's defaults, which know what SGLang's own order goes with.
+    put(tree, "batching.enable_mixed_chunk", bool(flags.get("--enable-mixed-chunk")))
+    most = flags.get("--max-prefill-tokens")
+    if isinstance(chunk, int) and chunk <= 0:  # prompts are whole, and the tokens of an iteration bounded by the other
+        put(tree, "batching.policy", "continuous")
+        if most is not None:
+            put(tree, "batching.max_num_batched_tokens", most)
+    else:
+        if chunk is not None:
+            put(tree, "batching.max_num_batched_tokens", max(chunk // together, 1))
+        if most is not None:
+            put(tree, "batching.max_prefill_tokens", most)
+    # The scheduler of SGLang overlaps whatever it batches, which is not simulated of its order.
+    put(tree, "batching.planning", "at_once")
     if "--speculative-algorithm" in flags:
         read_flags += ["--speculative-algorithm", "--speculative-num-steps", "--speculative-num-draft-tokens"]
         read_flags += ["--speculative-eagle-topk", "--speculative-draft-model-path"]

@@ -119,7 +119,7 @@ _FIELDS = {
 
 
 def _sglang(found: SchedulerDefaults, hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
-    """Prompts first, decodes wait. SGLang cuts prompts longer than its chunk size; here they are computed whole."""
+    """What the memory says of chunks, and chunks and CUDA graphs of the memory fraction."""
     mib, chunk = hardware.memory_bytes / MIB, found.max_num_batched_tokens
     # The largest batch with a CUDA graph on less than four devices, and on more, by the chunk.
     # The chunk tells the class of memory, since SGLang picks both by the same steps of it (below 35, 60, 160

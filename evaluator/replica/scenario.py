@@ -37,12 +37,10 @@ def default_budget(batching_policy: str, engines: int, decodes: int, longest_pro
     whole. Whole prompts that share an iteration need room for themselves and the decodes, all tokens that they verify.
     """
     record = policy(batching_policy)
-    if not record.whole_prompts:
-        # vLLM refuses limits in which a full batch of decodes does not fit (``SchedulerConfig``); a default
-        # must not be such.
-        return max(engines, decodes)
-    # A policy that computes prompts alone needs no room for decodes beside them.
-    return max(engines, longest_prompt + (0 if record.prefill_alone else decodes))
+    # A policy that computes prompts alone needs no room for decodes beside them. vLLM refuses limits in which a full
+    # batch of decodes does not fit (``SchedulerConfig``); a default must not be such.
+    beside = 0 if record.prefill_alone else decodes
+    return max(engines, beside + (longest_prompt if record.whole_prompts else 0))
 
 
 def replica_spec(deployment: Deployment, longest_prompt: int, asked: AskedOfSampler = AS_PUBLISHED) -> ReplicaSpec:

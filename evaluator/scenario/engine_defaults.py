@@ -14,16 +14,19 @@ from evaluator.scenario.workload import Workload
 _ENGINE = ("engine", "engine_version")
 _DEVICE = (*_ENGINE, "hardware", "hardware.memory_bytes", "hardware.like", "model", "model.like",
            "tensor_parallel", "pipeline_parallel", "data_parallel")  # fmt: skip
+_BY_RATIO = ("role", "model", "model.like", "pipeline_parallel", "data_parallel", "speculative", "kv.admission",
+             "kv.preemption", "kv.watermark", "kv.manager", "kv.prefix_caching", "batching.packing",
+             "batching.enable_mixed_chunk")  # fmt: skip
 LEFT_TO_ENGINE: dict[str, dict[str, tuple[str, ...]]] = {
     "batching": {
-        "policy": _ENGINE,
+        "policy": (*_ENGINE, *_BY_RATIO),
         "max_num_seqs": (*_DEVICE, "batching.max_num_batched_tokens", "speculative", "speculative.tokens"),
         "planning": (*_ENGINE, "async_scheduling"),
     },
     "kv": {
         "memory_fraction": _DEVICE,
         "block_tokens": _ENGINE,
-        "admission": (*_ENGINE, "batching.policy", "batching.max_num_batched_tokens", "kv.manager"),
+        "admission": (*_ENGINE, *_BY_RATIO, "batching.policy", "batching.max_num_batched_tokens"),
         "full_prompt": _ENGINE,
         "prefix_caching": (*_ENGINE, "model", "model.like", "role", "kv.admission", "kv.preemption", "kv.manager",
                            "batching.policy"),
@@ -47,6 +50,32 @@ def scheduler_defaults(deployment: Deployment) -> SchedulerDefaults:
     return replace(defaults, planning=ASYNCHRONOUS if deployment.async_scheduling else AT_ONCE)
 
 
+def _policy(deployment: Deployment, defaults: SchedulerDefaults, workload: Workload | None, alone: bool) -> str:
+    """``batching.policy`` as the engine has it, and where SGLang's own does not go with the rest the nearest to it.
+
+    What it does not go with is refused where somebody asks for it (``plan.checks.ratio_problem``). ``continuous``
+    computes whole prompts while the decodes wait; ``chunked`` has both in an iteration, as SGLang's mixed chunks.
+    """
+    if not policy(defaults.policy).token_ratio:
+        return defaults.policy
+    kv, model = deployment.kv, model_named(deployment.model)
+    approximated = kv.prefix_caching and not (workload is not None and workload.known_content)
+    goes = (
+        alone
+        and deployment.role == "mixed"
+        and deployment.pipeline_parallel == 1
+        and not (deployment.data_parallel > 1 and model.has_experts)
+        and deployment.speculative is None
+        and deployment.batching.packing != "least_work_left"
+        and kv.admission != "reserve"
+        and not (kv.preemption == "swap" or kv.watermark or kv.manager or approximated)
+        and not (workload is not None and workload.reasoning.several)
+        and model.keeps_all_tokens
+        and not model.whole_texts
+    )
+    return defaults.policy if goes else "chunked" if deployment.batching.enable_mixed_chunk else "continuous"
+
+
 def _admission(deployment: Deployment, defaults: SchedulerDefaults, workload: Workload | None) -> str:
     """``kv.admission`` as the engine has it, and reserve where taking KV on demand is another thing than it does.
 
@@ -56,7 +85,8 @@ def _admission(deployment: Deployment, defaults: SchedulerDefaults, workload: Wo
     """
     record = policy(deployment.batching.policy or defaults.policy)
     room = deployment.batching.max_num_batched_tokens is None or not record.whole_prompts
-    on_demand = room and record.admission is None and deployment.kv.manager is None
+    either = record.token_ratio or (room and record.admission is None)
+    on_demand = either and deployment.kv.manager is None
     branches = workload is not None and workload.reasoning.several
     return defaults.admission if on_demand and not branches and deployment.role != STAGE else "reserve"
 
@@ -95,6 +125,10 @@ def with_engine_defaults(
     ``workload``: what it serves, as far as that is known. ``alone``: it is the one pool that answers, and no stages are
     around it. ``whole_requests``: of the request-level simulator, which knows KV that is reserved alone.
     """
+    if deployment.batching.policy is None:
+        # First, because what an engine has of other keys goes by it. The request-level simulator knows whole prompts.
+        chosen = _policy(deployment, scheduler_defaults(deployment), workload, alone and not whole_requests)
+        deployment = replace(deployment, batching=replace(deployment.batching, policy=chosen))
     filled: dict[str, Batching | KvCache] = {}
     for section, keys in LEFT_TO_ENGINE.items():
         said: Any = getattr(deployment, section)

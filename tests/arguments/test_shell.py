@@ -38,9 +38,25 @@ def test_short_flags_variables_continued_lines_and_redirections():
 def test_without_a_flag_the_engine_does_what_its_version_does():
     names = ("kv.prefix_caching", "kv.admission", "kv.full_prompt", "kv.memory_fraction", "batching.planning")
     assert keys("vllm serve Qwen/Qwen3-8B", *names) == (True, "on_demand", True, 0.92, "asynchronous")
+    # The policy is left to the table of the engine's defaults.
     assert keys("sglang serve --model Qwen/Qwen3-8B", *names[:3], "batching.policy") == (
-        True, "on_demand", False, "continuous",
+        True, "on_demand", False, None,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("flags", "wanted"),
+    [
+        ("--chunked-prefill-size 4096 --max-prefill-tokens 9000", (None, 4096, 9000, False, "fcfs", 1.0)),
+        ("--chunked-prefill-size -1 --max-prefill-tokens 9000", ("continuous", 9000, 16384, False, "fcfs", 1.0)),
+        ("--enable-mixed-chunk --schedule-policy lpm", (None, None, 16384, True, "longest_prefix", 1.0)),
+        ("--schedule-conservativeness 0.3", (None, None, 16384, False, "fcfs", 0.3)),
+    ],
+)
+def test_the_order_of_sglang(flags, wanted):
+    names = ("policy", "max_num_batched_tokens", "max_prefill_tokens", "enable_mixed_chunk", "packing",
+             "schedule_conservativeness")  # fmt: skip
+    assert keys(f"sglang serve --model Qwen/Qwen3-8B {flags}", *(f"batching.{name}" for name in names)) == wanted
 
 
 @pytest.mark.parametrize(

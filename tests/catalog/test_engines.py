@@ -103,7 +103,7 @@ def test_defaults_of_the_engines():
     vllm, trtllm, sglang = (engine.defaults(load_hardware("h100-sxm"), 1, 1) for engine in ENGINES.values())
     assert (vllm.policy, vllm.max_num_seqs, vllm.max_num_batched_tokens) == ("chunked", 1024, 8192)
     assert (trtllm.policy, trtllm.max_num_seqs, trtllm.max_num_batched_tokens) == ("mixed", 2048, 8192)
-    assert (sglang.policy, sglang.max_num_seqs, sglang.max_num_batched_tokens) == ("continuous", 2048, 8192)
+    assert (sglang.policy, sglang.max_num_seqs, sglang.max_num_batched_tokens) == ("token_ratio", 2048, 8192)
     assert (vllm.memory_fraction, trtllm.memory_fraction) == (0.92, 0.9)
     # 512 MiB, 1.5 MiB per token of a chunk, 2 MiB per CUDA graph and 128 MiB of 80 GiB stay outside.
     assert sglang.memory_fraction == round(1 - (512 + 1.5 * 8192 + 2 * 256 + 128) / (80 * 1024), 3)

@@ -88,8 +88,8 @@ def test_prompts_beyond_the_token_budget_are_told():
         ({"block_tokens": 0}, "block_tokens: must be at least 1, not 0"),
         ({"max_num_batched_tokens": 64, "max_num_seqs": 65}, "64 are fewer than 65 sequences decode in an iteration"),
         (
-            {"engine": "sglang", "prompt_tokens": 20000, "max_num_batched_tokens": 8192},
-            "8,192 are fewer than the 20,000 of a prompt, which policy continuous computes whole",
+            {"engine": "trtllm", "prompt_tokens": 20000, "max_num_batched_tokens": 8192},
+            "8,192 are fewer than the 20,000 of a prompt, which policy mixed computes whole",
         ),
         ({"prompt_tokens": 131072}, "exceed the 131072 positions of llama-8b"),
         ({"tensor_parallel": 3}, "does not divide the 32 attention heads"),

@@ -34,7 +34,7 @@ def limits(**deployment):
 def test_every_engine_has_defaults_of_its_own():
     assert limits() == limits(engine="vllm") == ("chunked", 1024, 8192, 0.92, 16)
     assert limits(engine="trtllm") == ("mixed", 2048, 9000 + 2048, 0.9, 32)
-    assert limits(engine="sglang") == ("continuous", 2048, 9000, 0.836, 1)
+    assert limits(engine="sglang") == ("token_ratio", 2048, 8192, 0.836, 1)
     assert limits(engine="sglang", hardware="b200-sxm")[2:4] == (16384, 0.858)
 
 
@@ -63,7 +63,7 @@ def test_an_unknown_engine_is_refused():
 def test_engines_are_an_axis():
     configurations = plan(load_scenario(tree({"deployment.engine": ["vllm", "trtllm", "sglang"]}))).configurations
     stations = [configuration.stations[0] for configuration in configurations]
-    assert [station.deployment.batching.policy for station in stations] == ["chunked", "mixed", "continuous"]
+    assert [station.deployment.batching.policy for station in stations] == ["chunked", "mixed", "token_ratio"]
     assert [station.design.calibration.name for station in stations] == [
         "h100-sxm-vllm.serving", "h100-sxm-trtllm, served as h100-sxm-vllm.serving",
         "h100-sxm-sglang, served as h100-sxm-vllm.serving",
@@ -241,7 +241,7 @@ def kv_of(workload=None, simulator="auto", pipeline=None, **deployment):
         # whole prompts under a limit that was chosen for prompts alone, and a policy that knows no other way
         ({"batching": {"policy": "continuous", "max_num_batched_tokens": 4096}}, ("reserve", True)),
         ({"batching": {"policy": "static"}}, ("reserve", True)),
-        ({"engine": "sglang", "batching": {"max_num_batched_tokens": 4096}}, ("reserve", False)),
+        ({"engine": "sglang", "batching": {"max_num_batched_tokens": 4096}}, ("on_demand", False)),
         ({"engine": "trtllm", "batching": {"policy": "chunked"}}, ("reserve", False)),
         ({"engine": "sglang", "batching": {"policy": "chunked"}}, ("on_demand", False)),
     ],
@@ -249,6 +249,29 @@ def kv_of(workload=None, simulator="auto", pipeline=None, **deployment):
 def test_kv_is_admitted_as_the_engine_does_it(deployment, expected):
     found = kv_of(**deployment)
     assert (found.admission, found.full_prompt) == expected
+
+
+@pytest.mark.parametrize(
+    ("deployment", "nearest"),
+    [
+        ({}, "token_ratio"),
+        ({"replicas": 4, "tensor_parallel": 2}, "token_ratio"),
+        ({"batching": {"enable_mixed_chunk": True}}, "token_ratio"),
+        ({"batching": {"packing": "longest_prefix"}}, "token_ratio"),
+        ({"pipeline_parallel": 2}, "continuous"),
+        ({"pipeline_parallel": 2, "batching": {"enable_mixed_chunk": True}}, "chunked"),
+        ({"model": "gpt-oss-20b"}, "continuous"),
+        ({"model": "mixtral-8x7b", "data_parallel": 2}, "continuous"),
+        ({"kv": {"admission": "reserve"}}, "continuous"),
+        ({"kv": {"prefix_caching": True}}, "continuous"),  # nothing is known of the blocks
+        ({"role": "prefill"}, "continuous"),
+        ({"speculative": {"method": "ngram", "tokens": 3, "acceptance": 0.5}}, "continuous"),
+    ],
+)
+def test_sglang_has_its_own_order_where_that_goes_with_the_rest(deployment, nearest):
+    (configuration,) = plan(load_scenario(tree(engine="sglang", **deployment))).configurations
+    assert configuration.stations[0].deployment.batching.policy == nearest
+    assert not configuration.status.startswith("unsupported: policy token_ratio")
 
 
 def test_kv_is_reserved_where_on_demand_is_not_computed():
