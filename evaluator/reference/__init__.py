@@ -12,6 +12,8 @@ for the way of an iteration, ``request`` for how iterations are leapt over. ``si
 
 from __future__ import annotations
 
+from evaluator.reference.data_parallel import RankBalance
+from evaluator.reference.grouped_kv import KvGroup
 from evaluator.reference.limits import Limits
 from evaluator.reference.request import Request
 from evaluator.reference.running_batch import Iteration
@@ -19,8 +21,10 @@ from evaluator.reference.simulate import PoolOutcome, simulate, simulate_replica
 
 __all__ = [
     "Iteration",
+    "KvGroup",
     "Limits",
     "PoolOutcome",
+    "RankBalance",
     "Request",
     "simulate",
     "simulate_replica",

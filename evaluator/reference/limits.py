@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from evaluator.reference.grouped_kv import KvGroup
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -43,6 +45,8 @@ class Limits:
     full_prompt: bool = False  # on_demand: a request is admitted only where its whole prompt would fit (vLLM PR 37307)
     prefix_caching: bool = False
     kv_reserved: bool = False  # requests come with KV that was reserved for them: see ``queues.Queues.reserve``
+    # Of a hybrid model: its groups of layers, which take blocks from one pool of ``kv_units``: see ``grouped_kv``.
+    kv_groups: tuple[KvGroup, ...] = ()
     drafts: int = 0  # speculative decoding: tokens that a decode verifies in an iteration beside the one it is sure of
     manager: Callable[[Limits], Any] | None = None  # makes the cache of a user's KV manager, see ``kv.Kv``
     # Of a policy that admits by a token ratio (SGLang's names: --enable-mixed-chunk, --max-prefill-tokens,
@@ -65,6 +69,10 @@ class Limits:
         # Blocks are found by their content: KV in windows, or states of fixed size, is no row of whole blocks.
         if self.prefix_caching and self.units_of_blocks is not None:
             raise ValueError("prefix_caching needs KV units that are blocks")
+        if self.kv_groups and (self.admission != "on_demand" or self.preemption == "swap" or self.units_of_blocks):
+            raise ValueError("kv_groups go with KV on demand, units that are blocks and preemption by recompute")
+        if self.kv_groups and self.prefix_caching and any(group.state for group in self.kv_groups):
+            raise ValueError("prefix_caching needs kv_groups of attention")
         if self.asynchronous and not self.batch_queue:
             raise ValueError("asynchronous needs batch_queue")
         if self.prefix_caching and self.preemption == "swap":

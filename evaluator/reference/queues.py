@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from evaluator.reference.batch import PromptChunk
+from evaluator.reference.grouped_kv import GroupedKv
 from evaluator.reference.kv import CountedKv, Kv
 from evaluator.reference.limits import Limits
 from evaluator.reference.packing import PACKINGS, ReservedFirst, WaitingQueue
@@ -26,7 +27,7 @@ class Queues:
 
     def __init__(self, limits: Limits, window: int) -> None:
         self.limits = limits
-        of_the_engine = PrefixCache if limits.prefix_caching else CountedKv
+        of_the_engine = GroupedKv if limits.kv_groups else PrefixCache if limits.prefix_caching else CountedKv
         self.kv: Kv = (limits.manager or of_the_engine)(limits)
         self.on_demand = limits.admission == "on_demand"
         self.by_priority = limits.packing == "priority"
@@ -61,7 +62,9 @@ class Queues:
 
     def new_group(self) -> DecodeGroup:
         """An empty group of decoding sequences."""
-        return DecodeGroup(self._window, self.limits.block_tokens if self.watches_blocks else 0, self.limits.drafts)
+        # A window may pass a block with any token, so that groups of layers look at every decode in every iteration.
+        block = 1 if self.limits.kv_groups else self.limits.block_tokens
+        return DecodeGroup(self._window, block if self.watches_blocks else 0, self.limits.drafts)
 
     @property
     def watches_blocks(self) -> bool:
@@ -329,10 +332,14 @@ class Queues:
             assert tokens is not None
             slots = self.decoding.computed(request) + drafts if decodes else request.computed + tokens
             # vLLM preempts the lowest priority that runs, of equals the last to arrive; it may be one that has been
-            # served in this very iteration, whose tokens are then free for others.
+            # served in this very iteration, whose tokens are then free for others. Else it is the last admitted.
             while not self.kv.extend(request, self._units(request, slots)):
                 self.short_of_kv = True
-                victim = max(self.running, key=lambda other: (other.priority, other.index))
+                victim = (
+                    max(self.running, key=lambda other: (other.priority, other.index))
+                    if self.by_priority
+                    else next(reversed(self.running))
+                )
                 room += taken.pop(victim, 0)
                 if victim in chunks:
                     chunk = chunks.pop(victim)
@@ -344,7 +351,8 @@ class Queues:
                     self._set_aside(pending)
                     return list(chunks.values()), room
             if decodes:
-                self.kv.register(request, self.decoding.computed(request) + 1)
+                # Planned asynchronously, the token before is not known yet: see ``grow_decodes``.
+                self.kv.register(request, self.decoding.computed(request) + (not self.limits.asynchronous))
             else:
                 chunks[request] = self._chunk(request, tokens)
                 self.continued = True

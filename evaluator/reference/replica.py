@@ -58,14 +58,19 @@ class Replica:
         self._tokens = tokens
         # A leap stands for iterations that differ in the lengths of contexts alone. Over several pipeline ranks the
         # batches of other ranks lie between two iterations of this one, drafts make contexts grow unevenly, and a
-        # batch planned asynchronously is known before its tokens are: none of these leaps.
-        self._leap = leap and not tokens and len(self.pipeline) == 1 and not limits.drafts and not limits.asynchronous
+        # batch planned asynchronously is known before its tokens are: none of these leaps. Nor do KV groups, whose
+        # windows give blocks back on the way.
+        self._leap = leap and not (
+            tokens or len(self.pipeline) > 1 or limits.drafts or limits.asynchronous or limits.kv_groups
+        )
         self._most_flights = 2 if limits.asynchronous else len(self.pipeline)
         self._queued = limits.batch_queue and self._most_flights > 1
         self._batches: deque[RunningBatch | None] = deque()  # with a batch queue: under way; None for an empty one
         self._waits = False  # with a batch queue: for its oldest batch
         self._observe = observe
         self._preempted: list[Request] = []  # since the last batch was sent
+        self.report: Callable[[Replica, int, float], None] | None = None  # told who waits, before and after a batch
+        self._unseen = 0  # arrivals since the last batch was formed
         self.lockstep_ranks: tuple[Replica, ...] = (self,)  # whose batches start and end with those of this one
 
     def announce(self, request: Request) -> None:
@@ -82,6 +87,7 @@ class Replica:
         if request.replica < 0:
             self.announce(request)
         queues = self.queues
+        self._unseen += 1
         # A leap was sent because nobody could be admitted before its end. That stays true for an arrival that has to
         # stand behind others who wait; one that may stand first could be admitted in the next iteration.
         joins_early = not queues.waiting or not queues.waiting.stable
@@ -103,6 +109,17 @@ class Replica:
         self._integrate_kv(now)
         self._reserve()
         return None
+
+    def report_before(self, now: float) -> None:
+        """Say who waits and runs before the next batch is formed, if it is to be and somebody asks."""
+        if not self.flights and self.report is not None:
+            self._unseen = 0
+            self.report(self, len(self.queues.waiting), now)
+
+    def report_after(self, now: float) -> None:
+        """Say it when a batch has ended: the engine has not seen yet who arrived during the batch."""
+        if self.report is not None:
+            self.report(self, len(self.queues.waiting) - self._unseen, now)
 
     def _reserve(self) -> None:
         self.granted += self.queues.reserve()
@@ -232,6 +249,12 @@ class Replica:
             if chunk.request.scheduled_s == math.inf:
                 chunk.request.scheduled_s = start
         # Beside a prompt that is computed alone they decode in a later batch: this one is their first all the same.
+        if self.limits.kv_groups:
+            flight.tokens = {chunk.request: chunk.high - chunk.low for chunk in batch.chunks}
+            for request in batch.decodes.members if batch.decodes else ():
+                flight.tokens[request] = self.limits.decode_tokens
+            for request, tokens in flight.tokens.items():
+                request.under_way += tokens
         for request in self.queues.newcomers:
             request.scheduled_s = min(request.scheduled_s, start)
         if batch.decodes is not None:
@@ -286,6 +309,8 @@ class Replica:
         """The oldest flight is over: its requests have their tokens. Those with the last one are returned."""
         assert flight is self.flights[0]
         self.flights.popleft()
+        for request, tokens in flight.tokens.items():
+            request.under_way -= tokens
         queues, now = self.queues, flight.end_s
         self.iterations += flight.iterations if flight.busy else 0
         self.experts_touched += flight.iterations * flight.experts_touched

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from evaluator.reference.data_parallel import RankBalance, RankBalancer
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from evaluator.routing import Choice, PrefixAware, name_of, router_of, stream
@@ -16,8 +17,10 @@ Choose = Callable[[Request, float], Replica]
 """By the request and the time of its arrival."""
 
 
-def chooser(choice: Choice, replicas: Sequence[Replica], seed: int = 0, station: int = 0) -> Choose:
+def chooser(choice: Choice | RankBalance, replicas: Sequence[Replica], seed: int = 0, station: int = 0) -> Choose:
     """The router of a pool, which may have replicas of different hardware. ``seed``, ``station``: of its draws."""
+    if isinstance(choice, RankBalance):
+        return RankBalancer(choice, replicas)
     router = router_of(choice)
     if router.independent is not None:
         in_turn = router.independent.in_turn(choice, len(replicas), stream(seed, station))

@@ -32,6 +32,7 @@ class RunningBatch:
     newcomers: Sequence[Request] = ()  # admitted into this batch with nothing to compute before they decode
     cached: Sequence[tuple[int, int]] = ()  # admitted into this batch: (request, tokens found in the prefix cache)
     planned_units: int = 0  # KV units in use once the batch is planned
+    tokens: dict[Request, int] = field(default_factory=dict)  # where layers have KV groups: of each request
     busy: bool = True  # somebody takes part; False: a rank that waits for others
     decodes: tuple[int, ...] = ()  # who decodes, for an observer
     completed: tuple[int, ...] = ()  # whose prompt is complete, for an observer

@@ -9,6 +9,7 @@ from typing import Any
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.quantities import PEAKS
+from evaluator.reference.data_parallel import RankBalance
 from evaluator.reference.limits import Limits
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.network import Delay, EventStation, run
@@ -81,7 +82,7 @@ def simulate(
     *,
     replicas: int = 1,
     lockstep: int = 1,
-    router: Choice = "round_robin",
+    router: Choice | RankBalance = "round_robin",
     seed: int = 0,
     users: int | None = None,
     delay_s: Delay | None = None,
@@ -98,7 +99,8 @@ def simulate(
     iterations start together; ``cost`` is then of a rank beside others with batches alike. ``users``, ``delay_s``:
     closed loop, in which ``arrival_s`` is set when a request is sent, see ``network.Clients``. ``clients``: others who
     send the requests, such as ``network.Conversations``. ``window``: tokens, for models with sliding-window layers.
-    ``seed``: of a router that draws.
+    ``seed``: of a router that draws. A ``RankBalance`` looks at the replicas between iterations, so that it needs
+    ``leap`` False or ``tokens``.
 
     ``tokens`` records the time of every token and computes each iteration from its sequences. Without it, iterations
     that differ only in contexts that grow by one are summed in closed form (a leap), which gives the same times;
@@ -107,6 +109,8 @@ def simulate(
     A request that can never be admitted keeps infinite times, and so do all that wait behind it on the same replica.
     Errors: InputError for an unknown policy, ValueError for limits that the policy cannot work with.
     """
+    if isinstance(router, RankBalance) and ((leap and not tokens) or lockstep > 1):
+        raise ValueError("RankBalance is of ranks without lockstep, one iteration after the other: say leap False")
     costs: Any = [cost] if hasattr(cost, "_fields") else cost  # a cost is a tuple itself
     pool = [
         Replica(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)

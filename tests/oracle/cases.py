@@ -26,7 +26,7 @@ class Ask:
     the client allows of an answer, where that is more than it will have; 0: as many.
     """
 
-    arrival_ticks: int
+    arrival_ticks: float
     prompt_tokens: int
     output_tokens: int
     content: tuple[int, ...] = ()
@@ -53,6 +53,9 @@ class Case:
     drafts: int = 0
     pipeline_ranks: int = 1
     asynchronous: bool = False
+    data_parallel: int = 1
+    stats_ms: int = 0  # with data_parallel: between two messages of the coordinator
+    groups: tuple[int, ...] = ()  # of layers, in vLLM's order: tokens of the window; 0: full attention, -1: states
     requests: tuple[Ask, ...] = ()
 
 
@@ -87,6 +90,11 @@ FEATURES: dict[str, dict[str, Any]] = {
     "pipeline ranks": {"pipeline": True},
     "asynchronous": {"asynchronous": True},
     "asynchronous, prefix cache": {"asynchronous": True, "prefix_caching": True},
+    "windows": {"windows": True},
+    "windows, prefix cache": {"windows": True, "prefix_caching": True},
+    "windows, asynchronous": {"windows": True, "asynchronous": True},
+    "states": {"windows": True, "states": True},
+    "data-parallel ranks": {"data_parallel": True},
 }
 """What each family of random cases always has; chunks, thresholds and preemption are in all of them."""
 
@@ -107,10 +115,22 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
     budget = max(int(rng.choice([8, 32, 64, 256, 2048])), seats * (1 + drafts))
     units = -(-(prompts + outputs - 1 + drafts) // block)
     watermark = int(rng.integers(1, 6)) if has.get("watermark") else 0
+    asynchronous = bool(has.get("asynchronous"))
+    groups: tuple[int, ...] = ()
+    if has.get("windows"):
+        groups = _groups(rng, bool(has.get("states")), longest)
+        under_way = budget * (1 + asynchronous)  # tokens that a window holds beside its own
+        bounds = [-(-(group - 1 + under_way) // block) + 1 for group in groups if group > 0]
+        units = sum((np.minimum(units, bound) for bound in bounds), units * groups.count(0) + groups.count(-1))
     blocks = int(units.max() * rng.uniform(1.0, rng.choice([1.3, 3.0, 8.0]))) + int(rng.integers(0, 3)) + watermark
     mean_s = (1 + prompts.mean() * TICK_S + outputs.mean() * 1.2) / min(seats, 6)
     gaps = rng.exponential(mean_s * 10 ** rng.uniform(-1.0, 0.5), requests)
+    ranks = int(rng.integers(2, 6)) if has.get("data_parallel") else 1
+    gaps /= ranks
     arrivals = np.cumsum(gaps) / TICK_S if rng.random() > 0.1 else np.zeros(requests)
+    if ranks > 1:
+        # Each at a time that nothing else happens at, iterations of other ranks included: it would depend on the order.
+        arrivals = arrivals.astype(int) + np.arange(requests) / 4096
     case = Case(
         feature, seed, seats, budget, blocks, block,
         long_prefill_token_threshold=int(rng.choice([0, 0, 0, 7 if drafts else 1, 7, 40])),
@@ -120,18 +140,29 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
         priority=bool(has.get("priority")),
         drafts=drafts,
         pipeline_ranks=int(rng.integers(2, 5)) if has.get("pipeline") else 1,
-        asynchronous=bool(has.get("asynchronous")),
+        asynchronous=asynchronous,
+        groups=groups,
+        data_parallel=ranks,
+        stats_ms=int(rng.choice([100, 1000, 7000])) if ranks > 1 else 0,
     )  # fmt: skip
     contents = contents_of(rng, prompts, outputs, block) if prefix else [()] * requests
     asks = (
         Ask(
-            int(arrival), int(prompt), int(output), content,
+            float(arrival) if ranks > 1 else int(arrival), int(prompt), int(output), content,
             int(rng.integers(0, 4)) if case.priority else 0,
             _curve(rng, int(output), drafts),
         )
         for arrival, prompt, output, content in zip(arrivals, prompts, outputs, contents, strict=True)
     )  # fmt: skip
     return replace(case, requests=tuple(asks))
+
+
+def _groups(rng: np.random.Generator, states: bool, longest: int) -> tuple[int, ...]:
+    """One to five groups of layers in any order; windows from two tokens to beyond the longest prompt."""
+    windows = [int(rng.integers(2, longest + 40)) for _ in range(int(rng.integers(1, 3)))]
+    kinds = [0, *windows] if not states else [-1, 0, *windows[: int(rng.integers(0, 2))]]
+    drawn = [*kinds[:2], *rng.choice(kinds, int(rng.integers(0, 4))).tolist()]
+    return tuple(int(kind) for kind in rng.permutation(drawn))
 
 
 def contents_of(
@@ -183,7 +214,9 @@ def as_data(case: Any, log: Log) -> dict[str, Any]:
 def from_data(data: dict[str, Any], kind: type[AnyCase]) -> tuple[AnyCase, Log]:
     """The inverse of ``as_data``; ``kind``: of case."""
     asks = tuple(Ask(*(tuple(v) if isinstance(v, list) else v for v in row)) for row in data["case"]["requests"])
-    case = kind(**{**data["case"], "requests": asks})
+    case = kind(
+        **{name: tuple(v) if isinstance(v, list) else v for name, v in {**data["case"], "requests": asks}.items()}
+    )
     starts, free = np.cumsum(data["start_ticks"]).tolist(), np.cumsum(data["free_blocks"]).tolist()
     preempted = {at: tuple(who) for at, *who in data["preempted"]}
     cached: dict[int, list[tuple[int, int]]] = {}

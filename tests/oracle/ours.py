@@ -6,6 +6,8 @@ from typing import Any
 
 from evaluator.cost.iteration import CostParameters
 from evaluator.reference import Iteration, Limits, Request, simulate
+from evaluator.reference.data_parallel import RankBalance
+from evaluator.reference.grouped_kv import KvGroup
 from tests.oracle.cases import ITERATION_TICKS, TICK_S, Case, Log, Step
 from tests.reference.build import linear_cost
 
@@ -31,6 +33,7 @@ def limits_of(case: Case) -> Limits:
         asynchronous=case.asynchronous,
         full_prompt=case.full_prompt,
         packing="priority" if case.priority else "fcfs",
+        kv_groups=tuple(KvGroup(window=group if group > 0 else None, state=group < 0) for group in case.groups),
     )
 
 
@@ -49,13 +52,14 @@ def requests_of(case: Case) -> list[Request]:
 
 def serve(case: Case) -> Log:
     """All iterations of a case on the reference."""
-    return log_of(cost_of(case), "chunked", limits_of(case), requests_of(case), 1 + case.drafts)
+    ranks = {"replicas": case.data_parallel, "router": RankBalance(case.stats_ms)} if case.data_parallel > 1 else {}
+    return log_of(cost_of(case), "chunked", limits_of(case), requests_of(case), 1 + case.drafts, **ranks)
 
 
-def log_of(cost: Any, policy: str, limits: Limits, requests: list[Request], decode_tokens: int) -> Log:
+def log_of(cost: Any, policy: str, limits: Limits, requests: list[Request], decode_tokens: int, **more: Any) -> Log:
     """All iterations of the reference on these requests."""
     iterations: list[Iteration] = []
-    simulate(cost, policy, limits, requests, tokens=True, observe=iterations.append)
+    simulate(cost, policy, limits, requests, tokens=True, observe=iterations.append, **more)
     in_order = sorted(iterations, key=lambda each: each.start_s)
     return Log(
         tuple(step_of(limits.kv_units, decode_tokens, each) for each in in_order),

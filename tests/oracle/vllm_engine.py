@@ -26,7 +26,14 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+)
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
@@ -68,6 +75,7 @@ def _scheduler(case: Case) -> Scheduler:
     config = VllmConfig(model_config=_model(), scheduler_config=scheduling, cache_config=caching)
     # Set behind the checks of devices and draft models: the scheduler reads nothing else of them.
     config.parallel_config.pipeline_parallel_size = case.pipeline_ranks
+    config.scheduler_config.async_scheduling = case.asynchronous
     if case.drafts:
         config.speculative_config = SpeculativeConfig(
             method="ngram", num_speculative_tokens=case.drafts, prompt_lookup_max=2,
@@ -75,10 +83,20 @@ def _scheduler(case: Case) -> Scheduler:
         )  # fmt: skip
     caching.block_size = case.block_tokens
     caching.num_gpu_blocks = blocks
-    spec = FullAttentionSpec(block_size=case.block_tokens, num_kv_heads=1, head_size=1, dtype=torch.float32)
-    kv = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
+    specs = [_spec(case, group) for group in case.groups or (0,)]
+    groups = [KVCacheGroupSpec([f"layer {at}"], spec) for at, spec in enumerate(specs)]
+    kv = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
     kind = AsyncScheduler if case.asynchronous else Scheduler
-    return kind(config, kv, StructuredOutputManager(config), block_size=case.block_tokens)
+    longest = max(spec.block_size for spec in specs)
+    return kind(config, kv, StructuredOutputManager(config), block_size=longest, hash_block_size=case.block_tokens)
+
+
+def _spec(case: Case, group: int) -> KVCacheSpec:
+    """What vLLM is told of a group of layers; without prefix caching a state has one block, as long as a sequence."""
+    if group < 0:
+        return MambaSpec(block_size=MOST_TOKENS, shapes=((1,),), dtypes=(torch.float32,))
+    attention = {"block_size": case.block_tokens, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    return SlidingWindowSpec(**attention, sliding_window=group) if group else FullAttentionSpec(**attention)
 
 
 class _Tokens:
@@ -106,7 +124,7 @@ def _request(case: Case, tokens: _Tokens, index: int) -> Request:
     )
 
 
-class _Engine:
+class Engine:
     """The scheduler with what is recorded of it."""
 
     def __init__(self, case: Case) -> None:
@@ -188,9 +206,19 @@ class _Engine:
         )  # fmt: skip
 
 
+def iteration_ticks(output: Any) -> int:
+    """How long a planned batch takes."""
+    drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
+    return ITERATION_TICKS + output.total_num_scheduled_tokens - drafts
+
+
 def serve(case: Case, most: int = 100_000) -> Log:
     """All iterations of a case. Errors: RuntimeError where its requests never finish."""
-    engine = _Engine(case)
+    if case.data_parallel > 1:
+        from tests.oracle import vllm_data_parallel  # which imports this module
+
+        return vllm_data_parallel.serve(case)
+    engine = Engine(case)
     scheduler = engine.scheduler
     room = max(case.pipeline_ranks, 2 if case.asynchronous else 1)  # VllmConfig.max_concurrent_batches
     queue: deque[tuple[Any, dict[str, int], int]] = deque()
@@ -206,8 +234,7 @@ def serve(case: Case, most: int = 100_000) -> Log:
             output = scheduler.schedule()
             given, end = engine.samples(output), now
             if output.total_num_scheduled_tokens:
-                drafts = sum(map(len, output.scheduled_spec_decode_tokens.values()))
-                took = ITERATION_TICKS + output.total_num_scheduled_tokens - drafts
+                took = iteration_ticks(output)
                 start = end = max(now, free[0])
                 for rank in range(case.pipeline_ranks):
                     end = free[rank] = max(end, free[rank]) + took

@@ -97,7 +97,7 @@ def test_random_moves_are_those_of_the_block_pool(steps, blocks):
             gone, theirs = here.pop(leaving)
             cache.release(gone)
             pool.release(theirs)
-        assert list(cache._free) == pool.free and cache.free == len(pool.free)
+        assert list(cache.pool.free_blocks) == pool.free and cache.free == len(pool.free)
         assert [cache.users(block) for block in range(blocks)] == [pool.users[block] for block in range(blocks)]
 
 
@@ -111,7 +111,7 @@ def test_a_worked_example_of_eviction():
         cache.register(one, one.prompt_tokens)
     cache.release(a)  # free: block 5, which was never used, then A's third, second and first
     cache.release(b)  # and B's second and first
-    assert list(cache._free) == [5, 2, 1, 0, 4, 3]
+    assert list(cache.pool.free_blocks) == [5, 2, 1, 0, 4, 3]
     assert cache.admit(c, 3, 0, 0) and c.blocks == [5, 2, 1]
     again = request(3, 0.0, 13, 1, content=(1, 2, 3))
     assert cache.lookup(again) == 4

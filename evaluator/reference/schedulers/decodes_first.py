@@ -14,7 +14,8 @@ def decodes_first(queues: Queues, policy: BatchingPolicy) -> Batch:
     one prompt gets of an iteration, so that others can go on beside it. Decodes come first even where a prompt under
     way was admitted before them, as vLLM documents it.
     """
-    if queues.by_priority:
+    # Blocks that windows have passed are free for whoever comes later in vLLM's order: it decides who finds any.
+    if queues.by_priority or queues.limits.kv_groups:
         chunks, room = queues.run_in_order()
         if not queues.short_of_kv:
             chunks += queues.admit_all(room, whole=False)

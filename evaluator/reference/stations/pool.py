@@ -36,6 +36,7 @@ class PoolStation:
         while self.next_s <= now:
             _, _, flight, replica = heapq.heappop(calendar)
             leaving += replica.finish(flight)
+            replica.report_after(now)
             self._touched[replica] = None
             # Entries of flights that were cut short: the flight ends earlier, and has another entry for that.
             while calendar and calendar[0][0] != calendar[0][2].end_s:
@@ -73,6 +74,8 @@ class PoolStation:
     def sent(self, now: float) -> list[RunningBatch]:
         """Start what can start: the batches that were sent off."""
         flights: list[RunningBatch] = []
+        for replica in self._touched:
+            replica.report_before(now)
         for ranks in dict.fromkeys(replica.lockstep_ranks for replica in self._touched):
             for flight, replica in self._launched(ranks, now):
                 self._enter(flight, replica)

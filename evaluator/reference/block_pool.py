@@ -1,0 +1,96 @@
+"""Numbered blocks of a KV cache: who uses them, what they hold, and in which order they are taken again (vLLM v1).
+
+A whole block gets a name for its content and all before it. Blocks count who uses them. One that nobody uses keeps its
+content and joins the end of the free list, or the front of it where it has no name; a new block is taken from the front
+and forgets what it held: blocks that nobody can find go first, then the least recently used content.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
+
+from evaluator.reference.request import Request
+
+ROOT = 0
+
+
+class BlockPool:
+    """vLLM ``BlockPool``."""
+
+    def __init__(self, blocks: int) -> None:
+        self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))  # as they are taken
+        self._users = [0] * blocks
+        self._name: list[Hashable] = [None] * blocks  # of the content, where the block is whole
+        self._blocks_named: dict[Hashable, list[int]] = {}  # several may hold the same
+        self.known = 0  # blocks with a name
+        self._names: dict[tuple[Hashable, int], int] = {}  # (name of the block before, content) -> name
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody uses, whether they hold something or not."""
+        return len(self.free_blocks)
+
+    def users(self, block: int) -> int:
+        """How many requests use a block."""
+        return self._users[block]
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """One user more of each."""
+        for block in blocks:
+            self._users[block] += 1
+            self.free_blocks.pop(block, None)
+
+    def take(self) -> int:
+        """A free block for one user. Only now is its content lost: until it was taken it could be found."""
+        block, _ = self.free_blocks.popitem(last=False)
+        self._forget(block)
+        self._users[block] = 1
+        return block
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """One user less of each; the first is taken again first."""
+        for block in blocks:
+            self._users[block] -= 1
+            if not self._users[block]:
+                self.free_blocks[block] = None
+        for block in reversed(blocks):
+            if not self._users[block] and self._name[block] is None:
+                # Nobody can find it again: it goes before all that hold something (vLLM ``BlockPool.free_blocks``
+                # prepends blocks without a hash to the free queue since PR 42656; before, all went to its end).
+                self.free_blocks.move_to_end(block, last=False)
+
+    def name(self, block: int) -> Hashable:
+        """Of its content; None where it has none."""
+        return self._name[block]
+
+    def give_name(self, block: int, name: Hashable) -> None:
+        """It holds what the name stands for, and can be found from now on."""
+        self._name[block] = name
+        self.known += 1
+        self._blocks_named.setdefault(name, []).append(block)
+
+    def find(self, name: Hashable) -> int | None:
+        """Of several blocks with the same content the one that was named first (vLLM ``get_cached_block``)."""
+        blocks = self._blocks_named.get(name)
+        return blocks[0] if blocks else None
+
+    def name_of(self, request: Request, position: int, before: Hashable) -> Hashable:
+        """Stands for the content and all before it. What the request does not say is like nothing else."""
+        if position >= len(request.content):
+            # A name with the request's own number: never equal to another request's, and equal to itself after a
+            # preemption.
+            return request.index, position
+        return self._names.setdefault((before, request.content[position]), len(self._names) + 1)
+
+    def _forget(self, block: int) -> None:
+        name = self._name[block]
+        if name is None:
+            return
+        self._name[block] = None
+        self.known -= 1
+        blocks = self._blocks_named[name]
+        if len(blocks) == 1:
+            del self._blocks_named[name]
+        else:
+            blocks.remove(block)
