@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,8 +27,7 @@ def list_models() -> None:
     """Language models: size, parameters per token, layers, KV bytes per token."""
     from evaluator.catalog import load_model, names
 
-    rows = [_model_row(load_model(name)) for name in names("models")]
-    _tell_table("models", _MODEL_HEADER, rows, left=(0, 6))
+    _tell_records("models", _MODEL_COLUMNS, [_model_record(load_model(name)) for name in names("models")])
 
 
 @catalog.command("hardware", cls=Command)
@@ -36,15 +35,23 @@ def list_hardware() -> None:
     """Accelerators and CPUs: peak, memory, links, power."""
     from evaluator.catalog import load_hardware, names
 
-    header = ("name", "kind", "bf16 TFLOP/s", "memory GB", "GB/s", "power W", "links GB/s")
-    rows = []
+    columns: Columns = {
+        "name": str,
+        "kind": str,
+        "bf16 TFLOP/s": _four_digits,
+        "memory GB": _four_digits,
+        "GB/s": _four_digits,
+        "power W": _four_digits,
+        "links GB/s": str,
+    }
+    records = []
     for entry in (load_hardware(name) for name in names("hardware")):
         # Old devices have no bf16; their fp16 has the same width.
         peak = entry.peak_flops.get("bf16", entry.peak_flops.get("fp16"))
-        links = ", ".join(f"{link.name} {link.bandwidth / 1e9:.4g}" for link in entry.links)
+        links = ", ".join(f"{link.name} {_four_digits(link.bandwidth / 1e9)}" for link in entry.links)
         numbers = (peak and peak / 1e12, entry.memory_bytes / 1e9, entry.memory_bandwidth / 1e9, entry.power_w)
-        rows.append((entry.name, entry.kind, *("-" if n is None else f"{n:.4g}" for n in numbers), links))
-    _tell_table("hardware", header, rows, left=(0, 1, 6))
+        records.append(dict(zip(columns, (entry.name, entry.kind, *map(_rounded, numbers), links), strict=True)))
+    _tell_records("hardware", columns, records)
 
 
 @catalog.command("links", cls=Command)
@@ -52,9 +59,11 @@ def list_links() -> None:
     """Links over which a prefill side sends KV to a decode side: bandwidth and latency."""
     from evaluator.catalog import load_link, names
 
-    links = [load_link(name) for name in names("links")]
-    rows = [(link.name, f"{link.bandwidth / 1e9:.4g}", f"{1e6 * link.latency_s:.4g}") for link in links]
-    _tell_table("links", ("name", "GB/s", "latency us"), rows)
+    records = [
+        {"name": link.name, "GB/s": _rounded(link.bandwidth / 1e9), "latency us": _rounded(1e6 * link.latency_s)}
+        for link in map(load_link, names("links"))
+    ]
+    _tell_records("links", {"name": str, "GB/s": _four_digits, "latency us": _four_digits}, records)
 
 
 @catalog.command("storage", cls=Command)
@@ -62,11 +71,19 @@ def list_storage() -> None:
     """Memories and stores that keep KV: bandwidth, lookup latency, capacity, replicas that share one."""
     from evaluator.catalog import load_storage, names
 
-    rows = []
+    columns: Columns = {
+        "name": str,
+        "GB/s": _four_digits,
+        "latency us": _four_digits,
+        "GB": _four_digits,
+        "shared by": lambda replicas: replicas if isinstance(replicas, str) else f"{replicas:.0f}",
+    }
+    records = []
     for storage in map(load_storage, names("storage")):
         figures = (storage.bandwidth / 1e9, 1e6 * storage.latency_s, storage.capacity_bytes / 1e9)
-        rows.append((storage.name, *(f"{figure:.4g}" for figure in figures), str(storage.shared_by)))
-    _tell_table("storage", ("name", "GB/s", "latency us", "GB", "shared by"), rows)
+        shared = storage.shared_by if isinstance(storage.shared_by, str) else float(storage.shared_by)
+        records.append(dict(zip(columns, (storage.name, *map(_rounded, figures), shared), strict=True)))
+    _tell_records("storage", columns, records)
 
 
 @catalog.command("lengths", cls=Command)
@@ -215,7 +232,7 @@ def import_model(
     model = import_config(config, name or (out.stem if out else None), like)
     # To stderr, so that ``import CONFIG > FILE.yaml`` writes the YAML alone.
     text = model_to_yaml(model)
-    typer.echo(format_table(_MODEL_HEADER, [_model_row(model)], left=(0, 6)), err=True)
+    typer.echo(_table_of(_MODEL_COLUMNS, [_model_record(model)]), err=True)
     for note in model.notes:
         typer.echo(f"  {note}", err=True)
     if out is None:
@@ -248,7 +265,28 @@ def _import_script(path: Path, out: Path | None) -> None:
         typer.echo(f"wrote {out}", err=True)
 
 
-_MODEL_HEADER = ("name", "parameters", "active", "layers", "KV bytes/token", "max positions", "kinds")
+Columns = Mapping[str, Callable[[Any], str]]
+"""Of a table: the key of each in a record, which heads it, and how its values are written. Texts stand to the left."""
+
+
+def _four_digits(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _rounded(value: float | None) -> float | None:
+    """As the table has it: what a document says is then what is read beside it."""
+    return None if value is None else float(_four_digits(value))
+
+
+_MODEL_COLUMNS: Columns = {
+    "name": str,
+    "parameters": lambda count: f"{_four_digits(count / 1e9)} B",
+    "active": lambda count: f"{_four_digits(count / 1e9)} B",
+    "layers": lambda count: f"{count:.0f}",
+    "KV bytes/token": lambda count: f"{count:,.0f}",
+    "max positions": lambda count: f"{count:,.0f}",
+    "kinds": str,
+}
 
 
 def _print_names(kind: str) -> None:
@@ -258,38 +296,37 @@ def _print_names(kind: str) -> None:
     tell("\n".join(listed), **{kind: listed})
 
 
-def _tell_table(name: str, header: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int] = (0,)) -> None:
-    """A table of texts; those of numbers are numbers in a document."""
-    records = [dict(zip(header, map(_number_or_text, row), strict=True)) for row in rows]
-    tell(format_table(header, rows, left), **{name: records})
+def _tell_records(name: str, columns: Columns, records: Sequence[Mapping[str, Any]]) -> None:
+    """Records as they are in a document, and as a table elsewhere."""
+    tell(_table_of(columns, records), **{name: records})
 
 
-def _number_or_text(cell: str) -> float | str | None:
-    billions = cell.removesuffix(" B")
-    try:
-        return None if cell == "-" else float(billions.replace(",", "")) * (1e9 if billions != cell else 1.0)
-    except ValueError:
-        return cell
+def _table_of(columns: Columns, records: Sequence[Mapping[str, Any]]) -> str:
+    rows = [
+        ["-" if record[key] is None else written(record[key]) for key, written in columns.items()] for record in records
+    ]
+    return format_table(
+        list(columns), rows, [place for place, written in enumerate(columns.values()) if written is str]
+    )
 
 
-def _model_row(model: Model) -> tuple[str, ...]:
+def _model_record(model: Model) -> dict[str, Any]:
     from evaluator.catalog.parameters import active_parameters, parameter_count
     from evaluator.cost.memory import kv_bytes_per_token
 
     kinds = ", ".join(f"{kind.count} x {_kind(kind)}" for kind in model.layers)
     kinds += "" if model.gives_tokens else "; gives a vector"
     kinds += "; assumptions in its notes" if model.assumptions else ""
-    layers = sum(kind.count for kind in model.layers)
-    kv_bytes = kv_bytes_per_token(model, "bf16")
-    return (
-        model.name,
-        f"{parameter_count(model) / 1e9:.4g} B",
-        f"{active_parameters(model) / 1e9:.4g} B",
-        str(layers),
-        f"{kv_bytes:,.0f}",
-        f"{model.max_positions:,}",
-        kinds,
-    )
+    return {
+        "name": model.name,
+        # Rounded in billions, as they are written.
+        "parameters": float(_four_digits(parameter_count(model) / 1e9)) * 1e9,
+        "active": float(_four_digits(active_parameters(model) / 1e9)) * 1e9,
+        "layers": float(sum(kind.count for kind in model.layers)),
+        "KV bytes/token": float(f"{kv_bytes_per_token(model, 'bf16'):.0f}"),
+        "max positions": float(model.max_positions),
+        "kinds": kinds,
+    }
 
 
 def _kind(kind: LayerKind) -> str:

@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from evaluator.compare.prefixes import kept_units, whole_blocks
 from evaluator.compare.servers import server
-from evaluator.compare.simulate import simulate_server
+from evaluator.compare.simulate import kept_units, simulate_server, whole_blocks
 from evaluator.cost.memory import kv_units
 from evaluator.experiments import read_experiments
 from evaluator.experiments.traffic import requests

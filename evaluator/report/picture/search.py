@@ -13,8 +13,8 @@ from evaluator.report.picture.canvas import calibration, canvas, headings, legen
 from evaluator.report.picture.front import handles_of, marked, sizes_of
 from evaluator.report.picture.labels import in_words
 from evaluator.report.picture.layout import Layout, choose, ordered
-from evaluator.report.picture.single import nothing
 from evaluator.report.picture.style import MARKERS, SMALL, grid_lines, shades_of
+from evaluator.report.picture.sweep import nothing
 from evaluator.report.ranking import front, is_constant, quantities
 from evaluator.report.search import in_layout, question_of, ranking, serves
 

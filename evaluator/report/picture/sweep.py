@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
-from evaluator.report.picture.canvas import save
+from evaluator.metrics.reasons import reasons
+from evaluator.report.picture.canvas import canvas, footnotes, headings, save
 from evaluator.report.picture.curves import curves
 from evaluator.report.picture.front import pareto
-from evaluator.report.picture.layout import choose
-from evaluator.report.picture.single import nothing, single
+from evaluator.report.picture.layout import Layout, choose
+from evaluator.report.picture.style import BODY, COLOURS, GREY, HEADING, grid_lines
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+_LATENCIES = (("ttft_s", "TTFT (s)", 1.0), ("tpot_s", "TPOT (ms)", 1e3), ("e2e_s", "end to end (s)", 1.0))
 
 
 def plot(ds: xr.Dataset, path: str | Path) -> Path:
@@ -35,3 +40,34 @@ def figure_of(ds: xr.Dataset) -> Any:
         return single(ds)
     layout = choose(ds, feasible)
     return pareto(ds, layout) if layout.x is None else curves(ds, layout)
+
+
+# --- nothing to compare: one configuration, or none that can run
+
+
+def single(ds: xr.Dataset) -> Any:
+    """One configuration: its latencies at every quantile, with standard errors."""
+    figure = canvas(9.0, 3.8)
+    grid = figure.subplots(1, 3)
+    figure.subplots_adjust(0.08, 0.2, 0.98, 0.74, wspace=0.32)
+    names = [f"p{100 * level:g}" for level in ds["quantile"].values]
+    for axes, (name, heading, scale) in zip(grid, _LATENCIES, strict=True):
+        error = ds.get(f"{name}_stderr")
+        bars = None if error is None else error.values[0] * scale  # none where it is not known
+        axes.bar(names, np.nan_to_num(ds[name].values[0]) * scale, 0.6, yerr=bars, color=COLOURS[0], ecolor=GREY)
+        axes.set_title(heading, loc="left", fontsize=HEADING)
+        grid_lines(axes, "y")
+    layout = Layout(None, None, None, None, np.arange(1), ())
+    bars_note = ["Bars: Monte-Carlo standard error", *footnotes(ds, layout)]
+    headings(figure, ds, "Latency quantiles of the one configuration", bars_note)
+    return figure
+
+
+def nothing(ds: xr.Dataset) -> Any:
+    """No configuration can run: say so, and why."""
+    figure = canvas(9.0, 2.6)
+    count = ds.sizes["config"]
+    lines = [textwrap.fill(f"{times:,} x {reason}", 105) for reason, times in reasons(ds["status"].values)[:4]]
+    figure.text(0.028, 0.62, "\n".join(lines), fontsize=BODY, va="top", linespacing=1.6)
+    headings(figure, ds, f"None of the {count:,} configurations can run", [])
+    return figure
