@@ -10,7 +10,7 @@ anywhere with ``register``:
     class Translate:
         seconds_per_token: float = key(quantity("s", above=0), 2e-5, "Per token of the prompt.")
 
-    def work(translate: Translate, visit: Visit) -> Work:
+    def work(translate: Translate, visit: StageRequests) -> Work:
         return Work((Served(translate.seconds_per_token * visit.prompt_tokens),), adds_tokens=8)
 
     register(StageKind("translate", Translate, work))
