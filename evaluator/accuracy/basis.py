@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from evaluator.accuracy.cases import CASES, Errors
+from evaluator.accuracy.cases import CASES, OTHER_RELEASES, Errors
 from evaluator.catalog.choice import is_like_measured
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.hardware import Hardware, Link
@@ -127,6 +127,20 @@ def design_basis(built: ReplicaBuild) -> Basis:
     return Basis(cases, _unmeasured(built))
 
 
+def of_release(basis: Basis, built: ReplicaBuild, version: str | None) -> Basis:
+    """The basis of a replica whose engine is of this release (None: the newest). InputError for one that nobody knows.
+
+    Servers of another release than that of the set's runs were off by more.
+    """
+    fitted = built.calibration.serving_release
+    # Of what no server had the largest error is stated already, and a set of one's own server knows its release.
+    if fitted is None or basis.unmeasured or basis.own is not None:
+        return basis
+    engine = serving_engine(built.spec.engine)
+    same = engine.release(version)[:2] == engine.release(fitted)[:2]  # as 0.15.1 is of 0.15
+    return basis if same else basis.joined(Basis((OTHER_RELEASES,)))
+
+
 def served_design(built: ReplicaBuild) -> dict[str, str]:
     """What must be the same of two replicas for the measured errors of one to be those of the other."""
     spec, parallel = built.spec, built.spec.parallel
@@ -205,8 +219,9 @@ def _told(case: str, errors: Errors) -> str:
     """``kernels of this device alone; error of 28 runs on 3 devices``."""
     if case not in CASES:
         return OTHERS[case]
-    # Of a case whose band is at least that of another one the runs that are told are the other's, which state it.
-    telling = CASES[case].at_least or case
+    # Of a case whose band is at least that of another one the runs that are told are those of whichever has more.
+    floor = CASES[case].at_least
+    telling = floor if floor and errors.runs.get(floor, 0) > errors.runs.get(case, 0) else case
     runs, devices = errors.runs.get(telling), errors.devices.get(telling, 0)
     if runs is None:
         return CASES[case].told

@@ -56,6 +56,15 @@ CASES: dict[str, Case] = {
         at_least="other_models",
     ),
     "other_models": Case("serving runs of this device, other models", "model", "GPU-vllm"),
+    # Of another release than that of the servers that a set was fitted to, in another campaign: what its authors did
+    # not say is in these errors, too.
+    "other_releases": Case(
+        "another release of the engine",
+        None,
+        "",
+        command="python -m tests.benchmarks.accuracy closed_batches --errors FILE.yaml",
+        at_least="other_models",
+    ),
     "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm"),
     "kernels_and_host": Case(
         "kernels of this device, the host of serving runs of others", "gpu", "GPU-vllm", kernels="host"
@@ -177,7 +186,7 @@ def _band(case: Fields, statistic: str) -> float:
     return error
 
 
-ITERATIONS = "iterations"
+ITERATIONS, OTHER_RELEASES = "iterations", "other_releases"
 
 
 def cases_of(held_out: str | None, calibration: str) -> list[str]:

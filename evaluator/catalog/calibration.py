@@ -97,6 +97,7 @@ class Calibration:
     iterations: tuple[Iterations, ...] = ()
     eager: EagerFigures | None = None
     serving_runs: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    serving_release: str | None = None  # of the engine of these runs, such as 0.15; None: of several, or nobody says
     own_server: OwnServer | None = None  # the server of its user that the set was fitted to
     rests_on: str = "datasheet"
 
@@ -163,6 +164,7 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         launches=read_launches(given),
         penalty_sequence_s=given.quantity("penalty_sequence_s", "s", 0.0, zero=True),
         serving_runs=_serving_runs(given.inner("serving_runs", {})),
+        serving_release=given.text("serving_release", None),
         own_server=read_own_server(given),
     )
     given.finish()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from evaluator.accuracy import load_errors
-from evaluator.accuracy.basis import design_basis
+from evaluator.accuracy.basis import Basis, design_basis, of_release
 from evaluator.catalog import Calibration
 from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import DEFAULT_ENGINE, SchedulerDefaults, serving_engine
@@ -152,7 +152,8 @@ def estimate(
     load = None if rate_rps is None else _load(built, through, served, rate_rps, most)
     rules = serving_engine(engine).rules
     of_engine = f"{rules.label} {dotted(rules.release(engine_version))}"
-    return _estimated(built, built.memory, through, served, most, load, of_engine)
+    basis = of_release(design_basis(built), built, engine_version)
+    return _estimated(built, built.memory, through, served, most, load, of_engine, basis)
 
 
 def _check_numbers(prompt: int, output: int, batch: int, rate: float | None) -> None:
@@ -225,6 +226,7 @@ def _estimated(
     most: int,
     load: SteadyState | None,
     of_engine: str,
+    basis: Basis,
 ) -> Estimate:
     """The estimate of sequences of which memory holds at most ``most``."""
     precision, parallel = built.spec.precision, built.spec.parallel
@@ -236,7 +238,6 @@ def _estimated(
     in_engine = prefill.time_s + decode_s
     delay = _client_delay(through, served, decode_s)
     errors = load_errors()
-    basis = design_basis(built)
     each_serves = ServedLoad(parallel.data * in_flight, served.prompt_tokens, served.output_tokens)
     kv_bytes = kv_bytes_per_token(kept_model(built), precision.kv, parallel.tensor)
     return Estimate(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import nan
 
 from evaluator.accuracy import load_errors
-from evaluator.accuracy.basis import design_basis
+from evaluator.accuracy.basis import design_basis, of_release
 from evaluator.catalog import names
 from evaluator.catalog.engines import ENGINES, ServingEngine
 from evaluator.catalog.hardware import Hardware
@@ -93,7 +93,7 @@ def _spec(model: Model, hardware: Hardware, engine: ServingEngine, precision: Pr
 
 
 def _known(built: ReplicaBuild, hardware: Hardware, engine: ServingEngine) -> Support:
-    errors, basis = load_errors(), design_basis(built)
+    errors, basis = load_errors(), of_release(design_basis(built), built, None)
     return Support(
         hardware.name,
         engine.name,

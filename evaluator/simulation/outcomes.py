@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 import numpy as np
 
 from evaluator.accuracy import load_errors
-from evaluator.accuracy.basis import Basis, design_basis
+from evaluator.accuracy.basis import Basis, design_basis, of_release
 from evaluator.accuracy.cases import Errors
 from evaluator.catalog.calibration import PROVENANCES
 from evaluator.catalog.own_server import ServedLoad
@@ -239,9 +239,13 @@ def load_of(configuration: Configuration, times: RequestTimes, tokens: TokenCoun
 
 def basis_of(configuration: Configuration) -> Basis:
     """What the prediction of a configuration rests on, over all its pools."""
-    basis = _of_design(configuration.stations[0].design)
-    for station in configuration.stations[1:]:
-        basis = basis.joined(_of_design(station.design))
+    first, *others = (
+        of_release(_of_design(station.design), station.design, station.deployment.engine_version)
+        for station in configuration.stations
+    )
+    basis = first
+    for other in others:
+        basis = basis.joined(other)
     unmeasured = _unmeasured(configuration)
     return basis.joined(Basis((), unmeasured)) if unmeasured else basis
 

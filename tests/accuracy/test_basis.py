@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import evaluator
-from evaluator.accuracy import Errors
-from evaluator.accuracy.basis import Basis, design_basis
+from evaluator.accuracy import Errors, load_errors
+from evaluator.accuracy.basis import Basis, design_basis, of_release
 from evaluator.catalog import load_calibration
 from evaluator.catalog.store import find
 from evaluator.catalog.what_if import WhatIf
@@ -108,6 +108,32 @@ def test_a_set_keeps_what_it_rests_on_where_it_is_composed():
     assert load_calibration("auto", "l40s", engine="trtllm").rests_on == "runs"  # of vLLM
 
 
+@pytest.mark.parametrize(
+    ("version", "asked", "cases"),
+    [
+        ("0.15", {}, ("runs",)),
+        ("0.15.1", {}, ("runs",)),
+        ("0.11", {}, ("runs", "other_releases")),
+        (None, {}, ("runs", "other_releases")),  # the newest
+        (None, {"calibration": "datasheet"}, ("datasheet",)),  # no server of any release
+        (None, {"hardware": "mi300x"}, ("datasheet",)),
+        (None, {"parallel": Parallel(4, pipeline=2)}, ("other_layouts",)),  # has the largest error as it is
+    ],
+)
+def test_servers_of_another_release_are_less_sure(version, asked, cases):
+    built = build(ReplicaSpec(**({"model": "llama-3.1-8b", "hardware": "h100-sxm"} | asked)))
+    assert of_release(design_basis(built), built, version).cases == cases
+
+
+def test_another_release_is_off_by_more():
+    errors = load_errors()
+    same, other = Basis(("runs",)).bands(errors), Basis(("runs", "other_releases")).bands(errors)
+    assert other[1] > 2 * same[1] and other[2] > 2 * same[2]
+    assert other[0] == errors.of(("other_models",), "ttft_mean")  # which that campaign does not tell
+    told = Basis(("runs", "other_releases")).text(errors)
+    assert told.startswith(f"another release of the engine; error of {errors.runs['other_releases']} runs on 1 device")
+
+
 def swept(*changes):
     return evaluator.sweep(
         {
@@ -126,7 +152,8 @@ def swept(*changes):
 
 def test_every_row_of_a_sweep_says_it():
     ds = swept()
-    assert ds["model_error_basis"].values[0].startswith("serving runs of this device and model; error of ")
+    assert ds["model_error_basis"].values[0].startswith("another release of the engine; error of ")
+    assert ", and serving runs of this device and model; error of " in ds["model_error_basis"].values[0]
     assert ds["model_error_basis"].values[1].startswith("a data sheet; error of ")
     for name in ("ttft_s", "tpot_s", "itl_s", "e2e_s"):
         error = ds[f"{name}_model_error"]

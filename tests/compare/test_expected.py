@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from evaluator.accuracy import CASES, Errors, load_errors
-from evaluator.accuracy.cases import ITERATIONS, STATISTICS
+from evaluator.accuracy.cases import ITERATIONS, OTHER_RELEASES, STATISTICS
 from evaluator.catalog.store import find
 from evaluator.catalog.what_if import WhatIf
 from evaluator.compare.expected import (
@@ -31,8 +31,11 @@ def test_the_table_that_is_shipped_is_that_of_its_rows():
     for case, figures in listed.items():
         assert summary(rows[rows["case"] == case], figures["derived"]) == figures
     found = load_errors()
-    assert all(0.0 < found.bands[case][name] < 3.0 for case in CASES if case != ITERATIONS for name in STATISTICS)
-    assert set(found.bands[ITERATIONS]) == {"ttft_mean", "itl_mean"}
+    # Of iterations and of batches held full nobody measured all that there is of servers.
+    partial = {ITERATIONS: {"ttft_mean", "itl_mean"}, OTHER_RELEASES: {"itl_mean", "e2e_mean"}}
+    for case in CASES:
+        assert set(found.bands[case]) == partial.get(case, set(STATISTICS))
+        assert all(0.0 < error < 3.0 for error in found.bands[case].values())
 
 
 def compared(**changes):

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from evaluator.calibrate.serving.fit import FitResult, fit_serving, renamed, runnable
 from evaluator.calibrate.serving.parameters import adjusted, as_vllm
@@ -68,8 +68,12 @@ def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Se
         sheet = as_vllm(load_calibration("datasheet", "any"))
         on_sheets = fit_serving(ready, dict.fromkeys(bases, sheet), start=shared.values)
         sets.append(_named("any", sheet, on_sheets, ready, seeds))
-    runs = serving_runs(ready)
-    return [replace(fitted, calibration=replace(fitted.calibration, serving_runs=runs)) for fitted in sets]
+    releases = {".".join(experiment.engine_version.split(".")[:2]) for experiment in ready}
+    # Of several releases no single one would be that of the errors.
+    of_runs: dict[str, Any] = {"serving_runs": serving_runs(ready), "serving_release": min(releases)}
+    if len(releases) > 1:
+        of_runs["serving_release"] = None
+    return [replace(fitted, calibration=replace(fitted.calibration, **of_runs)) for fitted in sets]
 
 
 def serving_runs(experiments: Sequence[Experiment]) -> dict[str, dict[str, tuple[int, ...]]]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from evaluator.compare.expected import write_errors
 from tests.benchmarks.accuracy import closed_batches, iterations, servers
 from tests.benchmarks.accuracy.slices import by_slice, read, worse, write
 
@@ -30,6 +31,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=f"of {', '.join(CAMPAIGNS)}")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("EVALUATOR_DATA", "../shared/data")))
     parser.add_argument("--tables", type=Path, default=TABLES)
+    parser.add_argument(
+        "--errors", type=Path, help="put the errors of closed batches into this table of cases, and no more"
+    )
     parser.add_argument("--write", action="store_true", help="put the new tables in the places of the old ones")
     given = parser.parse_args(arguments)
     unknown = sorted(set(given.campaigns) - set(CAMPAIGNS))
@@ -37,6 +41,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no campaign {', '.join(unknown)}; there are {', '.join(CAMPAIGNS)}")
     if not given.data.is_dir():
         parser.error(f"{given.data} is no folder: name that of the measurements, --data or EVALUATOR_DATA")
+    if given.errors is not None:
+        write_errors(given.errors, closed_batches.errors_of_case(given.data))
+        return 0
     told: list[str] = []
     for name in given.campaigns or CAMPAIGNS:
         table, path = by_slice(pd.concat(CAMPAIGNS[name](given.data))), given.tables / f"{name}.csv"

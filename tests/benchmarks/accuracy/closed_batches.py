@@ -18,12 +18,19 @@ import numpy as np
 import pandas as pd
 
 import evaluator
+from evaluator.accuracy.basis import design_basis
+from evaluator.accuracy.cases import OTHER_RELEASES, STATISTICS, plain
 from evaluator.catalog import load_model
 from evaluator.catalog.model import Model
+from evaluator.compare.expected import ROW
+from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.experiments.names import model_name
 from evaluator.huggingface.importing import import_config
+from evaluator.keys import Place
+from evaluator.replica import ReplicaSpec, build
+from evaluator.scenario.token_sampling import asked_of_sampler
 from tests.benchmarks.accuracy.slices import judged
 
 FILE = "mlenergy_h100_chat.csv"
@@ -41,6 +48,7 @@ IMPORTED = {"gemma-3-27b-it": "gemma-3-27b", "nvidia-nemotron-nano-12b-v2": "nem
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 BLOCK_SCALES = ("Qwen/",)
 """Whose fp8 has a scale per block of 128 x 128 weights (``weight_block_size`` of the published configurations)."""
+PLACE = Place("closed batches", "sampling")
 BATCHES = (0, 8, 16, 32, 64, 128, 256, 1024)
 
 
@@ -93,6 +101,42 @@ def rows(data: Path) -> Iterator[pd.DataFrame]:
     yield judged("closed batches", part, "itl_p50", predicted["itl_ms"], table["median_itl_ms"])
     mean_ms = 1e3 * table["avg_batch_size"] / table["output_throughput_tokens_per_sec"]
     yield judged("closed batches", part, "mean_iteration", predicted["mean_ms"], mean_ms)
+
+
+def errors_of_case(data: Path) -> pd.DataFrame:
+    """Rows of the case ``other_releases``: of designs of which servers of another release were measured.
+
+    The mean iteration, prompts included, is the mean time per token of long answers, and of an E2E all but its TTFT.
+    """
+    table = pd.read_csv(data / FILE)
+    listed = []
+    for _, row in table.iterrows():
+        mean_ms = _predicted(row)["mean_ms"]
+        if not np.isfinite(mean_ms) or not _is_like_fitted(row):
+            continue
+        server, seats = design(row), row["avg_batch_size"]
+        error = round(1e3 * seats / row["output_throughput_tokens_per_sec"] / mean_ms - 1.0, 5)
+        run = f"{row['model_id'].rsplit('/', 1)[-1]}, {row['num_gpus']} GPUs, {row['max_num_seqs']} at a time"
+        described = (
+            OTHER_RELEASES,
+            FILE,
+            run,
+            0,
+            server.model.name,
+            HARDWARE,
+            str(server.tensor_parallel),
+            plain(seats),
+        )
+        listed.append(dict(zip(ROW, described, strict=True)) | {"itl_mean": error, "e2e_mean": error})
+    return pd.DataFrame(listed).reindex(columns=[*ROW, *STATISTICS])
+
+
+def _is_like_fitted(row: pd.Series) -> bool:
+    """Whether the measured servers had all that the row's has."""
+    server = design(row)
+    layout = Parallel(server.tensor_parallel, 1, server.expert_parallel, 1)
+    spec = ReplicaSpec(server.model, HARDWARE, "auto", server.precision, layout, asked=asked_of_sampler(None, PLACE))
+    return not design_basis(build(spec)).unmeasured
 
 
 def _shown(batch: pd.Interval) -> str:
