@@ -160,7 +160,7 @@ def argonne(data: Path) -> Iterator[Server]:
 CAMPAIGNS = {"mlenergy": mlenergy, "splitwise": splitwise, "argonne": argonne}
 
 
-def judged(server: Server) -> pd.DataFrame:
+def judged(server: Server, slices: Sequence[str] = ("between", "beyond")) -> pd.DataFrame:
     """A row for each figure that was kept aside: its errors by ``auto`` and by the fitted set, and the expected one."""
     parts = []
     before = load_scenario(server.tree("auto"))
@@ -169,7 +169,7 @@ def judged(server: Server) -> pd.DataFrame:
         return pd.DataFrame()
     middle = len(ladder) // 2
     chosen = {"between": [ladder[0], ladder[middle], ladder[-1]], "beyond": ladder[:3]}
-    for which, fitted in chosen.items():
+    for which, fitted in ((name, chosen[name]) for name in slices):
         aside = {which: [one for one in ladder if one not in fitted]}
         if which == "between":
             aside["lengths"] = [one for one in server.others if _runs(one, before)]
@@ -229,17 +229,20 @@ def by_slice(rows: pd.DataFrame) -> pd.DataFrame:
 def main(arguments: list[str] | None = None) -> int:
     """Judge the campaigns that are named, all where none is."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.own_server", description=__doc__)
-    parser.add_argument("campaigns", nargs="*", choices=[*CAMPAIGNS, []], metavar="CAMPAIGN")
+    parser.add_argument("campaigns", nargs="*", metavar="CAMPAIGN", help=f"of {', '.join(CAMPAIGNS)}")
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("EVALUATOR_DATA", "../shared/data")))
     parser.add_argument("--write", action="store_true", help=f"put the table into {TABLE}")
-    parser.add_argument("--most", type=int, help="servers of each campaign")
+    parser.add_argument("--only", default="", metavar="TEXT", help="servers with this in their name")
+    parser.add_argument("--rows", type=Path, metavar="FILE.csv", help="keep all errors here, beside those that it has")
     given = parser.parse_args(arguments)
-    tables = []
+    tables = [pd.read_csv(given.rows)] if given.rows and given.rows.exists() else []
     for name in given.campaigns or CAMPAIGNS:
-        for server in list(CAMPAIGNS[name](given.data))[: given.most]:
-            table = judged(server)
+        for server in CAMPAIGNS[name](given.data):
+            table = judged(server) if given.only in server.name else pd.DataFrame()
             if len(table):
                 tables.append(table)
+                if given.rows:
+                    pd.concat(tables, ignore_index=True).to_csv(given.rows, index=False)
                 means = table.groupby(["slice", "metric"])[["before", "after"]].agg(lambda each: each.abs().mean())
                 print(f"{server.campaign}: {server.name}\n{means.round(1).to_string()}", flush=True)
     table = by_slice(pd.concat(tables, ignore_index=True))
