@@ -168,7 +168,14 @@ class _OwnProblem:
                 simulation = simulated(run.measured, scenario, self.folder)
             except InputError as error:
                 raise InputError(f"{run.measured.label}: cannot be predicted: {error}") from None
-            self._predicted[number, name] = predicted(simulation, (50,))
+            values = predicted(simulation, (50,))
+            # Answers of one token have no time between tokens, whatever a file says.
+            if absent := [metric for metric in run.figures if not values.get(metric, 0.0) > 0.0]:
+                raise InputError(
+                    f"{run.measured.label}: has a {absent[0]}, which the load in it does not have; see whether its "
+                    "lengths are those that were sent"
+                )
+            self._predicted[number, name] = values
             self._loads[number] = _load(simulation.requests)
             self.simulations += 1
             if self.progress is not None:

@@ -197,6 +197,7 @@ VLLM = {
         ([ROW, ROW | {"concurrency": 8, "model": "qwen3-14b"}], "measured with model qwen3-14b, and the scenario has"),
         ([ROW, ROW | {"concurrency": 8, "tensor_parallel": 2}], "another deployment than points.csv row 1"),
         ([ROW, ROW | {"concurrency": 8, "prompt_tokens": 900_000}], "row 2: cannot be predicted"),
+        ([ROW | {"output_tokens": 1}, ROW | {"concurrency": 8}], "row 1: has a tpot_mean, which the load in it"),
         ([{"rate_rps": 4, "requests": 99, "ttft_mean_ms": 30, "tpot_mean_ms": 9, "throughput_rps": 4},
           {"rate_rps": 40, "requests": 9999, "ttft_mean_ms": 90e3, "tpot_mean_ms": 30, "throughput_rps": 20}],
          "row 2: the server was saturated (20 of 40 requests/s were served)"),
