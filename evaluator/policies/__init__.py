@@ -18,7 +18,7 @@ from evaluator.policies.static import STATIC
 from evaluator.policies.token_ratio import TOKEN_RATIO
 from evaluator.registry import Registry
 
-__all__ = ["CHUNKED", "ENCODING", "MIXED", "POLICIES", "BatchingPolicy", "policy", "register"]
+__all__ = ["CHUNKED", "CONTINUOUS", "ENCODING", "MIXED", "POLICIES", "BatchingPolicy", "policy", "register"]
 
 POLICIES: Registry[BatchingPolicy] = Registry(
     "batching policy", (STATIC, CONTINUOUS, CHUNKED, MIXED, ORCA, SARATHI, LIGHTLLM, TOKEN_RATIO)

@@ -7,7 +7,7 @@ from typing import Any
 
 from evaluator.catalog.engines import SchedulerDefaults, serving_engine
 from evaluator.catalog.what_if import device_named, model_named
-from evaluator.policies import policy
+from evaluator.policies import CHUNKED, CONTINUOUS, policy
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, STAGE, Batching, Deployment, KvCache
 from evaluator.scenario.workload import Workload
 
@@ -73,7 +73,8 @@ def _policy(deployment: Deployment, defaults: SchedulerDefaults, workload: Workl
         and model.keeps_all_tokens
         and not model.whole_texts
     )
-    return defaults.policy if goes else "chunked" if deployment.batching.enable_mixed_chunk else "continuous"
+    nearest = CHUNKED if deployment.batching.enable_mixed_chunk else CONTINUOUS
+    return defaults.policy if goes else nearest.name
 
 
 def _admission(deployment: Deployment, defaults: SchedulerDefaults, workload: Workload | None) -> str:
