@@ -77,9 +77,18 @@ def build(folder: Path) -> int:
     """Make ``folder``/site of the pages in ``folder``; the exit code of the generator, whose warnings are errors."""
     shutil.copy(HERE / "mkdocs.yml", folder)
     command = [sys.executable, "-m", "zensical", "build", "--strict", "--clean", "--config-file", folder / "mkdocs.yml"]
-    # NO_COLOR: in a log the generator's picture of a faulty line has an escape sequence for each letter.
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return subprocess.run(command, cwd=folder, env=os.environ | {"PYTHONPATH": path, "NO_COLOR": "1"}).returncode
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": path},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    # The generator's picture of a faulty line has an escape sequence for each letter, also in a log and under NO_COLOR.
+    print(re.sub(r"\x1b\[[0-9;]*m", "", done.stdout), end="", flush=True)
+    return done.returncode
 
 
 def main() -> int:

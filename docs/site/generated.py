@@ -295,7 +295,7 @@ def errors() -> str:
 
 
 def _band(band: Mapping[str, float] | None) -> str:
-    return "" if band is None else f"± {100 * band['error']:.1f} %"
+    return "" if band is None else f"±\N{NO-BREAK SPACE}{100 * band['error']:.1f}\N{NO-BREAK SPACE}%"
 
 
 # --- Python

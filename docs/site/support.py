@@ -43,6 +43,8 @@ def _of_model(name: str) -> str:
 def _cell(row: Support) -> str:
     if row.known_by == REFUSED:
         return row.reason.partition(":")[0].partition(",")[0]
-    errors = " / ".join("-" if error != error else f"{100 * error:.0f}" for error in row.errors)
+    errors = "\N{NO-BREAK SPACE}/\N{NO-BREAK SPACE}".join(
+        "-" if error != error else f"{100 * error:.0f}" for error in row.errors
+    )
     widened = f" ({', '.join(row.widened)})" if row.widened else ""
     return f"{row.known_by}, {row.devices} x: {errors}{widened}"
