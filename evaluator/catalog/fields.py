@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,7 +21,8 @@ MOST_FILES = 4096
 
 
 def load(kind: str, name: str, read: Callable[[Any, str, str], Entry]) -> Entry:
-    """The entry ``name`` of a kind of the catalog's files, or of a path to a YAML. Each file is read once.
+    """The entry ``name`` of a kind of the catalog's files, or of a path to a YAML. Each file is read once, until
+    ``forget_changed`` finds that it is another.
 
     ``read`` makes it of the file's content, the file's name for messages, and the name that the entry must have.
     Errors: InputError where there is no such entry, and those of ``read``.
@@ -31,7 +33,35 @@ def load(kind: str, name: str, read: Callable[[Any, str, str], Entry]) -> Entry:
 @functools.lru_cache(maxsize=MOST_FILES)
 def _load_file(path: Path, read: Callable[[Any, str, str], Any]) -> Any:
     # Kept by path and reader; the entries are frozen, since all plans of a process share them.
+    _READ[path] = _stamp(path)
     return read(load_yaml(path), path.name, path.stem)
+
+
+_READ: dict[Path, tuple[int, int] | None] = {}
+_TIMES_FORGOTTEN = [0]
+
+
+def forget_changed() -> None:
+    """Read files of the catalog again where one of them changed, as one does that is edited between two calls of a
+    session. Called where a run begins and nowhere within it: all of a run is of the same files.
+    """
+    if any(_stamp(path) != stamp for path, stamp in list(_READ.items())):
+        _READ.clear()
+        _load_file.cache_clear()
+        _TIMES_FORGOTTEN[0] += 1
+
+
+def times_forgotten() -> int:
+    """What is cached by names of entries is cached by this number, too."""
+    return _TIMES_FORGOTTEN[0]
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 class Fields:

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from evaluator.catalog.fields import forget_changed
 from evaluator.plan.configuration import Configuration, PlanContext, RateChange, configuration_at, variant
 from evaluator.plan.groups import Group, groups_of
 from evaluator.plan.pipeline import stage_names
@@ -108,6 +109,7 @@ def plan(
     runs so short that a program would take longer to compile; token leaves it everything; request leaves nothing to
     others.
     """
+    forget_changed()
     grid = expand(scenario)
     everything = Plan(scenario, grid, [], [], RequestSampler(), simulator, inputs, by_seed=by_seed)
     # Before any configuration is made: ``auto`` decides by it for each of them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from evaluator.catalog.fields import times_forgotten
 from evaluator.catalog.model import AS_PUBLISHED, AskedOfSampler
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.cost.parallel import Parallel
@@ -73,10 +74,13 @@ def replica_spec(deployment: Deployment, longest_prompt: int, asked: AskedOfSamp
 
 def design(deployment: Deployment, longest_prompt: int, asked: AskedOfSampler = AS_PUBLISHED) -> ReplicaBuild:
     """The design of one replica of a deployment; the same object for all deployments with the same spec."""
-    return _built(replica_spec(deployment, longest_prompt, asked))
+    return _built(replica_spec(deployment, longest_prompt, asked), times_forgotten())
 
 
-_built = shared_while_used(latest=1024)(build)
+@shared_while_used(latest=1024)
+def _built(spec: ReplicaSpec, of_files: int) -> ReplicaBuild:
+    # A spec has names, which stand for something else after one of their files was edited.
+    return build(spec)
 
 
 @shared_while_used(latest=1024)

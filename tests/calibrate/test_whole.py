@@ -11,7 +11,7 @@ from evaluator.calibrate.iterations import batches
 from evaluator.calibrate.picture import draw
 from evaluator.calibrate.table import Table, checked
 from evaluator.calibrate.whole import document, errors_by_load, errors_table, fit_iterations, written
-from evaluator.catalog import load_calibration, load_hardware, load_model
+from evaluator.catalog import data_folder, load_calibration, load_hardware, load_model
 from evaluator.catalog.calibration import read_calibration
 from evaluator.catalog.iterations import MeasuredPhase
 from evaluator.cost import Parallel, iteration_time
@@ -183,3 +183,12 @@ def test_splitwise(data_folder, hardware):
         assert found[form, "decode", "held_out"] < 0.035
     assert found["table", "prefill", "in_sample"] < 0.05 and found["table", "prefill", "held_out"] < 0.10
     assert found["polynomial", "prefill", "in_sample"] < 0.09 and found["polynomial", "prefill", "held_out"] < 0.15
+
+
+def test_a_device_of_a_file_has_its_own_name_in_the_set(tmp_path):
+    given = (data_folder("hardware")[-1] / "h100-sxm.yaml").read_text()
+    (tmp_path / "mine.yaml").write_text(given.replace("name: h100-sxm", "name: mine"))
+    table = timed(iterations().assign(hardware=""), roofline())
+    fitted = fit_iterations([table], str(tmp_path / "mine.yaml"), "set", "polynomial")
+    found = read_calibration(loads_yaml(written(document(fitted)), "set.yaml"), "set.yaml", "set")
+    assert fitted.hardware == found.hardware == "mine"

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from evaluator import load_scenario, simulate
 from evaluator.catalog import data_folder, load_hardware, load_model, model_to_yaml, names
 from evaluator.errors import InputError
 
@@ -85,3 +86,19 @@ def test_links_that_lead_nowhere(tmp_path, monkeypatch):
     assert load_hardware("h100-sxm").name == "h100-sxm"
     with pytest.raises(InputError, match=r"model 'loop': .*loop\.yaml is a link that leads to no file"):
         load_model("loop")
+
+
+def test_a_file_that_is_edited_between_two_runs_is_read_again(tmp_path):
+    text = (data_folder("models")[-1] / "qwen3-8b.yaml").read_text().replace("name: qwen3-8b", "name: mine")
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    scenario = {
+        "name": "edited", "deployment": {"model": str(path), "hardware": "h100-sxm"},
+        "workload": {"arrivals": {"process": "all_at_once"}, "requests": 2, "warmup_requests": 0,
+                     "lengths": {"source": "fixed", "prompt_tokens": 100, "output_tokens": 4}},
+    }  # fmt: skip
+    before = simulate(load_scenario(scenario)).requests["e2e_s"].mean()
+    assert simulate(load_scenario(scenario)).requests["e2e_s"].mean() == before
+    path.write_text(text.replace("count: 36", "count: 108", 1) + "# another size of file\n")
+    assert load_model(str(path)).layers[0].count == 36  # within a run it stays what it was
+    assert simulate(load_scenario(scenario)).requests["e2e_s"].mean() > 2 * before
