@@ -276,7 +276,7 @@ def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
         if isinstance(where.hardware, WhatIf) and device(where.hardware).hypothetical:
             said.append(
                 f"hardware {_described(where.hardware)} is hypothetical: the flags are those of the design, and no "
-                "such device runs them"
+                "such device runs them; one that exists is described in a FILE.yaml"
             )
         if isinstance(where.model, WhatIf):
             said.append(
