@@ -94,6 +94,14 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
+def pytest_collection_finish():
+    """Leave modules and collected tests, which stay to the end, to themselves: JAX makes enough objects while it traces
+    for the garbage collector to look at everything over and over."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder of ground truth (traces, published configs), which is no part of the repository."""

@@ -22,20 +22,24 @@ from evaluator.stations.engine.preemptive import state as preemptive_state
 from evaluator.stations.engine.preemptive.lane import Given as AnyOrderGiven
 from tests.stations.engine.fcfs_reserved import build as in_order_build
 from tests.stations.engine.fcfs_reserved import on_demand
-from tests.stations.engine.fcfs_reserved.build import RING, SLOTS
+from tests.stations.engine.fcfs_reserved.build import LANES, RING, SLOTS
 from tests.stations.engine.joint import build as coupled_build
 from tests.stations.engine.preemptive import build as preemptive_build
 from tests.stations.engine.preemptive.build import CACHE, Kind
 from tests.thorough import THOROUGH
 
 KINDS = [
-    Kind(windowed=True, peaks=True),
-    Kind(windowed=True, cached=True),
+    Kind(windowed=True, experts=True, peaks=True),
+    Kind(windowed=True, experts=True, cached=True),
     Kind(windowed=True, pipeline_ranks=2, speculating=True),
     *([Kind(windowed=True, pipeline_ranks=2)] if THOROUGH else []),
 ]
-ALONE = [Kind(windowed=True, asynchronous=True), Kind(windowed=True, swapping=True)]
-"""Of a replica with a loop of its own."""
+ALONE = [
+    Kind(windowed=True, experts=True, asynchronous=True),
+    Kind(windowed=True, experts=True, peaks=True, swapping=True),
+]
+"""Of a replica with a loop of its own. Most are kinds of other tests, and of the shape of their calls, so that JAX has
+traced them once for both."""
 
 
 TOTALS = dict.fromkeys(PoolTotals._fields, Float) | {"preemptions": Int, "peaks": Peaks}
@@ -81,7 +85,7 @@ def lane_local(batch: Any) -> Any:
 
 def result_of(program: Any, lanes: Any, requests: Requests, structure: Any) -> LaneResult:
     """Dtypes and shapes of one lane's result."""
-    found = jax.eval_shape(lambda *inputs: program.run_lanes(*inputs, structure), lanes, requests)
+    found = program.run_lanes.eval_shape(lanes, requests, structure=structure, vectorise=False)
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
 
 
@@ -117,7 +121,7 @@ def test_in_order_on_demand():
 @pytest.mark.parametrize("kind", [*KINDS, *ALONE], ids=str)
 def test_preemptive(kind):
     configure()
-    lanes, requests = preemptive_build.stacked(preemptive_build.random_cases(kind, 2))
+    lanes, requests = preemptive_build.stacked(preemptive_build.random_cases(kind, LANES))
     given = AnyOrderGiven(*lane_local(lanes), lane_local(requests), kind.structure)
     axes = axes_of(kind.structure)
     state = preemptive_state.initial_state(given)
@@ -134,12 +138,11 @@ def test_preemptive(kind):
 def test_joint(kind):
     configure()
     structure = coupled_build.structure_of(kind)
-    pools, requests = coupled_build.stacked(coupled_build.random_cases(kind, 2))
+    pools, requests = coupled_build.stacked(coupled_build.random_cases(kind, LANES))
     pool, of_lane = lane_local(pools), lane_local(requests)
     given = AnyOrderGiven(*pool, of_lane, structure)
     cluster = coupled_state.initial_cluster(given)
-    found = jax.eval_shape(lambda *inputs: joint.run_lanes(*inputs, structure), pools, requests)
-    result = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
+    result = result_of(joint, pools, requests, structure)
     chains = ("running", "prompts", *(["by_end"] if kind.peaks else []))  # with a sentinel for each replica
     assert all(getattr(cluster.state, chain).newer.shape == (SLOTS + structure.replicas,) for chain in chains)
     one = preemptive_state.initial_state(given._replace(structure=kind.structure))

@@ -85,15 +85,24 @@ class LaneResult(NamedTuple):
 
 
 Lanes = TypeVar("Lanes")
+Start = TypeVar("Start")
 Results = TypeVar("Results")
 
 
-def over_lanes(run: Callable[[Lanes, Requests], Results], lanes: Lanes, requests: Requests, vectorise: bool) -> Results:
-    """``run`` on each lane of a batch; inputs and the result have a leading ``lane`` axis.
+def over_lanes(
+    start: Callable[[Lanes, Requests], Start],
+    run: Callable[[Lanes, Requests, Start], Results],
+    lanes: Lanes,
+    requests: Requests,
+    vectorise: bool,
+) -> Results:
+    """``run`` on each lane of a batch from its ``start``; inputs and the result have a leading ``lane`` axis.
 
     ``vectorise`` runs all lanes in step by ``vmap``, for accelerators; else they run one after another, because on a
     CPU a loop over scalars is the fastest. The numbers are the same to rounding.
     """
     if vectorise:
-        return jax.vmap(run)(lanes, requests)
-    return lax.map(lambda pair: run(*pair), (lanes, requests))
+        # The start by itself, so that each of its numbers has a lane axis. JAX would find out loop by loop, tracing
+        # each several times, which of the numbers that lanes begin with alike differ between them later.
+        return jax.vmap(run)(lanes, requests, jax.vmap(start)(lanes, requests))
+    return lax.map(lambda pair: run(pair[0], pair[1], start(*pair)), (lanes, requests))

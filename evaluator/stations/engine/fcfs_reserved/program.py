@@ -250,12 +250,12 @@ def _kv_unit_s(given: Given, final: State) -> Float:
     return final.kv_unit_s + jnp.where(final.kv > 0.0, final.kv * (final.planned.end_s - final.clock), 0.0)
 
 
-def _run_lane(given: Given) -> LaneResult:
+def _run_lane(given: Given, start: State) -> LaneResult:
     def goes_on(state: State) -> Flag:
         left = (state.head < given.limits.requests) | (state.decodes > 0)
         return left if state.kv_growth is None else left & ~_ran_short(given, state.kv_growth)
 
-    final = lax.while_loop(goes_on, lambda state: _loop_step(given, state), initial_state(given))
+    final = lax.while_loop(goes_on, lambda state: _loop_step(given, state), start)
     none: Float = jnp.zeros(())
     return LaneResult(
         scheduled_s=final.scheduled_s[:-1],
@@ -289,7 +289,13 @@ def run_lanes(lanes: Lane, requests: Requests, structure: Structure, vectorise: 
     ``vectorise`` as in ``over_lanes``: for accelerators.
     """
 
-    def run(lane: Lane, requests: Requests) -> LaneResult:
-        return _run_lane(Given(lane.cost, lane.limits, requests, structure, *lane[2:]))
+    def given(lane: Lane, requests: Requests) -> Given:
+        return Given(lane.cost, lane.limits, requests, structure, *lane[2:])
 
-    return over_lanes(run, lanes, requests, vectorise)
+    def start(lane: Lane, requests: Requests) -> State:
+        return initial_state(given(lane, requests))
+
+    def run(lane: Lane, requests: Requests, start: State) -> LaneResult:
+        return _run_lane(given(lane, requests), start)
+
+    return over_lanes(start, run, lanes, requests, vectorise)

@@ -250,13 +250,13 @@ def _launch_any(given: Given, cluster: ClusterState) -> ClusterState:
     return where(~together, functools.partial(alone, given), cluster)
 
 
-def _run(given: Given) -> LaneResult:
+def _run(given: Given, start: ClusterState) -> LaneResult:
     # Of two phases each request is two jobs, but for those of one token, which are done with their prefill.
     jobs = given.limits.requests if given.network is None else given.network.jobs
     final = lax.while_loop(
         lambda cluster: (cluster.state.finished < jobs) & ~cluster.state.stuck,
         lambda cluster: _loop_step(given, cluster),
-        initial_cluster(given),
+        start,
     )
     several, state = final.several, final.state
     # Of several pools the totals are by replica: pools are told apart outside of the loop (``simulation.joint_pools``).
@@ -278,7 +278,10 @@ def run_lanes(lanes: Lane, requests: Requests, structure: Structure, vectorise: 
     ``vectorise`` as in ``over_lanes``: for accelerators.
     """
 
-    def run(lane: Lane, requests: Requests) -> LaneResult:
-        return _run(Given(*lane, requests, structure))
+    def start(lane: Lane, requests: Requests) -> ClusterState:
+        return initial_cluster(Given(*lane, requests, structure))
 
-    return over_lanes(run, lanes, requests, vectorise)
+    def run(lane: Lane, requests: Requests, start: ClusterState) -> LaneResult:
+        return _run(Given(*lane, requests, structure), start)
+
+    return over_lanes(start, run, lanes, requests, vectorise)

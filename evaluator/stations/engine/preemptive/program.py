@@ -77,14 +77,14 @@ def _loop_step(given: Given, state: State) -> State:
     return state._replace(clock=clock, stuck=stuck)
 
 
-def _run_lane(given: Given) -> LaneResult:
+def _run_lane(given: Given, start: State) -> LaneResult:
     loop_step = _loop_step if given.structure.pipeline_ranks == 1 else pipeline_step
     if given.structure.asynchronous:
         loop_step = asynchronous_step
     final = lax.while_loop(
         lambda state: (state.finished < given.limits.requests) & ~state.stuck,
         lambda state: loop_step(given, state),
-        initial_state(given),
+        start,
     )
     return result_of(final)
 
@@ -120,7 +120,10 @@ def run_lanes(lanes: Lane, requests: Requests, structure: Structure, vectorise: 
     ``vectorise`` as in ``over_lanes``: for accelerators.
     """
 
-    def run(lane: Lane, requests: Requests) -> LaneResult:
-        return _run_lane(Given(*lane, requests, structure))
+    def start(lane: Lane, requests: Requests) -> State:
+        return initial_state(Given(*lane, requests, structure))
 
-    return over_lanes(run, lanes, requests, vectorise)
+    def run(lane: Lane, requests: Requests, start: State) -> LaneResult:
+        return _run_lane(Given(*lane, requests, structure), start)
+
+    return over_lanes(start, run, lanes, requests, vectorise)
