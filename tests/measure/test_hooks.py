@@ -27,6 +27,9 @@ class Scheduler:
     def update_from_output(self, output, tokens):
         return {0: tokens}
 
+    def shutdown(self):
+        pass
+
 
 def batch(new=(), cached=()):
     """``new``: (request, tokens, computed before); ``cached``: the same and the tokens that it has answered."""
@@ -81,7 +84,7 @@ def test_rows_are_batches_with_the_time_to_the_next_and_calibrate_reads_them(rec
     scheduler.running = []
     scheduler.update_from_output(output, "tokens")  # the last one ends with its answer, not with the next request
     scheduler.schedule()
-    scheduler._file.flush()
+    scheduler.shutdown()
     rows = read_table(tmp_path / "iterations.csv").rows
     columns = ["prompts", "prompt_tokens", "past_tokens", "decodes", "context", "time_s"]
     assert rows[columns].to_numpy().tolist() == [
@@ -99,5 +102,5 @@ def test_a_server_that_plans_ahead_is_refused_and_a_model_may_be_named(recorder,
     scheduler.batch = batch(new=[("a", 3, 0)])
     scheduler.schedule()
     scheduler.update_from_output(scheduler.batch, "tokens")
-    scheduler._file.flush()
+    scheduler.shutdown()
     assert ",mine,2," in (tmp_path / "iterations.csv").read_text()

@@ -10,7 +10,6 @@ would be of no one batch: such a server is refused. Written for vLLM's V1 engine
 
 from __future__ import annotations
 
-import atexit
 import os
 import time
 from typing import Any
@@ -20,7 +19,6 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 COLUMNS = ("op_class", "model", "tensor_parallel", "prompts", "prompt_tokens", "past_tokens", "decodes", "context",
            "time_s", "start_s", "engine", "engine_version")  # fmt: skip
-FLUSH_S = 1.0  # how long a row may wait for the file, which is read while the server runs
 
 
 class RecordingScheduler(Scheduler):
@@ -35,12 +33,11 @@ class RecordingScheduler(Scheduler):
         model = os.environ.get("RECORD_MODEL") or (served[0] if isinstance(served, list) else served)
         self._head = ("iteration", model, config.parallel_config.tensor_parallel_size)
         self._tail = ("vllm", vllm.__version__.partition("+")[0])
-        # Line by line, and of this process alone: vLLM may end it by a signal, which runs no exit functions.
-        self._file = open(os.environ.get("RECORD_ITERATIONS", "iterations.csv"), "w")  # noqa: SIM115
-        atexit.register(self._file.close)
-        print(*COLUMNS, sep=",", file=self._file, flush=True)
+        # Line by line: vLLM ends this process by a signal, so that what was not written yet would be lost.
+        self._file = open(os.environ.get("RECORD_ITERATIONS", "iterations.csv"), "w", buffering=1)  # noqa: SIM115
+        print(*COLUMNS, sep=",", file=self._file)
         self._batch: tuple[float, ...] | None = None
-        self._start_s = self._flushed_s = 0.0
+        self._start_s = 0.0
 
     def schedule(self, *arguments: Any, **named: Any) -> Any:
         """What vLLM schedules; the batch before has ended when this is called."""
@@ -58,15 +55,17 @@ class RecordingScheduler(Scheduler):
             self._write(time.perf_counter())
         return outputs
 
+    def shutdown(self) -> None:
+        """Closes the file, where the server ends in order."""
+        super().shutdown()
+        self._file.close()
+
     def _write(self, now_s: float) -> None:
         if self._batch is not None:
             numbers = [f"{value:.6g}" for value in self._batch]
             times = [f"{now_s - self._start_s:.6f}", f"{self._start_s:.6f}"]
             print(*self._head, *numbers, *times, *self._tail, sep=",", file=self._file)
             self._batch = None
-        if now_s - self._flushed_s > FLUSH_S:
-            self._file.flush()
-            self._flushed_s = now_s
 
 
 def batch_of(output: Any) -> tuple[float, ...] | None:
