@@ -95,10 +95,11 @@ class Queues:
         """A request that was announced is here."""
         self.waiting.push(request)
 
-    def reserve(self) -> list[Request]:
+    def reserve(self, tokens_left: int = 1) -> list[Request]:
         """Give KV to expected requests, first come first served, as far as there is room; those that got it.
 
-        Where KV is taken on demand that is the room of the prompt and the first token. While a preempted request waits
+        Where KV is taken on demand that is the room of the prompt and, if that is complete, of the next token.
+        ``tokens_left``: of the budget of this iteration. While a preempted request waits
         for KV nobody new gets room. So the rooms that are held become fewer until the preempted one is admitted: those
         who hold them run, or are preempted in their turn, and in the end some request has all KV for itself.
         """
@@ -107,9 +108,18 @@ class Queues:
         # again.
         while self.expected and not self.preempted_waiting and not self.short_of_kv:
             request = self.expected[0]
-            slots = request.target + self.limits.decode_tokens
+            keep_free = self.limits.watermark_units if self.on_demand else 0
+            slots = request.target + (self.limits.decode_tokens if request.computed == request.target else 0)
+            if self.limits.batch_queue:
+                # vLLM ``Scheduler.schedule`` looks at them behind all that wait, as long as the iteration has tokens
+                # and a seat left, which they do not take; what prompts under way still need is not theirs
+                # (``_inflight_prefill_reserved_blocks``).
+                if tokens_left <= 0 or self.waiting or self.seats >= self.limits.max_num_seqs:
+                    break
+                under_way = (max(self._units(each, each.target) - each.units, 0) for each in self.prompts)
+                keep_free = sum(under_way) + (keep_free if self.running else 0)
             units = self._decode_units(request, slots) if self.on_demand else request.kv_units
-            if not self.kv.admit(request, units, 0, self.limits.watermark_units if self.on_demand else 0):
+            if not self.kv.admit(request, units, 0, keep_free):
                 break
             granted.append(self.expected.popleft())
             self.waiting_units -= request.kv_units

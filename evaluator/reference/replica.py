@@ -121,8 +121,8 @@ class Replica:
         if self.report is not None:
             self.report(self, len(self.queues.waiting) - self._unseen, now)
 
-    def _reserve(self) -> None:
-        self.granted += self.queues.reserve()
+    def _reserve(self, tokens_left: int = 1) -> None:
+        self.granted += self.queues.reserve(tokens_left)
         self.kv_units_max = max(self.kv_units_max, self._kv_used())
 
     def release(self, request: Request, now: float) -> None:
@@ -193,7 +193,9 @@ class Replica:
         """The next batch, maybe empty, which is to be sent at once."""
         self._integrate_kv(now)
         batch = self._next_batch()
-        self._reserve()
+        decodes = len(batch.decodes) * self.limits.decode_tokens if batch.decodes is not None else 0
+        taken = decodes + sum(chunk.high - chunk.low + chunk.padding for chunk in batch.chunks)
+        self._reserve(self.limits.max_num_batched_tokens - taken)
         return batch
 
     def _next_batch(self) -> Batch:

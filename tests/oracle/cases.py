@@ -55,6 +55,9 @@ class Case:
     asynchronous: bool = False
     data_parallel: int = 1
     stats_ms: int = 0  # with data_parallel: between two messages of the coordinator
+    prefill_blocks: int = 0  # of a prefill side; 0: there is none
+    transfer_ticks: int = 0  # for each token of a prompt that is sent to the decode side
+    one_by_one: bool = False  # the prefill side sends one request after the other
     groups: tuple[int, ...] = ()  # of layers, in vLLM's order: tokens of the window; 0: full attention, -1: states
     requests: tuple[Ask, ...] = ()
 
@@ -95,6 +98,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "windows, asynchronous": {"windows": True, "asynchronous": True},
     "states": {"windows": True, "states": True},
     "data-parallel ranks": {"data_parallel": True},
+    "prefill and decode apart": {"apart": True},
 }
 """What each family of random cases always has; chunks, thresholds and preemption are in all of them."""
 
@@ -143,6 +147,9 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
         asynchronous=asynchronous,
         groups=groups,
         data_parallel=ranks,
+        prefill_blocks=int(blocks * rng.uniform(0.5, 1.5)) + int(units.max()) if has.get("apart") else 0,
+        transfer_ticks=int(rng.choice([0, 1, 4, 16])) if has.get("apart") else 0,
+        one_by_one=bool(has.get("apart") and rng.random() < 0.5),
         stats_ms=int(rng.choice([100, 1000, 7000])) if ranks > 1 else 0,
     )  # fmt: skip
     contents = contents_of(rng, prompts, outputs, block) if prefix else [()] * requests
@@ -185,6 +192,19 @@ def _curve(rng: np.random.Generator, output: int, drafts: int) -> tuple[int, ...
         return ()
     gains = 1 + rng.binomial(drafts, rng.uniform(), output + drafts + 2)
     return tuple(np.cumsum([0, *gains]).tolist())
+
+
+def apart(sides: Sequence[Sequence[Step]], first: tuple[int, ...], last: tuple[int, ...]) -> Log:
+    """The log of a prefill and a decode side; a request has its number more than all requests on the latter."""
+    more = len(first)
+
+    def renumbered(step: Step) -> Step:
+        tokens = tuple((index + more, count) for index, count in step.tokens)
+        preempted = tuple(index + more for index in step.preempted)
+        return replace(step, tokens=tokens, preempted=preempted, cached=tuple((i + more, n) for i, n in step.cached))
+
+    steps = [*sides[0], *map(renumbered, sides[1])]
+    return Log(tuple(sorted(steps, key=lambda step: (step.start_ticks, step.tokens))), first, last)
 
 
 def as_data(case: Any, log: Log) -> dict[str, Any]:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from evaluator.cost.iteration import CostParameters
 from evaluator.reference import Iteration, Limits, Request, simulate
 from evaluator.reference.data_parallel import RankBalance
 from evaluator.reference.grouped_kv import KvGroup
-from tests.oracle.cases import ITERATION_TICKS, TICK_S, Case, Log, Step
+from evaluator.reference.network import run
+from evaluator.reference.replica import Replica
+from evaluator.reference.stations.phase import PhaseStation
+from evaluator.reference.stations.pool import PoolStation
+from evaluator.reference.stations.transfers import Sending, Transfers
+from tests.oracle.cases import ITERATION_TICKS, TICK_S, Case, Log, Step, apart
 from tests.reference.build import linear_cost
 
 
@@ -52,6 +58,8 @@ def requests_of(case: Case) -> list[Request]:
 
 def serve(case: Case) -> Log:
     """All iterations of a case on the reference."""
+    if case.prefill_blocks:
+        return _serve_apart(case)
     ranks = {"replicas": case.data_parallel, "router": RankBalance(case.stats_ms)} if case.data_parallel > 1 else {}
     return log_of(cost_of(case), "chunked", limits_of(case), requests_of(case), 1 + case.drafts, **ranks)
 
@@ -66,6 +74,42 @@ def log_of(cost: Any, policy: str, limits: Limits, requests: list[Request], deco
         tuple(ticks_of(request.first_token_s) for request in requests),
         tuple(ticks_of(request.last_token_s) for request in requests),
     )
+
+
+def _serve_apart(case: Case) -> Log:
+    """The same where a prefill side computes prompts, and a decode side their last token again and all others."""
+    iterations: tuple[list[Iteration], list[Iteration]] = [], []
+    alone, cost = limits_of(case), cost_of(case)
+    capacities = (case.prefill_blocks, case.blocks)
+    limits = [replace(alone, kv_units=blocks, kv_reserved=side == 1) for side, blocks in enumerate(capacities)]
+    pools = [
+        PoolStation([Replica(0, cost, "chunked", limits[side], tokens=True, observe=seen.append)], _first)
+        for side, seen in enumerate(iterations)
+    ]
+    prompts = [replace(each, output_tokens=1) for each in requests_of(case)]
+    answers = requests_of(case)
+    for each in answers:
+        each.computed = each.prompt_tokens - 1  # until it is preempted: then it computes its prompt itself
+    sides = [
+        PhaseStation(pool, dict(enumerate(parts)), lambda request, now, group=None, pool=pool: pool.replicas[0])
+        for pool, parts in zip(pools, (prompts, answers), strict=True)
+    ]
+    transfers = Transfers(
+        *sides,
+        lambda index, *_: Sending(case.requests[index].prompt_tokens * case.transfer_ticks * TICK_S, 0.0),
+        latency_s=0.0, one_by_one=case.one_by_one, by_layer=False, backpressure=True, choose=sides[1].choose,
+        groups=None,
+    )  # fmt: skip
+    run([sides[0], transfers, sides[1]], requests_of(case))
+    return apart(
+        [[step_of(limits[side].kv_units, 1, each) for each in seen] for side, seen in enumerate(iterations)],
+        tuple(ticks_of(request.first_token_s) for request in answers),
+        tuple(ticks_of(request.last_token_s) for request in answers),
+    )
+
+
+def _first(request: Request, now: float) -> Replica:
+    raise AssertionError("the phase chooses")
 
 
 def ticks_of(time_s: float) -> int:

@@ -57,8 +57,8 @@ def _model() -> ModelConfig:
     return ModelConfig(model=str(folder), skip_tokenizer_init=True, dtype="float32", max_model_len=MOST_TOKENS)
 
 
-def _scheduler(case: Case) -> Scheduler:
-    blocks = case.blocks + 1  # one is vLLM's null block
+def _scheduler(case: Case, blocks: int) -> Scheduler:
+    blocks += 1  # one is vLLM's null block
     scheduling = SchedulerConfig(
         max_num_seqs=case.max_num_seqs,
         max_num_batched_tokens=case.max_num_batched_tokens,
@@ -110,13 +110,13 @@ class _Tokens:
         return content[block] if block < len(content) else 1000 + (request << 20) + place
 
 
-def _request(case: Case, tokens: _Tokens, index: int) -> Request:
+def _request(case: Case, tokens: _Tokens, index: int, output_tokens: int) -> Request:
     ask = case.requests[index]
     hasher = get_request_block_hasher(case.block_tokens, sha256) if case.prefix_caching else None
     return Request(
         request_id=str(index),
         prompt_token_ids=[tokens.at(index, place) for place in range(ask.prompt_tokens)],
-        sampling_params=SamplingParams(max_tokens=ask.output_tokens, ignore_eos=True),
+        sampling_params=SamplingParams(max_tokens=output_tokens or ask.output_tokens, ignore_eos=True),
         pooling_params=None,
         arrival_time=ask.arrival_ticks + index / 1e6,  # breaks ties of priority by the number
         priority=ask.priority,
@@ -127,8 +127,8 @@ def _request(case: Case, tokens: _Tokens, index: int) -> Request:
 class Engine:
     """The scheduler with what is recorded of it."""
 
-    def __init__(self, case: Case) -> None:
-        self.case, self.scheduler, self.tokens = case, _scheduler(case), _Tokens(case)
+    def __init__(self, case: Case, blocks: int = 0) -> None:
+        self.case, self.scheduler, self.tokens = case, _scheduler(case, blocks or case.blocks), _Tokens(case)
         self.requests: dict[str, Request] = {}
         self.preempted: list[int] = []
         self.decoded = [0] * len(case.requests)  # decode iterations of each, with drafts
@@ -142,8 +142,9 @@ class Engine:
 
         self.scheduler._preempt_request = noted
 
-    def submit(self, index: int) -> None:
-        request = _request(self.case, self.tokens, index)
+    def submit(self, index: int, output_tokens: int = 0) -> None:
+        """A request arrives; ``output_tokens``: where it is asked for fewer than the case says."""
+        request = _request(self.case, self.tokens, index, output_tokens)
         self.requests[request.request_id] = request
         self.scheduler.add_request(request)
 
@@ -218,6 +219,10 @@ def serve(case: Case, most: int = 100_000) -> Log:
         from tests.oracle import vllm_data_parallel  # which imports this module
 
         return vllm_data_parallel.serve(case)
+    if case.prefill_blocks:
+        from tests.oracle import vllm_apart
+
+        return vllm_apart.serve(case)
     engine = Engine(case)
     scheduler = engine.scheduler
     room = max(case.pipeline_ranks, 2 if case.asynchronous else 1)  # VllmConfig.max_concurrent_batches

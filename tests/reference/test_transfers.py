@@ -8,6 +8,7 @@ import pytest
 
 from evaluator.reference import Limits, Request
 from evaluator.reference.network import run
+from evaluator.reference.queues import Queues
 from evaluator.reference.replica import Replica
 from evaluator.reference.stations.phase import PhaseStation
 from evaluator.reference.stations.pool import PoolStation
@@ -100,3 +101,31 @@ def test_who_was_preempted_gets_kv_before_others_get_room():
     first, second, _ = decode.parts.values()
     assert (first.preemptions, second.preemptions, first.last_token_s) == (0, 1, 12.5)
     assert prefill.parts[6].first_token_s == 7 and links.done[6].started_s == 12.5
+
+
+@pytest.mark.parametrize("queued", [False, True], ids=["at once", "engine core"])
+def test_the_engine_core_of_vllm_gives_room_only_while_it_has_a_seat(queued):
+    # The first has all of the decode side's seats from 1.5 s on, for three tokens. There is KV for both; the second is
+    # computed at 2 s and gets room before the next iteration, or from an engine core at 4.5 s, when the first has left.
+    limits = {"max_num_batched_tokens": 64, "block_tokens": 1, "kv_units": 40, "admission": "on_demand"}
+    first = {i: Request(i, 0.0, PROMPT, PROMPT, 1, PROMPT) for i in range(2)}
+    later = {i: Request(i, 0.0, 0, PROMPT, 3, PROMPT + 3) for i in range(2)}
+    prefill = phase(first, Limits(1, **limits))
+    decode = phase(later, Limits(1, kv_reserved=True, batch_queue=queued, **limits))
+    links = Transfers(
+        prefill, decode, lambda *_: Sending(0.5, 0.0), latency_s=0.0, one_by_one=True, by_layer=False,
+        backpressure=True, choose=decode.choose, groups=None,
+    )  # fmt: skip
+    run([prefill, links, decode], list(first.values()))
+    assert starts(links) == [1.0, 4.5 if queued else 2.5]
+
+
+def test_room_for_a_prompt_whose_last_token_is_computed_again_is_that_of_the_prompt():
+    queues = Queues(Limits(4, 64, kv_units=9, block_tokens=4, admission="on_demand", kv_reserved=True), 0)
+    came, most = Request(0, 0.0, 0, 8, 3, 3), Request(1, 0.0, 8, 8, 3, 3)
+    most.computed = 7
+    for request in (came, most):
+        queues.announce(request)
+        queues.expected.append(request)
+    queues.reserve()
+    assert (came.units, most.units) == (3, 2)  # the next token of the one opens a block
