@@ -81,6 +81,16 @@ class RetractedLast(Fcfs):
         self._queue.append(request)
 
 
+class InOrderOfRoom(Fcfs):
+    """Whoever got room first, whichever came first (vLLM keeps ``WAITING_FOR_REMOTE_KVS`` in its queue's order)."""
+
+    def push(self, request: Request) -> None:
+        at = len(self._queue)
+        while at and self._queue[at - 1].room > request.room:
+            at -= 1
+        self._queue.insert(at, request)
+
+
 class LongestPrefix(RetractedLast):
     """Whoever finds most in the prefix cache first, as a policy of SGLang arranges them before it admits any."""
 
@@ -143,8 +153,8 @@ class ReservedFirst:
 
     stable = False
 
-    def __init__(self, packing: type[Fcfs] | type[LeastWorkLeft]) -> None:
-        self._holding: WaitingQueue = packing()
+    def __init__(self, packing: type[Fcfs] | type[LeastWorkLeft], in_order: bool = False) -> None:
+        self._holding: WaitingQueue = InOrderOfRoom() if in_order and packing is Fcfs else packing()
         self._preempted: WaitingQueue = packing()
 
     def __len__(self) -> int:

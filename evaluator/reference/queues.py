@@ -32,7 +32,9 @@ class Queues:
         self.on_demand = limits.admission == "on_demand"
         self.by_priority = limits.packing == "priority"
         packing = PACKINGS[limits.packing]
-        self.waiting: WaitingQueue = ReservedFirst(packing) if limits.kv_reserved else packing()
+        self.waiting: WaitingQueue = (
+            ReservedFirst(packing, in_order=limits.batch_queue) if limits.kv_reserved else packing()
+        )
         self.expected: deque[Request] = deque()  # chosen to come here, without room yet
         self.preempted_waiting = 0  # of the waiting, those that were preempted
         self.running: dict[Request, None] = {}  # in order of admission
@@ -55,6 +57,7 @@ class Queues:
         self.context_tokens = 0  # their prompts and tokens so far
         self.waiting_units = 0  # KV that the waiting ones will hold when they finish
         self._admissions = 0
+        self._rooms = 0
         self._swapped_units = 0
         self._fills: list[tuple[Request, int]] | None = None  # what is to be named in order of admission
         self.leaving: dict[Request, None] = {}  # planned asynchronously: the batch under way gives their last token
@@ -121,6 +124,8 @@ class Queues:
             units = self._decode_units(request, slots) if self.on_demand else request.kv_units
             if not self.kv.admit(request, units, 0, keep_free):
                 break
+            self._rooms += 1
+            request.room = self._rooms
             granted.append(self.expected.popleft())
             self.waiting_units -= request.kv_units
         return granted

@@ -70,6 +70,7 @@ class _Side:
     def begin(self, now: int) -> None:
         """The next iteration, if there is anything to do."""
         while True:
+            preempted = len(self.engine.preempted)
             output = self.engine.scheduler.schedule()
             given = self.engine.samples(output)
             if output.total_num_scheduled_tokens:
@@ -81,8 +82,8 @@ class _Side:
                 self.steps.append(Step(now, end, step.tokens, step.preempted, found, step.free_blocks))
                 return
             self.engine.update(output, given, now)
-            if not self.engine.preempted:
-                return
+            if len(self.engine.preempted) == preempted:
+                return  # where some were preempted, another look may admit them
 
 
 def serve(case: Case) -> Log:

@@ -8,6 +8,7 @@ import pytest
 
 from evaluator.reference import Limits, Request
 from evaluator.reference.network import run
+from evaluator.reference.packing import Fcfs, ReservedFirst
 from evaluator.reference.queues import Queues
 from evaluator.reference.replica import Replica
 from evaluator.reference.stations.phase import PhaseStation
@@ -129,3 +130,13 @@ def test_room_for_a_prompt_whose_last_token_is_computed_again_is_that_of_the_pro
         queues.expected.append(request)
     queues.reserve()
     assert (came.units, most.units) == (3, 2)  # the next token of the one opens a block
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_an_engine_core_looks_at_prompts_that_have_come_in_the_order_of_their_room(in_order):
+    waiting = ReservedFirst(Fcfs, in_order)
+    for number in (2, 0, 1):  # as their transfers end
+        came = Request(number, 0.0, 0, PROMPT, 2, 3)
+        came.room = number
+        waiting.push(came)
+    assert [request.index for request in waiting] == ([0, 1, 2] if in_order else [2, 0, 1])
