@@ -9,8 +9,16 @@ COLUMNS = ("exp_id", "stage_index", "ttft_mean_ms", "ttft_p90_ms", "itl_mean_ms"
            "implied_mean_output_tokens", "throughput_req_per_s")  # fmt: skip
 
 
-def entry(exp_id, model="meta-llama/Llama-3.1-8B-Instruct", gpu="H100-SXM-80GB", tensor=1, rates=(2.0, 6.0), **more):
-    stages = [{"stage_index": at, "rate_req_per_s": rate, "duration_s": 20} for at, rate in enumerate(rates)]
+def entry(
+    exp_id,
+    model="meta-llama/Llama-3.1-8B-Instruct",
+    gpu="H100-SXM-80GB",
+    tensor=1,
+    rates=(2.0, 6.0),
+    duration_s=20,
+    **more,
+):
+    stages = [{"stage_index": at, "rate_req_per_s": rate, "duration_s": duration_s} for at, rate in enumerate(rates)]
     return {
         "exp_id": exp_id,
         "model": model,

@@ -18,7 +18,8 @@ MIXTRAL = {"model": "mistralai/Mixtral-8x7B-v0.1"}
 SERVERS: dict[str, tuple[float, dict, bool]] = {
     "KV for all": (20.0, {}, False),
     "KV is short": (20.0, {"total_kv_blocks": 60}, True),
-    "prompts are shared": (150.0, {"total_kv_blocks": 200}, True),
+    # Of few seconds, since it then shares the program of those before it, whose lanes have as many slots.
+    "prompts are shared": (150.0, {"duration_s": 3, "total_kv_blocks": 200}, True),
     "pipeline": (20.0, {"pipeline_parallel_size": 2}, False),
     "lockstep": (60.0, MIXTRAL | {"data_parallel_size": 2, "enable_expert_parallel": True}, False),
     "lockstep, KV is short": (
@@ -31,7 +32,7 @@ if THOROUGH:  # a program of its own, whose parts the one for ranks in lockstep 
 
 @pytest.mark.parametrize(("rate", "more", "preempts"), SERVERS.values(), ids=list(SERVERS))
 def test_kv_is_taken_on_demand(campaign, rate, more, preempts):
-    (only,) = read_experiments(*campaign([entry("a", rates=(rate,)) | more], [row("a", 0)]))
+    (only,) = read_experiments(*campaign([entry("a", rates=(rate,), **more)], [row("a", 0)]))
     ran, load = server(only, "datasheet"), requests(only, 0)
     kept = kept_units(ran, load)
     shared = kv_units(ran.replica.kv, (kept is not None) * whole_blocks(load, only.block_tokens))
