@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from evaluator.accuracy.cases import CASES, OTHER_RELEASES, Errors
 from evaluator.catalog.choice import is_like_measured
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
@@ -86,11 +88,14 @@ class Basis:
         depend on it.
         """
         if self.measured is not None:
-            # What the user's runs did not measure is as sure as without them.
-            known, cases = dict(self.measured.errors), (self.measured.otherwise,)
-            growth = 1.0 if load is None else self.measured.growth(load)
+            cases, growth = (self.measured.otherwise,), 1.0 if load is None else self.measured.growth(load)
+            known = {name: growth * error for name, error in self.measured.errors}
+            # What the user's runs did not measure is no surer than without them, nor than what they did: a fit that
+            # misses the one has moved figures that the other follows from.
+            least = max(known.values(), default=0.0)
             return tuple(
-                growth * known[name] if name in known else errors.of(cases, f"{name}_mean") for name in METRICS.values()
+                known[name] if name in known else float(np.fmax(errors.of(cases, f"{name}_mean"), least))
+                for name in METRICS.values()
             )
         return tuple(errors.of(self.cases, f"{name}_mean", bool(self.unmeasured)) for name in METRICS.values())
 

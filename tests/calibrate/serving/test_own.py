@@ -12,6 +12,7 @@ import yaml
 
 import evaluator as package
 from evaluator.accuracy import load_errors
+from evaluator.accuracy.basis import Basis
 from evaluator.calibrate.serving import own
 from evaluator.calibrate.serving.own_runs import own_runs
 from evaluator.calibrate.serving.parameters import OWN_PARAMETERS, adjusted
@@ -150,6 +151,14 @@ def test_expected_errors_grow_with_the_distance_in_load(fitted, folder):
     ones = [package.estimate("llama-3.1-8b", "h100-sxm", batch=batch, **asked) for batch in (12, 240)]
     assert ones[0].model_error[1] == pytest.approx(error) and ones[1].model_error[1] > error
     assert ones[1].model_error_basis.startswith("fitted to your server")
+
+
+def test_what_was_not_measured_is_no_surer_than_what_was(fitted):
+    poor, good = (replace(fitted.own, errors=(("itl", error),)) for error in (0.3, 0.001))
+    table = load_errors()
+    assert Basis(("own_server",), own=poor).bands(table) == (0.3, 0.3, 0.3)
+    ttft, itl, _ = Basis(("own_server",), own=good).bands(table)
+    assert (ttft, itl) == (table.of(["runs"], "ttft_mean"), 0.001)
 
 
 def test_other_designs_rest_on_what_the_base_set_does(fitted, folder):
