@@ -10,14 +10,15 @@ What is promised of the KV is counted in tokens, in floating point, because the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
 from evaluator.policies.token_ratio import MOST_NEW_TOKENS, RETRACT_STEPS
-from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import NONE, read, read_once, where
+from evaluator.stations.engine.common.arrays import Flag, Float, Int, IntPerRequest
+from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
 from evaluator.stations.engine.preemptive.batch import Candidate, Scheduled, compute, scheduled, take
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given, NewTokenRules
@@ -110,10 +111,9 @@ def _take_prompts(given: Given, state: State, start_s: Float) -> State:
     looks = looks & seated
     free = (given.limits.kv_units - state.replica.kv) * page  # before this batch
     zero, number, false = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    adder = Adder(
-        rules.max_prefill_tokens, given.limits.max_num_batched_tokens,
-        _expected_tokens(given, state, memory.ratio, looks), zero, number, false, ~false,
-    )  # fmt: skip
+    state, expected = _expected_tokens(given, state, memory.ratio, looks)
+    budget = given.limits.max_num_batched_tokens
+    adder = Adder(rules.max_prefill_tokens, budget, expected, zero, number, false, ~false)
 
     def go_on(carry: tuple[State, Adder]) -> tuple[State, Adder]:
         """A prompt under way goes on however little KV is promised (``add_chunked_req``)."""
@@ -185,20 +185,50 @@ def _generated(state: State, i: Int) -> Int:
     return read_once(state.sequences.generated, i) + elapsed
 
 
-def _expected_tokens(given: Given, state: State, ratio: Float, on: Flag) -> Float:
+class Walked(NamedTuple):
+    """Arrays that a walk along the running requests reads."""
+
+    newer: IntPerRequest
+    decode_group: IntPerRequest
+    generated: IntPerRequest
+    since: IntPerRequest
+
+
+def _expected_tokens(given: Given, state: State, ratio: Float, on: Flag) -> tuple[State, Float]:
     """What the decoding requests are expected to generate yet, if ``on`` (``_get_running_request_total_token_offset``).
 
     Summed one after the other, as SGLang does.
     """
 
-    def add(carry: tuple[Int, Float]) -> tuple[Int, Float]:
-        i, tokens = carry
-        left = jnp.minimum(_most_tokens(given, i) - _generated(state, i), MOST_NEW_TOKENS)
-        decodes = read_once(state.sequences.decode_group, i) >= 0
-        return read_once(state.running.newer, i), tokens + jnp.where(decodes, left * ratio, 0.0)
+    def add(i: Int, sums: tuple[Float, ...], decodes: Flag, generated: Int) -> tuple[Float, ...]:
+        left = jnp.minimum(_most_tokens(given, i) - generated, MOST_NEW_TOKENS)
+        return (sums[0] + jnp.where(decodes, left * ratio, 0.0),)
 
-    start = (state.running.oldest(state.replica.sentinel), jnp.zeros((), jnp.float64))
-    return lax.while_loop(lambda carry: on & (carry[0] < state.replica.sentinel), add, start)[1]
+    state, (tokens,) = _walk(given, state, on, (jnp.zeros((), jnp.float64),), add)
+    return state, tokens
+
+
+Add = Callable[[Int, tuple[Float, ...], Flag, Int], tuple[Float, ...]]
+"""Sums with those of a request, of which is known whether it decodes, and what it has generated if it does."""
+
+
+def _walk(given: Given, state: State, on: Flag, sums: tuple[Float, ...], add: Add) -> tuple[State, tuple[Float, ...]]:
+    """Sums over the running requests, in order of their admission, if ``on``."""
+    sentinel, step = state.replica.sentinel, read(state.decode_groups.step, state.schedulable)
+
+    def next_one(carry: tuple[Int, tuple[Float, ...], Walked]) -> tuple[Int, tuple[Float, ...], Walked]:
+        i, sums, arrays = carry
+        values = newer, decode_group, generated, since = tuple(read_once(array, i) for array in arrays)
+        sums = add(i, sums, decode_group >= 0, generated + step - since)
+        # Written back as they were: arrays that a loop only reads XLA copies before it, on every trip of the lane.
+        return newer, sums, Walked(*(write(array, i, value) for array, value in zip(arrays, values, strict=True)))
+
+    sequences = state.sequences
+    arrays = Walked(state.running.newer, sequences.decode_group, sequences.generated, sequences.since)
+    start = (state.running.oldest(sentinel), sums, arrays)
+    _, sums, arrays = lax.while_loop(lambda carry: on & (carry[0] < sentinel), next_one, start)
+    sequences = sequences._replace(decode_group=arrays.decode_group, generated=arrays.generated, since=arrays.since)
+    return state._replace(running=state.running._replace(newer=arrays.newer), sequences=sequences), sums
 
 
 def _decode(given: Given, state: State, on: Flag) -> State:
@@ -217,8 +247,9 @@ def _decode(given: Given, state: State, on: Flag) -> State:
     short = lacks(state)
     state = where(short, lambda state: _arrivals_counted(given, state), state)
     state = lax.while_loop(lacks, lambda state: preempt(given, state, _least_generated(given, state)), state)
+    state, after = _after_retraction(given, state, short)
     rules, memory = _parts(given, state)
-    ratio = jnp.where(short, _after_retraction(given, state, short), _fallen(rules, memory.ratio, jnp.int32(1)))
+    ratio = jnp.where(short, after, _fallen(rules, memory.ratio, jnp.int32(1)))
     memory = memory._replace(ratio=jnp.where(on, ratio, memory.ratio), full=memory.full & ~short)
     state = state._replace(new_tokens=memory, batch=state.batch._replace(grown=on))
     return kv_of(given).grow(given, state, jnp.where(on, growth(state), 0.0))
@@ -254,15 +285,12 @@ def _least_generated(given: Given, state: State) -> Int:
     return lax.while_loop(lambda carry: carry[0] < sentinel, look, start)[1]
 
 
-def _after_retraction(given: Given, state: State, on: Flag) -> Float:
-    """What the others have generated, and so many tokens more each, over what they may have."""
-    sentinel = state.replica.sentinel
+def _after_retraction(given: Given, state: State, on: Flag) -> tuple[State, Float]:
+    """The ratio then, if ``on``: what the others have generated, and tokens of 20 decodes, over what they may have."""
 
-    def add(carry: tuple[Int, Float, Float]) -> tuple[Int, Float, Float]:
-        i, generated, allowed = carry
-        return read_once(state.running.newer, i), generated + _generated(state, i), allowed + _most_tokens(given, i)
+    def add(i: Int, sums: tuple[Float, ...], _: Flag, generated: Int) -> tuple[Float, ...]:
+        return sums[0] + generated, sums[1] + _most_tokens(given, i)
 
     zero = jnp.zeros((), jnp.float64)
-    start = (state.running.oldest(sentinel), zero, zero)
-    _, generated, allowed = lax.while_loop(lambda carry: on & (carry[0] < sentinel), add, start)
-    return jnp.minimum(1.0, (generated + RETRACT_STEPS * state.replica.running_count) / (allowed + 1.0))
+    state, (generated, allowed) = _walk(given, state, on, (zero, zero), add)
+    return state, jnp.minimum(1.0, (generated + RETRACT_STEPS * state.replica.running_count) / (allowed + 1.0))
