@@ -214,7 +214,8 @@ def test_no_other_room_knows_a_policy_by_its_name():
         "arguments/trtllm.py",
         "arguments/vllm.py",
         "deploy/design.py",
-        "deploy/load.py",
+        "arguments/manifests.py",
+        "calibrate/serving/own_runs.py",
         *(f"deploy/targets/{target}.py" for target in ("dynamo", "kubernetes", "script")),
     )
     assert found == {
