@@ -92,11 +92,11 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
         order = r.astype(jnp.int64) * _GRANTS + jnp.minimum(reserved.grants, _GRANTS - 1)
         calendar = entered(travel.calendar, clock, GRANT, j, ~jnp.zeros((), bool), order)
         # Room counts as used from now on, also for the peak: nobody else can have it.
-        most = jnp.maximum(read(totals.kv_max, r), read(cluster.replicas.kv, r))
+        most = jnp.maximum(read(totals.kv_units_max, r), read(cluster.replicas.kv, r))
         return cluster._replace(
             counts=add_counts(cluster.counts, r, counts_row(kv_units=-own.kv_units(j))),
             several=several._replace(travel=travel._replace(calendar=calendar)),
-            totals=totals._replace(kv_max=write(totals.kv_max, r, most)),
+            totals=totals._replace(kv_units_max=write(totals.kv_units_max, r, most)),
             state=state._replace(room_since_s=write(state.room_since_s, j, clock)),
         )
 
@@ -110,7 +110,7 @@ def reserve_between(given: Given, cluster: ClusterState, r: Int, state: State, o
     router_counts, listed, short = state.router_counts, state.listed, state.batch.short
     cluster = reserve(given, put_back(cluster, r, state), r, on & ~short)
     joined = replica_at_hand(cluster, r)
-    joined = joined.in_totals(kv_max=jnp.maximum(joined.totals.kv_max, joined.replica.kv))
+    joined = joined.in_totals(kv_units_max=jnp.maximum(joined.totals.kv_units_max, joined.replica.kv))
     return cluster, joined._replace(router_counts=router_counts, listed=listed)
 
 

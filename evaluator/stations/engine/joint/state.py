@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics
+from evaluator.metrics.use import PoolTotals
 from evaluator.routing import COUNTERS
 from evaluator.stations.engine.common.arrays import (
     Array,
@@ -34,7 +35,6 @@ from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import (
     ReplicaState,
     State,
-    Totals,
     initial_replica,
     initial_state,
     no_router_counts,
@@ -106,7 +106,7 @@ class ClusterState(NamedTuple):
 
     state: State  # what all of them share; of the replica at hand it holds what it held in the last trip
     replicas: ReplicaState  # each field with a leading axis (replica,); a number and a sentinel follow from the place
-    totals: Totals | None  # of several pools each field with a leading axis (replica,); one pool has those of ``state``
+    totals: PoolTotals | None  # of several pools each with a leading axis (replica,); one pool has those of ``state``
     # In a pipeline only ``end_s``, that of the oldest batch, and of ranks in lockstep what was formed to be sent.
     running_batches: LaunchedBatch
     counts: Counts  # what a router may count, as of the last ends of batches; of the KV only what is waited for

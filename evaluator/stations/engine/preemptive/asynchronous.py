@@ -46,7 +46,7 @@ def asynchronous_step(given: Given, state: State) -> State:
     state, batch = form_batch(given, arrive(given, state), start_s, ~jnp.zeros((), bool))
     waits, leaves = any_waiting(given, state), before.leaving.first >= 0
     planned_kv = state.replica.kv
-    state = state.in_totals(kv_max=jnp.maximum(state.totals.kv_max, planned_kv))
+    state = state.in_totals(kv_units_max=jnp.maximum(state.totals.kv_units_max, planned_kv))
     # The batch before ends when this one starts, and only then is the next one planned. So whoever leaves with it is
     # gone for all of a leap but its first iteration, and that one is formed already.
     state = _leave(given, state)

@@ -220,7 +220,7 @@ def complete(
     state = state.at_replica(decode_iterations=replica.decode_iterations + steps).in_totals(
         busy_s=totals.busy_s + (took_s if ranks is None else ranks * took_s),
         iterations=totals.iterations + running_batch.iterations,
-        kv_max=jnp.maximum(totals.kv_max, replica.kv),
+        kv_units_max=jnp.maximum(totals.kv_units_max, replica.kv),
         kv_unit_s=totals.kv_unit_s + kv_unit_s,
         experts_touched=totals.experts_touched
         + running_batch.iterations * (touched if ranks is None else ranks * touched),

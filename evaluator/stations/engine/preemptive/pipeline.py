@@ -107,7 +107,7 @@ def send_batch(
     )
     totals, replica = state.totals, state.replica
     state = state.at_replica(decode_iterations=replica.decode_iterations + decodes).in_totals(
-        kv_max=jnp.where(on, jnp.maximum(totals.kv_max, replica.kv), totals.kv_max),
+        kv_units_max=jnp.where(on, jnp.maximum(totals.kv_units_max, replica.kv), totals.kv_units_max),
         busy_s=totals.busy_s + jnp.where(on, busy / given.batches_under_way(), 0.0),
         experts_touched=totals.experts_touched + jnp.where(on, touched, 0.0),
         # A fit to measurements is of one rank: only beside a pool with a pipeline does it come here.

@@ -23,7 +23,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.metrics.use import PoolTotals
 from evaluator.stations.engine.common.arrays import Float
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED, iterations_until
@@ -97,16 +96,9 @@ def result_of(final: State) -> LaneResult:
         scheduled_s=final.sequences.scheduled_s[:-1],
         first_token_s=final.sequences.first_token_s[:-1],
         last_token_s=final.sequences.last_token_s[:-1],
-        totals=PoolTotals(
-            busy_s=totals.busy_s,
-            iterations=totals.iterations,
-            preemptions=totals.preemptions,
-            experts_touched=totals.experts_touched,
-            kv_unit_s=totals.kv_unit_s,
-            kv_units_max=totals.kv_max,
+        totals=totals._replace(
             decoded=none if final.accepted is None else final.accepted.decoded,
             decoded_tokens=none if final.accepted is None else final.accepted.decoded_tokens,
-            peaks=totals.peaks,
         ),
         itl_histogram=final.itl_histogram,
         hit_tokens=None if final.cache is None else final.cache.hit_tokens[:-1],

@@ -130,7 +130,7 @@ def _start(given: Given, state: State) -> Round:
         steps=jnp.zeros_like(state.decode_groups.step),
         gap_from=state.decode_groups.gap_from,
         kv=state.replica.kv,
-        kv_max=totals.kv_max,
+        kv_max=totals.kv_units_max,
         kv_unit_s=totals.kv_unit_s,
         busy_s=totals.busy_s,
         itl_histogram=state.itl_histogram,
@@ -250,7 +250,7 @@ def _after(given: Given, state: State, batch_paces: BatchPaces, end: Round) -> S
     state = state.in_totals(
         busy_s=end.busy_s,
         iterations=state.totals.iterations + end.passed,
-        kv_max=end.kv_max,
+        kv_units_max=end.kv_max,
         kv_unit_s=end.kv_unit_s,
         experts_touched=state.totals.experts_touched + jnp.sum(grown * batch_paces.touched),
     )

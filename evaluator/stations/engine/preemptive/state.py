@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from evaluator.metrics.use import PoolTotals
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.arrays import (
     Array,
@@ -35,7 +36,6 @@ from evaluator.stations.engine.common.arrays import (
     IntPerGroup,
     IntPerRank,
     IntPerRequest,
-    Peaks,
     StepBits,
     StepCounts,
     StepLists,
@@ -199,18 +199,6 @@ class ReplicaState(NamedTuple):
     own_kv: Any = None  # of a user's KV manager, what its hooks carry (``kv.KvPart.initial``)
 
 
-class Totals(NamedTuple):
-    """Sums and maxima over all that has happened."""
-
-    busy_s: Float
-    iterations: Float
-    kv_max: Float
-    kv_unit_s: Float  # units in use, integrated over time
-    preemptions: Int
-    experts_touched: Float
-    peaks: Peaks  # without a pipeline only
-
-
 class BatchPaces(NamedTuple):
     """What the last batch of each decode group took, for the batches of the same decodes that follow it
     (``rounds``)."""
@@ -241,7 +229,7 @@ class State(NamedTuple):
     clock: Float
     stuck: Flag  # nothing runs and no arrival is left that could be admitted: the lane never finishes
     replica: ReplicaState  # the one at hand
-    totals: Totals  # those that it adds to
+    totals: PoolTotals  # those that it adds to; what drafts gave is counted in ``accepted`` or by pool, and None here
     queue_links: QueueLinks
     released: Int  # closed loop: requests sent so far
     sequences: Sequences
@@ -273,7 +261,7 @@ class State(NamedTuple):
         return self._replace(replica=self.replica._replace(**changes))
 
     def in_totals(self, **changes: Any) -> State:
-        """With other values of ``Totals``."""
+        """With other values of ``PoolTotals``."""
         return self._replace(totals=self.totals._replace(**changes))
 
     @property
@@ -314,12 +302,18 @@ def initial_state(given: Given) -> State:
     """An idle lane at time 0."""
     structure, slots = given.structure, given.requests.arrival_s.shape[0]
     cells = slots + structure.replicas - 1  # of a linked list: a sentinel for each replica
-    zero, number = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
+    zero: Float = jnp.zeros((), jnp.float64)
+    number: Int = jnp.zeros((), jnp.int32)
+    not_counted: Any = None  # no leaf of the loop
     none = jnp.full(slots, NONE, jnp.int32)
     return State(
         clock=zero, stuck=jnp.zeros((), bool),
         replica=initial_replica(given),
-        totals=Totals(zero, zero, zero, zero, number, zero, no_peaks(given.pipeline_ranks[0])),
+        totals=PoolTotals(
+            busy_s=zero, iterations=zero, preemptions=number, experts_touched=zero, kv_unit_s=zero, kv_units_max=zero,
+            decoded=not_counted, decoded_tokens=not_counted,
+            peaks=no_peaks(given.pipeline_ranks[0]),  # without a pipeline only
+        ),
         queue_links=QueueLinks(none, none, none), released=given.limits.users,
         sequences=_initial_sequences(given),
         running=LinkedList.empty(cells), prompts=LinkedList.empty(cells),
