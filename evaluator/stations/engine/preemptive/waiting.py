@@ -95,7 +95,7 @@ def go_back(given: Given, state: State, i: Int, on: Flag | bool = True) -> State
     work = _work(given, state.sequences, i)
     if given.structure.kv_reservation:
         work = work + jnp.where(given.limits.prompts_resident, _BEHIND_ALL, 0)
-    priority = jnp.where(given.rules.least_work, work, -state.totals.preemptions)
+    priority: Int = jnp.where(given.rules.least_work, work, -state.totals.preemptions)
     if state.new_tokens is not None:  # SGLang ``_add_request_to_queue``: behind all that wait
         priority = state.totals.preemptions
         behind = write(state.new_tokens.behind, i, state.new_tokens.arrived)
