@@ -16,6 +16,7 @@ from typing import Any
 from evaluator.arguments.shell import (
     FLEET_NOTE,
     POOL_NOTE,
+    VLLM_IMAGE,
     Started,
     StartedServer,
     check_length,
@@ -45,13 +46,13 @@ class _Container:
     role: str | None = None
 
 
-def read_servers(text: str, where: str) -> Started:
-    """The deployment that a shell script or a manifest starts, told by the text.
+def read_servers(text: str, where: str, model: str | None = None) -> Started:
+    """The deployment that a shell script or a manifest starts, told by the text; ``model`` as of ``read_script``.
 
     Errors: as of ``read_script``; InputError with the place for YAML that cannot be read.
     """
     if not _DOCUMENT.search(text):
-        return read_script(text, where)
+        return read_script(text, where, model)
     check_length(text, where)
     parts = [loads_yaml(part, where) for part in re.split(r"^---.*$", text, flags=re.MULTILINE)]
     documents = [part for part in parts if isinstance(part, Mapping)]
@@ -75,7 +76,7 @@ def read_servers(text: str, where: str) -> Started:
             ]
     if not started:
         raise InputError(f"{where}: no container starts a server of vLLM or SGLang that can be read")
-    return deployment_of(started, fleet, where)
+    return deployment_of(started, fleet, where, model)
 
 
 def _containers(document: Mapping[str, Any]) -> Iterator[_Container]:
@@ -88,7 +89,7 @@ def _containers(document: Mapping[str, Any]) -> Iterator[_Container]:
     else:
         for name, service in (document.get("services") or {}).items():
             # Compose runs the command behind the entrypoint; either may be one text, as a shell would read it.
-            words = (*_words(service.get("entrypoint")), *_words(service.get("command")))
+            words = _run(service.get("image"), service.get("entrypoint"), service.get("command"))
             yield _Container(str(name), words, int((service.get("deploy") or {}).get("replicas", 1)))
 
 
@@ -130,8 +131,18 @@ def _kubernetes(manifest: Mapping[str, Any]) -> Iterator[_Container]:
     pod = (spec.get("template") or {}).get("spec") or spec
     name = str((manifest.get("metadata") or {}).get("name", ""))
     for container in pod.get("containers") or ():
-        words = (*_words(container.get("command")), *_words(container.get("args")))
+        words = _run(container.get("image"), container.get("command"), container.get("args"))
         yield _Container(name or str(container.get("name", "")), words, int(spec.get("replicas", 1)))
+
+
+def _run(image: Any, entrypoint: Any, arguments: Any) -> tuple[str, ...]:
+    """The words that a container runs; those of vLLM's image, which starts vLLM itself, as ``docker run`` has them."""
+    program, words = _words(entrypoint), _words(arguments)
+    of_image = not program and VLLM_IMAGE.fullmatch(str(image))
+    # A shell or a line of its own behind the image stands for a program: people leave the entrypoint out.
+    if of_image and len(words) > 1 and words[0].rsplit("/", 1)[-1] not in _SHELLS:
+        return ("docker", "run", str(image), *words)
+    return (*program, *words)
 
 
 def _words(said: Any) -> tuple[str, ...]:

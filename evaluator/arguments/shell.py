@@ -34,6 +34,8 @@ _STARTS: tuple[tuple[tuple[str, ...], CommandLine], ...] = (
 )
 _DYNAMO_ROLES = {"--is-prefill-worker": "prefill", "--is-decode-worker": "decode"}
 """Switches of Dynamo's workers of vLLM that say the role; those of SGLang take SGLang's own flag."""
+VLLM_IMAGE = re.compile(r"(?:[\w.:-]+/)*vllm-openai(?:[:@]\S+)?")
+"""vLLM's own image, whose entrypoint is ``vllm serve``: behind it there are flags alone, as in vLLM's documentation."""
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?-([^}]*))?\})")
 _ENDS = re.compile(r"[;&|()<>]+|\d?>&?\d?")
@@ -65,22 +67,27 @@ class StartedServer:
     role: str | None = None
 
 
-def read_script(text: str, where: str) -> Started:
-    """Errors: InputError where no server is started, servers of two engines are, or a value cannot be read."""
+def read_script(text: str, where: str, model: str | None = None) -> Started:
+    """``model`` is that of servers whose own is called as the catalog knows none, such as a folder.
+
+    Errors: InputError where no server is started, servers of two engines are, or a value cannot be read.
+    """
     commands, fleet = _commands(text, where)
     if not commands:
         starts = ", ".join(" ".join(words) for words, _ in _STARTS)
         raise InputError(f"{where}: starts no server that can be read; looked for {starts}")
-    return deployment_of(commands, fleet, where)
+    return deployment_of(commands, fleet, where, model)
 
 
-def deployment_of(commands: Sequence[StartedServer], fleet: Mapping[str, Any], where: str) -> Started:
-    """One pool of servers that are started alike, or several by name. Errors: as of ``read_script``."""
+def deployment_of(
+    commands: Sequence[StartedServer], fleet: Mapping[str, Any], where: str, model: str | None
+) -> Started:
+    """One pool of servers that are started alike, or several by name. ``model`` and errors: as of ``read_script``."""
     pools: dict[str, dict[str, Any]] = {}
     ignored: dict[str, None] = {}
     unknown: dict[str, None] = {}
     for command in commands:
-        name, tree = _pool(command, ignored, unknown, where)
+        name, tree = _pool(command, ignored, unknown, where, model)
         # Compared with as many replicas, since the pool found first has counted those behind it.
         same = next((other for other, pool in pools.items() if {**pool, "replicas": tree["replicas"]} == tree), None)
         if same is not None:  # one line for each replica
@@ -99,7 +106,7 @@ def deployment_of(commands: Sequence[StartedServer], fleet: Mapping[str, Any], w
 
 
 def _pool(
-    command: StartedServer, ignored: dict[str, None], unknown: dict[str, None], where: str
+    command: StartedServer, ignored: dict[str, None], unknown: dict[str, None], where: str, model: str | None
 ) -> tuple[str, dict[str, Any]]:
     line = command.line
     try:
@@ -123,7 +130,10 @@ def _pool(
         try:
             tree["model"] = model_name(str(repository))
         except InputError as error:
-            raise InputError(f"{where}: {error}") from None
+            # Many servers load a folder, whose name tells no model: then it is for the scenario to say.
+            if model is None:
+                raise InputError(f"{where}: {error}") from None
+            tree["model"] = model
     draft = tree.get("speculative", {}).get("model")
     if draft is not None and "speculative" not in note:
         tree["speculative"]["model"] = model_name(str(draft))
@@ -240,4 +250,8 @@ def _started(words: list[str]) -> tuple[CommandLine, tuple[str, ...]] | None:
             # Anywhere in the line, behind env, nohup, numactl or docker run; a program may be named by its path.
             if (words[position].rsplit("/", 1)[-1], *words[position + 1 : position + size]) == program:
                 return line, tuple(words[position + size :])
+    # ``docker run ... vllm/vllm-openai:v0.28.0 --model ...`` names no program: the image has it.
+    for position, word in enumerate(words[:-1]):
+        if "run" in words[:position] and VLLM_IMAGE.fullmatch(word):
+            return VLLM, tuple(words[position + 1 :])
     return None

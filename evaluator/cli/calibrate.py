@@ -15,6 +15,7 @@ from evaluator.cli.signals import interrupted
 from evaluator.errors import InputError
 
 SET_SUFFIXES = (".yaml",)
+MODELS_OWN = "checkpoint/bf16/bf16"
 PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
 
 
@@ -92,7 +93,7 @@ def calibrate(
     precision: Annotated[
         str,
         typer.Option(metavar="W/A/KV", help="dtypes of the measured weights, activations and KV cache (not roofline)."),
-    ] = "checkpoint/bf16/bf16",
+    ] = MODELS_OWN,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw predicted against measured (.png, .pdf or .svg).")
     ] = None,
@@ -116,7 +117,10 @@ def calibrate(
     check_output(errors, "--errors", SET_SUFFIXES)
     if serving:
         others = {"--hardware": hardware, "--transfer": transfer or None, "--errors": errors, "--axes": axes,
-                  "--engine": engine, "--plot": plot}  # fmt: skip
+                  "--engine": engine, "--plot": plot, "--form": None if form is Form.roofline else form,
+                  "--start": None if start == "datasheet" else start,
+                  "--beyond": None if beyond is Beyond.refuse else beyond,
+                  "--precision": None if precision == MODELS_OWN else precision}  # fmt: skip
         if given := [name for name, value in others.items() if value is not None]:
             raise InputError(
                 f"{given[0]}: is not of --serving, where the scenario says what was measured; leave it out"

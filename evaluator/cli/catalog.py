@@ -235,9 +235,8 @@ def import_model(
     typer.echo(_table_of(_MODEL_COLUMNS, [_model_record(model)]), err=True)
     for note in model.notes:
         typer.echo(f"  {note}", err=True)
-    if out is None:
-        tell(text.rstrip(), model=text)
-    else:
+    tell(None if out is not None else text.rstrip(), model=text)
+    if out is not None:
         out.write_text(text, encoding="utf-8")
         typer.echo(f"wrote {out}", err=True)
 
@@ -258,9 +257,8 @@ def _import_script(path: Path, out: Path | None) -> None:
     ):
         typer.echo("  deployment.hardware is for you to add: no command line says it", err=True)
     text = dumps_yaml({"deployment": started.tree})
-    if out is None:
-        tell(text.rstrip(), deployment=started.tree)
-    else:
+    tell(None if out is not None else text.rstrip(), deployment=started.tree)
+    if out is not None:
         out.write_text(text, encoding="utf-8")
         typer.echo(f"wrote {out}", err=True)
 

@@ -63,6 +63,7 @@ def deploy(
         if not quiet:
             typer.echo(f"--out FOLDER writes {first} with {', '.join(others)}", err=True)
         return
+    tell(None, deployed=deployed)
     out.mkdir(parents=True, exist_ok=True)
     for name, text in deployed.files.items():
         # Charts have files in folders of their own.

@@ -76,15 +76,16 @@ class Command(typer.core.TyperCommand):
         return super().parse_args(ctx, [word for word in args if word != OPTION])
 
 
-def tell(text: str | Callable[[], str], **found: Any) -> None:
-    """Print ``text``; with ``--json`` keep what was ``found`` by its names instead.
+def tell(text: str | Callable[[], str] | None, **found: Any) -> None:
+    """Print ``text`` (None: nothing, as it went to a file); with ``--json`` keep what was ``found`` instead, by name.
 
     A table (a dataset with a row for each ``config``, a data frame, a list of mappings or records) becomes one of
     ``tables``, anything else one of ``values``. Callables are asked where they are needed.
     """
     document = Document.current
     if document is None:
-        typer.echo(text() if callable(text) else text)
+        if text is not None:
+            typer.echo(text() if callable(text) else text)
         return
     for name, given in found.items():
         thing = given() if callable(given) else given

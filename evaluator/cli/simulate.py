@@ -88,8 +88,13 @@ def simulate(
     check_output(plot, "--plot", PICTURE_SUFFIXES)
     if every is None and (windows is not None or plot is not None):
         raise InputError("--windows and --plot are of a run over time: say the length of a window, --over-time 10min")
+    width = None
     if every is not None:
-        parse_quantity(every, "s", "--over-time")  # before anything runs
+        # Before anything runs. A number alone is in seconds, as in a scenario; from a shell it comes as a text.
+        bare = every.replace(".", "", 1).isdecimal()
+        width = parse_quantity(float(every) if bare else every, "s", "--over-time")
+        if width <= 0:
+            raise InputError(f"--over-time {every}: a window must be longer than 0 s")
     loaded = read_scenario(scenario, changes)
     wanted = parse_selection(select or ())
     select_one(expand(loaded).axes, wanted)  # before JAX is loaded: a choice that is none should be told at once
@@ -108,8 +113,8 @@ def simulate(
             iterations=iterations is not None,
         )
     tell(lambda: _described(result.summary), configuration=result.summary)
-    if every is not None:
-        _tell_windows(result, every, loaded.name, windows, plot, quiet)
+    if width is not None:
+        _tell_windows(result, width, loaded.name, windows, plot, quiet)
     if trace is not None and not quiet:
         typer.echo(f"wrote {trace}; open it in https://ui.perfetto.dev or chrome://tracing", err=True)
     if iterations is not None and result.iterations is not None:
@@ -127,24 +132,23 @@ def simulate(
 
 
 def _tell_windows(
-    result: Simulation, every: str, title: str, path: Path | None, plot: Path | None, quiet: bool
+    result: Simulation, width: float, title: str, path: Path | None, plot: Path | None, quiet: bool
 ) -> None:
     """The run over time: as a table, or as the files that are asked for."""
-    ds = result.over_time(every)
+    ds = result.over_time(width)
     # A column for each quantile, as tables of designs have them.
     wide = ds.drop_dims("quantile").to_dataframe()
     for name in ds.data_vars:
         for number, level in enumerate(ds["quantile"].values if "quantile" in ds[name].dims else ()):
             wide[f"{str(name)[:-2]}_p{100 * level:g}_s"] = ds[name].isel(quantile=number).values
     wide = wide.reset_index().rename(columns={"time": "begin_s"})
-    if path is None:
-        text = wide.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-")
-        tell("\n" + text, windows=wide)
-    elif path.suffix == ".csv":
+    text = "\n" + wide.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-")
+    tell(None if path is not None else text, windows=wide)
+    if path is not None and path.suffix == ".csv":
         from evaluator.results import write_requests
 
         write_requests(wide, path)
-    else:
+    elif path is not None:
         from evaluator.results import write
 
         write(ds, path)

@@ -159,7 +159,10 @@ def _from_options(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
                 "deployment that was measured"
             )
         else:
-            deployment[key] = catalog_name(published)
+            try:
+                deployment[key] = catalog_name(published)
+            except InputError as error:
+                raise InputError(f"{run.label}: {error}") from None
     stated = dict(override.partition("=")[::2] for override in overrides)
     model = stated.get("deployment.model", deployment["model"])
     if model in names("models"):  # else the loader says that there is none
@@ -172,7 +175,11 @@ def _from_options(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
     lengths = {"source": "fixed", "prompt_tokens": 1, "output_tokens": 1}
     tree = {"name": "measured", "workload": {"arrivals": {"process": "all_at_once"}, "lengths": lengths},
             "deployment": deployment}  # fmt: skip
-    return load_scenario(tree, overrides)
+    try:
+        return load_scenario(tree, overrides)
+    except InputError as error:
+        # Of which run: a table may have an engine that is none in its last row.
+        raise InputError(f"{run.label}: {error}") from None
 
 
 def simulated(run: MeasuredRun, scenario: Scenario, folder: Path) -> Simulation:

@@ -38,7 +38,8 @@ def started_by(tree: Mapping[str, Any], place: Place) -> dict[str, Any] | None:
         path = place.folder / path
     if not path.is_file():
         raise here.error(f"there is no file {name}")
-    started = read_servers(read_text(path), str(path))
+    model = deployment.get("model")
+    started = read_servers(read_text(path), str(path), model if isinstance(model, str) else None)
     if started.unknown:
         versions = " or ".join(f"{engine} {arguments_of(engine).version}" for engine in started.engines)
         raise here.error(

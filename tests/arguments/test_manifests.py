@@ -101,6 +101,22 @@ def test_values_of_llmd_say_how_devices_share_a_model():
     assert read_servers(mixed, "values.yaml").tree["tensor_parallel"] == 4
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        # As vLLM's documentation and its recipes have it: the image starts vLLM, the arguments are flags alone.
+        "services: {a: {image: 'vllm/vllm-openai:v0.9.1', command: --model Qwen/Qwen3-8B --tensor-parallel-size 2}}",
+        "kind: Deployment\nspec: {template: {spec: {containers: [{image: vllm/vllm-openai, args: [--model, "
+        'Qwen/Qwen3-8B, "-tp", "2"]}]}}}',
+        "kind: Pod\nspec: {containers: [{image: vllm/vllm-openai, args: [sh, -c, vllm serve Qwen/Qwen3-8B -tp 2]}]}",
+        "kind: Pod\nspec: {containers: [{image: vllm/vllm-openai, args: [vllm serve Qwen/Qwen3-8B -tp 2]}]}",
+    ],
+)
+def test_the_image_of_vllm_starts_it_without_a_command(text):
+    tree = read_servers(text, "file.yaml").tree
+    assert (tree["engine"], tree["model"], tree["tensor_parallel"]) == ("vllm", "qwen3-8b", 2)
+
+
 def test_the_command_imports_a_manifest(tmp_path):
     path = tmp_path / "graph.yaml"
     path.write_text(DYNAMO.replace("--max-num-seqs", "--no-such-flag"))

@@ -88,6 +88,14 @@ def test_a_line_for_each_replica_and_roles_by_their_flags():
     }  # fmt: skip
 
 
+def test_the_image_of_vllm_starts_a_server():
+    text = (
+        "docker pull vllm/vllm-openai:v0.28.0\ndocker run --gpus all -p 8000:8000 \\\n  %s --model Qwen/Qwen3-8B -tp 2"
+    )
+    for image in ("vllm/vllm-openai:v0.28.0", "registry.example:5000/mirror/vllm-openai"):
+        assert keys(text % image, "engine", "model", "tensor_parallel") == ("vllm", "qwen3-8b", 2)
+
+
 def test_drafts_are_read_but_for_their_acceptance(tmp_path):
     script = tmp_path / "serve.sh"
     script.write_text('vllm serve Qwen/Qwen3-8B -sc \'{"method": "ngram", "num_speculative_tokens": 3}\'')
@@ -153,6 +161,14 @@ def test_a_scenario_takes_its_deployment_from_a_script_beside_it(tmp_path):
     deployment = loaded.deployment
     assert (deployment.model, deployment.hardware, deployment.tensor_parallel) == ("qwen3-8b", "l40s", 4)
     assert deployment.batching.max_num_seqs == 9 and "from" not in loaded.text and "max_num_seqs: 9" in loaded.text
+
+
+def test_the_model_beside_a_script_is_that_of_a_folder(tmp_path):
+    path = scenario(tmp_path, "vllm serve /models/finetuned -tp 2", hardware="l40s", model="qwen3-8b")
+    assert load_scenario(path).deployment.model == "qwen3-8b"
+    path = scenario(tmp_path, "vllm serve /models/finetuned -tp 2", hardware="l40s")
+    with pytest.raises(InputError, match=r"serve.sh: model /models/finetuned is not in the catalog"):
+        load_scenario(path)
 
 
 def test_a_script_says_no_hardware(tmp_path):

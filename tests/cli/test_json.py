@@ -47,6 +47,10 @@ def test_a_sweep_gives_its_best_designs_with_units(document, small, tmp_path):
     assert found["text"] == [] and found["tables"]["reasons"]["rows"] == []
     deployed = document("deploy", tmp_path / "a.nc")["values"]["deployed"]
     assert "serve.sh" in deployed["files"] and isinstance(deployed["remarks"], list)
+    # The same where the files are written, too: a program asks which there are.
+    assert document("deploy", tmp_path / "a.nc", "--out", tmp_path / "d")["values"]["deployed"] == deployed
+    script, out = tmp_path / "d/serve.sh", tmp_path / "imported.yaml"
+    assert document("catalog", "import", script, "--out", out)["values"]["deployment"]["model"] == "llama-3.1-8b"
 
 
 def test_a_forecast_and_one_configuration(document, small):

@@ -89,6 +89,17 @@ def test_a_run_that_cannot_be_predicted_is_a_row(tmp_path):
     assert table["status"].str.startswith("cannot run").tolist() == [True, False]
 
 
+@pytest.mark.parametrize("column, value", [("engine", "tgi"), ("model", "nobody/knows"), ("gpu", "abacus")])
+def test_what_a_row_says_wrong_is_told_by_its_row(tmp_path, column, value):
+    said = {"model": "llama-3.1-8b", "gpu": "h100-sxm", column: value}
+    path = tmp_path / "points.csv"
+    path.write_text(
+        f"concurrency,prompt_tokens,output_tokens,ttft_mean_ms,{','.join(said)}\n2,9,5,3,{','.join(said.values())}\n"
+    )
+    with pytest.raises(InputError, match=rf"^points.csv row 1: .*{value}"):
+        compare_results(read_runs(path), None)
+
+
 def compare(*arguments):
     return CliRunner().invoke(app, ["compare", *map(str, arguments)])
 

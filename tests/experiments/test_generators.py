@@ -131,6 +131,15 @@ def test_rows_of_points(tmp_path):
     assert dict(second.arrivals) == {"process": "poisson", "rate_rps": 4.5} and second.requests == 300
 
 
+def test_columns_of_points_that_are_not_read_are_named(tmp_path):
+    path = tmp_path / "points.csv"
+    path.write_text("concurrency,ttft_mean_ms,tpot_mean,tp,gpus\n4,50,6,2,\n")
+    assert read_runs(path)[0].notes == ("columns not read: tpot_mean, tp",)
+    path.write_text("concurrency,ttft_mean_ms,ttft_mean_s\n4,50,0.05\n")
+    with pytest.raises(InputError, match="row 1: ttft_mean_s: another column has ttft_mean, too"):
+        read_runs(path)
+
+
 def _written(tmp_path, change, name="vllm-0.28.0-concurrency.json"):
     content = json.loads((RECORDED / name).read_text())
     change(content)

@@ -79,6 +79,9 @@ def test_the_command_tells_windows(tmp_path):
     assert xr.open_dataset(file).sizes["time"] > 3
     assert run("--plot", picture).exit_code == 2
     assert run("--over-time", "5 apples").exit_code == 2
+    short = run("--over-time", "0")
+    assert short.exit_code == 2 and "--over-time 0: a window must be longer than 0 s" in short.output
+    assert run("--over-time", "5", "--windows", table).exit_code == 0 and pd.read_csv(table)["begin_s"][1] == 5
 
 
 @pytest.mark.parametrize(

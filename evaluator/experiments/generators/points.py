@@ -18,6 +18,7 @@ LOADS = ("concurrency", "rate_rps")
 LENGTHS = ("prompt_tokens", "output_tokens")
 LAYOUT = ("tensor_parallel", "pipeline_parallel", "data_parallel", "expert_parallel", "replicas")
 DEPLOYMENT = (*LAYOUT, "engine", "engine_version", "calibration")
+_OTHERS = ("requests", "model", "hardware", "gpu")
 _RATES = {"throughput_rps": "throughput_rps", "throughput_req_per_s": "throughput_rps",
           "output_tok_per_s": "output_tok_per_s", "total_tok_per_s": "total_tok_per_s"}  # fmt: skip
 CYCLES, LEAST = 10, 200
@@ -55,11 +56,15 @@ def read(text: str, label: str) -> list[MeasuredRun]:
 
 def _run(cells: Mapping[str, str], label: str) -> MeasuredRun:
     metrics: dict[str, float] = {}
+    unread: list[str] = []
     for name in cells:
-        if name in _RATES:
-            metrics[_RATES[name]] = _number(cells, name, 0.0)
-        elif (metric := column_metric(name)) is not None:
-            metrics[metric[0]] = _number(cells, name, 0.0) * metric[1]
+        metric, unit = (_RATES[name], 1.0) if name in _RATES else column_metric(name) or (None, 1.0)
+        if metric in metrics:
+            raise InputError(f"{name}: another column has {metric}, too; leave one of them empty")
+        if metric is not None:
+            metrics[metric] = _number(cells, name, 0.0) * unit
+        elif name not in (*LOADS, *LENGTHS, *DEPLOYMENT, *_OTHERS):
+            unread.append(name)
     stated = [name for name in LOADS if name in cells]
     # A concurrency beside a rate would be a bound that holds requests back, which no simulation here has.
     if len(stated) != 1:
@@ -82,6 +87,8 @@ def _run(cells: Mapping[str, str], label: str) -> MeasuredRun:
         model=cells.get("model"),
         gpu=cells.get("hardware", cells.get("gpu")),
         deployment=layout,
+        # A metric without its unit, or a layout by another word (tp), would be missed by who wrote the table.
+        notes=(f"columns not read: {', '.join(unread)}",) if unread else (),
     )
 
 

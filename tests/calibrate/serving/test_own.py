@@ -234,6 +234,8 @@ def test_bad_runs_are_refused_with_a_remedy(evaluator, folder, tmp_path, content
         (["gone.csv", "--out", "o.yaml"], "there is no file gone.csv"),
         (["points.csv", "--out", "o.yaml"], "says nothing of the model"),
         (["points.csv", "--out", "o.yaml", "--hardware", "h100-sxm"], "--hardware: is not of --serving"),
+        (["points.csv", "--out", "o.yaml", "--form", "table"], "--form: is not of --serving"),
+        (["points.csv", "--out", "o.yaml", "--start", "h100-sxm"], "--start: is not of --serving"),
         (["points.csv", "--out", "o.yaml", "--scenario", "server.yaml", "--set", "deployment.calibration=table.yaml"],
          "there is no file 'table.yaml'"),
         (["points.csv", "--out", "o.yaml", "--scenario", "server.yaml", "--set", "sweep.workload.requests=[4, 8]"],
