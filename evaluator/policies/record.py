@@ -48,6 +48,9 @@ class BatchingPolicy:
                 and (self.admission != "on_demand" or not self.prefill_alone or self.drain_first or peak),
                 "token_ratio needs prefill_alone and admission on_demand, without drain_first and look_every",
             ),
+            # Else a plan would give it the program of requests in their order, which knows no retraction.
+            (self.token_ratio and not self.preemptive_program, "token_ratio needs preemptive_program"),
+            (self.token_ratio and self.whole_prompts, "token_ratio cuts prompts into chunks: say whole_prompts False"),
             (peak and self.admission != "on_demand", "look_every needs admission on_demand"),
             (peak and not self.preemptive_program, "look_every needs preemptive_program"),
         ):

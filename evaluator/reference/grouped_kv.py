@@ -85,9 +85,8 @@ class GroupedKv:
         whole, found = self._find(request, hit_tokens) if hit_tokens else (0, [[] for _ in self._groups])
         computed = whole * self._block
         needed = self._first_need(units, computed, found, [None] * len(self._groups))
-        if (
-            fits
-        ):  # vLLM ``allocate_slots``, ``full_sequence_must_fit``: two questions, the first with a bound on windows
+        if fits:
+            # vLLM ``allocate_slots``, ``full_sequence_must_fit``: two questions, the first with a bound on windows.
             needed = max(needed, self._first_need(fits, computed, found, self._most))
         if needed + keep_free > self.free:
             return False

@@ -250,13 +250,13 @@ class Replica:
         for chunk in batch.chunks:
             if chunk.request.scheduled_s == math.inf:
                 chunk.request.scheduled_s = start
-        # Beside a prompt that is computed alone they decode in a later batch: this one is their first all the same.
         if self.limits.kv_groups:
             flight.tokens = {chunk.request: chunk.high - chunk.low for chunk in batch.chunks}
             for request in batch.decodes.members if batch.decodes else ():
                 flight.tokens[request] = self.limits.decode_tokens
             for request, tokens in flight.tokens.items():
                 request.under_way += tokens
+        # Beside a prompt that is computed alone they decode in a later batch: this one is their first all the same.
         for request in self.queues.newcomers:
             request.scheduled_s = min(request.scheduled_s, start)
         if batch.decodes is not None:

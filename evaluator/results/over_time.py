@@ -72,7 +72,7 @@ def over_time(
     for name in LATENCIES:
         quantiles = np.full((count, len(levels)), np.nan)
         table = by_window[name].quantile(list(levels)).unstack()
-        quantiles[table.index] = table.to_numpy()
+        quantiles[table.index] = table[list(levels)].to_numpy()  # ``unstack`` has sorted them
         values[name] = ("time", "quantile"), quantiles
     if bounds_s:
         # A request of one token has no TPOT, and is within its bound.

@@ -59,6 +59,13 @@ LOOKING = {
     "admission": "on_demand",
     "preemptive_program": True,
 }
+BY_RATIO = {
+    "whole_prompts": False,
+    "prefill_alone": True,
+    "token_ratio": True,
+    "admission": "on_demand",
+    "preemptive_program": True,
+}
 
 
 @pytest.mark.parametrize(
@@ -72,6 +79,8 @@ LOOKING = {
         ({**LOOKING, "admission": None}, "look_every needs admission on_demand"),
         ({**LOOKING, "preemptive_program": False}, "look_every needs preemptive_program"),
         ({"token_ratio": True, "prefill_alone": True}, "token_ratio needs prefill_alone and admission on_demand"),
+        ({**BY_RATIO, "preemptive_program": False}, "token_ratio needs preemptive_program"),
+        ({**BY_RATIO, "whole_prompts": True}, "token_ratio cuts prompts into chunks: say whole_prompts False"),
     ],
 )
 def test_decisions_that_no_engine_can_combine_are_refused(decisions, why):

@@ -56,6 +56,13 @@ def test_windows_without_arrivals_have_no_latency():
     np.testing.assert_array_equal(ds["attainment"], [1, np.nan, np.nan, np.nan, 0])  # one token has no TPOT
 
 
+def test_quantiles_are_in_the_order_in_which_they_are_asked_for(simulation):
+    requests = simulation.requests
+    found = over_time(requests, "10s", (0.99, 0.5))["ttft_s"]
+    xr.testing.assert_equal(found.sel(quantile=[0.5, 0.99]), over_time(requests, "10s", (0.5, 0.99))["ttft_s"])
+    assert (found.sel(quantile=0.99) > found.sel(quantile=0.5)).any()
+
+
 @pytest.mark.parametrize("every", [0, -1, 1e-9, "5 apples"])
 def test_windows_of_no_length_are_refused(simulation, every):
     with pytest.raises(InputError):
