@@ -148,6 +148,23 @@ def _written(tmp_path, change, name="vllm-0.28.0-concurrency.json"):
     return path
 
 
+def test_requests_of_sglang_that_failed_are_counted(tmp_path):
+    line = json.loads((RECORDED / "sglang-0.5.23.jsonl").read_text().splitlines()[1])
+    line["output_lens"][0] = 0  # as it writes a request without an answer
+    path = tmp_path / "result.jsonl"
+    path.write_text(json.dumps(line))
+    run = read_runs(path)[0]
+    assert run.failed == 1 and run.requests == len(line["output_lens"]) - 1 and "requests failed" in run.notes[0]
+
+
+def test_requests_of_guidellm_that_failed_are_counted(tmp_path):
+    def some_failed(content):
+        content["benchmarks"][0]["metrics"]["request_totals"] |= {"errored": 3, "incomplete": 4}
+
+    run = read_runs(_written(tmp_path, some_failed, "guidellm-0.8.1-concurrent.json"))[0]
+    assert (run.requests, run.failed, run.notes) == (24, 3, ("3 requests failed",))
+
+
 @pytest.mark.parametrize(
     ("change", "arrivals"),
     [

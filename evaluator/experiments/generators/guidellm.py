@@ -63,6 +63,9 @@ def _run(benchmark: Mapping[str, Any], label: str) -> MeasuredRun:
     if duration and duration > 0 and count:
         metrics["throughput_rps"] = count / duration
     arrivals = _load(benchmark)
+    totals = benchmark["metrics"].get("request_totals") if isinstance(benchmark.get("metrics"), Mapping) else None
+    # Those that its limit of time cut off (``incomplete``) are no failures: every such run has some at its end.
+    errored = int(as_number(totals.get("errored")) or 0) if isinstance(totals, Mapping) else 0
     return MeasuredRun(
         label,
         NAME,
@@ -75,6 +78,8 @@ def _run(benchmark: Mapping[str, Any], label: str) -> MeasuredRun:
         # simulated one an open loop.
         begun if arrivals["process"] != "closed_loop" else None,
         model=_model(benchmark),
+        failed=max(0, errored),
+        notes=(f"{errored:,} requests failed",) if errored > 0 else (),
     )
 
 

@@ -33,13 +33,16 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     requests = entry.count("completed")
     prompts: np.ndarray | float | None = mean_of(as_number(content.get("total_input_tokens")), requests)
     outputs: np.ndarray | float | None = mean_of(as_number(content.get("total_output_tokens")), requests)
+    failed = 0  # without the single requests the file does not tell
     if content.get("input_lens") is not None and content.get("output_lens") is not None:
         given = lengths_of(content)
         # A request that failed has an output of 0 tokens.
         answered = (given[0] > 0) & (given[1] > 0)
         prompts, outputs = given[0][answered], given[1][answered]
-        requests = len(prompts)
+        requests, failed = len(prompts), int((~answered).sum())
     arrivals, notes = load_of(content, requests)
+    if failed:
+        notes.append(f"{failed:,} of {failed + requests:,} requests failed")
     server = content.get("server_info")
     said = server if isinstance(server, Mapping) else {}
     layout = {
@@ -63,6 +66,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
             outputs,
             model=model if isinstance(model, str) else None,
             deployment=stated,
+            failed=failed,
             notes=tuple(notes),
         )
     ]
