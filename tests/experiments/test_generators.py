@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from evaluator.errors import InputError
-from evaluator.experiments.generators import GENERATORS, files, is_result, read_runs
+from evaluator.experiments.generators import GENERATORS, files, is_result, read_all, read_runs
 from tests.thorough import tried
 
 RECORDED = Path(__file__).parent / "results"
@@ -155,6 +155,19 @@ def test_requests_of_sglang_that_failed_are_counted(tmp_path):
     path.write_text(json.dumps(line))
     run = read_runs(path)[0]
     assert run.failed == 1 and run.requests == len(line["output_lens"]) - 1 and "requests failed" in run.notes[0]
+
+
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    recorded = (RECORDED / "aiperf-0.13.0-rate.json").read_text()
+    paths = [tmp_path / folder / "profile_export_aiperf.json" for folder in ("a/run", "b/run", "b/other")]
+    for path in paths:
+        path.parent.mkdir(parents=True)
+        path.write_text(recorded)
+    labels = [run.label for run in read_all([*paths, RECORDED / "sglang-0.5.23.jsonl"])]
+    assert [Path(label).parts[:-1] for label in labels[:3]] == [("a", "run"), ("b", "run"), ("other",)]
+    assert labels[3:] == ["sglang-0.5.23.jsonl #1", "sglang-0.5.23.jsonl #2"]
+    with pytest.raises(InputError, match=r"profile_export_aiperf.json: is given twice"):
+        read_all([paths[0], paths[1], paths[0]])
 
 
 def test_requests_of_guidellm_that_failed_are_counted(tmp_path):

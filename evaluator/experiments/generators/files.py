@@ -48,11 +48,24 @@ def is_result(path: str | Path) -> bool:
 
 
 def read_all(paths: Sequence[str | Path]) -> list[MeasuredRun]:
-    """The runs of several files, each labelled by its file: by the folder, too, where files are called the same."""
+    """The runs of several files, each labelled by its file, and by as many of its folders as tell it from the others.
+
+    Errors: as of ``read_runs``; InputError for a file that is given twice, whose runs would count twice.
+    """
     files = [Path(path) for path in paths]
-    names = [file.name for file in files]  # AIPerf and LoadGen call every run's file the same, in folders of their own
-    labels = [str(Path(file.parent.name) / file.name) if names.count(file.name) > 1 else file.name for file in files]
-    return [run for file, label in zip(files, labels, strict=True) for run in read_runs(file, label)]
+    for number, file in enumerate(files):
+        if file in files[:number]:
+            raise InputError(f"{file}: is given twice; leave one of them out")
+    return [run for file in files for run in read_runs(file, _label(file, files))]
+
+
+def _label(file: Path, files: Sequence[Path]) -> str:
+    # AIPerf and LoadGen call every run's file the same, in folders of their own; results would be taken for one run.
+    for depth in range(1, len(file.parts) + 1):
+        label = Path(*file.parts[-depth:])
+        if sum(label == Path(*other.parts[-depth:]) for other in files) == 1:
+            break
+    return str(label)
 
 
 def read_runs(path: str | Path, label: str | None = None) -> list[MeasuredRun]:
