@@ -346,8 +346,8 @@ class Queues:
             tokens = drafts if decodes else self._share(request.target - request.computed, room, whole=False)
             assert tokens is not None
             slots = self.decoding.computed(request) + drafts if decodes else request.computed + tokens
-            # vLLM preempts the lowest priority that runs, of equals the last to arrive; it may be one that has been
-            # served in this very iteration, whose tokens are then free for others. Else it is the last admitted.
+            # By priority vLLM preempts the lowest that runs, of equals the last to arrive; it may be one that has been
+            # served in this very iteration, whose tokens are then free for others. Without, it is the last admitted.
             while not self.kv.extend(request, self._units(request, slots)):
                 self.short_of_kv = True
                 victim = (

@@ -43,7 +43,9 @@ def fit(phase: str, rows: IterationRows, axes: Sequence[str] | None = None) -> t
         expected = np.where(predicted > 0, predicted, expected)
     names = np.array(TERMS[phase])
     free = coefficients > 0
-    errors = dict(zip(names[free].tolist(), _errors(relative[:, free], rows.time_s / expected), strict=True))
+    errors = dict(
+        zip(names[free].tolist(), _errors(columns[:, free] / expected[:, None], rows.time_s / expected), strict=True)
+    )
     note = {"standard_errors": errors, "not_told_apart": names[~distinct].tolist()}
     return MeasuredPhase(rows.ranges(phase), coefficients=tuple(coefficients.tolist())), note
 

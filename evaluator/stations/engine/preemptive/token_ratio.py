@@ -34,7 +34,7 @@ def form_by_ratio(given: Given, state: State, start_s: Float) -> tuple[State, Sc
     decodes = read(state.decode_groups.decodes, state.schedulable)
     prompts = state.batch.prompts.tokens > 0
     state = _decode(given, state, ~prompts & (decodes > 0))
-    # Nobody is there: SGLang hopes anew (``Scheduler.on_idle``).
+    # Nobody runs or waits: SGLang begins with the initial ratio again (``Scheduler.on_idle``).
     idle = ~prompts & (decodes == 0) & ~any_waiting(given, state)
     rules, memory = _parts(given, state)
     memory = memory._replace(
