@@ -327,6 +327,9 @@ SHOWN = ("ttft_mean", "tpot_mean", "itl_mean", "e2e_mean", "throughput_rps", "ou
 """What the report tells of every run; percentiles are in the table of all rows."""
 SLICES = ("model", "hardware", "engine", "load")
 """By what errors are told apart, where the runs differ in it; the load in bands of mean concurrency."""
+OTHER_UNIT = 100.0
+"""Factor between predicted and measured latencies, in the median, from which on a wrong unit is likelier than a wrong
+prediction: seconds that are read as milliseconds are a factor of 1,000."""
 MOST_TOLD = 60
 """Rows of single runs in the report."""
 
@@ -350,6 +353,10 @@ def told(table: pd.DataFrame) -> str:
             # Slices of one run each, and a single slice, repeat what stands above.
             if 1 < latencies[column].nunique() < latencies["exp_id"].nunique():
                 parts += ["", f"latencies by {column} (errors in %)", _text(_slices(latencies, [column, "metric"]))]
+        factor = float((1 + latencies["error_pct"] / 100).median()) if len(latencies) else 1.0
+        if not 1 / OTHER_UNIT < factor < OTHER_UNIT:
+            more = f"{factor:,.0f} times" if factor > 1 else f"1/{1 / factor:,.0f} of"
+            parts += ["", f"predicted latencies are {more} the measured ones: look at the units of the file first"]
         judged = ran[ran[EXPECTED].notna()]
         if len(judged):
             within = int((judged["error_pct"].abs() <= judged[EXPECTED]).sum())

@@ -104,7 +104,8 @@ def _warnings(fitted: OwnFit) -> list[str]:
     if fitted.spread > _POOR:
         lines.append(
             f"note: the residuals are {fitted.spread:.0f} times what replicates differ by: no times of a host explain "
-            "these runs; look whether the scenario says their layout, precision, limits and lengths"
+            "these runs; look whether the scenario says their layout, precision, limits and lengths, and "
+            "the file its times in the units that it names"
         )
     worse = [row.metric for row in summary(fitted.figures) if row.held_out_pct > row.base_pct]
     if worse:
