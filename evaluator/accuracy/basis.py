@@ -116,9 +116,15 @@ def has_host(text: str) -> bool:
 
 def design_basis(built: ReplicaBuild) -> Basis:
     """Of one replica."""
-    calibration, model, own = built.calibration, built.model, built.calibration.own_server
+    own = built.calibration.own_server
     if own is not None and dict(own.design) == served_design(built):
         return Basis((OWN_SERVER,), own=own)  # whatever it has that no other measured server had, this one has
+    return _otherwise(built)
+
+
+def _otherwise(built: ReplicaBuild) -> Basis:
+    """Of a replica that is not its user's own server."""
+    calibration, model, own = built.calibration, built.model, built.calibration.own_server
     case = calibration.rests_on if own is None else own.otherwise
     layouts = calibration.serving_runs.get(built.hardware.name, {}).get(model.name, ())
     # Weights in the checkpoint's dtypes, said or by default, run on the same kernels.
@@ -137,13 +143,15 @@ def of_release(basis: Basis, built: ReplicaBuild, version: str | None) -> Basis:
 
     Servers of another release than that of the set's runs were off by more.
     """
-    fitted = built.calibration.serving_release
-    # Of what no server had the largest error is stated already, and a set of one's own server knows its release.
-    if fitted is None or basis.unmeasured or basis.own is not None:
+    own = basis.own
+    fitted = built.calibration.serving_release if own is None else own.release
+    # Of what no server had the largest error is stated already.
+    if fitted is None or basis.unmeasured:
         return basis
     engine = serving_engine(built.spec.engine)
-    same = engine.release(version)[:2] == engine.release(fitted)[:2]  # as 0.15.1 is of 0.15
-    return basis if same else basis.joined(Basis((OTHER_RELEASES,)))
+    if engine.release(version)[:2] == engine.release(fitted)[:2]:  # as 0.15.1 is of 0.15
+        return basis
+    return (basis if own is None else _otherwise(built)).joined(Basis((OTHER_RELEASES,)))
 
 
 def served_design(built: ReplicaBuild) -> dict[str, str]:

@@ -46,7 +46,7 @@ class OwnServer:
 
     ``design`` is what must be the same for its errors to hold (``accuracy.basis.served_design``). ``errors``: by metric
     (ttft, itl, e2e), relative, of loads that were left out, whose next one was ``spacing`` away. ``otherwise`` is the
-    case of ``evaluator.accuracy`` of every other design.
+    case of ``evaluator.accuracy`` of every other design. ``release`` of its engine; None where nobody said it.
     """
 
     design: tuple[tuple[str, str], ...]
@@ -54,6 +54,7 @@ class OwnServer:
     errors: tuple[tuple[str, float], ...]
     spacing: float
     otherwise: str
+    release: str | None = None
 
     def document(self) -> dict[str, Any]:
         """The section of a file that reads back as this."""
@@ -63,6 +64,7 @@ class OwnServer:
             "errors": dict(self.errors),
             "spacing": self.spacing,
             "otherwise": self.otherwise,
+            **({} if self.release is None else {"release": self.release}),
         }
 
     def growth(self, load: ServedLoad) -> float:
@@ -90,6 +92,7 @@ def read_own_server(given: Fields) -> OwnServer | None:
         errors=tuple((str(metric), errors.number(metric)) for metric in errors.values),
         spacing=inner.number("spacing", low=1e-6),
         otherwise=inner.choice("otherwise", OTHERWISE),
+        release=None if inner.raw("release", None) is None else str(inner.raw("release", None)),
     )
     inner.finish()
     return own

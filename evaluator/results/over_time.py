@@ -45,6 +45,8 @@ def over_time(
     import xarray as xr
 
     width = parse_quantity(every, "s", "the length of a window")
+    if not len(requests):
+        raise InputError("there are no requests to tell over time")
     end = float(requests["last_token_s"].max())
     if not width > 0 or not end / width <= MOST_WINDOWS:
         raise InputError(

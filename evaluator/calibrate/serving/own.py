@@ -261,8 +261,9 @@ def fit_own(
         if metric in fitted[number]
     )  # fmt: skip
     own = OwnServer(
-        tuple(served_design(built).items()), tuple(loads), _errors(figures), _spacing(runs, loads), _otherwise(built)
-    )
+        tuple(served_design(built).items()), tuple(loads), _errors(figures), _spacing(runs, loads), _otherwise(built),
+        release=runs[0].scenario.deployment.engine_version,
+    )  # fmt: skip
     set_ = replace(
         problem.calibration(at), name=name, hardware=built.hardware.name, provenance="calibrated",
         engine=built.spec.engine, own_server=own, fit={},

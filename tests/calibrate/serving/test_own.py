@@ -153,6 +153,18 @@ def test_expected_errors_grow_with_the_distance_in_load(fitted, folder):
     assert ones[1].model_error_basis.startswith("fitted to your server")
 
 
+def test_another_release_is_not_the_server_that_was_measured(fitted, folder):
+    read = load_calibration(str(folder / "mine.yaml"), "h100-sxm")
+    assert read.own_server.release is None  # the scenario said none, and any counts
+    said = replace(read, own_server=replace(read.own_server, release="0.15"))
+    asked = {"calibration": said, "prompt_tokens": 300, "output_tokens": 40, "batch": 12}
+    same, other = (
+        package.estimate("llama-3.1-8b", "h100-sxm", engine_version=name, **asked) for name in ("0.15.1", "0.28")
+    )
+    assert same.model_error_basis.startswith("fitted to your server")
+    assert "release" in other.model_error_basis and other.model_error[1] > same.model_error[1]
+
+
 def test_what_was_not_measured_is_no_surer_than_what_was(fitted):
     poor, good = (replace(fitted.own, errors=(("itl", error),)) for error in (0.3, 0.001))
     table = load_errors()
