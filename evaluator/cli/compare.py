@@ -83,12 +83,11 @@ def compare(
         if fit is not None or held_out is not None or errors is not None:
             raise InputError("results of load generators are compared: without --fit, --held-out and --errors")
         table, means, report = _results(files, scenario, calibration, changes)
+        drawn = table
     elif scenario is not None:
         if len(files) != 1 or fit is not None or held_out is not None:
             raise InputError("with --scenario, compare takes one file of requests and neither --fit nor --held-out")
-        if plot is not None or page is not None:
-            raise InputError("--plot and --page show several figures of runs; of single requests --out has every row")
-        report, (table, means) = "", _requests(files[0], scenario, calibration, changes, errors)
+        table, means, report, drawn = _requests(files[0], scenario, calibration, changes, errors)
     else:
         if len(files) != 2 or changes:
             raise InputError(
@@ -97,6 +96,7 @@ def compare(
             )
         measured = _Errors(errors, held_out, calibration, files)
         table, means, report = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet, measured)
+        drawn = table
     if out is not None:
         from evaluator.results import write_requests
 
@@ -104,14 +104,14 @@ def compare(
         if not quiet:
             typer.echo(f"wrote {len(table):,} rows to {out}", err=True)
     if plot is not None or page is not None:
-        _draw(table, report, plot, page, quiet)
+        _draw(drawn, report, plot, page, quiet)
     if "status" in table and table["status"].str.startswith("cannot run").all():
         raise InputError(f"{files[0]}: no experiment could run")
     _gate(means, fail_above)
 
 
 def _draw(table: pd.DataFrame, report: str, plot: Path | None, page: Path | None, quiet: bool) -> None:
-    """The picture and the page of a comparison of runs; of single requests there is neither."""
+    """The picture and the page of a comparison."""
     from evaluator.report.page.comparison import write_comparison
     from evaluator.report.picture.comparison import plot_comparison
 
@@ -255,9 +255,10 @@ def _fit(experiments: list, base: str, seeds: int, folder: Path, quiet: bool) ->
 
 def _requests(
     requests: Path, scenario: str, calibration: str, changes: list[str] | None, errors: Path | None
-) -> tuple[pd.DataFrame, dict[str, float]]:
+) -> tuple[pd.DataFrame, dict[str, float], str, pd.DataFrame]:
     from evaluator.compare import compare_requests
     from evaluator.compare.expected import case_of, errors_of_requests, write_errors
+    from evaluator.compare.requests import as_run
 
     loaded = read_scenario(scenario, changes)
     if calibration != "auto":
@@ -268,19 +269,19 @@ def _requests(
     table, statistics = compare_requests(requests, loaded)
     failed = table.attrs.get("failed", 0)
     left_out = f" ({failed} more failed, and are left out)" if failed else ""
-    tell(
-        lambda: (
-            f"{len(table)} requests{left_out}{_sent(loaded)}, calibration {loaded.deployment.calibration}\n"
-            + statistics.to_string(index=False, float_format=lambda value: f"{value:.4g}")
-        ),
-        comparison=statistics,
-        requests=len(table),
-        left_out=failed,
+    means = statistics[statistics["statistic"] == "mean"]
+    judged = means[means["expected_error_pct"].notna()]
+    within = int((judged["error_pct"].abs() <= judged["expected_error_pct"]).sum())
+    report = (
+        f"{len(table)} requests{left_out}{_sent(loaded)}, calibration {loaded.deployment.calibration}\n"
+        + statistics.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-")
+        + (f"\nwithin the expected error: {within} of {len(judged)} means; 68 % should be" if len(judged) else "")
     )
+    tell(report, comparison=statistics, requests=len(table), left_out=failed)
     if errors is not None and case is not None:
         write_errors(errors, errors_of_requests(case, statistics, requests.name, loaded.name, loaded.deployment))
-    means = statistics[statistics["statistic"] == "mean"]
-    return table, {row.metric: abs(row.error_pct) for row in means.itertuples()}
+    gated = {row.metric: abs(row.error_pct) for row in means.itertuples()}
+    return table, gated, report, as_run(statistics, requests.name, loaded)
 
 
 def _sent(scenario: Scenario) -> str:

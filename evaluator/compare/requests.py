@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from evaluator.compare.run import COLUMNS, OK
 from evaluator.errors import InputError
 from evaluator.experiments.requests import METRICS, read_requests
 from evaluator.scenario import Arrivals, Lengths, Scenario, Sessions
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
 
 STATISTICS = ("mean", "p50", "p90", "p99")
+APART = "mean absolute difference"
+"""Request by request, beside the errors of the statistics: two runs may agree in the mean and in nothing else."""
 
 
 def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -27,7 +31,8 @@ def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame
     In a closed loop a request is sent when the answer to another has come: then it is the users that send the measured
     requests, in their order, and not the measured times, at which a faster prediction would never have sent them.
     The first table has a row per request with predicted and measured times, the second one per metric and statistic
-    with the signed error. Errors: InputError where the deployment cannot run the requests.
+    with the signed error and the expected one (of a mean, ``expected_error_pct``). Errors: InputError where the
+    deployment cannot run the requests.
     """
     from evaluator.run import simulate
 
@@ -37,9 +42,10 @@ def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame
         trace = Path(folder) / "trace.csv"
         _write_trace(trace, measured)
         try:
-            predicted = simulate(_with_trace(scenario, trace, len(measured))).requests
+            simulation = simulate(_with_trace(scenario, trace, len(measured)))
         except InputError as error:
             raise InputError(str(error).replace(str(trace), str(path))) from None
+    predicted, summary = simulation.requests, simulation.summary.isel(config=0)
     table = measured.copy()
     for metric in METRICS:
         if f"{metric}_s" in measured:
@@ -48,7 +54,54 @@ def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame
             # A measured time of 0 has no relative error; it shows as inf or NaN.
             with np.errstate(divide="ignore", invalid="ignore"):
                 table[f"{metric}_error_pct"] = 100 * (values / measured[f"{metric}_s"] - 1)
-    return table, _statistics(table)
+    statistics = _statistics(table, summary)
+    # By Little's law, of what was predicted: requests over the time from the first to the last of them.
+    begun, e2e = (predicted[name].to_numpy(np.float64) for name in ("arrival_s", "e2e_s"))
+    statistics.attrs = {
+        "concurrency": float(e2e.sum() / ((begun + e2e).max() - begun.min())),
+        **{name: str(summary[name].item()) for name in ("calibration_set", "provenance")},
+    }
+    return table, statistics
+
+
+def as_run(statistics: pd.DataFrame, label: str, scenario: Scenario) -> pd.DataFrame:
+    """The statistics of one run, in milliseconds, as the rows of a comparison of several (``compare.results``)."""
+    import pandas as pd
+
+    deployment = scenario.deployment
+    rows = statistics[statistics["statistic"] != APART]
+    common = {
+        "exp_id": label,
+        "experiment_name": "requests",
+        "model": str(deployment.model),
+        "gpu": str(deployment.hardware),
+        "hardware": str(deployment.hardware),
+        "engine": f"{deployment.engine} {deployment.engine_version or ''}".strip(),
+        "tensor_parallel": deployment.tensor_parallel,
+        "data_parallel": deployment.data_parallel,
+        "workload": "requests",
+        "stage_index": 0,
+        "concurrency": statistics.attrs["concurrency"],
+        "unit": "ms",
+        "calibration": statistics.attrs["calibration_set"],
+        "provenance": statistics.attrs["provenance"],
+        "status": OK,
+        "notes": "",
+    }
+    table = pd.DataFrame(
+        [
+            common
+            | {
+                "metric": f"{row.metric}_{row.statistic}",
+                "predicted": 1e3 * row.predicted_s,
+                "measured": 1e3 * row.measured_s,
+                "error_pct": row.error_pct,
+                "expected_error_pct": row.expected_error_pct,
+            }
+            for row in rows.itertuples()
+        ]
+    )
+    return table.reindex(columns=[*COLUMNS, "expected_error_pct", "engine"])
 
 
 def _write_trace(path: Path, requests: pd.DataFrame) -> None:
@@ -82,7 +135,7 @@ def _with_trace(scenario: Scenario, trace: Path, count: int) -> Scenario:
     return replace(scenario, workload=workload)
 
 
-def _statistics(table: pd.DataFrame) -> pd.DataFrame:
+def _statistics(table: pd.DataFrame, summary: xr.Dataset) -> pd.DataFrame:
     import pandas as pd
 
     rows: list[Mapping] = []
@@ -93,14 +146,18 @@ def _statistics(table: pd.DataFrame) -> pd.DataFrame:
         both = table[[f"predicted_{metric}_s", f"{metric}_s"]].dropna().to_numpy()
         if not len(both):
             continue
+        # The error that a dataset states is of means; quantiles are told beside the same, which nobody measured.
+        band = summary.get(f"{metric}_s_model_error")
+        expected = float("nan") if band is None else 100 * float(np.mean(band)) or float("nan")
         for statistic in STATISTICS:
             predicted, measured = _statistic(both, statistic)
             rows.append({"metric": metric, "statistic": statistic, "predicted_s": predicted, "measured_s": measured,
-                         "error_pct": _percent(predicted - measured, measured), "requests": len(both)})  # fmt: skip
-        # Request by request, beside the errors of the statistics: two runs may agree in the mean and in nothing else.
+                         "error_pct": _percent(predicted - measured, measured), "expected_error_pct": expected,
+                         "requests": len(both)})  # fmt: skip
         apart, mean = float(np.abs(both[:, 0] - both[:, 1]).mean()), float(both[:, 1].mean())
-        rows.append({"metric": metric, "statistic": "mean absolute difference", "predicted_s": apart,
-                     "measured_s": mean, "error_pct": _percent(apart, mean), "requests": len(both)})  # fmt: skip
+        rows.append({"metric": metric, "statistic": APART, "predicted_s": apart, "measured_s": mean,
+                     "error_pct": _percent(apart, mean), "expected_error_pct": float("nan"),
+                     "requests": len(both)})  # fmt: skip
     if not rows:
         raise InputError("no request has both a predicted and a measured time")
     return pd.DataFrame(rows)

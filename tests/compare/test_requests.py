@@ -110,6 +110,14 @@ def test_the_command_on_requests(evaluator, requests, scenario, tmp_path):
     assert "above 1 %: " in told
 
 
+def test_a_run_request_by_request_has_expected_errors_and_pictures(evaluator, requests, scenario, tmp_path):
+    picture, page = tmp_path / "errors.png", tmp_path / "errors.html"
+    code, printed, _ = evaluator("compare", requests, "--scenario", scenario, "--plot", picture, "--page", page)
+    assert code == 0
+    assert "expected_error_pct" in printed and "within the expected error: 3 of 3 means" in printed
+    assert picture.read_bytes().startswith(b"\x89PNG") and "tpot_p99" in page.read_text()
+
+
 def test_the_command_on_experiments(evaluator, small, tmp_path):
     out = tmp_path / "compare.csv"
     arguments = ("compare", *small, "--calibration", "datasheet", "--seeds", 1, "--out", out)
