@@ -92,8 +92,9 @@ class ServingEngine:
     def defaults(self, hardware: Hardware, devices: int, ranks: int, version: str | None = None) -> SchedulerDefaults:
         """Those on a device, for a replica of so many of them, which are divided into so many data-parallel ranks that
         share experts (1: into none). Limits are those of one rank. InputError for an unknown release."""
-        release = self.release(version)
-        limits, rules = self.rules.limits(release, hardware), self.rules.at(release)
+        table = self.rules  # once: each time its file is looked for
+        release = table.release(version)
+        limits, rules = table.limits(release, hardware), table.at(release)
         times = devices // ranks if limits.times_devices else 1
         found = SchedulerDefaults(
             max_num_seqs=limits.max_num_seqs * times,

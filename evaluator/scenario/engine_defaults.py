@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from evaluator.catalog.engines import SchedulerDefaults, serving_engine
@@ -126,16 +127,23 @@ def with_engine_defaults(
     ``workload``: what it serves, as far as that is known. ``alone``: it is the one pool that answers, and no stages are
     around it. ``whole_requests``: of the request-level simulator, which knows KV that is reserved alone.
     """
+    given = deployment
+
+    @cache
+    def of_engine() -> SchedulerDefaults:
+        # Of device, layout and release, which nothing below changes: once for all that is unsaid, or not at all.
+        return scheduler_defaults(given)
+
     if deployment.batching.policy is None:
         # First, because what an engine has of other keys goes by it. The request-level simulator knows whole prompts.
-        chosen = _policy(deployment, scheduler_defaults(deployment), workload, alone and not whole_requests)
+        chosen = _policy(deployment, of_engine(), workload, alone and not whole_requests)
         deployment = replace(deployment, batching=replace(deployment.batching, policy=chosen))
     filled: dict[str, Batching | KvCache] = {}
     for section, keys in LEFT_TO_ENGINE.items():
         said: Any = getattr(deployment, section)
         if any(getattr(said, key) is None for key in keys):
             budget = deployment.batching.max_num_batched_tokens
-            defaults = scheduler_defaults(deployment).within(budget, deployment.decode_tokens)
+            defaults = of_engine().within(budget, deployment.decode_tokens)
             if section == "kv":
                 admission = deployment.kv.admission or (
                     "reserve" if whole_requests else _admission(deployment, defaults, workload)
