@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluator.compare.run import COLUMNS, OK
+from evaluator.compare.run import COLUMNS, EXPECTED, OK, expected_pct, of_deployment
 from evaluator.errors import InputError
 from evaluator.experiments.requests import METRICS, read_requests
 from evaluator.scenario import Arrivals, Lengths, Scenario, Sessions
@@ -68,17 +68,11 @@ def as_run(statistics: pd.DataFrame, label: str, scenario: Scenario) -> pd.DataF
     """The statistics of one run, in milliseconds, as the rows of a comparison of several (``compare.results``)."""
     import pandas as pd
 
-    deployment = scenario.deployment
     rows = statistics[statistics["statistic"] != APART]
     common = {
         "exp_id": label,
         "experiment_name": "requests",
-        "model": str(deployment.model),
-        "gpu": str(deployment.hardware),
-        "hardware": str(deployment.hardware),
-        "engine": f"{deployment.engine} {deployment.engine_version or ''}".strip(),
-        "tensor_parallel": deployment.tensor_parallel,
-        "data_parallel": deployment.data_parallel,
+        **of_deployment(scenario.deployment),
         "workload": "requests",
         "stage_index": 0,
         "concurrency": statistics.attrs["concurrency"],
@@ -96,12 +90,12 @@ def as_run(statistics: pd.DataFrame, label: str, scenario: Scenario) -> pd.DataF
                 "predicted": 1e3 * row.predicted_s,
                 "measured": 1e3 * row.measured_s,
                 "error_pct": row.error_pct,
-                "expected_error_pct": row.expected_error_pct,
+                EXPECTED: row.expected_error_pct,
             }
             for row in rows.itertuples()
         ]
     )
-    return table.reindex(columns=[*COLUMNS, "expected_error_pct", "engine"])
+    return table.reindex(columns=[*COLUMNS, EXPECTED, "engine"])
 
 
 def _write_trace(path: Path, requests: pd.DataFrame) -> None:
@@ -147,16 +141,15 @@ def _statistics(table: pd.DataFrame, summary: xr.Dataset) -> pd.DataFrame:
         if not len(both):
             continue
         # The error that a dataset states is of means; quantiles are told beside the same, which nobody measured.
-        band = summary.get(f"{metric}_s_model_error")
-        expected = float("nan") if band is None else 100 * float(np.mean(band)) or float("nan")
+        expected = expected_pct(summary, f"{metric}_s")
         for statistic in STATISTICS:
             predicted, measured = _statistic(both, statistic)
             rows.append({"metric": metric, "statistic": statistic, "predicted_s": predicted, "measured_s": measured,
-                         "error_pct": _percent(predicted - measured, measured), "expected_error_pct": expected,
+                         "error_pct": _percent(predicted - measured, measured), EXPECTED: expected,
                          "requests": len(both)})  # fmt: skip
         apart, mean = float(np.abs(both[:, 0] - both[:, 1]).mean()), float(both[:, 1].mean())
         rows.append({"metric": metric, "statistic": APART, "predicted_s": apart, "measured_s": mean,
-                     "error_pct": _percent(apart, mean), "expected_error_pct": float("nan"),
+                     "error_pct": _percent(apart, mean), EXPECTED: float("nan"),
                      "requests": len(both)})  # fmt: skip
     if not rows:
         raise InputError("no request has both a predicted and a measured time")

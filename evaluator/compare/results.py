@@ -15,7 +15,7 @@ import numpy as np
 
 from evaluator.catalog.store import names
 from evaluator.compare.report import load_band, summarise
-from evaluator.compare.run import COLUMNS, OK
+from evaluator.compare.run import COLUMNS, EXPECTED, OK, expected_pct, of_deployment
 from evaluator.errors import InputError
 from evaluator.experiments.generators import MeasuredRun
 from evaluator.experiments.generators.measured_run import latencies_of_requests
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from evaluator.run.single import Simulation
 
-EXPECTED = "expected_error_pct"
-"""Column behind those of a comparison: how far off the prediction is expected to be (68 of 100 are closer); NaN of the
-throughput of an open loop that keeps up, which is what was sent and no prediction."""
 AS_SENT = "the throughput of an open loop that keeps up is the rate that was sent: nothing is predicted (expected ± -)"
 _PERCENTILE = re.compile(r"[a-z0-9]+_p(\d+(?:\.\d+)?)")
 LEAST_PERCENT = 50.0
@@ -280,7 +277,6 @@ def _rows(run: MeasuredRun, scenario: Scenario, simulation: Simulation) -> list[
         if metric not in values or not measured:
             continue
         scale, unit = (1e3, "ms") if metric.split("_")[0] in _JUDGED_BY else (1.0, "1/s")
-        expected = summary.get(f"{_JUDGED_BY.get(metric.split('_')[0], metric)}_model_error")
         rows.append(
             common
             | {
@@ -290,15 +286,14 @@ def _rows(run: MeasuredRun, scenario: Scenario, simulation: Simulation) -> list[
                 "measured": scale * measured,
                 "error_pct": 100 * (values[metric] / measured - 1),
                 "status": OK,
-                # 0 is the error of a throughput that is given by the rate: no prediction, hence NaN.
-                EXPECTED: np.nan if expected is None else 100 * float(np.mean(expected)) or np.nan,
+                EXPECTED: expected_pct(summary, _JUDGED_BY.get(metric.split("_")[0], metric)),
             }
         )
     return rows
 
 
 def _common(run: MeasuredRun, scenario: Scenario) -> dict[str, Any]:
-    deployment, process = scenario.deployment, run.arrivals["process"]
+    process = run.arrivals["process"]
     users = run.arrivals.get("users")
     notes = list(run.notes)
     if not isinstance(run.prompt_tokens, np.ndarray):
@@ -310,12 +305,7 @@ def _common(run: MeasuredRun, scenario: Scenario) -> dict[str, Any]:
     return {
         "exp_id": run.label,
         "experiment_name": run.generator,
-        "model": str(deployment.model),
-        "gpu": str(deployment.hardware),
-        "hardware": str(deployment.hardware),
-        "engine": f"{deployment.engine} {deployment.engine_version or ''}".strip(),
-        "tensor_parallel": deployment.tensor_parallel,
-        "data_parallel": deployment.data_parallel,
+        **of_deployment(scenario.deployment),
         "workload": f"{users} users" if users else process,
         "stage_index": 0,
         "rate_rps": run.arrivals.get("rate_rps", np.nan),

@@ -18,6 +18,9 @@ from evaluator.experiments.traffic import requests
 
 if TYPE_CHECKING:
     import pandas as pd
+    import xarray as xr
+
+    from evaluator.scenario import Deployment
 
 LATENCIES = ("ttft", "itl", "tpot", "e2e")
 OK = "ok"
@@ -60,6 +63,30 @@ COLUMNS = (
     "stage_index", "rate_rps", "concurrency", "metric", "unit", "predicted", "predicted_stderr", "measured",
     "error_pct", "calibration", "provenance", "status", "notes",
 )  # fmt: skip
+
+
+EXPECTED = "expected_error_pct"
+"""Column behind those of a comparison: how far off the prediction is expected to be (68 of 100 are closer); NaN of the
+throughput of an open loop that keeps up, which is what was sent and no prediction."""
+
+
+def expected_pct(summary: xr.Dataset, variable: str) -> float:
+    """The expected error of a variable of a configuration's dataset, in percent; NaN where none is stated."""
+    expected = summary.get(f"{variable}_model_error")
+    # 0 is the error of a throughput that is given by the rate: no prediction, hence NaN.
+    return np.nan if expected is None else 100 * float(np.mean(expected)) or np.nan
+
+
+def of_deployment(deployment: Deployment) -> dict[str, object]:
+    """What rows of a comparison say of the server that a scenario describes."""
+    return {
+        "model": str(deployment.model),
+        "gpu": str(deployment.hardware),
+        "hardware": str(deployment.hardware),
+        "engine": f"{deployment.engine} {deployment.engine_version or ''}".strip(),
+        "tensor_parallel": deployment.tensor_parallel,
+        "data_parallel": deployment.data_parallel,
+    }
 
 
 def predictions(

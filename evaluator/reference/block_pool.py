@@ -94,3 +94,19 @@ class BlockPool:
             del self._blocks_named[name]
         else:
             blocks.remove(block)
+
+
+class OnBlockPool:
+    """What every ``Kv`` on a pool of blocks tells of it."""
+
+    pool: BlockPool
+
+    @property
+    def free(self) -> int:
+        """Blocks that nobody uses, whether they hold something or not."""
+        return self.pool.free
+
+    @property
+    def known(self) -> int:
+        """Blocks that can be found."""
+        return self.pool.known

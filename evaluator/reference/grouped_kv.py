@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from evaluator.reference.block_pool import ROOT, BlockPool
+from evaluator.reference.block_pool import ROOT, BlockPool, OnBlockPool
 from evaluator.reference.request import Request
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class _Row:
     named: int = 0  # of them, how many have been looked at for a name
 
 
-class GroupedKv:
+class GroupedKv(OnBlockPool):
     """Implements ``Kv``. What the scheduler counts in is tokens: how many blocks they take is known here alone."""
 
     def __init__(self, limits: Limits) -> None:
@@ -63,16 +63,6 @@ class GroupedKv:
             None if group.window is None else -(-(group.window - 1 + under_way) // self._block) + 1
             for group in self._groups
         ]
-
-    @property
-    def free(self) -> int:
-        """Blocks that nobody uses."""
-        return self.pool.free
-
-    @property
-    def known(self) -> int:
-        """Blocks that can be found."""
-        return self.pool.known
 
     def units(self, tokens: int) -> int:
         return tokens

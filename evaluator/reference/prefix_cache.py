@@ -9,28 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from evaluator.reference.block_pool import ROOT, BlockPool
+from evaluator.reference.block_pool import ROOT, BlockPool, OnBlockPool
 from evaluator.reference.limits import Limits
 from evaluator.reference.request import Request
 
 
-class PrefixCache:
+class PrefixCache(OnBlockPool):
     """Implements ``Kv``; a unit is a block."""
 
     def __init__(self, limits: Limits) -> None:
         self.capacity = limits.kv_units
         self._block = limits.block_tokens
         self.pool = BlockPool(limits.kv_units)
-
-    @property
-    def free(self) -> int:
-        """Blocks that nobody uses, whether they hold something or not."""
-        return self.pool.free
-
-    @property
-    def known(self) -> int:
-        """Blocks that can be found."""
-        return self.pool.known
 
     def users(self, block: int) -> int:
         """How many requests use a block."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import numpy as np
 
@@ -204,23 +204,25 @@ def _gaps(chain_result: ChainResult, longer_s: np.ndarray) -> Gaps | None:
 
 
 def expected(
-    configuration: Configuration, errors: Errors, load: ServedLoad | None = None
+    configuration: Configuration, errors: Errors, load: Callable[[], ServedLoad] | None = None
 ) -> tuple[tuple[float, ...], str]:
     """The expected relative errors of TTFT, ITL and E2E (``basis.METRICS``), and what they rest on in words.
 
-    ``load``: of each replica; None where the errors do not depend on it, or nothing was run.
+    ``load`` gives that of each replica, and is asked where the errors depend on it; None where nothing was run.
     """
-    if load is not None:  # of each configuration its own: nothing to keep
-        basis = basis_of(configuration)
-        return basis.bands(errors, load), basis.text(errors)
-    return _errors_and_basis(basis_of(configuration), errors)
+    basis = basis_of(configuration)
+    if load is not None and basis.measured is not None:  # of each configuration its own: nothing to keep
+        return basis.bands(errors, load()), basis.text(errors)
+    return _errors_and_basis(basis, errors)
 
 
-def _served_load(configuration: Configuration, chain_result: ChainResult, position: int) -> ServedLoad | None:
-    """What its replicas had to do, where its expected error depends on it."""
-    if configuration.status != OK or basis_of(configuration).measured is None:
+def _served_load(
+    configuration: Configuration, chain_result: ChainResult, position: int
+) -> Callable[[], ServedLoad] | None:
+    """What its replicas had to do, to be asked; None where they did nothing."""
+    if configuration.status != OK:
         return None
-    return load_of(configuration, chain_result.times, chain_result.tokens, position)
+    return partial(load_of, configuration, chain_result.times, chain_result.tokens, position)
 
 
 def load_of(configuration: Configuration, times: RequestTimes, tokens: TokenCounts, position: int) -> ServedLoad:

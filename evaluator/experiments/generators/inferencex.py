@@ -13,7 +13,7 @@ from typing import Any
 from evaluator.catalog.devices import recognised as device
 from evaluator.errors import InputError
 from evaluator.experiments.entry import as_number
-from evaluator.experiments.generators.measured_run import MeasuredRun, closed_loop, statistics_of
+from evaluator.experiments.generators.measured_run import MeasuredRun, closed_loop, number_in, statistics_of
 
 NAME = "InferenceX"
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
@@ -35,7 +35,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     record = {_WEBSITE.get(key, key): value for key, value in content.items()}
     if isinstance(metrics := record.pop("metrics", None), Mapping):
         record |= metrics
-    users = _number(record, "conc", 1)
+    users = number_in(record, "conc", 1)
     latencies: dict[str, float] = {}
     for ours, theirs in METRICS.items():
         ending = f"_{theirs}"
@@ -86,7 +86,7 @@ def _layout(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]
     pools = {}
     for phase in ("prefill", "decode"):
         workers = _workers(record, f"{phase}_")
-        pools[phase] = {"role": phase, **workers, "replicas": int(_number(record, f"{phase}_num_workers", 1))}
+        pools[phase] = {"role": phase, **workers, "replicas": int(number_in(record, f"{phase}_num_workers", 1))}
     devices = {phase: _devices(pool) * pool["replicas"] for phase, pool in pools.items()}
     for phase, counted in devices.items():
         stated = as_number(record.get(f"num_{phase}_gpu"))
@@ -99,8 +99,8 @@ def _layout(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]
 
 def _workers(record: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Of the devices of one worker, the layout in our keys."""
-    tensor = int(_number(record, f"{prefix}tp", 1))
-    experts = int(_number(record, f"{prefix}ep", 1)) if f"{prefix}ep" in record else 1
+    tensor = int(number_in(record, f"{prefix}tp", 1))
+    experts = int(number_in(record, f"{prefix}ep", 1)) if f"{prefix}ep" in record else 1
     layout = {"tensor_parallel": tensor}
     if _is(record, f"{prefix}dp_attention"):
         # Attention is whole on each device then, and `tp` the number of devices.
@@ -151,10 +151,3 @@ def _lengths(
 def _is(record: Mapping[str, Any], name: str) -> bool:
     """A flag, which the first records have as the words of a shell."""
     return str(record.get(name, False)).lower() == "true"
-
-
-def _number(record: Mapping[str, Any], name: str, least: float) -> float:
-    value = as_number(record.get(name))
-    if value is None or not least <= value < math.inf:
-        raise InputError(f"{name} must be a number of at least {least:g}, got {str(record.get(name))[:40]!r}")
-    return value

@@ -118,6 +118,14 @@ def per_request(values: Any, what: str, least: float = 0.0) -> np.ndarray:
     return np.array(numbers, dtype=np.float64)
 
 
+def number_in(entry: Mapping[str, Any], name: str, least: float) -> float:
+    """The number under a name; InputError where there is none, or one below ``least``."""
+    value = as_number(entry.get(name))
+    if value is None or not least <= value < math.inf:
+        raise InputError(f"{name} must be a number of at least {least:g}, got {str(entry.get(name))[:40]!r}")
+    return value
+
+
 def mean_of(total: float | None, count: int) -> float | None:
     """Tokens of a request on average; None where the file has no total."""
     return total / count if total and count else None

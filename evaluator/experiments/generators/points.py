@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from evaluator.errors import InputError
 from evaluator.experiments.actuals import column_metric
-from evaluator.experiments.entry import as_number
-from evaluator.experiments.generators.measured_run import MeasuredRun, closed_loop, open_loop
+from evaluator.experiments.generators.measured_run import MeasuredRun, closed_loop, number_in, open_loop
 
 NAME = "points"
 LOADS = ("concurrency", "rate_rps")
@@ -62,20 +60,20 @@ def _run(cells: Mapping[str, str], label: str) -> MeasuredRun:
         if metric in metrics:
             raise InputError(f"{name}: another column has {metric}, too; leave one of them empty")
         if metric is not None:
-            metrics[metric] = _number(cells, name, 0.0) * unit
+            metrics[metric] = number_in(cells, name, 0.0) * unit
         elif name not in (*LOADS, *LENGTHS, *DEPLOYMENT, *_OTHERS):
             unread.append(name)
     stated = [name for name in LOADS if name in cells]
     # A concurrency beside a rate would be a bound that holds requests back, which no simulation here has.
     if len(stated) != 1:
         raise InputError(f"needs one of {' and '.join(LOADS)}, has {' and '.join(stated) or 'none'}")
-    load = _number(cells, stated[0], 1e-6)
+    load = number_in(cells, stated[0], 1e-6)
     users = load if stated[0] == "concurrency" else 0
     layout: dict[str, Any] = {name: cells[name] for name in DEPLOYMENT if name in cells}
     # After the texts of all columns of a deployment, of which numbers take the place.
-    layout |= {name: int(_number(cells, name, 1)) for name in LAYOUT if name in cells}
-    count = int(_number(cells, "requests", 1)) if "requests" in cells else max(LEAST, int(CYCLES * users))
-    prompts, outputs = (_number(cells, name, 1) if name in cells else None for name in LENGTHS)
+    layout |= {name: int(number_in(cells, name, 1)) for name in LAYOUT if name in cells}
+    count = int(number_in(cells, "requests", 1)) if "requests" in cells else max(LEAST, int(CYCLES * users))
+    prompts, outputs = (number_in(cells, name, 1) if name in cells else None for name in LENGTHS)
     return MeasuredRun(
         label,
         NAME,
@@ -90,10 +88,3 @@ def _run(cells: Mapping[str, str], label: str) -> MeasuredRun:
         # A metric without its unit, or a layout by another word (tp), would be missed by who wrote the table.
         notes=(f"columns not read: {', '.join(unread)}",) if unread else (),
     )
-
-
-def _number(cells: Mapping[str, str], name: str, least: float) -> float:
-    value = as_number(cells[name])
-    if value is None or not least <= value < math.inf:
-        raise InputError(f"{name} must be a number of at least {least:g}, got {cells[name][:40]!r}")
-    return value

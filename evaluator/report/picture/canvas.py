@@ -61,12 +61,19 @@ def canvas(width: float, height: float) -> Any:
 def headings(figure: Any, ds: xr.Dataset, subtitle: str, notes: Sequence[str]) -> None:
     """Title and subtitle above, notes below, at fixed distances from the edges in inches."""
     width, height = figure.get_size_inches()
-    # In inches of the sheet: fractions would move the heading with the size of a figure.
-    left = 0.25 / width
-    figure.text(left, 1 - 0.30 / height, ds.attrs.get("title", "sweep"), fontsize=TITLE, fontweight="bold", va="center")
-    figure.text(left, 1 - 0.58 / height, subtitle, fontsize=HEADING, color=GREY, va="center")
+    left = title_lines(figure, ds.attrs.get("title", "sweep"), subtitle)
     lines = textwrap.fill(".  ".join(notes), max(40, int(15.5 * (width - 0.5))))  # characters of 7.5 points per inch
     figure.text(left, 0.12 / height, lines, fontsize=SMALL, color=GREY, va="bottom")
+
+
+def title_lines(figure: Any, heading: str, subtitle: str) -> float:
+    """Title and subtitle above a figure; where they begin, which notes below may begin at, too."""
+    width, height = figure.get_size_inches()
+    # In inches of the sheet: fractions would move the heading with the size of a figure.
+    left = 0.25 / width
+    figure.text(left, 1 - 0.30 / height, heading, fontsize=TITLE, fontweight="bold", va="center")
+    figure.text(left, 1 - 0.58 / height, subtitle, fontsize=HEADING, color=GREY, va="center")
+    return left
 
 
 def footnotes(ds: xr.Dataset, layout: Layout) -> list[str]:

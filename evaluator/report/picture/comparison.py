@@ -10,8 +10,8 @@ import numpy as np
 
 from evaluator.accuracy import SHARE
 from evaluator.errors import InputError
-from evaluator.report.picture.canvas import canvas, save
-from evaluator.report.picture.style import BODY, COLOURS, GREY, HEADING, SMALL, TITLE, grid_lines
+from evaluator.report.picture.canvas import canvas, save, title_lines
+from evaluator.report.picture.style import BODY, COLOURS, GREY, SMALL, grid_lines
 from evaluator.units import counted
 
 if TYPE_CHECKING:
@@ -51,16 +51,8 @@ def comparison_figure(table: pd.DataFrame) -> Any:
     _errors(grid[0, 0], rows)
     if judged:
         _held(grid[0, 1], rows[rows["expected_error_pct"].notna()])
-    left, runs = 0.25 / width, rows["exp_id"].nunique()
-    figure.text(left, 1 - 0.30 / height, "Predicted against measured", fontsize=TITLE, fontweight="bold", va="center")
-    figure.text(
-        left,
-        1 - 0.58 / height,
-        f"{counted(runs, 'run')}: {_some(rows['model'], 'models')} on {_some(rows['hardware'], 'devices')}",
-        fontsize=HEADING,
-        color=GREY,
-        va="center",
-    )
+    of_runs = f"{_some(rows['model'], 'models')} on {_some(rows['hardware'], 'devices')}"
+    left = title_lines(figure, "Predicted against measured", f"{counted(rows['exp_id'].nunique(), 'run')}: {of_runs}")
     sets = (
         f"Calibration: {_some(rows['calibration'], 'sets')}.  Bars: the error that was expected (68 of 100 are closer)."
     )

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluator.report.picture.canvas import canvas, save
-from evaluator.report.picture.style import BODY, COLOURS, GREY, HEADING, SMALL, TITLE, grid_lines
+from evaluator.report.picture.canvas import canvas, save, title_lines
+from evaluator.report.picture.style import BODY, COLOURS, SMALL, grid_lines
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -24,8 +24,7 @@ def plot_over_time(ds: xr.Dataset, path: str | Path, title: str) -> Path:
 
 def over_time_figure(ds: xr.Dataset, title: str) -> Any:
     """The figure of ``plot_over_time``."""
-    width, height = 8.5, 8.2
-    figure = canvas(width, height)
+    figure = canvas(8.5, 8.2)
     panels = figure.subplots(4, 1, sharex=True)
     figure.subplots_adjust(0.1, 0.09, 0.97, 0.89, hspace=0.28)
     begins, window = ds["time"].values, ds.attrs["window_s"]
@@ -55,9 +54,8 @@ def over_time_figure(ds: xr.Dataset, title: str) -> Any:
     panels[-1].set_xlabel(f"time ({unit})", fontsize=BODY)
     panels[-1].set_xlim(0, edges[-1])
     seeds = ds.attrs["seeds"]
-    figure.text(0.25 / width, 1 - 0.3 / height, title, fontsize=TITLE, fontweight="bold", va="center")
     subtitle = f"windows of {window:g} s; latencies by the time of arrival" + (
         f"; {seeds} seeds together" if seeds > 1 else ""
     )
-    figure.text(0.25 / width, 1 - 0.58 / height, subtitle, fontsize=HEADING, color=GREY, va="center")
+    title_lines(figure, title, subtitle)
     return figure
