@@ -116,6 +116,8 @@ def calibrate(
     check_output(plot, "--plot", PICTURE_SUFFIXES)
     check_output(errors, "--errors", SET_SUFFIXES)
     if serving:
+        # By the names on the command line, with None where an option has its default: what was not given cannot be told
+        # from its default otherwise.
         others = {"--hardware": hardware, "--transfer": transfer or None, "--errors": errors, "--axes": axes,
                   "--engine": engine, "--plot": plot, "--form": None if form is Form.roofline else form,
                   "--start": None if start == "datasheet" else start,
@@ -127,6 +129,7 @@ def calibrate(
             )
         _serving(data or [], scenario, changes or [], out, quiet)
         return
+    # `--serving` came later: the other fits take tables that name their hardware and models themselves.
     if scenario is not None or changes:
         raise InputError("--scenario and --set say which server was measured: they go with --serving")
     if transfer:
@@ -169,6 +172,7 @@ def _serving(data: list[Path], name: str | None, changes: list[str], out: Path |
     from evaluator.results.files import replacing
     from evaluator.scenario import with_engine_defaults
 
+    # All runs are read and checked before the first simulation, of which a fit takes hundreds.
     runs = own_runs(read_all(data), None if name is None else read_scenario(name, changes, quiet), changes)
     kept = "no set was written, as a fit is of all of its runs; the same command begins anew"
     total = expected_simulations(len(runs), len({run.load for run in runs}))
@@ -178,11 +182,14 @@ def _serving(data: list[Path], name: str | None, changes: list[str], out: Path |
         nullcontext() if quiet else Progress(total, "simulations") as progress,
     ):
         scenario = runs[0].scenario
+        # Of the first run: `own_runs` has refused runs of different deployments.
         built = design(with_engine_defaults(scenario.deployment), 0, scenario.workload.sampling.asked)
         fitted = fit_own(runs, built, out.stem, Path(folder), progress)
         if progress is not None:
+            # The total was a guess; the bar ends at what it took.
             progress.expect(fitted.simulations)
         text = set_text(fitted)
+        # Written beside its place and moved: a set that was there stays whole if this is interrupted.
         with replacing(out) as path:
             path.write_text(text, encoding="utf-8")
     tell(

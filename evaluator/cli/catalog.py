@@ -49,6 +49,7 @@ def list_hardware() -> None:
         # Old devices have no bf16; their fp16 has the same width.
         peak = entry.peak_flops.get("bf16", entry.peak_flops.get("fp16"))
         links = ", ".join(f"{link.name} {_four_digits(link.bandwidth / 1e9)}" for link in entry.links)
+        # `peak and`: a device without a peak in 16 bits has an empty cell, not 0.
         numbers = (peak and peak / 1e12, entry.memory_bytes / 1e9, entry.memory_bandwidth / 1e9, entry.power_w)
         records.append(dict(zip(columns, (entry.name, entry.kind, *map(_rounded, numbers), links), strict=True)))
     _tell_records("hardware", columns, records)
@@ -81,6 +82,7 @@ def list_storage() -> None:
     records = []
     for storage in map(load_storage, names("storage")):
         figures = (storage.bandwidth / 1e9, 1e6 * storage.latency_s, storage.capacity_bytes / 1e9)
+        # A store for all replicas says so by a word, which is no number of them.
         shared = storage.shared_by if isinstance(storage.shared_by, str) else float(storage.shared_by)
         records.append(dict(zip(columns, (storage.name, *map(_rounded, figures), shared), strict=True)))
     _tell_records("storage", columns, records)

@@ -107,6 +107,7 @@ def compare(
         _draw(drawn, report, plot, page, quiet)
     if "status" in table and table["status"].str.startswith("cannot run").all():
         raise InputError(f"{files[0]}: no experiment could run")
+    # Last: a gate that fails must not cost the table, the picture and the page, by which one finds out why.
     _gate(means, fail_above)
 
 
@@ -181,6 +182,7 @@ def _experiments(
     if held_out is not None:
         from evaluator.calibrate.serving import held_out_by_kernels
 
+        # One fit for each part that is kept aside, whatever the kernels: fits are what takes time here.
         tables = held_out_by_kernels(experiments, held_out, base, range(seeds), errors.kernels)
         typer.echo(f"Predicted by sets fitted without them ({held_out} by {held_out}):")
     else:
@@ -271,6 +273,7 @@ def _requests(
     left_out = f" ({failed} more failed, and are left out)" if failed else ""
     means = statistics[statistics["statistic"] == "mean"]
     judged = means[means["expected_error_pct"].notna()]
+    # The expected error is a band of one standard deviation: 68 % of a normal distribution.
     within = int((judged["error_pct"].abs() <= judged["expected_error_pct"]).sum())
     report = (
         f"{len(table)} requests{left_out}{_sent(loaded)}, calibration {loaded.deployment.calibration}\n"
@@ -280,6 +283,7 @@ def _requests(
     tell(report, comparison=statistics, requests=len(table), left_out=failed)
     if errors is not None and case is not None:
         write_errors(errors, errors_of_requests(case, statistics, requests.name, loaded.name, loaded.deployment))
+    # Means alone, as for results of load generators (`_results`).
     gated = {row.metric: abs(row.error_pct) for row in means.itertuples()}
     return table, gated, report, as_run(statistics, requests.name, loaded)
 

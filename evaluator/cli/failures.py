@@ -64,6 +64,7 @@ def _failures() -> Iterator[None]:
         _leave(USER_INPUT, f"error: {_one_line(error)}", error)
     except BrokenPipeError:
         _drop_stdout()
+        # No message: the reader that went away may have been the only one, and `| head` is no fault.
         raise typer.Exit(OUR_FAULT) from None
     except OSError as error:
         # A full disk is for the user to deal with, though the call that failed may name no file.

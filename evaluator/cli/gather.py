@@ -27,6 +27,7 @@ def gather(
         # On stdout, one a line: ``evaluator gather NAME.zarr | parallel`` computes what is missing.
         commands = list(gathered.commands)
         tell("\n".join(commands), commands=commands)
+        # Twenty numbers fill a line or two; stdout has the commands of all.
         numbers = ", ".join(str(shard.number) for shard in gathered.missing[:LISTED])
         more = ", ..." if len(gathered.missing) > LISTED else ""
         raise InputError(

@@ -68,6 +68,7 @@ def measure(
 
     loaded = [load_model(name) for name in models or MODELS]
     device = find_device()
+    # In an order of which any beginning has some of each class (`points`): --seconds ends it anywhere.
     calls = points(
         operators.split(",") if operators else None, loaded, splits or SPLITS, _dtype(dtype, device), device.count,
         QUICK if quick else FULL,
@@ -78,6 +79,7 @@ def measure(
     rows = MeasuredRows(out, device.name, describe.stem if describe else str(device.catalog_name), resume=resume)
     if describe is not None and describe.exists() and not resume:
         raise InputError(f"{describe}: is there already, and would be overwritten; name another one by --describe")
+    # Told before the description is made, which needs rows of several classes and may refuse.
     _report(_run(calls, device, rows, seconds, quick, quiet), rows, device)
     if describe is not None:
         from evaluator.measure import description

@@ -116,6 +116,7 @@ def print_document(run: Callable[[], Any], words: Sequence[str]) -> int:
         with redirect_stdout(io.StringIO()) as printed:
             try:
                 code = run()
+            # In standalone mode Click leaves with 1 after an Abort, too.
             except typer.Abort:
                 code = 1
             except Exception as error:  # a usage error of Typer's or Click's; all others became exit codes
@@ -125,6 +126,7 @@ def print_document(run: Callable[[], Any], words: Sequence[str]) -> int:
                 fail("usage", error.format_message())
     finally:
         Document.current = None
+    # Commands return nothing; Click returns what they return, and an exit code only where one was raised.
     code = code if isinstance(code, int) else 0
     whole = document.whole(_command(words), code, printed.getvalue())
     # ``allow_nan=False``: NaN is no JSON. ``plain`` has made null of it, and what it missed should fail
@@ -223,6 +225,7 @@ def dataset_table(ds: xr.Dataset) -> dict[str, Any]:
         columns[str(name)] = _column(attributes.get("units"), attributes.get("description"))
         by_row = variable.transpose("config", ...) if "config" in variable.dims else variable
         labels = [_labels(ds, str(dim)) for dim in by_row.dims if dim != "config"]
+        # What holds for all designs stands in every row: a reader of one row needs no other place.
         values = by_row.values if "config" in variable.dims else [by_row.values] * len(rows)
         for row, value in zip(rows, values, strict=True):
             row[str(name)] = _nested(value, labels)

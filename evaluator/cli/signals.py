@@ -196,6 +196,7 @@ def _poke(number: int, after_s: float) -> None:
     _State.poked = True
     if hasattr(signal, "pthread_kill"):  # it wakes the main thread from a sleep or a wait, too
         signal.pthread_kill(threading.main_thread().ident or 0, number)
+    # Windows has no pthread_kill; a sleep of the main thread is not interrupted there.
     else:
         _thread.interrupt_main(signal.Signals(number))
 

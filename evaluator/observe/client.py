@@ -83,24 +83,30 @@ async def ask(
 
 
 async def _checked(response: aiohttp.ClientResponse) -> None:
+    # The prompts, and perhaps a key, would go to a host that nobody named.
     if 300 <= response.status < 400:
         where = response.headers.get("Location", "nowhere")
         raise Failed("redirect", f"to {where[:_SHOWN]}, which was not named and is not followed")
+    # As much as is shown and some more for white space: a gateway's page of HTML may have megabytes.
     if response.status != 200:
         said = await response.content.read(4 * _SHOWN)
         raise Failed(f"HTTP {response.status}", " ".join(said.decode(errors="replace").split())[:_SHOWN])
+    # A server that ignores `stream` gives the answer as a whole: it would have no TTFT of its own.
     if response.content_type == "application/json":
         raise Failed("broken answer", "the answer was not streamed")
 
 
 async def events(response: aiohttp.ClientResponse) -> AsyncIterator[tuple[float, dict[str, Any]]]:
     """(when its bytes came, event) of a streamed answer. Failed where it ends without its last word."""
+    # A part is what the socket had: it may end within a line, or hold several.
     buffer, ended = b"", False
     async for part in response.content.iter_any():
         at_s = time.perf_counter()
         buffer += part
         *lines, buffer = buffer.split(b"\n")
         for line in lines:
+            # Server-sent events have other fields, comments and blank lines between; `data:` alone is used by OpenAI's
+            # API.
             if not line.startswith(b"data:"):
                 continue
             data = line[5:].strip()

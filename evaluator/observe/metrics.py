@@ -36,6 +36,7 @@ class ServerMetrics:
                 parts = b""
                 async for part in response.content.iter_any():
                     parts += part
+                    # What an address serves under that path may be anything, and without an end.
                     if len(parts) > _MOST_BYTES:
                         raise ValueError(f"more than {_MOST_BYTES / 2**20:g} MiB")
                 text = parts.decode(errors="replace")
@@ -46,6 +47,7 @@ class ServerMetrics:
         except Exception as error:  # the parser raises whatever a text makes it stumble over
             self.problem = f"not in the text form of Prometheus ({str(error)[:100]})"
             return False
+        # Counters tell by the difference of two samples: the first and the last are enough.
         for family in families:
             if everything or family.type == "gauge":
                 self.rows += [

@@ -91,6 +91,8 @@ def observe(
     config, traffic, models = traffic_of(scenario, select or {})
     requests = list(load_requests(traffic))
     load = Load(load_head(traffic, list(models)), requests)
+    # Asked before the load is sent: a request beyond the server's limit would fail within it, and the load would be
+    # another one.
     longest = int(max(sum(demand) for demand in _sizes(requests)))
     key = None if key_env is None else os.environ.get(key_env)
     if key_env is not None and not key:
@@ -110,6 +112,8 @@ def observe(
             sender = Sender(load, server, session, limits, exchanges, progress)
             loop = asyncio.get_running_loop()
             try:
+                # A signal comes on the main thread between any two lines; `call_soon_threadsafe` also wakes a loop that
+                # waits.
                 with stopped_by(lambda why: (loop.call_soon_threadsafe(sender.stop, why), None)[1]):
                     await sender.run()
             finally:
@@ -152,7 +156,9 @@ def _session(limits: LoadLimits, key: str | None) -> aiohttp.ClientSession:
     """
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     return aiohttp.ClientSession(
+        # `limit=0`: aiohttp holds 100 connections by default, and what waits for one would look like a slow server.
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_S, ttl_dns_cache=None),
+        # No limit of the session: the one of a request stands in `ask`, which tells which of its limits was over.
         timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.wait_s, sock_read=limits.wait_s),
         headers=headers,
         trust_env=False,
@@ -181,6 +187,7 @@ def _observed(
     import pandas as pd
 
     head = load.head
+    # As the simulation cuts them: requests of a warm-up are sent and written, and count in no latency.
     measured = range(head["warmup_requests"], len(load.requests) - head["cooldown_requests"])
     table = observed_table(exchanges, sender.start_s, config=config, seed=head["seed"], models=models,
                            measured=measured)  # fmt: skip

@@ -68,6 +68,8 @@ class Sender:
 
     async def run(self) -> None:
         """Warm the caches as the simulated ones were, then send everything."""
+        # One after the other and each to its end, before the clock starts: its KV must be cached, and not be computed,
+        # when the load comes.
         for prompt in self._load.head["warm"]:
             ids = self._load.prompt({"id": -1, "prompt": prompt})
             exchange = Exchange(-1, 0, 0.0, len(ids))
@@ -76,11 +78,14 @@ class Sender:
         users = self._load.head["users"]
         timed = [request for request in self._load.requests if users or "think_s" not in request]
         if not users:
+            # In an open loop turns are sent when the answer before has come; in a closed one users take them in their
+            # order.
             for request in self._load.requests:
                 if "think_s" in request:
                     self._after.setdefault(request["after"], []).append(request)
             timed.sort(key=lambda request: request["at_s"])  # of one time in their order
         alone = iter([request for request in timed if "after" not in request])
+        # All that fit into the bound: at the start nobody waits for the client.
         self._fill(alone)
         self.start_s = time.perf_counter()
         sending = asyncio.create_task(self._closed(timed, users) if users else self._open(timed, alone))
@@ -102,9 +107,11 @@ class Sender:
     async def _open(self, timed: list[dict[str, Any]], alone: Iterator[dict[str, Any]]) -> None:
         for request in timed:
             due_s = self.start_s + request["at_s"]
+            # One body at a time, and the loop between: answers that have come must be read while bodies are made.
             while due_s - time.perf_counter() > _REFILL_S and self._fill(alone, 1):
                 await asyncio.sleep(0)
             await _until(due_s)
+            # Behind its time and not before it: a place is only taken by what is sent.
             await self._place()
             self._launch(self._exchange(request, due_s))
         while self._tasks:
@@ -114,6 +121,7 @@ class Sender:
         waiting = iter(requests)
 
         async def user() -> None:
+            # One iterator for all users: whoever is free takes the next request.
             for request in waiting:
                 due_s = time.perf_counter()
                 if "think_s" in request:
@@ -144,6 +152,7 @@ class Sender:
     def _landed(self, task: asyncio.Task) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
+            # `ask` makes a status of whatever the server does: what comes here is a fault of this program.
             self._fault = task.exception()
             self.stop("a fault of the client")
 
@@ -160,6 +169,7 @@ class Sender:
         self._load.answered(request, exchange.tokens)
         self._load.done[request["id"]].set()
         answered_s = exchange.last_s if exchange.status == OK else time.perf_counter()
+        # Think time runs from the last token, as in the simulation, and not from when this line is reached.
         for turn in self._after.get(request["id"], ()):
             self._launch(self._send(turn, answered_s + turn["think_s"]))
         self._count(exchange)
@@ -185,6 +195,7 @@ class Sender:
 
     def _body(self, request: dict[str, Any]) -> tuple[bytes, int]:
         """A request as it is sent, and the tokens of its prompt."""
+        # By identity, in order: requests are sent in the order in which their bodies were made.
         if self._ahead and self._ahead[0][0] is request:
             _, body, tokens = self._ahead.popleft()
             self._ahead_bytes -= len(body)

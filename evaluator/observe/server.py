@@ -66,6 +66,7 @@ class LiveServer:
 
 
 def _body(model: str, prompt: list[int], output_tokens: int, fields: dict[str, Any], form: PromptForm) -> bytes:
+    # The same word for the same id, so that prompts that begin alike in the scenario do so in words, and caches hit.
     text: Any = " ".join(WORDS[token % len(WORDS)] for token in prompt) if form.words else prompt
     # One message, whatever was said before: which prompts begin alike is then the same as in completions, and the
     # template of the model stands around all of it once.
@@ -115,6 +116,7 @@ async def find_server(
             )
     # The highest id: that the server's vocabulary is smaller than the scenario's shows before the load, not within it.
     prompt = [vocabulary - 1, vocabulary // 2]
+    # A dict for its order: the same refusal of several rows is said once, and the first is the one that tells.
     said: dict[str, None] = {}
     for fields in _FIELDS:
         exchange = Exchange(-1, 0, 0.0, len(prompt))
@@ -142,6 +144,7 @@ async def _models(session: aiohttp.ClientSession, base: str) -> dict[str, int | 
                 raise InputError(f"{base}: redirects to {where[:200]}, which was not named; name it if you mean it")
             if response.status != 200:
                 return {}
+            # vLLM's answer has `max_model_len`; OpenAI's own list has no such key.
             data = (await response.json(content_type=None)).get("data") or []
             found = {str(model["id"]): model.get("max_model_len") for model in data}
             return {name: most if isinstance(most, int) else None for name, most in found.items()}
@@ -179,6 +182,7 @@ def _notes(fields: dict[str, Any], exchange: Exchange, form: PromptForm) -> list
         notes.append("it knows neither ignore_eos nor min_tokens: answers may be shorter than the scenario's")
     if "stream_options" not in fields:
         notes.append("it does not count tokens: an answer has as many as it had pieces, a prompt as many as were sent")
+    # NaN: the answer had no `prompt_tokens_details`.
     elif exchange.cached_tokens != exchange.cached_tokens:
         notes.append("it does not tell how much of a prompt it found cached (vLLM: --enable-prompt-tokens-details)")
     if not exchange.tokens:

@@ -32,6 +32,7 @@ def observed_table(
     """
     import pandas as pd
 
+    # They are appended as they end; a reader compares them with the simulated table row by row.
     ordered = sorted(exchanges, key=lambda exchange: exchange.request)
 
     def column(name: str) -> np.ndarray:
@@ -45,6 +46,7 @@ def observed_table(
     columns: dict[str, Any] = {"config": config, "seed": seed, "request": request}
     if models:
         columns["model"] = [models[exchange.model] for exchange in ordered]
+    # An answer of one token has no time per further token.
     later = np.where(output > 1, output - 1, np.nan)
     columns |= {
         "replica": -1,
@@ -58,6 +60,7 @@ def observed_table(
         "e2e_s": last - sent,
         "prompt_tokens": column("prompt_tokens").astype(np.int64),
         "output_tokens": output.astype(np.int64),
+        # NaN, of a server that does not tell, becomes missing; a column of floats would be written as 16.0.
         "cached_tokens": pd.array(column("cached_tokens"), dtype="Int64"),
         "measured": (request >= measured.start) & (request < measured.stop),
         "due_s": due - start_s,
@@ -76,6 +79,7 @@ def statuses(table: pd.DataFrame) -> dict[str, int]:
 
 def latencies(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Mean and percentiles of each latency of measured requests that were answered, and of the lateness of all."""
+    # Lateness is the client's: it is of all that were sent, answered or not, measured or not.
     answered = table[(table["status"] == OK) & table["measured"]]
     rows = []
     for name, values in (*((name, answered[name]) for name in METRICS), ("late_s", table["late_s"])):

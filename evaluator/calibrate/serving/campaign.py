@@ -56,10 +56,12 @@ def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Se
     if not ready:
         raise InputError("nothing to fit: no experiment has measurements and can run")
     shared = fit_serving(ready, bases)
+    # Beside the vector that all GPUs share each gets its own where its runs tell one (`_own`).
     sets = [
         _named(hardware, bases[hardware], _own(shared, runs_of_gpu, bases), runs_of_gpu, seeds)
         for hardware, runs_of_gpu in by_gpu(ready).items()
     ]
+    # Runs on one GPU made sets of all others once, which no run of theirs had any part in.
     if len(bases) > 1:
         for hardware in measured_devices(DEFAULT_ENGINE):
             if hardware not in bases:
@@ -68,6 +70,7 @@ def fit_all(experiments: Sequence[Experiment], base: str = "GPU-vllm", seeds: Se
         sheet = as_vllm(load_calibration("datasheet", "any"))
         on_sheets = fit_serving(ready, dict.fromkeys(bases, sheet), start=shared.values)
         sets.append(_named("any", sheet, on_sheets, ready, seeds))
+    # The release without its patch, as expected errors are by release: 0.15.1 is 0.15.
     releases = {".".join(experiment.engine_version.split(".")[:2]) for experiment in ready}
     # Of several releases no single one would be that of the errors.
     of_runs: dict[str, Any] = {"serving_runs": serving_runs(ready), "serving_release": min(releases)}
@@ -116,6 +119,8 @@ def held_out_by_kernels(
         remaining = [experiment for experiment in ready if experiment not in aside]
         shared = fit_serving(remaining, bases, start=start, evaluations=6 if start else 10)
         start = start or shared.values
+        # What is left of the GPU that is judged: where it was kept aside as a whole, the shared vector alone predicts
+        # it.
         near = by_gpu(remaining)
         for hardware, judged in by_gpu(aside).items():
             of_gpu = _own(shared, near.get(hardware, ()), bases)
@@ -132,6 +137,8 @@ def _predicting(kernels: str, hardware: str, base: Calibration, fitted: FitResul
     if kernels == TRANSFERRED:
         others = [name for name in measured_devices(DEFAULT_ENGINE) if name != hardware]
         sets = [calibration_for("GPU-vllm", name) for name in others]
+        # Without the GPU's own set and with the links of the devices that are joined as it is: what a user of a GPU
+        # that nobody measured would get.
         base = as_vllm(transferred(sets, link=joined_by(nearest_link(hardware), others)))
     set_ = adjusted(base, fitted.values)
     set_ = set_ if kernels == OWN else with_host(base, set_)

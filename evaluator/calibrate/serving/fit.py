@@ -66,10 +66,14 @@ class _Problem:
         ratios: list[float] = []
         # The same requests under every set of values: common random numbers, without which differences are noise.
         for experiment, hardware, load in self.loads:
+            # One seed: its arrivals are those of every evaluation, and the errors of a set are told over several
+            # afterwards.
             (times,) = simulate_server(server(experiment, sets[hardware]), [load])
             rows = _judged(experiment)
             for row, metric, measured in rows:
                 ratio = predictions(times, row.stage, row.counted_tokens)[metric] / measured
+                # An experiment of several stages has as many rows more, of one server and one workload: it would count
+                # as several.
                 weight = (len(NOISE) / len(rows)) ** 0.5 / NOISE[metric]
                 # A request that is never served has no time; 10 standard errors say that this is far off without
                 # ending the fit.
@@ -120,6 +124,7 @@ def fit_serving(
         steps = _STEP * np.diag(problem.sigma)
         return np.stack([(together(theta + step) - here) / step.sum() for step in steps], axis=1)
 
+    # Few evaluations: one with its derivatives simulates all experiments once for every parameter.
     solution = least_squares(together, begin, jac=jacobian, max_nfev=evaluations, xtol=1e-3, ftol=1e-3)
     # Of data and priors together, so that a parameter that the data leave open has its prior's deviation.
     covariance = np.linalg.inv(solution.jac.T @ solution.jac)

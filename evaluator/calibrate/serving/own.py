@@ -138,6 +138,7 @@ class _OwnProblem:
         self.linear = np.array([parameter.name in HOST_TIMES for parameter in self.parameters])
         self.sigma[self.linear] = [getattr(sheet, one.name) for one in self.parameters if one.name in HOST_TIMES]
         self.simulations = 0
+        # Simulations are kept by run and set: the fit and the fits without a load ask for the same ones again.
         self._files: dict[bytes, str] = {}
         self._predicted: dict[tuple[int, str], dict[str, float]] = {}
         self._loads: dict[int, ServedLoad] = {}
@@ -145,6 +146,7 @@ class _OwnProblem:
     def values(self, deviations: np.ndarray) -> dict[str, float]:
         values = np.where(
             self.linear,
+            # A normal prior around almost nothing reaches below zero, where no host is.
             np.maximum(0.0, self.centre + self.sigma * deviations),
             self.centre * np.exp(np.where(self.linear, 0.0, self.sigma) * deviations),
         )
@@ -192,7 +194,13 @@ class _OwnProblem:
         if key not in self._files:
             path = self.folder / f"set-{len(self._files)}.yaml"
             set_ = replace(
-                self.calibration(deviations), name=path.stem, hardware=self.hardware, fit={}, own_server=None
+                # Neither the errors of the base set's fit nor its server: this set has none yet, and rows would state
+                # another's.
+                self.calibration(deviations),
+                name=path.stem,
+                hardware=self.hardware,
+                fit={},
+                own_server=None,
             )
             document = document_of(set_) | {"sources": dict(set_.sources)}
             path.write_text(yaml.dump(document, Dumper=_DUMPER), encoding="utf-8")
@@ -236,6 +244,7 @@ def fit_own(
     base = [problem.predicted(number, None) for number in every]
     at, jacobian = _first_fit(problem)
     covariance, spread = _covariance(problem.residuals(every, at), jacobian)
+    # In deviations of the prior, whose variance is 1: the variance that is left is the share.
     prior_share = np.minimum(1.0, np.diag(covariance))
     free = prior_share <= HELD
     # What the runs do not tell goes back to the prior, and what they tell is found again beside it.
@@ -279,6 +288,8 @@ def fit_own(
         )
         for number, parameter in enumerate(problem.parameters)
     )  # fmt: skip
+    # What the runs add to the priors' identity: an eigenvalue above 1 is a direction of which they say more than the
+    # prior.
     information = np.linalg.eigvalsh(np.linalg.inv(covariance) - np.eye(len(free)))
     alike, directions = _alike(covariance, free, parameters), int((information > 1.0).sum())
     return OwnFit(
@@ -307,6 +318,7 @@ def centre_of(parameter: RunParameter, base: Calibration) -> float:
 
 def _served(base: Calibration, engine: str) -> Calibration:
     """The base set with what a server has beside kernels: where it says nothing, as the serving sets' fits begin."""
+    # A set of kernels alone has no time of a frontend; every set that saw a server has.
     alone = not base.frontend_s
     if alone and engine == DEFAULT_ENGINE:
         base = as_vllm(base)
@@ -332,6 +344,7 @@ def _free(base: Calibration, built: ReplicaBuild) -> list[RunParameter]:
 
 def _otherwise(built: ReplicaBuild) -> str:
     """What other designs rest on: the case of the base set, which knows nothing of this server."""
+    # A set that was fitted to a server before must not lend that server's errors to other designs, either.
     before = built.calibration.own_server
     return built.calibration.rests_on if before is None else before.otherwise
 
@@ -375,6 +388,8 @@ def _solve(
     rows = jacobian[:, free]
     for _ in range(_STEPS):
         weight = _weights(residuals)[:, None]
+        # Gauss-Newton with weights (iteratively reweighted least squares); the priors are unit rows, hence `+ at` and
+        # `+ eye`.
         gradient = rows.T @ (weight[:, 0] * residuals) + at[free]
         step = np.zeros(len(at))
         step[free] = -np.linalg.solve(rows.T @ (weight * rows) + np.eye(int(free.sum())), gradient)
@@ -387,6 +402,7 @@ def _solve(
                 break
             step /= 2.0
         else:
+            # Four halvings without a gain: the residuals are as low as this linear model can make them.
             return at
         at, residuals = at + step, tried
         if np.abs(step).max(initial=0.0) < _DONE:

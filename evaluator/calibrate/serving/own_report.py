@@ -21,6 +21,7 @@ def set_text(fitted: OwnFit) -> str:
         {parameter.name: parameter.error for parameter in told},
         {parameter.name: parameter.prior_share for parameter in told},
     )
+    # With the set, so that a reader of it years later knows which figures the runs told and which are priors.
     fit = {
         "method": "Gauss-Newton of log ratios through the simulation, soft L1; log-normal priors around the base set",
         "base": fitted.base.name,
@@ -88,6 +89,7 @@ def told(fitted: OwnFit) -> str:
 def _expected(fitted: OwnFit) -> str:
     names = {"ttft": "TTFT", "itl": "TPOT", "e2e": "E2E"}
     errors = ", ".join(f"{names[name]} +- {100 * error:.1f} %" for name, error in fitted.own.errors)
+    # Concurrency and not rate: of open and closed loops it is the one measure of load that both have.
     loads = [run.concurrency for run in fitted.own.runs]
     return (
         f"expected errors of this server: {errors or 'not known'}; at {min(loads):.3g} to {max(loads):.3g} requests "
@@ -101,6 +103,8 @@ def _warnings(fitted: OwnFit) -> list[str]:
         lines.append(
             "note: each fit without a load has seen one other alone; a third load tells more than any other run"
         )
+    # A wrong unit or layout cannot be mended by priors: the fit then ends far off, and its set would only look
+    # calibrated.
     if fitted.spread > _POOR:
         lines.append(
             f"note: the residuals are {fitted.spread:.0f} times what replicates differ by: no times of a host explain "

@@ -46,6 +46,8 @@ def own_runs(runs: Sequence[MeasuredRun], scenario: Scenario | None, overrides: 
     served = [described(run, scenario, overrides) for run in runs]
     for run, by in zip(runs, served, strict=True):
         _check_run(run)
+        # The fit moves one set, and a replica is built of the deployment alone: of several pools there would be
+        # several.
         if by.deployment.pools or by.deployment.pipeline or by.deployment.role != "mixed":
             raise InputError(
                 f"{by.path or by.name}: a set is fitted to one pool; take the scenario of the server alone, without "
@@ -105,6 +107,7 @@ def _figures(run: MeasuredRun) -> dict[str, float]:
     """What does not follow from one another: TTFT and a time between tokens, or else E2E or a throughput."""
     ttft, gap = _first(run, TTFT), _first(run, GAPS)
     if ttft and gap:
+        # E2E is left out beside both, of which it consists: it would count their errors twice.
         return ttft | gap
     # The throughput of an open loop is what was sent; that of users who wait is their number over E2E.
     closed = "rate_rps" not in run.arrivals
@@ -112,6 +115,7 @@ def _figures(run: MeasuredRun) -> dict[str, float]:
 
 
 def _told(run: MeasuredRun) -> dict[str, float]:
+    # An open loop serves what is sent, whatever the set: its throughput would be judged as predicted without an error.
     closed = "rate_rps" not in run.arrivals
     kinds = (TTFT, GAPS, E2E, *([THROUGHPUTS] if closed else []))
     return {name: value for kind in kinds for name, value in _first(run, kind).items()}
@@ -125,6 +129,7 @@ def _loads(runs: Sequence[MeasuredRun]) -> list[str]:
         process, load, text = _load(run)
         same = (
             other for of, near, other in known
+            # Distance in concurrency and lengths; users and rates are never one load, though they may come to the same.
             if of == process and load.distance([near]) <= np.log(SAME_LOAD)
         )  # fmt: skip
         word = next(same, None)

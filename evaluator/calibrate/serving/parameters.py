@@ -71,6 +71,7 @@ def _all_reduce(base: Calibration, factor: float) -> Calibration:
 def _launches(base: Calibration, factor: float) -> Calibration:
     if base.launches is None:
         return base
+    # `captured_tokens` is a number of tokens, which does not follow from how fast the host is.
     seconds = {each.name: factor * getattr(base.launches, each.name) for each in fields(base.launches)}
     slower = replace(base.launches, **seconds | {"captured_tokens": base.launches.captured_tokens})
     return replace(base, launches=slower)

@@ -88,6 +88,7 @@ def _sources(fitted: FitResult, base: Calibration, of: str) -> dict[str, str]:
         value, error = fitted.values[parameter.name], 100 * fitted.errors[parameter.name]
         text = f"{parameter.name} {value:.4g} +- {error:.0f} % ({parameter.meaning})"
         if fitted.prior_share[parameter.name] > 0.5:
+            # More than half of its variance is the prior's: the value is rather an assumption.
             text += ", of which the data say little"
         for figure in parameter.figures:
             notes.setdefault(figure, []).append(text)

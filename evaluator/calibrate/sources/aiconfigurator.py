@@ -36,6 +36,7 @@ WEIGHTS_ALONE = ("int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8")
 
 
 def _common(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
+    # Collectives have NCCL's version in place of an engine's.
     version = frame["engine_version"] if "engine_version" in frame else frame["nccl_version"]
     return {
         "op_class": op_class,
@@ -58,14 +59,14 @@ def _library(kernel: pd.Series) -> pd.Series:
 def gemm(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_gemm``: products with what quantises their inputs.
 
-    Of TensorRT-LLM fp8 with block scales stands for all fp8, and each row is there twice: its fp8 with one scale per
-    tensor was measured without a scale of the input, so that each call looks for it first, in kernels of 6 us and more,
-    which no checkpoint with static scales does; the products alone take as long. fp8 with block scales of vLLM was
-    measured with its launches from Python (60 to 180 us), and that of SGLang on Blackwell with 12 us that
-    TensorRT-LLM's calls of the same library, DeepGEMM, do not take: those rows go.
+    Of TensorRT-LLM fp8 with block scales stands for all fp8, and each row is there twice.
     """
     blocks = frame["dtype"] == "fp8_block"
     engine = frame.get("engine", pd.Series("vllm", frame.index))
+    # vLLM's block scales were measured with their launches from Python (60 to 180 us), and SGLang's on Blackwell with
+    # 12 us that TensorRT-LLM's calls of the same library, DeepGEMM, do not take. TensorRT-LLM's fp8 with one scale per
+    # tensor was measured without a scale of the input, so that each call looks for it first, in kernels of 6 us and
+    # more, which no checkpoint with static scales does; the products alone take as long as those with block scales.
     late = (engine == "vllm") | ((engine == "sglang") & frame["gpu"].isin(BLACKWELL))
     frame = frame[~(blocks & late) & ~((frame["dtype"] == "fp8") & (engine == "trtllm"))]
     kernel = frame["kernel"].astype(str)
@@ -110,14 +111,14 @@ def _usual_attention(frame: pd.DataFrame) -> pd.Series:
 def mla(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_mla``: attention kernels of MLA with the sizes of DeepSeek-V3; a decode attends to its own token, too.
 
-    Modules, which have the products around the kernel, are left out. So are vLLM's kernels, which were timed with their
-    launch from Python (110 us at least, which no CUDA graph has), and SGLang's prefill on Hopper: it was measured on
-    latents, as a decode, which takes three times as long as the expanded heads that prompts are computed on. There
-    FlashAttention-3 computes them as any other attention: the sets' ``attention_prefill`` is within 7 % of vLLM's
-    kernels for up to four prompts of 1 ms and more.
+    Modules, vLLM's kernels and SGLang's prefill on Hopper are left out.
     """
-    # On latents: what a decode computes, and no prompt.
+    # Measured on latents, as a decode, which takes three times as long as the expanded heads that prompts are computed
+    # on. There FlashAttention-3 computes them as any other attention: the sets' `attention_prefill` is within 7 % of
+    # vLLM's kernels for up to four prompts of 1 ms and more.
     absorbed = (frame["engine"] == "sglang") & ~frame["gpu"].isin(BLACKWELL) & (frame["phase"] == "prefill")
+    # Modules have the products around the kernel, which are gemms of their own here. vLLM's kernels were timed with
+    # their launch from Python: 110 us at least, which no CUDA graph has.
     frame = frame[(frame["part"] == "core") & (frame["engine"] != "vllm") & ~absorbed]
     decodes = frame["phase"] == "decode"
     return pd.DataFrame(
@@ -206,30 +207,30 @@ def _visits(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def _usual_experts(frame: pd.DataFrame) -> pd.Series:
-    """Rows on the kernels that an engine's usual choice is; the others would be averaged with them.
-
-    Not taken: FlashInfer's CUTLASS kernel for ModelOpt checkpoints in vLLM, which on Hopper is twice as slow as bf16
-    and not what other fp8 checkpoints run on. Of TensorRT-LLM, and of its kernels that vLLM calls on B200, fp8 with one
-    scale per tensor: block scales, with which checkpoints of MoE models are published, take up to 1.7 times as long on
-    Hopper, and 1.2 (few tokens) to 2.5 times (many) on B200. Of TensorRT-LLM nvfp4 on CUTLASS, three times as slow as
-    the kernels of TensorRT-LLM's own generator, which its recipes for DeepSeek choose on Blackwell
-    (``moe_config.backend: TRTLLM``) and FlashInfer has, too; nor the latter with eight experts, of which DeepSeek's
-    router has no two to a group. Of gpt-oss on Blackwell 16-bit activations, where TensorRT-LLM and SGLang quantise
-    them to mxfp8; on Hopper SGLang's weights unpacked to 16 bits, which it does where the package of Triton's own
-    kernels is missing, and Marlin with mxfp4 for 896 experts: its calls of few tokens take three times as long as those
-    for 384 experts in int4, which are nearer to gpt-oss' 128; on Blackwell 896 experts in mxfp8, whose narrow shards
-    take a fifth longer than those of all other shapes and whose wide ones less. Of SGLang what runs experts without a
-    gate on Hopper (FlashInfer's CUTLASS kernel, three times as slow), and on Blackwell the Triton kernel of those
-    models for which it does not choose TensorRT-LLM's.
-    """
+    """Rows on the kernels that an engine's usual choice is; the others would be averaged with them."""
     kernel, engine = frame["kernel"].astype(str), frame["engine"]
+    # FlashInfer's CUTLASS kernel for ModelOpt checkpoints in vLLM: on Hopper it is twice as slow as bf16, and not what
+    # other fp8 checkpoints run on.
     left = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass")
+    # fp8 with one scale per tensor, of TensorRT-LLM and of its kernels that vLLM calls on B200: block scales, with
+    # which checkpoints of MoE models are published, take up to 1.7 times as long on Hopper, and 1.2 (few tokens) to 2.5
+    # times (many) on B200.
     left |= (engine.eq("trtllm") | kernel.str.contains("trtllm_trtllmfp8")) & (frame["dtype"] == "fp8")
+    # nvfp4 on CUTLASS: three times as slow as the kernels of TensorRT-LLM's own generator, which its recipes for
+    # DeepSeek choose on Blackwell (`moe_config.backend: TRTLLM`) and FlashInfer has, too.
     left |= kernel.str.startswith("moe_torch_flow") & (frame["dtype"] == "nvfp4") & (kernel != TRTLLM_GENERATED)
+    # gpt-oss under 16-bit activations: TensorRT-LLM and SGLang quantise them to mxfp8 on Blackwell. On Hopper SGLang's
+    # weights unpacked to 16 bits, which it does where the package of Triton's own kernels is missing.
     left |= (frame["dtype"] == "w4a16_mxfp4") & (frame["gpu"].isin(BLACKWELL) | (kernel == "sglang_fused_moe_triton"))
+    # Of eight experts DeepSeek's router, with which these kernels were measured, has no two to a group.
     left |= (kernel == TRTLLM_GENERATED) & (frame["num_experts"] < 2 * GROUPS)
+    # 896 experts in mxfp8: narrow shards take a fifth longer than those of all other shapes, and wide ones less.
     left |= (frame["dtype"] == "w4a8_mxfp4_mxfp8") & (frame["num_experts"] == 896)
+    # The first runs experts without a gate on Hopper in SGLang, three times as slow. The second is Marlin with mxfp4
+    # for 896 experts: its calls of few tokens take three times as long as those for 384 experts in int4, which are
+    # nearer to gpt-oss' 128.
     left |= kernel.isin(("sglang_flashinfer_cutlass_moe", "sglang_marlin_moe_situ_as_silu"))
+    # SGLang takes its Triton kernel on Blackwell for the models alone for which it does not choose TensorRT-LLM's.
     return ~(left | ((kernel == "sglang_fused_moe_triton") & frame["gpu"].isin(BLACKWELL)))
 
 

@@ -43,6 +43,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     count = int(requests or asked or 0)
     if not count:
         raise InputError("request_count is missing, and so is the number of requests in input_config")
+    # AIPerf 0.13 writes both; a file that has neither says nothing against its end.
     cancelled = bool(content.get("was_cancelled")) or content.get("is_complete") is False
     if cancelled:
         notes.append("the run was cancelled")
@@ -75,6 +76,7 @@ def _average(content: Mapping[str, Any], name: str) -> float | None:
 def _load(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, list[str]]:
     """Arrivals, the number of requests asked for, and what is not heeded: of AIPerf, or GenAI-Perf."""
     phases = config.get("phases")
+    # Newer files of AIPerf list phases, of which a warm-up has a load of its own that says nothing of the results.
     if isinstance(phases, Sequence) and not isinstance(phases, str):
         profiling = [phase for phase in phases if isinstance(phase, Mapping)]
         profiling = [phase for phase in profiling if phase.get("kind", "profiling") == "profiling"]
@@ -95,6 +97,8 @@ def _load(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, list
     if rate:
         if kind not in ("poisson", "constant", "gamma", "request_rate"):
             raise InputError(f"input_config: requests sent by {kind[:40]!r} are not compared; poisson and constant are")
+        # The open loop is compared all the same: a bound that is never reached changes nothing, and the file does not
+        # say whether it was reached.
         held_back = [f"concurrency {users:g} beside a rate is not modelled"] if users else []
         # Poisson is the default, and gamma with a smoothness of 1 is the same.
         return open_loop(rate, "the request rate", 0.0 if kind == "constant" else _cv(stated)), asked, held_back
@@ -118,6 +122,7 @@ def _model(config: Any) -> str | None:
         return None
     models = config.get("models", config.get("model_names", config.get("model")))
     if isinstance(models, Mapping):
+        # AIPerf 0.13 has `models: {items: [{name: ...}]}`, others a list of names or one name.
         models = models.get("items")
     first = models[0] if isinstance(models, Sequence) and not isinstance(models, str) and models else models
     name = first.get("name") if isinstance(first, Mapping) else first

@@ -62,6 +62,7 @@ def read_all(paths: Sequence[str | Path]) -> list[MeasuredRun]:
 def _label(file: Path, files: Sequence[Path]) -> str:
     # AIPerf and LoadGen call every run's file the same, in folders of their own; results would be taken for one run.
     for depth in range(1, len(file.parts) + 1):
+        # The shortest end of the path that no other file has.
         label = Path(*file.parts[-depth:])
         if sum(label == Path(*other.parts[-depth:]) for other in files) == 1:
             break

@@ -87,6 +87,8 @@ def _successful(benchmark: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     metrics = benchmark.get("metrics")
     metric = metrics.get(name) if isinstance(metrics, Mapping) else None
     successful = metric.get("successful") if isinstance(metric, Mapping) else None
+    # All figures are of requests that were answered: of those that failed or were cut off, times are of no whole
+    # answer.
     return successful if isinstance(successful, Mapping) else {}
 
 
@@ -94,6 +96,7 @@ def _requests(listed: Sequence[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray
     """Prompt tokens, output tokens and times of sending; None where some request lacks one of them."""
     names = ("prompt_tokens", "output_tokens", "request_start_time")
     rows = [[as_number(request.get(name)) for name in names] for request in listed if isinstance(request, Mapping)]
+    # All or none: dropping the one would drop its load, too, and the others would be simulated on an emptier server.
     if len(rows) != len(listed) or any(value is None or not 0 < value < float("inf") for row in rows for value in row):
         return None
     table = np.array(rows, dtype=np.float64)

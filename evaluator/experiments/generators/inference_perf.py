@@ -39,6 +39,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
         metrics |= rates_of(throughput, RATES)
     load = ConfigEntry(content["load_summary"], f"{label}: load_summary").value
     users, rate = as_number(load.get("concurrency")), as_number(load.get("requested_rate"))
+    # Stages differ in their rate, so that a summary of several has neither; a mean rate of theirs was never sent.
     if not users and not rate:
         raise InputError(
             "load_summary says neither requested_rate nor concurrency, as the summary of several stages: give the file "

@@ -32,6 +32,7 @@ def recognised(content: Mapping[str, Any]) -> bool:
 
 def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     """The run of one record: a closed loop of ``conc`` users, with the layout that the record says."""
+    # Rows of the website become those of `process_result.py`, so that what follows reads one form.
     record = {_WEBSITE.get(key, key): value for key, value in content.items()}
     if isinstance(metrics := record.pop("metrics", None), Mapping):
         record |= metrics
@@ -44,6 +45,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
         )
     layout, phases, notes = _layout(record)
     total, output = (_tokens_per_s(record, name, phases) for name in ("input", "output"))
+    # The rate of prompts becomes that of both, which is the metric of ours.
     if total is not None and output is not None:
         total += output
     prompts, outputs = _lengths(record, latencies, total, output)
@@ -51,6 +53,8 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     framework = str(record["framework"]).lower().rpartition("dynamo-")[2]
     if framework not in ENGINES:
         raise InputError(f"framework {record['framework']} is not simulated; {', '.join(ENGINES)} are")
+    # Acceptance of drafts is a figure of the model pair and the texts, and decides TPOT: guessing one would be no
+    # comparison.
     if str(record.get("spec_decoding", "none")).lower() not in ("none", "", "false"):
         notes.append(
             f"measured with drafts ({record['spec_decoding']}), which the record does not describe: "
@@ -90,6 +94,7 @@ def _layout(record: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, float]
     devices = {phase: _devices(pool) * pool["replicas"] for phase, pool in pools.items()}
     for phase, counted in devices.items():
         stated = as_number(record.get(f"num_{phase}_gpu"))
+        # Throughputs are divided by this number of devices: with another one all of them would be off by their ratio.
         if stated is not None and stated != counted:
             raise InputError(
                 f"num_{phase}_gpu is {stated:g}, and its workers have {counted:g} devices: a layout that is not known"
@@ -117,6 +122,7 @@ def _tokens_per_s(record: Mapping[str, Any], of: str, devices: Mapping[str, floa
 
     Of prefill and decode apart, each is divided by the devices of its own phase; of one deployment by all of them.
     """
+    # Prompts are computed by the prefill pool alone, answers (but for the first token) by the decode pool.
     phase = {"input": "prefill", "output": "decode"}[of]
     count = devices.get("all", devices.get(phase, math.nan))
     value = as_number(record.get(f"{of}_tput_per_gpu"))
@@ -137,6 +143,7 @@ def _lengths(
     """
     longest = {name: as_number(record.get(name)) for name in ("isl", "osl")}
     e2e, ttft, tpot = (latencies.get(f"{name}_mean") for name in ("e2e", "ttft", "tpot"))
+    # Failing any of these the longest stand in: an upper bound, exact where RANDOM_RANGE_RATIO is 1.
     if not (e2e and ttft and tpot and total and output and e2e > ttft and total > output):
         return longest["isl"], longest["osl"]
     outputs = (e2e - ttft) / tpot + 1

@@ -53,6 +53,7 @@ class MeasuredRun:
         if not 1 <= self.requests <= MOST_REQUESTS:
             raise InputError(f"{self.requests:,} requests; a comparison takes 1 to {MOST_REQUESTS:,}")
         for what, tokens in (("prompts", self.prompt_tokens), ("outputs", self.output_tokens)):
+            # `not ... <=`, so that a NaN is refused, too.
             if tokens is not None and not np.mean(tokens) <= MOST_TOKENS:
                 raise InputError(
                     f"{what} of {np.mean(tokens):g} tokens; there is no model for more than {MOST_TOKENS:,}"
@@ -72,6 +73,7 @@ def open_loop(rate_rps: float, what: str, cv: float = 1.0) -> dict[str, Any]:
     """Arrivals at random at a mean rate; ``cv`` 0 is evenly spaced."""
     if not 0 < rate_rps < math.inf:
         raise InputError(f"{what} must be above 0, got {rate_rps:g}")
+    # The processes of a scenario, each by its own name: a run at cv 1 then shares the draws of other poisson runs.
     if cv == 0:
         return {"process": "uniform", "rate_rps": rate_rps}
     random = {"process": "poisson"} if cv == 1 else {"process": "gamma", "cv": cv}

@@ -31,6 +31,7 @@ def read(text: str, label: str) -> list[MeasuredRun]:
     kind = stated.get("scenario", "")
     if kind not in ("Server", "Offline"):
         raise InputError(f"the scenario {kind[:40]!r} is not compared; Server and Offline are")
+    # Runs of accuracy answer the same samples without a load that would mean anything for their times.
     if stated.get("mode") not in (None, "PerformanceOnly"):
         raise InputError(f"the mode is {stated['mode'][:40]!r}; only runs of performance are compared")
     metrics: dict[str, float] = {}
@@ -50,9 +51,11 @@ def read(text: str, label: str) -> list[MeasuredRun]:
     target = _number(stated, "scheduled samples per second", "target_qps")
     # Offline is one query of all samples: as many as the shortest run at the expected rate takes.
     least = (_number(stated, "min_duration (ms)") or 0) * 1e-3 * (rate or 0)
+    # LoadGen goes on until all of its minima are met, and does not say how many queries it then had.
     requests = int(
         max(_number(stated, "min_query_count") or 0, _number(stated, "performance_sample_count") or 0, least)
     )
+    # Prompts are not in a summary; outputs follow from two rates of the same samples.
     mean_output = tokens / rate if tokens and rate else None
     arrivals = dict(AT_ONCE) if kind == "Offline" else open_loop(target or 0, "the scheduled samples per second")
     invalid = ("LoadGen calls the result invalid",) if stated.get("result is") == "INVALID" else ()

@@ -26,6 +26,7 @@ CYCLES, LEAST = 10, 200
 def recognised(text: str) -> bool:
     """Whether the heading has a load and a measurement with its unit; a table of requests has arrivals instead."""
     heading = text.split("\n", 1)[0]
+    # Spreadsheets write semicolons or tabs; only the names matter here, so that all three are one.
     names = {name.strip().strip('"').lower() for name in heading.replace(";", ",").replace("\t", ",").split(",")}
     if "exp_id" in names:  # measurements of experiments, whose specification is another file
         return False
@@ -35,6 +36,7 @@ def recognised(text: str) -> bool:
 def read(text: str, label: str) -> list[MeasuredRun]:
     """A run for each row. An empty cell is not stated, or not measured."""
     heading = text.split("\n", 1)[0]
+    # The separator is the one that stands most often in the heading, in which no name has any of the three.
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=heading.count))
     reader.fieldnames = [(name or "").strip().lower() for name in reader.fieldnames or ()]
     runs = []
@@ -57,6 +59,7 @@ def _run(cells: Mapping[str, str], label: str) -> MeasuredRun:
     unread: list[str] = []
     for name in cells:
         metric, unit = (_RATES[name], 1.0) if name in _RATES else column_metric(name) or (None, 1.0)
+        # Such as ttft_mean_ms beside ttft_mean_s: the one read last would win without a word.
         if metric in metrics:
             raise InputError(f"{name}: another column has {metric}, too; leave one of them empty")
         if metric is not None:

@@ -45,6 +45,8 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
         notes.append(f"{failed:,} of {failed + requests:,} requests failed")
     server = content.get("server_info")
     said = server if isinstance(server, Mapping) else {}
+    # Of a server that was asked for its `server_info`; of other backends the section is missing, and the layout is the
+    # scenario's.
     layout = {
         ours: int(value) for ours, theirs in _LAYOUT.items() if (value := as_number(said.get(theirs))) and value >= 1
     }

@@ -33,6 +33,7 @@ RATES = {
 
 def recognised(content: Mapping[str, Any]) -> bool:
     """Whether an object of JSON is of this generator, by the keys that it alone has."""
+    # SGLang's benchmark began as a copy of vLLM's, and has its keys; E2E is `e2el` in vLLM alone.
     return "request_throughput" in content and "mean_ttft_ms" in content and "mean_e2e_latency_ms" not in content
 
 
@@ -40,6 +41,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     """The run of one object."""
     entry = ConfigEntry(content, label)
     requests = entry.count("completed")
+    # Those that failed were sent, too: whether a bound on concurrency holds requests back is decided by all of them.
     sent = entry.count("num_prompts", requests)
     # Without --save-detailed the file has totals alone, and lengths are their means.
     detailed = content.get("input_lens") is not None and content.get("output_lens") is not None
@@ -95,6 +97,7 @@ def lengths_of(content: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
 
 def load_of(content: Mapping[str, Any], sent: int) -> tuple[dict[str, Any], list[str]]:
     """How the requests were sent, of ``request_rate``, ``burstiness`` and ``max_concurrency``."""
+    # vLLM's `--ramp-up-strategy` raises the rate over the run.
     if content.get("ramp_up_strategy"):
         raise InputError("a run whose rate ramps up has no one load; send each rate in a run of its own")
     given = content.get("request_rate")
@@ -126,6 +129,7 @@ def _requests(content: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray, np.nd
         begun = per_request(content["start_times"], "start_times")
         if len(begun) != len(prompts):
             raise InputError(f"input_lens has {len(prompts)} requests and start_times {len(begun)}")
+    # A request that failed has an output of 0 tokens, and one whose prompt was not counted tells no load.
     answered = (outputs > 0) & (prompts > 0)
     if not answered.any():
         raise InputError("no request was answered")
