@@ -169,6 +169,9 @@ def served_design(built: ReplicaBuild) -> dict[str, str]:
         "expert_parallel": parallel.expert,
         "drafts": "none" if spec.drafting is None else "some",
     }
+    # Said only where it is so: sets that were fitted before the key was there name none.
+    if spec.eager:
+        figures["eager"] = True
     return {name: str(value) for name, value in figures.items()}
 
 
@@ -180,6 +183,8 @@ def _unmeasured(built: ReplicaBuild) -> tuple[str, ...]:
         unmeasured.append(serving_engine(spec.engine).label)
     if spec.drafting is not None:
         unmeasured.append("speculative decoding")
+    if spec.eager:
+        unmeasured.append("decodes without CUDA graphs")
     unmeasured += _of_layout(of_rank(built.model, spec.parallel), hardware.links)
     unmeasured += [f"{dtype} weights" for dtype in sorted(_weights(built.model, spec.precision.weights) - _WEIGHTS)]
     if spec.precision.kv not in _KV:

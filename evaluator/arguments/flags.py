@@ -22,6 +22,7 @@ EVERY_SERVER = {
     "replicas": 1,
     "expert_parallel": 1,
     "redundant_experts": 0,
+    "eager": False,
     "expert_exchange": "gather",
     "role": "mixed",
     "batching.tau": 1.0,

@@ -13,6 +13,7 @@ _METHODS = {"ngram": "NGRAM", "mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STAND
 
 ROWS = (
     FlagOfKey("pipeline_parallel", "--pp-size", 1),
+    FlagOfKey("eager", "--disable-cuda-graph", None, {True: True, False: False}),
     FlagOfKey("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
     FlagOfKey("batching.packing", "--schedule-policy", "fcfs", {"fcfs": "fcfs", "longest_prefix": "lpm"}),
     FlagOfKey("batching.schedule_conservativeness", "--schedule-conservativeness", 1.0),

@@ -16,6 +16,7 @@ ROWS = (
     FlagOfKey("tensor_parallel", "--tensor-parallel-size", 1),
     FlagOfKey("pipeline_parallel", "--pipeline-parallel-size", 1),
     FlagOfKey("data_parallel", "--data-parallel-size", 1),
+    FlagOfKey("eager", "--enforce-eager", None, {True: True, False: False}),
     FlagOfKey("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
     FlagOfKey("batching.max_num_seqs", "--max-num-seqs"),
     FlagOfKey("batching.max_num_batched_tokens", "--max-num-batched-tokens"),

@@ -91,6 +91,7 @@ class Calibration:
     warm_up_s: float = 0.0  # that the first request waits for kernels of experts to be compiled; of single runs alone
     graph_tokens: float = 0.0  # batches are padded to multiples of so many tokens, of which graphs are kept (0: none)
     launches: Launches | None = None  # the least that iterations take that are no whole CUDA graph; None: nothing
+    graphs: bool = True  # as used, not as read: the engine has CUDA graphs; False: it launches every iteration
     penalty_sequence_s: float = 0.0  # host, per decode and iteration, where what was said is penalised
     form: str = "roofline"  # roofline | polynomial | table | eager
     beyond: str = "refuse"  # refuse | extend: configurations that leave the range of the measured iterations

@@ -46,6 +46,9 @@ def estimate(
     memory_fraction: Annotated[
         float | None, typer.Option(metavar="FRACTION", help="Of the memory, for the engine; as the engine has it.")
     ] = None,
+    eager: Annotated[
+        bool, typer.Option("--eager", help="The engine captures no CUDA graphs (--enforce-eager).")
+    ] = False,
     calibration: Annotated[
         str, typer.Option(help="Efficiencies: auto (the best there are), or a set's name.")
     ] = "auto",
@@ -93,6 +96,7 @@ def estimate(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         memory_fraction=memory_fraction,
+        eager=eager,
         speculative=_speculative(speculative, drafts, acceptance, draft_model, draft_vocabulary),
     )
     # Also of what cannot run: its memory plan says by how much it does not fit. The exit code says the

@@ -81,6 +81,7 @@ def deployment(experiment: Experiment, model: Model, hardware: str, calibration:
         data_parallel=experiment.data_parallel,
         batching=Batching(CHUNKED.name if chunks else MIXED.name, *_limits(experiment, model, hardware)),
         engine_version=experiment.engine_version,
+        eager=experiment.eager,
         kv=KvCache(
             "on_demand" if chunks else "reserve",
             experiment.memory_fraction,

@@ -20,7 +20,7 @@ from evaluator.catalog.model import Model
 from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.eager import eager_cost, eager_problem, eager_split_problem
 from evaluator.cost.fold import fold, fold_devices
-from evaluator.cost.host import with_model_host
+from evaluator.cost.host import launch_s, with_model_host
 from evaluator.cost.iteration import FittedCost, IterationCost
 from evaluator.cost.lanes import stack
 from evaluator.cost.operators import operators
@@ -65,8 +65,9 @@ def iteration_cost(
     fit = fit_of(calibration, model, precision, parallel)
     if fit is None:
         cost = with_model_host(fold(rank_operators, hardware, calibration), model, calibration, parallel, pipeline_rank)
+        least_s = max(calibration.dispatch_s, launch_s(model, calibration, parallel, pipeline_rank))
         # The floor of a host that runs ahead is a structure of its own: other sets compile without it.
-        return Dispatched(cost, np.float64(calibration.dispatch_s)) if calibration.dispatch_s else cost
+        return Dispatched(cost, np.float64(least_s)) if least_s else cost
     return fitted_cost(
         calibration.form, fit.phases, min((operator.log_expert_missed for operator in rank_operators), default=0.0)
     )
@@ -87,9 +88,8 @@ def iteration_costs(
         return stack([iteration_cost(model, device, calibration, *split) for device in devices])
     cost = fold_devices(operators(model, precision, parallel, pipeline_rank), devices, calibration)
     cost = with_model_host(cost, model, calibration, parallel, pipeline_rank)
-    if not calibration.dispatch_s:
-        return cost
-    return Dispatched(cost, np.full(len(devices), calibration.dispatch_s))
+    least_s = max(calibration.dispatch_s, launch_s(model, calibration, parallel, pipeline_rank))
+    return Dispatched(cost, np.full(len(devices), least_s)) if least_s else cost
 
 
 def fitted_cost(form: str, phases: Mapping[str, MeasuredPhase], log_expert_missed: float = 0.0) -> FittedCost:
@@ -145,6 +145,11 @@ def fitted_problem(
     """Why a set cannot tell the time of this replica, and what to do; None where it can."""
     if calibration.hardware not in ("any", hardware.name):
         return f"calibration {calibration.name} is of {calibration.hardware}, not of {hardware.name}; use auto"
+    if not calibration.graphs and calibration.launches is None:
+        return (
+            f"eager with calibration {calibration.name}, which does not say what it takes a host to launch a layer; use "
+            "a set of vLLM servers, such as calibration vllm.serving, or leave out eager"
+        )
     if calibration.eager is not None:
         problem = eager_problem(model) or eager_split_problem(model, precision, parallel)
         return problem and f"calibration {calibration.name}: {problem}"

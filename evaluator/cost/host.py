@@ -6,6 +6,9 @@ launched by itself in every layer, and so are the kernels of layers with a state
 to the largest batch that was captured, and beyond they are launched kernel by kernel. The host launches while the
 device computes, so that an iteration takes the longer of both (``iteration.launched``).
 
+An engine without any graphs (``deployment.eager``) launches all kernels of every iteration, of decodes, too, which
+then take no less than that either (``launch_s``).
+
 Data-parallel ranks that share experts agree on the size of an iteration before they launch it
 (``coordinate_batch_across_dp`` in ``vllm/v1/worker/dp_utils.py``), in decodes, too.
 
@@ -51,16 +54,28 @@ def with_model_host(
     figures = calibration.launches
     if figures is None:
         return cost
-    kinds = rank_kinds(model, parallel.pipeline, pipeline_rank)
-    pieces_s = sum(count * _pieces_s(kind, figures, parallel) for kind, count in kinds)
-    between_s = sum(count * _between_s(kind, figures) for kind, count in kinds)
+    pieces_s, between_s = _layers_s(model, figures, parallel, pipeline_rank)
     # In decodes, too, which replay a graph without any of the pieces below: hence ``iteration_s``.
     if parallel.data > 1 and model.has_experts:
         cost = cost._replace(iteration_s=cost.iteration_s + figures.agreed_s)
-    # Zeros with an axis of devices where there is one.
     like = np.zeros_like(cost.iteration_s)  # with an axis of devices where there is one
-    return cost._replace(
-        pieces_s=like + pieces_s, between_s=like + between_s, captured_tokens=like + figures.captured_tokens
+    captured_tokens = figures.captured_tokens if calibration.graphs else 0.0
+    return cost._replace(pieces_s=like + pieces_s, between_s=like + between_s, captured_tokens=like + captured_tokens)
+
+
+def launch_s(model: Model, calibration: Calibration, parallel: Parallel, pipeline_rank: int | None = None) -> float:
+    """Seconds that the host needs at least to launch an iteration of any kind; 0 where decodes replay a graph."""
+    if calibration.graphs or calibration.launches is None:
+        return 0.0
+    return sum(_layers_s(model, calibration.launches, parallel, pipeline_rank))
+
+
+def _layers_s(model: Model, figures: Launches, parallel: Parallel, pipeline_rank: int | None) -> tuple[float, float]:
+    """Seconds for what no graph holds of all layers, and for what is between them."""
+    kinds = rank_kinds(model, parallel.pipeline, pipeline_rank)
+    return (
+        sum(count * _pieces_s(kind, figures, parallel) for kind, count in kinds),
+        sum(count * _between_s(kind, figures) for kind, count in kinds),
     )
 
 

@@ -43,6 +43,7 @@ def iteration_time(
     redundant_experts: int = 0,
     expert_exchange: str = GATHER,
     precision: Precision | None = None,
+    eager: bool = False,
     speculative: Speculative | Mapping[str, Any] | None = None,
     sampling: TokenSampling | Mapping[str, Any] | None = None,
 ) -> NDArray[np.float64]:
@@ -82,6 +83,7 @@ def iteration_time(
         model, hardware, calibration, precision or Precision(), layout, engine=engine,
         drafting=None if drafts is None else drafts.drafting,
         asked=asked_of_sampler(sampling, Place("iteration_time", "sampling")),
+        eager=eager,
     )  # fmt: skip
     built = build(spec)
     if built.memory is None:

@@ -102,6 +102,7 @@ def estimate(
     block_tokens: int | None = None,
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
+    eager: bool = False,
     speculative: Speculative | Mapping[str, Any] | None = None,
     sampling: TokenSampling | Mapping[str, Any] | None = None,
 ) -> Estimate:
@@ -110,7 +111,8 @@ def estimate(
     Model, hardware and calibration are names of the catalog, or what its readers return. What is None of
     ``memory_fraction`` and the three keys behind it is as the serving ``engine`` has it in ``engine_version``, by
     default the newest that its table knows. ``speculative`` is what a scenario has at ``deployment.speculative``; times
-    and throughput are then those that are expected of the drafts. ``sampling`` is ``workload.sampling``. ``batch``
+    and throughput are then those that are expected of the drafts. ``sampling`` is ``workload.sampling``, ``eager`` is
+    ``deployment.eager``. ``batch``
     sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency through all ranks,
     so throughput counts all of them. Of data-parallel ranks each has such a batch, and its share of the rate.
     """
@@ -131,6 +133,7 @@ def estimate(
         max_num_batched_tokens=used.max_num_batched_tokens, max_num_seqs=used.max_num_seqs,
         drafting=None if drafts is None else drafts.drafting,
         asked=asked_of_sampler(sampling, Place("estimate", "sampling")),
+        eager=eager,
     )  # fmt: skip
     if expert_exchange not in EXCHANGES:
         raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")

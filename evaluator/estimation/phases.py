@@ -11,6 +11,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.cost.batch import decode_batch, prefill_batch
 from evaluator.cost.breakdown import HOST, OperatorTime, SequenceRows, breakdown
 from evaluator.cost.iteration import BatchStatistics, IterationCost, iteration_time, share_touched
+from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.lockstep import launched_alone, rank_cost
 from evaluator.cost.quantities import batch_tokens
 from evaluator.cost.speculative import SpeculativeCost
@@ -128,7 +129,9 @@ def _with_host(
     if rest_s < 1e-9 * time_s:
         return operators
     # Where launching takes as long as the iteration, it is what the device waits for; else it is penalties.
-    waits = float(launched_alone(rank_cost(cost), batch)) >= time_s
+    # Of an engine without graphs that is the floor of every iteration, which is no part of the device's cost.
+    floor_s = cost.dispatch_s if isinstance(cost, Dispatched) else launched_alone(rank_cost(cost), batch)
+    waits = float(floor_s) >= time_s
     name = "host.launches" if waits else "host.penalties"
     host = OperatorTime(name, HOST, rest_s, 0.0, 0.0, 0.0, 0.0, "overhead")
     return tuple(replace(operator, share=operator.time_s / time_s) for operator in (*operators, host))

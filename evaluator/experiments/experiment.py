@@ -86,6 +86,7 @@ class Experiment:
     memory_fraction: float = 0.9
     prefix_caching: bool = True
     chunked_prefill: bool = True
+    eager: bool = False
     workload: MeasuredWorkload = NO_WORKLOAD
     measured: tuple[MeasuredMetrics, ...] = ()
     notes: tuple[str, ...] = ()

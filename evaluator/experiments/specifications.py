@@ -21,13 +21,13 @@ from evaluator.experiments.experiment import (
 )
 
 MOST_REQUESTS = 5_000_000
-NOT_MODELLED = ("enforce_eager", "cpu_kv_offload")
+NOT_MODELLED = ("cpu_kv_offload",)
 _KEYS = (
     "exp_id", "experiment_name", "model", "gpu", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
     "enable_expert_parallel", "expert_parallel_size", "weight_precision", "quantization", "kv_cache_dtype", "engine",
     "engine_version", "max_model_len_tokens", "max_model_len", "kv_block_size_tokens", "prefix_caching",
     "chunked_prefill", "max_num_seqs", "max_num_batched_tokens", "total_kv_blocks", "cpu_kv_blocks",
-    "gpu_memory_utilization", "spec_source", "metrics_available", "description", "workload", *NOT_MODELLED,
+    "gpu_memory_utilization", "enforce_eager", "spec_source", "metrics_available", "description", "workload", *NOT_MODELLED,
 )  # fmt: skip
 _WORKLOAD_KEYS = ("workload_class", "stages", "shared_prefix", "num_requests", "description")
 _STAGE_KEYS = ("stage_index", "rate_req_per_s", "duration_s", "num_requests")
@@ -85,6 +85,7 @@ def _experiment(key: str, entry: ConfigEntry) -> Experiment:
         memory_fraction=_fraction(entry, "gpu_memory_utilization", rules["kv.memory_fraction"].value),
         prefix_caching=entry.flag("prefix_caching", True),
         chunked_prefill=entry.flag("chunked_prefill", True),
+        eager=entry.flag("enforce_eager", False),
         workload=workload,
         notes=tuple(_notes(entry)),
     )

@@ -80,21 +80,24 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
         calibration = load_calibration(calibration, hardware, foreign=True, engine=spec.engine)
     # A set may be of no engine of ours (measured kernels alone): that is not one of another engine.
     of_other_engine = calibration.engine in ENGINES and calibration.engine != spec.engine
-    calibration = _as_used(Same(calibration), hardware.hypothetical or of_other_engine, spec.change)
+    calibration = _as_used(Same(calibration), hardware.hypothetical or of_other_engine, spec.eager, spec.change)
     if spec.change is not None:
         hardware = changed_hardware(hardware, spec.change)
     return model, hardware, calibration
 
 
 @lru_cache(maxsize=1024)
-def _as_used(calibration: Same[Calibration], beyond: bool, change: Change | None) -> Calibration:
+def _as_used(calibration: Same[Calibration], beyond: bool, eager: bool, change: Change | None) -> Calibration:
     """A set, maybe ``beyond`` what it was fitted to (on a device that nobody measured, for another engine), with an
-    input changed; the same object for all that ask so."""
+    input changed; the same object for all that ask so. ``eager``: the engine has no CUDA graphs."""
     efficiency_of = calibration.of
     # A data sheet says no more of a device that was measured than of another: only what was fitted can be
     # extrapolated.
     if beyond and efficiency_of.provenance == "calibrated":
         efficiency_of = replace(efficiency_of, provenance="extrapolated")
+    if eager:
+        # Batches are padded to the next graph only where there are graphs.
+        efficiency_of = replace(efficiency_of, graphs=False, graph_tokens=0.0)
     return efficiency_of if change is None else changed_calibration(efficiency_of, change)
 
 

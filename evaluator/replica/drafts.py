@@ -149,6 +149,11 @@ def _second_embedding(wanted: Wanted) -> float:
 def times_problem(spec: ReplicaSpec, calibration: Calibration) -> tuple[str, bool] | None:
     """What a calibration does not say of drafting; as of ``drafting_problem``."""
     # Only a roofline says what single operators take. A floor per iteration does not tell passes of drafts apart.
+    if spec.drafting is not None and spec.eager:
+        return (
+            "speculative with eager: what it takes a host to launch the passes of drafts was not measured; leave out "
+            "one of them"
+        ), False
     if spec.drafting is None or not (calibration.form != "roofline" or calibration.eager or calibration.dispatch_s):
         return None
     return (

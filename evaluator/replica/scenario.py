@@ -69,6 +69,7 @@ def replica_spec(deployment: Deployment, longest_prompt: int, asked: AskedOfSamp
         engine=deployment.engine,
         drafting=None if deployment.speculative is None else deployment.speculative.drafting,
         asked=asked,
+        eager=deployment.eager,
     )
 
 

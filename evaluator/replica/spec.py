@@ -25,6 +25,7 @@ class ReplicaSpec:
     the KV cache. ``kv_blocks`` is the capacity of that cache in blocks where it is known, from the log of a server for
     instance: whether the model fits is then no question. ``change`` puts one input of the cost at a multiple of its
     value; memory stays. ``drafting``: of speculative decoding; None: there is none. ``asked``: of the sampler.
+    ``eager``: the engine captures no CUDA graphs, and its host launches the kernels of every iteration.
     """
 
     model: Model | WhatIf | str
@@ -41,3 +42,4 @@ class ReplicaSpec:
     engine: str = DEFAULT_ENGINE
     drafting: Drafting | None = None
     asked: AskedOfSampler = AS_PUBLISHED
+    eager: bool = False

@@ -278,6 +278,12 @@ class Pool:
         "Whether the engine plans the next batch before the tokens of the one under way are known, as "
         "batching.planning asynchronous or at_once says in our words.",
     )
+    eager: bool = key(
+        flag,
+        False,
+        "The engine captures no CUDA graphs (vLLM: --enforce-eager), so that its host launches the kernels of every "
+        "iteration.",
+    )
     calibration: str = key(
         Reader(_calibration, _calibration_schema),
         "auto",

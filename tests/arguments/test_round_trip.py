@@ -48,6 +48,7 @@ POOL = some.fixed_dictionaries(
         "data_parallel": some.sampled_from([1, 2, 4]),
         "expert_parallel": some.sampled_from([1, 2, 4, 8, 16]),
         "redundant_experts": some.integers(0, 8),
+        "eager": some.booleans(),
         "expert_exchange": some.sampled_from(["gather", "all_to_all"]),
         "replicas": some.integers(1, 5),
         "usd_per_device_hour": some.one_of(some.none(), some.floats(0.0, 9.0)),

@@ -13,8 +13,9 @@ from evaluator.catalog.launches import Launches
 from evaluator.catalog.served import with_host
 from evaluator.catalog.what_if import read_changed_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.fitted import iteration_cost, iteration_costs
-from evaluator.cost.iteration import device_time, iteration_time, launched
+from evaluator.cost.iteration import alike_steps, device_time, iteration_time, launched
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.steady import steady_state
@@ -74,6 +75,40 @@ def test_tokens_of_decodes_count_towards_the_graphs():
     few, many = (together(decode_batch(count, 100.0, None), prompt) for count in (12.0, 13.0))
     assert float(launched(cost, few)) < float(launched(cost, many))
     assert float(launched(cost, few)) < float(launched(cost, few, queries=2.0))  # drafts are rows, too
+
+
+def test_without_graphs_decodes_are_launched_layer_by_layer():
+    """vLLM's --enforce-eager: the floor of large prompts holds for every iteration, and nothing is padded."""
+    eager = replace(SET, graphs=False, graph_tokens=0.0)
+    for parallel, rank, layers in ((Parallel(), None, 32), (Parallel(1, 4), 1, 8)):
+        cost = cost_of(calibration=eager, parallel=parallel, rank=rank)
+        for batch in (decode_batch(1.0, 900.0, None), prefill_batch(1.0, 8, None)):
+            assert float(iteration_time(cost, batch)) == pytest.approx(layers * 1.1)
+    quick = cost_of(calibration=replace(eager, launches=replace(LAUNCHES, attention_s=0.0, dense_s=0.0)))
+    assert not isinstance(quick, Dispatched)  # nothing to wait for: the program of any other set
+
+
+def test_decodes_without_graphs_grow_once_the_device_is_the_slower():
+    """The engine sums a run of iterations in closed form: where the device overtakes its host is an end of one."""
+    decodes = 64.0
+    floor_s = float(device_time(cost_of(), decode_batch(decodes, 110.5, None)))
+    eager = replace(SET, graphs=False, launches=replace(LAUNCHES, attention_s=floor_s / 32, dense_s=0.0))
+    cost, batch = cost_of(calibration=eager), decode_batch(decodes, 100.0, None)
+    steps = int(alike_steps(cost, batch))
+    times = [float(iteration_time(cost, decode_batch(decodes, 100.0 + step, None))) for step in range(steps + 3)]
+    assert steps == 11 and times[:steps] == pytest.approx([floor_s] * steps)
+    assert times[steps] > times[steps - 1] and times[steps + 2] > times[steps + 1]
+
+
+def test_a_set_that_says_nothing_of_launches_refuses_an_eager_engine():
+    estimated = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=500, output_tokens=100, eager=True)
+    assert estimated.status == "ok" and estimated.decode.operators[-1].name == "host.launches"
+    assert "no measured server had decodes without CUDA graphs" in estimated.model_error_basis
+    with pytest.raises(InputError, match="eager with calibration datasheet, which does not say .* vllm.serving"):
+        estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=500, output_tokens=100, eager=True, calibration="datasheet")
+    drafts = {"method": "ngram", "tokens": 3, "acceptance": 0.5}
+    with pytest.raises(InputError, match="speculative with eager"):
+        estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=500, output_tokens=100, eager=True, speculative=drafts)
 
 
 def test_ranks_of_a_pipeline_launch_their_own_layers():

@@ -102,12 +102,11 @@ def test_values_are_read_where_their_meaning_is_clear(campaign):
 
 
 def test_what_is_not_heeded_is_noted(campaign):
-    change = {"enforce_eager": True, "cpu_kv_offload": "yes", "engine": "sglang", "colour": "red"}
+    change = {"cpu_kv_offload": "yes", "engine": "sglang", "colour": "red"}
     (found,) = read_experiments(
         *campaign([entry("a") | change], [row("a", 0, output=900.0), row("a", 7), row("a", 1, ttft=-1.0)])
     )
     assert found.notes == (
-        "enforce_eager is not modelled",
         "cpu_kv_offload is not modelled",
         "colour is not read",
         "engine sglang is simulated as vLLM",
