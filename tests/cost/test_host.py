@@ -104,7 +104,7 @@ def test_a_set_that_says_nothing_of_launches_refuses_an_eager_engine():
     estimated = estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=500, output_tokens=100, eager=True)
     assert estimated.status == "ok" and estimated.decode.operators[-1].name == "host.launches"
     assert "no measured server had decodes without CUDA graphs" in estimated.model_error_basis
-    with pytest.raises(InputError, match="eager with calibration datasheet, which does not say .* vllm.serving"):
+    with pytest.raises(InputError, match=r"eager with calibration datasheet, which does not say .* vllm\.serving"):
         estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=500, output_tokens=100, eager=True, calibration="datasheet")
     drafts = {"method": "ngram", "tokens": 3, "acceptance": 0.5}
     with pytest.raises(InputError, match="speculative with eager"):
