@@ -27,7 +27,8 @@ _KEYS = (
     "enable_expert_parallel", "expert_parallel_size", "weight_precision", "quantization", "kv_cache_dtype", "engine",
     "engine_version", "max_model_len_tokens", "max_model_len", "kv_block_size_tokens", "prefix_caching",
     "chunked_prefill", "max_num_seqs", "max_num_batched_tokens", "total_kv_blocks", "cpu_kv_blocks",
-    "gpu_memory_utilization", "enforce_eager", "spec_source", "metrics_available", "description", "workload", *NOT_MODELLED,
+    "gpu_memory_utilization", "enforce_eager", "spec_source", "metrics_available", "description", "workload",
+    *NOT_MODELLED,
 )  # fmt: skip
 _WORKLOAD_KEYS = ("workload_class", "stages", "shared_prefix", "num_requests", "description")
 _STAGE_KEYS = ("stage_index", "rate_req_per_s", "duration_s", "num_requests")
