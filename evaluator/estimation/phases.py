@@ -10,8 +10,8 @@ import numpy as np
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.batch import decode_batch, prefill_batch
 from evaluator.cost.breakdown import HOST, OperatorTime, SequenceRows, breakdown
-from evaluator.cost.iteration import BatchStatistics, IterationCost, iteration_time, share_touched
 from evaluator.cost.dispatched import Dispatched
+from evaluator.cost.iteration import BatchStatistics, IterationCost, iteration_time, share_touched
 from evaluator.cost.lockstep import launched_alone, rank_cost
 from evaluator.cost.quantities import batch_tokens
 from evaluator.cost.speculative import SpeculativeCost
