@@ -147,8 +147,8 @@ def fitted_problem(
         return f"calibration {calibration.name} is of {calibration.hardware}, not of {hardware.name}; use auto"
     if not calibration.graphs and calibration.launches is None:
         return (
-            f"eager with calibration {calibration.name}, which does not say what it takes a host to launch a layer; use "
-            "a set of vLLM servers, such as calibration vllm.serving, or leave out eager"
+            f"eager with calibration {calibration.name}, which does not say what it takes a host to launch a layer; "
+            "use a set of vLLM servers, such as calibration vllm.serving, or leave out eager"
         )
     if calibration.eager is not None:
         problem = eager_problem(model) or eager_split_problem(model, precision, parallel)
