@@ -55,6 +55,7 @@ def deploy(
     # Targets whose router is one of these; others route by a scheduler of their own, and say so in their file.
     if has_router(design) and target.name in ("vllm", "sglang", "compose", "kubernetes"):
         remarks += policies(design)[1]
+    # With every target: a prediction is checked by sending the load that it was made for.
     files |= load_files(design, {launch.pool.model.name: launch.repository for launch in servers})
     return Deployed(files, f"{design.chosen} (config={design.config})", tuple(remarks))
 

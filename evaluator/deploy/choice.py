@@ -99,6 +99,7 @@ def _fitting(ds: xr.Dataset, name: str, text: str, where: str) -> np.ndarray:
         # 1e-9: coordinates of spaced axes are rounded, and users type what a table shows.
         fits = np.isclose(values.astype(float), wanted, rtol=1e-9, atol=0.0)
     else:
+        # Names as people write them: H100-SXM is h100-sxm.
         fits = np.array([str(value).casefold() == text.casefold() for value in values])
     if not fits.any():
         texts = list(dict.fromkeys(f"{value:g}" if values.dtype.kind in "iuf" else str(value) for value in values))

@@ -80,6 +80,8 @@ class SentTraffic:
     def jobs(self) -> Jobs:
         """The requests of the first seed, which the load's head and its lines are made of."""
         workload = self.workload
+        # As a single pool gets them: what prefill leaves to decode is the servers' affair, and clients send whole
+        # requests.
         return self.sampler.jobs(workload, workload.seeds[0], ROLES["mixed"], pipeline=self.pipeline)
 
 

@@ -156,6 +156,7 @@ def _read_back(repository: str) -> str | None:
     """The model that a reader of the command takes it for."""
     try:
         return model_name(repository)
+    # A repository that is of no model of ours is no fault here: then the note keeps saying which it is.
     except InputError:
         return None
 
@@ -171,6 +172,7 @@ def _draft(pool: PoolDesign) -> str | None:
 def _cached_prefixes(design: Design) -> bool:
     tokens: Tokens | None = None
     workload = design.traffic.workload
+    # The trace's own column may say more than the workload's one number.
     if workload.trace is not None and workload.trace.cached_tokens is not None:
         tokens = request_tokens(workload, workload.seeds[0], workload.requests)
     return workload.cached_tokens > 0 or (tokens is not None and bool(tokens.cached_tokens.any()))
@@ -180,6 +182,8 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
     """What of a pool its engine has no flag for, in words."""
     label = serving_engine(pool.engine).label
     remarks = []
+    # The note has what the flags do not say, for a reader by machine; here it is told to people, but for what makes no
+    # difference to them.
     for key, value in note.items():
         # A key that is null in the note is one that the server has and the design has not; only a missing KV capacity
         # tells anything.
@@ -284,6 +288,7 @@ def fleet_note(design: Design) -> str:
     """Likewise of what all pools have."""
     said: dict[str, Any] = {"router": design.router}
     if design.phases:
+        # None is a default, which a reader of the note has, too.
         said["transfer"] = {key: value for key, value in design.transfer.items() if value is not None}
     return FLEET_NOTE + json.dumps(said)
 

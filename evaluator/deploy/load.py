@@ -21,6 +21,7 @@ LOAD, BENCH = "load.jsonl", "bench.py"
 def load_files(design: Design, models: dict[str, str]) -> dict[str, str]:
     """The load of the first seed, and the script that sends it."""
     traffic = design.traffic
+    # Without names in the workload all requests are of the one model that is served.
     names = [models.get(name, name) for name in traffic.workload.model_names] or list(models.values())[:1]
     head = load_head(traffic, names) | {"predicted": design.predicted}
     lines = [json.dumps(head), *(json.dumps(request) for request in load_requests(traffic))]
@@ -46,9 +47,12 @@ def _warm(traffic: SentTraffic) -> list[list[list[Any]]]:
     """What the simulated servers had in their caches from the start: cached prefixes, and system prompts."""
     workload, sessions = traffic.workload, traffic.workload.sessions
     warm: list[list[list[Any]]] = []
+    # The longest: shorter ones begin like it (`_prompt`), and hit its blocks.
     cached = int(traffic.jobs.demand.cached_tokens.max(initial=0))
     if cached:
         warm.append([["cached", cached]])
+    # Where content is known the simulated cache begins empty and finds system prompts by their hashes; else they count
+    # as cached from the first request on.
     if sessions.system_tokens and not workload.known_content:
         warm += [[[f"system {number}", sessions.system_tokens]] for number in range(sessions.system_prompts)]
     return warm

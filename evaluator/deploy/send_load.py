@@ -73,6 +73,8 @@ async def stream(url, body, time_limit):
         status = (await asyncio.wait_for(reader.readline(), time_limit)).decode("latin-1").split()
         chunked = False
         while line := (await asyncio.wait_for(reader.readline(), time_limit)).strip():
+            # vLLM and SGLang stream in chunks (HTTP/1.1); a proxy may pass the body on as it is, to the end of the
+            # connection.
             chunked |= line.lower().replace(b" ", b"") == b"transfer-encoding:chunked"
         if len(status) < 2 or status[1] != "200":
             rest = await asyncio.wait_for(reader.read(2000), time_limit)
@@ -101,6 +103,7 @@ async def parts(reader, chunked, time_limit):
         if size == 0:
             return
         yield await asyncio.wait_for(reader.readexactly(size), time_limit)
+        # The empty line behind a chunk.
         await reader.readline()
 
 

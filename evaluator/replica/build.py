@@ -72,6 +72,7 @@ def kept_model(built: ReplicaBuild) -> Model:
 
 def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     """What the names stand for, changed. A set of other hardware is a problem of the design, no unknown name."""
+    # `Same`: caches by identity, since a model hashes by all of its layers.
     model = _asking(Same(_model(spec.model)), spec.asked)
     hardware = _hardware(spec.hardware)
     calibration = spec.calibration

@@ -24,6 +24,7 @@ def chosen_inputs(wanted: bool | Sequence[str]) -> tuple[str, ...]:
     """Names of inputs in the order of INPUTS: all for True, none for False. InputError for a name that is none."""
     if isinstance(wanted, bool):
         return tuple(INPUTS) if wanted else ()
+    # A single name is a text, which is a sequence of letters, too.
     names = (wanted,) if isinstance(wanted, str) else tuple(wanted)
     for name in names:
         if name not in INPUTS:

@@ -64,6 +64,7 @@ def drafter(spec: ReplicaSpec, model: Model, load: Callable[[Any], Model]) -> Dr
 
 def _draft_model(wanted: Wanted) -> Drafter:
     draft, precision = wanted.load(wanted.drafting.model), wanted.spec.precision
+    # As vLLM splits a draft model by default (`SpeculativeConfig`): over the tensor ranks of the model that verifies.
     parallel = _split(wanted.spec.parallel, draft)
     return Drafter(
         wanted.drafting,

@@ -59,6 +59,7 @@ def _is_key_path(name: str) -> bool:
 
 def _short_names(paths: Sequence[str]) -> dict[str, str]:
     """The shortest ends of the key paths that are unique, no variable's name, and more than a statistic (p90)."""
+    # Longer ends tell more, but head tables and legends: they grow only where they must.
     keys = {path: _DOT.split(path) for path in paths}
     depth = dict.fromkeys(paths, 1)
     while True:
@@ -80,6 +81,7 @@ def _short_names(paths: Sequence[str]) -> dict[str, str]:
 
 
 def _label(value: Any) -> str:
+    # As YAML writes them, since that is what a reader of the scenario knows.
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
     return str(value)

@@ -49,6 +49,7 @@ def to_dataset(
     import xarray as xr
 
     shape = tuple(len(axis.values) for axis in axes)
+    # Rows may be a part of the grid: a shard, a search, a selection.
     config = np.asarray(metrics["config"] if "config" in metrics else np.arange(len(next(iter(metrics.values())))))
     columns = axis_coordinates(axes)
     coords = {
@@ -76,6 +77,7 @@ def to_dataset(
         # A variable may come without its trailing dimension (a mean where quantiles are also known): as many
         # names as it has axes.
         name: _described(VARIABLES[name].dims[: np.ndim(values)], values, VARIABLES[name])
+        # Texts become objects that equal rows share (`results.texts`).
         for name, values in shared({name: np.asarray(values) for name, values in metrics.items()}).items()
         if name != "config" and name not in _OF_ALL
     }
@@ -137,5 +139,6 @@ def unstack(ds: xr.Dataset) -> xr.Dataset:
             arrays[name] = ((dims[along[name]],), values[first], variable.attrs)
         else:
             arrays[name] = ((*dims, *variable.dims[1:]), values, variable.attrs)
+    # Coordinates stay such, also those that lost `config`: else they would come back as variables.
     coords = {str(name): arrays.pop(str(name)) for name in ds.coords if str(name) in arrays}
     return xr.Dataset(arrays, coords, ds.attrs)

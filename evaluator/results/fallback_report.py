@@ -36,6 +36,7 @@ class FallbackReport:
 
     def __add__(self, other: FallbackReport) -> FallbackReport:
         reasons = Counter(self.reasons) + Counter(other.reasons)
+        # Parts of one sweep, which all have its simulator.
         return FallbackReport(self.simulator, self.designs + other.designs, self.left + other.left, dict(reasons))
 
     @property
@@ -45,6 +46,7 @@ class FallbackReport:
             return {"engine_note": ERROR_NOTE}
         if not self.left:
             return {}
+        # By count and then by name, so that the note does not depend on the order in which shards end.
         names = ", ".join(sorted(self.reasons, key=lambda reason: (-self.reasons[reason], reason)))
         of = f"{self.left:,} of {self.designs:,} configurations were computed token by token: {names}"
         return {"engine_note": of}

@@ -132,6 +132,7 @@ def _let_go(error: BaseException | None) -> None:
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         while error is not None:
+            # Frames of a traceback keep their locals, and these the open file, whose `__del__` then prints to stderr.
             traceback.clear_frames(error.__traceback__)
             error = error.__cause__ or error.__context__
         gc.collect()

@@ -43,6 +43,7 @@ def gather(out: str | Path) -> Gathered:
     another process writes ``out``.
     """
     path = check_output(out)
+    # A sweep that runs to the same output, or a second gather, would move the store away in between.
     with exclusive(lock_of(path), path):
         stores = stores_beside(chunks_folder(path))
         store, header, absent = _chosen(path, stores)
@@ -51,6 +52,7 @@ def gather(out: str | Path) -> Gathered:
             commands = tuple(str(header.get("command", "")).replace(PLACE, str(shard)) for shard in absent)
             return Gathered(path, store.total, store.count, tuple(absent), commands, others)
         lefts = [store.left(Shard(number, store.count)) for number in range(1, store.count + 1)]
+        # The note of each shard tells of its own rows: only the counts of all make the sentence of the sweep.
         note = reduce(add, lefts).note
         try:
             # Finished before it gets its name: whoever finds a store under its name finds it whole.

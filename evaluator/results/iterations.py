@@ -29,6 +29,7 @@ class IterationLog:
         tokens: dict[int, int] = {}
         for request in iteration.decodes:
             tokens[request] = tokens.get(request, 0) + decode_tokens  # as often as it has branches
+        # A request has either a chunk or decodes in a batch.
         tokens |= dict(iteration.chunks)
         start_s = iteration.start_s
         # A leap is written as the iterations that it stands for, so that a table does not show how it was computed.

@@ -58,6 +58,7 @@ def _held(path: Path) -> int:
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
             return descriptor
         except BaseException:
+            # Not closed, the descriptor would keep the lock for as long as this process lives.
             with suppress(OSError):
                 os.close(descriptor)
             raise

@@ -57,6 +57,7 @@ def over_time(
     edges = width * np.arange(count + 1)
     seeds = requests["seed"].nunique()
     arrivals, ends = (requests[name].to_numpy(np.float64) for name in ("arrival_s", "last_token_s"))
+    # The last token may fall on the last edge, which is behind the last window.
     came, went = (np.minimum((times / width).astype(np.int64), count - 1) for times in (arrivals, ends))
     per_second = 1.0 / (width * seeds)
     # Requests that came up to a time, less those that went, integrated from 0 to each edge; of windows the differences.
@@ -68,6 +69,7 @@ def over_time(
             "time",
             np.bincount(went, weights=requests["output_tokens"].to_numpy(np.float64), minlength=count) * per_second,
         ),
+        # Differences of large sums: an empty system may come out at -1e-12.
         "in_system": ("time", np.maximum(waiting, 0.0) * per_second),
     }
     by_window = requests.assign(window=came).groupby("window")

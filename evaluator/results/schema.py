@@ -99,6 +99,7 @@ def _is_search(ds: xr.Dataset) -> bool:
         return False
     if not isinstance(question, dict) or "rate_rps" not in question or "search_status" not in ds:
         return False
+    # A search for a rate has its goodput; one for replicas asks for a rate, and reports none.
     rate = question["rate_rps"]
     return "goodput_rps" in ds if rate is None else type(rate) in (int, float)
 

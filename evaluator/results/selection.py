@@ -28,6 +28,7 @@ def parse_selection(texts: Sequence[str]) -> dict[str, str]:
         name, equals, value = (piece.strip() for piece in part.partition("="))
         if not (name and equals and value):
             raise InputError(f"--select {part!r}: NAME=VALUE is wanted, such as tp=4 or tp=4,hardware=h100-sxm")
+        # Given twice with the same value is no contradiction, as where a script adds what is there.
         if wanted.get(name, value) != value:
             raise InputError(f"--select {name}: given twice, as {wanted[name]} and as {value}")
         wanted[name] = value
@@ -115,6 +116,7 @@ def _equal(value: Any, text: str) -> bool:
     if number is not None and wanted is not None:
         # Steps of a range and values with units are products of floats: 2 TB/s need not be 2e12 to the last bit.
         return math.isclose(number, wanted, rel_tol=1e-12)
+    # Names of the catalog are in lower case, and people write H100-SXM.
     return str(value).casefold() == text.casefold()
 
 

@@ -122,6 +122,7 @@ class Store:
 
     def begin(self, header: Mapping[str, Any]) -> None:
         """The store without rows, and what is known of the whole sweep, where another shard has not made them yet."""
+        # Made beside its place and renamed: another shard that finds the store finds it with its root.
         if not self.path.exists():
             part = self.folder / f".{STORE}.{os.getpid()}.part"
             try:

@@ -26,6 +26,7 @@ def known_of(configurations: list[Configuration]) -> dict[str, np.ndarray]:
         "devices": np.array([configuration.devices for configuration in configurations], dtype=np.int64),
         "model": _joined(configurations, lambda station: str(station.design.model.name)),
         "hardware": _joined(configurations, lambda station: str(station.design.hardware.title)),
+        # With `requests: auto` every design has its own number.
         "requests_run": np.array(
             [int(configuration.workload.requests) for configuration in configurations], dtype=np.int64
         ),

@@ -58,6 +58,7 @@ def dataset_of(task: SweepTask, configs: np.ndarray | None, context: RunContext)
     whole, levels, rows = _lengthened(first, context)
     # Of the first plan, which has all configurations; those of longer runs have only what was undecided.
     attrs = attributes_of(task.scenario) | FallbackReport.of(whole).note | notes_of(whole)
+    # Numbers of the whole product of the axes, which do not depend on what conditions leave out.
     rows["config"] = whole.grid.numbers(rows["config"])
     seeds = whole.seeds if task.by_seed else ()
     return to_dataset(rows, levels, whole.grid.axes, attrs, whole.inputs, seeds, whole.stage_names), whole
@@ -112,5 +113,6 @@ def _statistics(whole: Plan, levels: np.ndarray, context: RunContext) -> list[di
         if progress is not None:
             progress.advance(len(values["config"]))
     if len(done) != len(chunks):
+        # A chunk that a worker lost would be rows that are missing without a word.
         raise AssertionError(f"{len(chunks) - len(done)} of {len(chunks)} chunks were not computed")
     return [done[index] for index in sorted(done)]

@@ -118,8 +118,10 @@ def sweep_shard(
     if not fresh and is_gathered(target, task.fingerprint):
         return ShardState.GATHERED
     store = Store(Checkpoint.beside(target, task.fingerprint, shard.count).folder, size(task.scenario), shard.count)
+    # In the folder of the store: `gather` removes it with all that shards left there.
     checkpoint = Checkpoint(store.folder).of(f"shard-{shard.number:05d}")
     with ExitStack() as stack:
+        # Of the shard, not of the output: shards of one sweep are written at the same time.
         stack.enter_context(exclusive(store.lock(shard), Path(f"shard {shard} of {target}")))
         if fresh:
             store.forget(shard)

@@ -194,6 +194,7 @@ def _filled_pools(bare: Scenario, free: Sequence[str], simulator: str, note: str
     layouts: dict[int, dict[tuple[int, ...], Configuration]] = {}
     for row, configuration in zip(rows.tolist(), whole.configurations, strict=True):
         split = tuple(int(index) for index in np.unravel_index(row % splits, tuple(most.values())))
+        # Layouts come first in the grid and splits last, so that a row is one of each by division and remainder.
         layouts.setdefault(row // splits, {})[split] = within(configuration, bare.budget)
     ladders = [[configuration] for splits_of in layouts.values() for configuration in _fullest(splits_of)]
     return Designs(whole, ladders, note)
@@ -209,6 +210,7 @@ def _fullest(splits: dict[tuple[int, ...], Configuration]) -> list[Configuration
         if not any((*split[:pool], split[pool] + 1, *split[pool + 1 :]) in taken for pool in range(len(split)))
     ]
     smallest = next(iter(splits.values()))
+    # Where no split can run one row is enough to say why.
     return full if any(design.status == OK for design in full) else [smallest]
 
 

@@ -65,6 +65,7 @@ def layouts(models: Sequence[Model], hardware: Sequence[Hardware], devices: int)
     """
     experts = any(model.has_experts for model in models)
     most = min(devices, MOST_DEVICES)
+    # The largest nearest link of any device that is tried: a layout that one of them cannot have fails its plan.
     node = min(most, max(device.links[0].devices or most if device.links else 1 for device in hardware))
     cuts: list[Layout] = []
     for tensor, pipeline, data in product(_powers(node), _powers(most), _powers(most if experts else 1)):
@@ -117,6 +118,7 @@ def _described(scenario: Scenario, name: str) -> tuple[list[Model], list[Hardwar
     pool = pools[name] if name else outer
     models = [model_named(model) for model in _values(scenario, name, "model", pool.model or outer.model)]
     hardware = [device_named(device) for device in _values(scenario, name, "hardware", pool.hardware or outer.hardware)]
+    # One device of each other pool is the least that it takes.
     others = sum(1 for other in pools.values() if other.role != STAGE) - 1 if name else 0
     limits = [MOST_DEVICES]
     if budget.devices is not None:
@@ -125,6 +127,7 @@ def _described(scenario: Scenario, name: str) -> tuple[list[Model], list[Hardwar
     prices = [said or device.usd_per_hour for device in hardware]
     if budget.usd_per_hour is not None and (stated := [price for price in prices if price]):
         # Prices are decimals: three devices at 3.3 must not be too dear for 9.9 by a rounding error.
+        # By the cheapest device: on it the most fit, and what is too dear on others is refused by their plan.
         limits.append(floor(budget.usd_per_hour / min(stated) * (1.0 + 1e-12)) - others)
     return models, hardware, max(min(limits), 1)
 

@@ -69,6 +69,7 @@ def optimize(
     check_rank(rank_by)
     if not 1e-4 <= bracket <= 1.0:
         raise InputError(f"bracket: must be from 0.0001 to 1, not {bracket:g}")
+    # Before anything is planned: the requests of a plan are drawn for the length that its scenario says.
     scenario = _long_enough(loaded(scenario))
     if rate_rps is not None:
         if not 0.0 < rate_rps < float("inf"):
@@ -179,6 +180,7 @@ def _by_replicas(
     def undecided() -> np.ndarray:
         return _configs(ladders[position] for position in able[fewest.undecided])
 
+    # Without the limit of the goodput's search: of a rate that is asked for a stated number of requests is kept.
     for longer in longer_plans(designs.plan, undecided):
         wanted = fewest.undecided
         again = _able(longer, [ladders[position] for position in able[wanted]])
@@ -280,6 +282,7 @@ def layout_of(configuration: Configuration) -> str:
     for station in configuration.answering:
         deployment = station.deployment
         parts = [f"{deployment.replicas} x tp{deployment.tensor_parallel}"]
+        # What is 1, or as by default, is left out: names of layouts head tables.
         parts += [f"pp{deployment.pipeline_parallel}"] if deployment.pipeline_parallel > 1 else []
         parts += [f"dp{deployment.data_parallel}"] if deployment.data_parallel > 1 else []
         parts += [f"ep{deployment.expert_parallel}"] if deployment.expert_parallel > 1 else []

@@ -40,6 +40,8 @@ class Starts:
         rates = []
         for station in configuration.answering:
             most = station.deployment.batching.max_num_seqs
+            # By identity: designs and demands are shared objects, and hashing their arrays would cost more than what is
+            # saved.
             key = (id(station.design), id(demand), station.role.name, most, pace, station.speculative)
             if key not in self._known:
                 self._known[key] = _capacity(station, prompt, output, context, pace)

@@ -73,6 +73,7 @@ class ReportedRuns:
 def _empty(rows: int, like: np.ndarray) -> np.ndarray:
     if like.dtype.kind in "US":
         return np.full(rows, "", dtype=object)
+    # Rows that nobody ran have no status: as text they are empty, as numbers unknown.
     shape = (rows, *like.shape[1:])
     return np.zeros(shape, dtype=bool) if like.dtype == bool else np.full(shape, np.nan)
 

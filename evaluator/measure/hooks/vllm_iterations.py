@@ -32,6 +32,7 @@ class RecordingScheduler(Scheduler):
         served = config.model_config.served_model_name
         model = os.environ.get("RECORD_MODEL") or (served[0] if isinstance(served, list) else served)
         self._head = ("iteration", model, config.parallel_config.tensor_parallel_size)
+        # Without the local part of a build (`+cu129`): the release is what a calibration knows.
         self._tail = ("vllm", vllm.__version__.partition("+")[0])
         # Line by line: vLLM ends this process by a signal, so that what was not written yet would be lost.
         self._file = open(os.environ.get("RECORD_ITERATIONS", "iterations.csv"), "w", buffering=1)  # noqa: SIM115
@@ -65,6 +66,7 @@ class RecordingScheduler(Scheduler):
             numbers = [f"{value:.6g}" for value in self._batch]
             times = [f"{now_s - self._start_s:.6f}", f"{self._start_s:.6f}"]
             print(*self._head, *numbers, *times, *self._tail, sep=",", file=self._file)
+            # So that a batch is written once, whichever of the two calls ends it.
             self._batch = None
 
 
@@ -86,6 +88,7 @@ def batch_of(output: Any) -> tuple[float, ...] | None:
         if answered == 0 or tokens[request] > 1:
             prompts.append((tokens[request], computed))
         else:
+            # The token that it computes is in its context, too.
             contexts.append(computed + 1)
     count = len(prompts)
     new, before = (sum(values) / count for values in zip(*prompts, strict=True)) if prompts else (0.0, 0.0)

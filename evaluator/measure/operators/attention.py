@@ -16,6 +16,7 @@ def attention(columns: Mapping[str, Any], platform: str) -> tuple[Call, ...]:
     """Causal prompts of ``new_tokens`` where there are any, else one query a sequence over ``past_tokens``."""
     # cuDNN computes attention in 16 bits alone.
     fused = platform == "gpu" and columns["dtype"] != "fp32"
+    # cuDNN first: of several implementations the first that runs on the device is timed.
     return (*((_cudnn(columns),) if fused else ()), _products(columns))
 
 
@@ -48,6 +49,7 @@ def _products(columns: Mapping[str, Any]) -> Call:
             carried, keys, (((3,), (3,)), batch_axes), precision=precision, preferred_element_type=jnp.float32
         )
         if _causal(columns):
+            # As often as a KV head has query heads, whose rows lie behind one another.
             mask = jnp.tile(jnp.tril(jnp.ones((queries, seen), bool)), (group, 1))
             scores = jnp.where(mask[None, None], scores, -jnp.inf)
         # The scale behind the product: before it bf16 would lose digits of the scores.

@@ -70,6 +70,7 @@ def run_network(
         for key, run_jobs in by_run(jobs)
         if configurations[key[0]].status == OK
     }
+    # A configuration that did not run has no visits beyond the first.
     asked = [
         [runs[config, seed].asked if (config, seed) in runs else run_jobs for seed, run_jobs in enumerate(of_seeds)]
         for config, of_seeds in enumerate(jobs)
@@ -145,6 +146,8 @@ def all_visits(configuration: Configuration, routes: RequestRoutes, jobs: Jobs) 
     for number, visit in enumerate(routes.llm[1:], 1):
         ids = visit.ids
         demand = Demand.of(visit.tokens, role, shared)[ids]
+        # Ids of visits follow those of all requests, so that one station knows every visit of a request by a number of
+        # its own.
         more = Jobs(ids + number * len(jobs), jobs.ready_s[ids], demand, jobs.measured[ids])
         visits = visits.joined(more)
     return visits
@@ -164,6 +167,7 @@ def _delivered_after(configuration: Configuration, runs: Sequence[PhaseRun], req
     replicas = np.cumsum(
         [configuration.stations[number].deployment.ranks for number in configuration.phases[0].stations]
     )
+    # Replicas are numbered over all pools of the phase: the first cumulated count above is the pool's.
     number = configuration.phases[0].stations[int(np.searchsorted(replicas, parts[0].replica, side="right"))]
     output = sum(part.output_tokens for part in parts)
     return float(
@@ -229,6 +233,8 @@ def visits_by_route(
     if not runs:  # no configuration of the chunk can run
         return list(llm)
     numbers = max(len(ran.step_routes.step_visits) for ran in runs.values() if ran.step_routes is not None)
+    # Where each request stands while its visits are told in order: from the time at which it really came, which in a
+    # closed loop is known after the run alone.
     now_s = {key: ran.arrival_s.copy() for key, ran in runs.items()}
     visits: list[StationVisit] = []
     reported: set[tuple[int, int]] = set()

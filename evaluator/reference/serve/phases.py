@@ -94,6 +94,7 @@ def _watch(gaps: TokenGaps, observe: Observe | None, lane: LaneJobs, iteration: 
 def _parts(jobs: Jobs) -> dict[int, Request]:
     """Requests by their ids. How much KV one takes, and each of its branches, is known with its pool."""
     demand = jobs.demand
+    # KV is 0 here and set by `_choose`: it depends on the pool.
     columns = (jobs.ready_s, demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, np.zeros_like(jobs.id))
     rows = zip(jobs.id.tolist(), *(column.tolist() for column in columns), strict=True)
     requests = {index: Request(index, *row) for index, *row in rows}
@@ -175,6 +176,7 @@ def pool_run(
         return router(request, now)
 
     in_lockstep(replicas, station.lockstep)
+    # No gaps: a pass gives no tokens.
     return PhaseRun(jobs, PhaseStation(PoolStation(replicas, choose), {}, choose), (replicas,), ())
 
 

@@ -106,6 +106,7 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
     """The limits of one replica as the reference takes them."""
     deployment, layout = pool.deployment, pool.design.ready.kv
     batching, kv = deployment.batching, deployment.kv
+    # Without swapping nothing bounds what is copied, and nothing is.
     swap_units, swap_unit_s = swap_space(pool) if kv.preemption == "swap" else (math.inf, 0.0)
     blocks_alone, manager = _of_blocks(layout), kv_manager(kv.manager)
     return Limits(
@@ -260,6 +261,7 @@ class TokenGaps:
 
     def after(self, since_s: float) -> WeightedGaps:
         """The gaps before tokens that came after a time."""
+        # A gap counts where the token behind it came after `since_s`: of the first gap its beginning may lie before.
         columns = [(gaps[~np.isnan(gaps)], 1.0) for now, gaps in self._first if now > since_s]
         values, weights = [gaps for gaps, _ in columns], [np.full(len(gaps), weight) for gaps, weight in columns]
         for start, first, slope, iterations, members in self._leaps:

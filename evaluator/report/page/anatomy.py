@@ -45,6 +45,7 @@ def anatomy(
         return None
     rate, out, total = (float(ds[name].values[row]) for name in _READ[:3])
     decoding_s = float(ds["e2e_s_mean"].values[row] - ds["ttft_s_mean"].values[row])
+    # A design that served nothing has no mean request.
     if not np.isfinite([rate, out, total, decoding_s]).all() or rate <= 0.0:
         return None
     # Rates of tokens over the rate of requests are their mean lengths, as they were simulated and not as a formula
@@ -61,6 +62,7 @@ def anatomy(
         # The last station: with prefill and decode apart it is the one that decodes, else it is the only
         # one.
         (-1, "Decode step", f"the mean {number(batch)} sequences of a replica, half of their outputs written",
+         # Half of the output: the mean over the steps of a request, whose context grows by one a step.
          decode_batch(batch, prompt + output / 2, window)),
     ]  # fmt: skip
     phases = [_described(configuration, *step, tokens) for step in steps]

@@ -55,6 +55,7 @@ class PageAxis:
         words = [f"{pool} {short_layout(ds, names, row)}".strip() for pool, names in layouts.items()]
         in_layouts = {name for names in layouts.values() for name in names}
         words += [
+            # The role of a pool stands in its name already.
             _named(ds, name, row)
             for name in self.names
             if name not in in_layouts and _is_set(ds, name, row) and not name.endswith("_role")

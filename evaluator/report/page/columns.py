@@ -157,6 +157,7 @@ def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, position: tuple
             return None
         # Errors are in the unit of their value, so that one factor does for both.
         values = ds[other].values[(rows, *position)].astype(float) * factor
+        # A column without a number is no column: of one seed there are no standard errors at all.
         return values if np.isfinite(values).any() else None
 
     values = column(key)

@@ -60,9 +60,11 @@ def write_comparison(rows: pd.DataFrame, report: str, path: str | Path) -> Path:
     if path.suffix not in SUFFIXES:
         raise InputError(f"{path}: a page is written as {' or '.join(SUFFIXES)}, not {path.suffix or 'nothing'}")
     with TemporaryDirectory() as folder:
+        # As SVG, which is sharp at any size, and within an `img`, in which no script of an SVG runs.
         picture = plot_comparison(rows, Path(folder) / "errors.svg").read_bytes()
     columns = [name for name in _COLUMNS if name in rows]
     shown = rows[columns].head(MOST_ROWS)
+    # NaN: what a run does not have.
     cells = [["" if value != value else _text(value) for value in row] for row in shown.itertuples(index=False)]
     cut = f"<p class='note'>The first {MOST_ROWS:,} of {len(rows):,}; the CSV has all.</p>"
     text = _PAGE.format(

@@ -40,6 +40,7 @@ def states(ds: xr.Dataset) -> np.ndarray:
     """What became of each design, (config,) text: one of the five words of this module."""
     able, over = ds["status"].values == OK, ds["saturated"].values
     met = serves(ds) if "search" in ds.attrs else ds["slo_met"].values
+    # Without objectives nothing can be missed: such designs only run.
     calm = MISSES if objectives_of(ds) or "search" in ds.attrs else RUNS
     # The first that holds: a design that meets the objectives is not shown as saturated too, in a run whose queue
     # only began to grow.

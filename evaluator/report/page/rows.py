@@ -51,6 +51,7 @@ def sample(axes: Sequence[PageAxis], order: np.ndarray, most: int = MOST) -> np.
     taken = np.zeros(order.size, dtype=bool)
     for places in _wanted(axes, order, most):
         new = places[~taken[places]]
+        # `_wanted` yields the most telling first, so that what is cut is the least.
         taken[new[: most - int(taken.sum())]] = True
     return np.flatnonzero(taken)
 

@@ -51,6 +51,7 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], kind: str = ""
 def _cell(value: object) -> str:
     if isinstance(value, int):
         return f"<td class='number'>{value:,}</td>"
+    # Shares come as texts with their unit, and are numbers to the eye.
     if str(value).endswith(" %"):
         return f"<td class='number'>{escaped(value)}</td>"
     return f"<td>{escaped(value)}</td>"
@@ -188,6 +189,7 @@ def _misses(ds: xr.Dataset, measures: Sequence[Measure], missing: np.ndarray) ->
         metrics = [bound.measure.key.removesuffix("_s") for bound, bad in zip(bounds, kind, strict=True) if bad]
         remedy = "; ".join(_MISSED.get(metric, "") for metric in metrics)
         why = f"misses objectives: {' and '.join(missed) if missed else 'only in some of the seeds'}"
+        # `slo_met` is of all seeds, and the means that are compared here may be within the bounds.
         rows.append((count, _share(count, ds.sizes["config"]), why, remedy))
     return rows
 

@@ -85,6 +85,7 @@ def own_words(scenario_text: str) -> str:
     lines: list[str] = []
     for line in scenario_text.splitlines():
         words = line.lstrip("# ").rstrip()
+        # The first paragraph alone: below it comments explain keys.
         if not line.startswith("#") or (lines and not words):
             break
         # A line for editors that our own scenarios begin with.
@@ -138,6 +139,7 @@ def asked(ds: xr.Dataset) -> list[tuple[str, str]]:
 def sections_of(scenario_text: str, swept_paths: set[str]) -> list[tuple[str, str]]:
     """Workload and deployment of a scenario's text, as (section, words); nothing where the text cannot be read."""
     try:
+        # Of the text, and not of the scenario: what the author wrote, without the defaults.
         tree = loads_yaml(scenario_text, "scenario")
     except InputError:
         return []
@@ -197,12 +199,14 @@ def launch(ds: xr.Dataset, row: int, configuration: Configuration) -> str:
     for station in configuration.answering:
         deployment, design = station.deployment, station.design
         split = design.spec.parallel
+        # What is 1 is left out: a launch without it does the same.
         counts = {"tensor": split.tensor, "pipeline": split.pipeline, "expert": split.expert, "data": split.data}
         facts = [f"{name} parallel {count}" for name, count in counts.items() if count > 1]
         sequences, tokens = deployment.batching.max_num_seqs, station.max_num_batched_tokens
         facts.append(f"{deployment.batching.policy} batching")
         facts.append(f"at most {sequences:,} sequences and {tokens:,} tokens an iteration")
         written = {"weights": deployment.precision.weights, "KV": deployment.precision.kv}
+        # As published or as by default: nothing has to be said to get these.
         facts += [f"{name} in {dtype}" for name, dtype in written.items() if dtype not in ("checkpoint", "bf16")]
         facts += ["prefix caching"] if deployment.kv.prefix_caching else []
         facts += [f"drafts by {deployment.speculative.method}"] if deployment.speculative else []
@@ -220,6 +224,7 @@ def answer(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequenc
     served = question_of(ds)["rate_rps"] if "search" in ds.attrs else None
     for key in _WORDS if served is None else (*_TAKES, *_WORDS):
         measure = next((candidate for candidate in measures if candidate.key == key), None)
+        # A price that nobody stated has no words.
         if measure is not None and np.isfinite(measure.parts[0].values[0]):
             gains.append(f"{measured(measure, measure.parts[0], 0)} {_TAKES.get(key) or _WORDS.get(key, '')}".strip())
     limits = [
@@ -276,6 +281,7 @@ def cautions(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Seque
         # was too short.
         if axis.numeric and axis.first.size > 2 and axis.at[row] == _last(ds, axis):
             words = axis.quantity(ds, row)
+            # The lowest value is no doubt: rates and counts end at 0 or 1.
             doubts.append(f"{words} is the highest value that was swept: a higher one may be better still.")
     return doubts
 

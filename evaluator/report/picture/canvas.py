@@ -92,6 +92,8 @@ def footnotes(ds: xr.Dataset, layout: Layout) -> list[str]:
 def calibration(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
     """The calibration set that was asked for, and how far off what is shown is expected to be."""
     notes = [f"Calibration: {ds.attrs.get('calibration', 'unknown')}"]
+    # Two bases at the most, for which a caption has room, and those of servers that keep up: the range over all designs
+    # told nothing.
     expected = "; ".join(expected_errors(ds, rows, most=2, grown=False))
     return [*notes, expected[0].upper() + expected[1:]] if expected else notes
 

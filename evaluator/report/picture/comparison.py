@@ -43,6 +43,7 @@ def comparison_figure(table: pd.DataFrame) -> Any:
     if not len(rows):
         raise InputError("nothing was compared: there is no error to draw")
     expected = rows.get("expected_error_pct")
+    # Without expected errors the panel of what they held would be empty.
     judged = expected is not None and bool(expected.notna().any())
     width, height = (10.5, 4.6) if judged else (6.8, 4.6)
     figure = canvas(width, height)
@@ -72,6 +73,7 @@ def _errors(axes: Any, rows: pd.DataFrame) -> None:
         along = mine["concurrency"].to_numpy(float) * 1.035 ** (number - (len(metrics) - 1) / 2)
         errors = mine["error_pct"].to_numpy(float)
         if "expected_error_pct" in mine and len(mine) <= MOST_BARS:
+            # A figure of which no error is expected has a bar of length 0, which is none.
             bars = np.nan_to_num(mine["expected_error_pct"].to_numpy(float))
             axes.errorbar(along, errors, yerr=bars, fmt="none", ecolor=COLOURS[number], alpha=0.35, lw=1.2)
         axes.plot(along, errors, ls="", marker="o", ms=4, color=COLOURS[number], label=NAMES[metric])
@@ -93,6 +95,7 @@ def _held(axes: Any, rows: pd.DataFrame) -> None:
 
     ratios = np.sort((rows["error_pct"].abs() / rows["expected_error_pct"]).to_numpy(float))
     shares = 100 * np.arange(1, len(ratios) + 1) / len(ratios)
+    # From 0, and to the panel's end: without both the curve would begin at the smallest ratio and end within the panel.
     axes.step([0, *ratios, max(WIDEST, ratios[-1])], [0, *shares, 100], where="post", color=COLOURS[0], lw=1.7,
               label=f"measured ({len(ratios)} figures)")  # fmt: skip
     along = np.linspace(0, WIDEST, 200)

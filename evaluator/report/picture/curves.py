@@ -95,6 +95,7 @@ def _curves_of(ds: xr.Dataset, layout: Layout, facet: Any, shades: list[Any]) ->
 
 def _draw(axes: Any, ds: xr.Dataset, x: str, panel: Panel, drawn: Curve, band: bool) -> None:
     """One curve of a measure, and with ``band`` two standard errors around what is not saturated."""
+    # A design that served nothing has no latency; matplotlib would leave a gap in its curve.
     rows = drawn.rows[np.isfinite(panel.values[drawn.rows])]
     if rows.size == 0:
         return

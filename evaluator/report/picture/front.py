@@ -24,6 +24,7 @@ MANY = 500  # points beyond which they are drawn small
 def pareto(ds: xr.Dataset, layout: Layout) -> Any:
     """Speed that a user sees against output per GPU, with the front of the designs that are not saturated."""
     user, gpu = ds["tok_per_s_per_user"].values, ds["tok_per_s_per_gpu"].values
+    # TPOT is unknown where every output has one token, and with it the speed for a user.
     rows = layout.rows[np.isfinite(user[layout.rows]) & np.isfinite(gpu[layout.rows])]
     figure = canvas(9.5, 5.6)
     axes = figure.subplots()

@@ -77,6 +77,7 @@ def choose(ds: xr.Dataset, feasible: np.ndarray, scale: bool = True, order: np.n
         if len(levels) > MOST_COLOURS:
             notes.append(f"the best {MOST_COLOURS} of {len(levels)} values of {title(colour)}")
             rows = rows[np.isin(ds[colour].values[rows], levels[:MOST_COLOURS])]
+    # In their own order again: curves are drawn along x, and ranks are not needed any more.
     return Layout(x, colour, style, facet, np.sort(rows), tuple(notes))
 
 

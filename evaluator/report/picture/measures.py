@@ -32,6 +32,8 @@ class Panel:
 def _latency(ds: xr.Dataset, metric: str, title: str, scale: float, unit: str, log: bool) -> Panel:
     """A latency at the statistic of its objective, p90 without one."""
     wanted = [bound for bound in objectives_of(ds) if bound["metric"] == metric]
+    # The first bound of a metric sets the panel: with two of them (p50 and p99) there would be two panels of one
+    # latency.
     statistic = wanted[0]["statistic"] if wanted else "p90"
     name = f"{metric}_s"
     if statistic == "mean":

@@ -81,6 +81,7 @@ def _chosen(ds: xr.Dataset) -> Shown:
 
 def _moves(shown: Shown, measures: list[str], position: int) -> bool:
     """Whether an input makes a difference to any of the measures."""
+    # An input that moves nothing (a link of one device) would take a colour and a line of the legend.
     return any(np.any(elasticity(shown.ds, name, shown.rows, position)[0]) for name in measures)
 
 
@@ -92,6 +93,7 @@ def _panel(axes: Any, shown: Shown, name: str, inputs: list[int]) -> None:
     axes.set_title(MEASURES[name], fontsize=HEADING, loc="left")
     grid_lines(axes)
     if shown.x is None:
+        # Bars stand for inputs, which the legend names.
         axes.set_xticks([])
 
 

@@ -67,6 +67,7 @@ def nothing(ds: xr.Dataset) -> Any:
     """No configuration can run: say so, and why."""
     figure = canvas(9.0, 2.6)
     count = ds.sizes["config"]
+    # The four most frequent ones: the table of a sweep has all.
     lines = [textwrap.fill(f"{times:,} x {reason}", 105) for reason, times in reasons(ds["status"].values)[:4]]
     figure.text(0.028, 0.62, "\n".join(lines), fontsize=BODY, va="top", linespacing=1.6)
     headings(figure, ds, f"None of the {count:,} configurations can run", [])
