@@ -81,14 +81,14 @@ def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: Bat
         until_arrival = until_arrival + 1.0
     most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
     most = jnp.minimum(most, alike_steps(given.cost, batch)).astype(jnp.int32)
-    alone = _alone(given, intake)
+    repeats = _may_repeat(given, intake)
     to_event = steps_to_event(intake.events, state.step, given.structure.ring)
-    count = jnp.where(stuck, 0, jnp.where(alone, jnp.minimum(to_event, most), 1))
+    count = jnp.where(stuck, 0, jnp.where(repeats, jnp.minimum(to_event, most), 1))
     return Leap(count.astype(jnp.float64), first_s, slope_s), count
 
 
-def _alone(given: Given, intake: Intake) -> Flag:
-    """The iteration may be the first of a leap."""
+def _may_repeat(given: Given, intake: Intake) -> Flag:
+    """The iteration may be the first of a leap: the next has the same batch, but for a token more of each decode."""
     stays = False if given.structure.windowed else given.limits.prompts_resident & _has_budget(given, intake)
     return (intake.prompts.tokens == 0) & ((intake.joined == 0) | stays)
 
@@ -116,7 +116,7 @@ def _run(given: Given, state: State, intake: Intake, start_s: Float, batch: Batc
     if given.speculation is None:
         leap, count = _leap(given, state, intake, start_s, batch)
         return Run(count, leap.iterations, leap.first_s, 2.0 * leap.first_s + leap.slope_s, leap.duration_s())
-    one = uneven_leap(given, state, intake, start_s, batch, _alone(given, intake), stalled)
+    one = uneven_leap(given, state, intake, start_s, batch, _may_repeat(given, intake), stalled)
     two_s = one.first_s + one.second_s
     return Run(one.count, one.count.astype(jnp.float64), one.first_s, two_s, one.took_s, one.tokens, one.window)
 

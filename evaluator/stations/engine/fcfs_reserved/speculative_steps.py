@@ -29,9 +29,9 @@ class Uneven(NamedTuple):
 
 
 def uneven_leap(
-    given: Given, state: State, intake: Intake, now: Float, batch: BatchStatistics, alone: Flag, stalled: Flag
+    given: Given, state: State, intake: Intake, now: Float, batch: BatchStatistics, repeats: Flag, stalled: Flag
 ) -> Uneven:
-    """As many iterations as pass before the batch changes; one where they are not ``alone``, none if it is empty.
+    """As many iterations as pass before the batch changes; one unless it ``repeats``, none if it is empty.
 
     The leap goes on while the request that might come in has not arrived, and up to the next step with an event.
     ``stalled``: the decodes wait for this iteration and gain nothing.
@@ -41,7 +41,7 @@ def uneven_leap(
     stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
     first_s = once(~stuck, lambda: batch_time(cost, batch))
     token_s, window_s = cost.token_growth(batch.decodes)
-    most = jnp.where(alone, steps_to_event(intake.events, state.step, structure.ring), 1)
+    most = jnp.where(repeats, steps_to_event(intake.events, state.step, structure.ring), 1)
     wait_s = jnp.where(intake.waits, intake.next_arrival - now, jnp.inf)
 
     def gain(count: Int) -> tuple[Float, Float]:

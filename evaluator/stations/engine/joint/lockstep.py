@@ -186,19 +186,19 @@ def _launch_batch(given: Given, cluster: ClusterState, first: Int, mine: FlagPer
     there = mine & together.there
     own = given_at(given, first, cluster.several)
     steps, iterations = _next_steps(own, cluster, mine, there)
-    first_s, flies = steps.first_s, there.any()
+    first_s, launches = steps.first_s, there.any()
     running_batch = LaunchedBatch(clock, jnp.inf, iterations, first_s, steps.slope_s, 1.0, 0, running_batches.sums)
     # Only ranks with a batch have an end to come to; but all have the record of the iterations, which an arrival at an
     # idle rank cuts short (``cut_together``).
     end_s = jnp.where(there, running_batch.end_of(iterations), running_batches.end_s)
-    on, following = mine & flies, jnp.argmin(end_s).astype(jnp.int32)
+    on, following = mine & launches, jnp.argmin(end_s).astype(jnp.int32)
     # What is reserved for those who are still elsewhere counts from the time it was (``kv_reservation``).
     kv, reserved = cluster.replicas.kv, cluster.replicas.reserved
     running = kv if reserved is None else kv - reserved
     held_unit_s = jnp.where(there, running, 0.0).sum() * first_s
     # On demand the first iteration is integrated here and the others as routers ask or the leap ends (``grow_to``), of
     # all ranks in the sum of the first: those of one pool are told together.
-    taken = flies & own.rules.on_demand  # of reserved KV the integral is taken at the end
+    taken = launches & own.rules.on_demand  # of reserved KV the integral is taken at the end
     cluster = with_kv_unit_s(cluster, first, kv_unit_s(cluster, first) + jnp.where(taken, held_unit_s, 0.0))
     return cluster._replace(
         running_batches=running_batches._replace(
@@ -228,7 +228,7 @@ def send_together(given: Given, cluster: ClusterState) -> ClusterState:
     own, mine = given_at(given, first, cluster.several), of_replica(cluster, first, ranks_of(given, first))
     cluster = _form_all(given, cluster, first, mine)
     there = mine & _together(cluster).there
-    passage, flies = _passage(own, cluster, mine, there), there.any()
+    passage, launches = _passage(own, cluster, mine, there), there.any()
 
     def send(carry: tuple[Int, ClusterState]) -> tuple[Int, ClusterState]:
         r, cluster = carry
@@ -243,10 +243,10 @@ def send_together(given: Given, cluster: ClusterState) -> ClusterState:
         return r + 1, ends_at(put_back(cluster, r, state), r, oldest_end(state))
 
     # Where nobody has a batch none is sent, not even a dummy one: the replica waits for an arrival.
-    beyond = jnp.where(flies, first + ranks_of(given, first), first)
+    beyond = jnp.where(launches, first + ranks_of(given, first), first)
     _, cluster = lax.while_loop(lambda carry: carry[0] < beyond, send, (first, cluster))
     # Any rank says whether there is room, for all have as many batches under way.
-    again = flies & has_room(own, cluster, first)
+    again = launches & has_room(own, cluster, first)
     return cluster._replace(ready=cluster.ready.pop(~again), ending=jnp.zeros((), bool))
 
 

@@ -27,16 +27,16 @@ def complete_batch(given: Given, cluster: ClusterState) -> ClusterState:
     before = at_hand(cluster, r)
     pipeline = before.pipeline
     slot = pipeline.completed_batches % own.structure.pipeline_ranks
-    decode_group, flies = (
+    decode_group, decoded = (
         read(pipeline.running_batches.decode_group, slot),
         read(pipeline.running_batches.decodes, slot),
     )
     # Before the end: those who leave with it have had a token, too.
-    decodes = jnp.where(flies, read(before.decode_groups.decodes, decode_group), 0.0)
+    decodes = jnp.where(decoded, read(before.decode_groups.decodes, decode_group), 0.0)
     # No batch stands for several iterations here, so that none has steps before and after the end of the warm-up.
     since_s = read_once(before.sequences.first_token_s, own.limits.measured_from)
     # A data-parallel rank without a batch passes the pipeline with a dummy one, beside those of others.
-    counts = flies | (read(pipeline.prefill_tokens, slot) > 0) if given.structure.lockstep else True
+    counts = decoded | (read(pipeline.prefill_tokens, slot) > 0) if given.structure.lockstep else True
     state = complete_oldest(own, before, ~jnp.zeros((), bool), MeasuredSteps(since_s, jnp.int32(0)), counts)
     router_counts = state.router_counts
     assert router_counts is not None

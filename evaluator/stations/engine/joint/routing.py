@@ -344,10 +344,10 @@ def catch_up(given: Given, cluster: ClusterState, on: Flag) -> ClusterState:
     def count_one(carry: tuple[Int, ClusterState]) -> tuple[Int, ClusterState]:
         r, cluster = carry
         until = read(cluster.running_batches.under_way(cluster.state.clock), r)
-        flies = read(cluster.running_batches.end_s, r) < jnp.inf  # else the record is that of an earlier batch
+        runs = read(cluster.running_batches.end_s, r) < jnp.inf  # else the record is that of an earlier batch
         if given.network is not None:
-            flies = flies & given_at(given, r, cluster.several).rules.on_demand
-        return r + 1, grow_to(given, cluster, r, jnp.where(flies, until, 0.0))
+            runs = runs & given_at(given, r, cluster.several).rules.on_demand
+        return r + 1, grow_to(given, cluster, r, jnp.where(runs, until, 0.0))
 
     # As many steps as there are replicas, at every arrival: this is why ``least_kv`` on demand is slower than the rest.
     stop = jnp.where(on, given.together.replicas, 0)

@@ -87,11 +87,17 @@ Bound = Callable[[Float, Float], Float]
 
 
 def launch(given: Given, state: State, batch: Scheduled, bound: Bound) -> tuple[LaunchedBatch, LeapKv]:
-    """The batch that was formed starts at the time of the clock; an empty one makes no iteration."""
+    """The batch that was formed starts at the time of the clock; an empty one makes no iteration.
+
+    The state stays as it is: what the iterations change of it the loop enters when they end (``complete``), so that a
+    leap of replicas that run together may still be cut short. ``batch`` has the sums for its time, ``state.batch`` what
+    has happened while it was formed; ``bound`` is what the loop knows of arrivals.
+    """
     cost = given.pipeline_ranks[0]  # without a pipeline there is one rank, which has all layers
     first_s = batch_time(cost, batch.sums)
     if state.swapped is not None:
         first_s = first_s + copy_s(given, state)
+    # Decodes whose attention window is full read no more KV in the next iteration than in this one.
     growing = read(state.decode_groups.growing, state.schedulable)
     # Prompts are computed once: what is longer from one iteration to the next is the decodes' share of the time.
     slope_s = jnp.where(batch.decodes, decode_growth(cost, batch.sums, growing), 0.0)
@@ -123,19 +129,21 @@ def alike_iterations(given: Given, state: State, batch: Scheduled, most: Float |
     waited = state.replica.decode_iterations - state.replica.last_look
     to_look = rules.look_every - waited % jnp.maximum(rules.look_every, 1)
     most = jnp.minimum(most, jnp.where((rules.look_every > 0) & waits, to_look, jnp.int32(1 << 30)))
-    # An event is a member that leaves, or whose attention window is full so that its context no longer grows.
+    # An event is a member that leaves, or whose attention window is full so that its context no longer grows. Of
+    # several decode groups each has a ring of its own, of which ``first`` is the first word.
     first = 0 if given.structure.decode_groups() == 1 else state.schedulable * given.structure.ring // WORD
     step = read(state.decode_groups.step, state.schedulable)
     to_event = steps_to_event(state.rings.events, step, given.structure.ring, first)
     # After a batch with prompts, or one whose requests were admitted or lacked KV, the next one is another.
-    alone = (formed.prompts.tokens == 0) & (formed.admitted == 0) & ~formed.short
+    repeats = (formed.prompts.tokens == 0) & (formed.admitted == 0) & ~formed.short
     if kv_of(given).waiting_hits_change:
+        # A block that a decode fills may be one that the queue's head begins with: then it needs less than it did.
         seat = state.replica.running_count < given.limits.max_num_seqs
-        alone = alone & ~(waits & seat & ~given.limits.policy.drain_first)
+        repeats = repeats & ~(waits & seat & ~given.limits.policy.drain_first)
     if state.new_tokens is not None:
         # SGLang looks at who waits before every decode, but where its batch counts as full.
-        alone = alone & ~(waits & ~state.new_tokens.full)
-    return jnp.where(alone, jnp.minimum(most, to_event), 1)
+        repeats = repeats & ~(waits & ~state.new_tokens.full)
+    return jnp.where(repeats, jnp.minimum(most, to_event), 1)
 
 
 def leap_kv(given: Given, state: State, most: Int, first_s: Float, slope_s: Float) -> LeapKv:
@@ -152,6 +160,9 @@ def leap_kv(given: Given, state: State, most: Int, first_s: Float, slope_s: Floa
     ahead_of = 1 if given.structure.asynchronous else 0
     step, on_demand, kv = read(state.decode_groups.step, state.schedulable), given.rules.on_demand, state.replica.kv
 
+    # A loop over steps, not over requests: what all decodes take together at a step is one number, noted when they
+    # joined (``decode_groups``). Reserved KV is not looked at: ``fits`` is false at once, and a product is its
+    # integral.
     def fits(carry: tuple[Int, Float, Float]) -> Flag:
         ahead, kv, _ = carry
         # vLLM preempts when ``allocate_slots`` finds no block for the next token: that is for the next batch to do.

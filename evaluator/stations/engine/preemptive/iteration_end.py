@@ -41,6 +41,8 @@ def complete_iteration(given: Given, state: State, iteration_end: IterationEnd) 
 
     Gaps count from the first token of the first measured request on, as in ``fcfs_reserved``.
     """
+    # Read before this iteration hands out its tokens: where the first measured request gets its first one now, no gap
+    # that ends now counts (the reference: gaps before tokens that come later than that one).
     if iteration_end.measured is None:
         first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
         weight = first_weight = jnp.where(first_token_s < jnp.inf, 1.0, 0.0)
@@ -82,9 +84,10 @@ def _enter_gaps(given: Given, state: State, iteration_end: IterationEnd, weight:
     state, _, count = lax.while_loop(lambda carry: carry[1] >= 0, enter_first, start)
     decode_groups, decodes = state.decode_groups, read(state.decode_groups.decodes, decode_group)
     gap_from, joined = read(decode_groups.gap_from, decode_group), read(decode_groups.joined, decode_group)
+    # One entry for all of them, with their number as its weight: a histogram does not ask whose gaps they are.
     others = jnp.where(moves, weight * (decodes - count), 0.0)
     bins = histogram.enter(state.itl_histogram, iteration_end.first_end_s - gap_from, others, at)
-    if iteration_end.measured is None:
+    if iteration_end.measured is None:  # a replica with a loop of its own, whose pool has the only histogram
         bins = histogram.enter_later_steps(
             bins, steps, iteration_end.first_end_s, iteration_end.end_s, weight * decodes
         )
@@ -115,6 +118,7 @@ def _take_steps(given: Given, state: State, iteration_end: IterationEnd) -> Stat
     )
     if given.structure.windowed:
         cell = decode_group * given.structure.ring + step % given.structure.ring
+        # Of a leap the last step alone is looked at: a window that fills is an event, and an event ends a leap.
         full = jnp.where(grown > 0, tagged_count(state.rings.crossing, cell, step), 0.0)
         decode_groups = decode_groups._replace(
             window_context=add(
@@ -151,7 +155,10 @@ def _finish_decodes(given: Given, state: State, iteration_end: IterationEnd) -> 
 
     def depart(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
+        # What the group's sums have of it after ``_take_steps``: the next step, which it does not take, would attend to
+        # its last token as well.
         attends = known_tokens(given, i, read(given.requests.output_tokens, i))
+        # While it is still a member: with drafts its KV follows from its steps in the group.
         held = _held(given, state, i, iteration_end.steps > 0)
         decode_groups = state.decode_groups._replace(
             decodes=add(state.decode_groups.decodes, decode_group, -1.0),
@@ -225,6 +232,8 @@ def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, w
         state, i = carry
         sequences = state.sequences
         before = read_once(sequences.generated, i)  # above 0 after a preemption: then the token ends a gap
+        # ``generated > 0`` below always holds. It makes the write of ``token_s`` depend on what was read
+        # (``common.rings``).
         generated, token_s = before + 1, read_once(sequences.token_s, i)
         gaps = jnp.where(before > 0, weight, 0.0)
         first_token_s = jnp.minimum(read_once(sequences.first_token_s, i), end_s)
@@ -240,6 +249,7 @@ def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, w
             state = state._replace(
                 router_counts=state.router_counts._replace(completed=state.router_counts.completed + 1.0)
             )
+        # Behind the write of ``generated``, from which ``join`` reckons the step after which a member leaves.
         ends = generated == read(given.requests.output_tokens, i)
         held = _held(given, state, i, ends & False)  # a traced False: the last token is the prompt's, not a decode's
         state = join(given, state, i, ~ends)

@@ -27,7 +27,7 @@ def grow_decodes(given: Given, state: State, on: Flag) -> State:
     on = on & given.rules.on_demand
     if kv_of(given).grows_in_turn:
         state = kv_of(given).grow_in_turn(
-            given, state, on, lambda state: preempt(given, state, newest_at_rest(given, state))
+            given, state, on, lambda state: preempt(given, state, newest_schedulable(given, state))
         )
         return state._replace(batch=state.batch._replace(grown=on))
 
@@ -41,7 +41,7 @@ def grow_decodes(given: Given, state: State, on: Flag) -> State:
     def lacks(state: State) -> Flag:
         return on & (needed(state) > given.limits.kv_units - state.replica.kv)
 
-    state = lax.while_loop(lacks, lambda state: preempt(given, state, newest_at_rest(given, state)), state)
+    state = lax.while_loop(lacks, lambda state: preempt(given, state, newest_schedulable(given, state)), state)
     state = state._replace(batch=state.batch._replace(grown=on))
     return kv_of(given).grow(given, state, jnp.where(on, needed(state), 0.0))
 
@@ -72,13 +72,13 @@ def make_room(given: Given, state: State, i: Int, tokens: Float) -> tuple[State,
 
     def lacks(carry: tuple[State, Flag]) -> Flag:
         state, here = carry
-        last = newest_at_rest(given, state)
+        last = newest_schedulable(given, state)
         yields = (last < state.replica.sentinel) & (read_once(state.sequences.admission, last) >= admission)
         return rules.on_demand & here & (more > given.limits.kv_units - state.replica.kv) & yields
 
     def give_up(carry: tuple[State, Flag]) -> tuple[State, Flag]:
         state, _ = carry
-        last = newest_at_rest(given, state)
+        last = newest_schedulable(given, state)
         return preempt(given, state, last), last != i
 
     # vLLM v1: while ``allocate_slots`` gives None, ``self.running.pop()`` is preempted, maybe the request itself.
@@ -89,7 +89,7 @@ def make_room(given: Given, state: State, i: Int, tokens: Float) -> tuple[State,
     return kv_of(given).extend(given, state, i, more), fits
 
 
-def newest_at_rest(given: Given, state: State) -> Int:
+def newest_schedulable(given: Given, state: State) -> Int:
     """The running request admitted last of those in no batch in flight; the sentinel if all are in one.
 
     Without a pipeline no batch is in flight while the next one is formed, so it is the newest. Prompts already put into
@@ -101,13 +101,13 @@ def newest_at_rest(given: Given, state: State) -> Int:
         return newest
     running_batch = sequences.running_batch
 
-    def flies(i: Int) -> Flag:
+    def in_batch(i: Int) -> Flag:
         schedulable = (read_once(sequences.decode_group, i) == state.schedulable) | (
             (read_once(sequences.decode_group, i) < 0) & (read_once(running_batch, i) < pipeline.completed_batches)
         )
         return (i < state.replica.sentinel) & ~schedulable
 
-    return lax.while_loop(flies, lambda i: read_once(state.running.older, i), newest)
+    return lax.while_loop(in_batch, lambda i: read_once(state.running.older, i), newest)
 
 
 def preempt(given: Given, state: State, i: Int) -> State:

@@ -56,7 +56,10 @@ def _loop_step(given: Given, state: State) -> State:
     if given.new_tokens is not None:
         state, batch = form_by_ratio(given, state, state.clock)
     else:
+        # True as an array, which ``Flag`` is: a pipeline forms its batches masked, if there is room for one.
         state, batch = form_batch(given, arrive(given, state), state.clock, ~jnp.zeros((), bool))
+    # Nothing comes between a launch and its end but arrivals, which the leap's bound knows: both are in one trip, and
+    # the clock jumps from the start of the first iteration to the end of the last.
     running_batch, leap = launch(given, state, batch, functools.partial(_until_arrival, given, state))
     if state.swapped is not None:
         state = launched(state, batch.there)
@@ -66,6 +69,7 @@ def _loop_step(given: Given, state: State) -> State:
     running_batch = running_batch._replace(end_s=state.clock + took_s)
     clock = jnp.where(idle, next_arrival(given, state), running_batch.end_s)
     stuck = idle & (any_waiting(given, state) | (clock == jnp.inf))
+    # KV before tokens: who leaves at the end gives back all that it holds, the KV of the leap's steps included.
     state = kv_of(given).leap(given, state, jnp.where(batch.decodes, running_batch.iterations, 0.0))
     state = state.at_replica(kv=jnp.where(batch.there, leap.kv, state.replica.kv))
     kv_unit_s = jnp.where(batch.there, leap.kv_unit_s, 0.0)

@@ -96,6 +96,8 @@ def go_round(given: Given, state: State, on: Flag) -> State:
     assert batch_paces is not None
     # An arrival that could not be admitted anyway does not end a round: nobody looks at it before an event.
     open_to_arrivals = may_be_admitted(given, state)
+    # Somebody is on the way, and nothing would be in the next batch but the decode group of the batch that ends: no
+    # decode that waits for one, no prompt under way, no preempted request that may come in.
     quiet = (
         on
         & (pipeline.launched_batches > pipeline.completed_batches)
@@ -104,14 +106,15 @@ def go_round(given: Given, state: State, on: Flag) -> State:
         & ~(open_to_arrivals & (replica.queue.top >= 0))
     )
     if state.swapped is not None:
-        # All that ran at rest may have been swapped out: the copies delay the next batch, which a trip has to send.
+        # All that could be scheduled may have been swapped out: the copies delay the next batch, which a trip has to
+        # send.
         quiet = quiet & (state.swapped.moved == 0.0)
     arrival_s = jnp.where(open_to_arrivals, next_arrival(given, state), jnp.inf)
     first_token_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
     weight = jnp.where(first_token_s < jnp.inf, 1.0, 0.0)
     end = lax.while_loop(
         lambda now: quiet & _goes_on(given, state, batch_paces, now, arrival_s),
-        lambda now: _land_and_send(given, state, batch_paces, now, weight),
+        lambda now: _end_and_send(given, state, batch_paces, now, weight),
         _start(given, state),
     )
     return _after(given, state, batch_paces, end)
@@ -151,20 +154,23 @@ def _goes_on(given: Given, state: State, batch_paces: BatchPaces, now: Round, ar
     """The oldest batch ends without an event, and its decode group is sent again as it is."""
     structure, ranks, decode_groups = given.structure, given.structure.pipeline_ranks, state.decode_groups
     pipeline, decode_group = state.pipeline, now.decode_group
-    flying, completed_batches = (
+    under_way, completed_batches = (
         pipeline.launched_batches - pipeline.completed_batches,
         pipeline.completed_batches + now.passed,
     )
     step = read(decode_groups.step, decode_group) + now.done + 1
     cell, slot = decode_group * structure.ring + step % structure.ring, completed_batches % ranks
+    # Batches that were on their way before the round may compute prompts, or nothing but these; those sent in it do
+    # not.
     plain = read(pipeline.running_batches.decodes, slot) & (read(pipeline.running_batches.completing, slot) < 0)
     goes_on = (
-        (plain | (now.passed >= flying))
-        & (read(decode_groups.joined, decode_group) < 0)
+        (plain | (now.passed >= under_way))
+        & (read(decode_groups.joined, decode_group) < 0)  # whoever has joined has a gap of its own in the histogram
         & (read(state.rings.leaving, cell) < 0)
+        # The pace is that of a batch of these very decodes; 0 where there is none, as of a batch with prompts.
         & (read(batch_paces.decodes, decode_group) == read(decode_groups.decodes, decode_group))
         & (arrival_s > now.ends_s)
-        & ((flying == 1) | (read(now.end_s, (completed_batches + 1) % ranks) > now.ends_s))  # else two end at once
+        & ((under_way == 1) | (read(now.end_s, (completed_batches + 1) % ranks) > now.ends_s))  # else two end at once
         & (now.kv + _growth(given, state, now) <= given.limits.kv_units)
     )
     if structure.windowed:
@@ -174,7 +180,7 @@ def _goes_on(given: Given, state: State, batch_paces: BatchPaces, now: Round, ar
     return goes_on
 
 
-def _land_and_send(given: Given, state: State, batch_paces: BatchPaces, now: Round, weight: Float) -> Round:
+def _end_and_send(given: Given, state: State, batch_paces: BatchPaces, now: Round, weight: Float) -> Round:
     """The oldest batch ends, and its decode group starts on its next step."""
     ranks, decode_group, done = given.structure.pipeline_ranks, now.decode_group, now.done + 1
     decodes = read(state.decode_groups.decodes, decode_group)
