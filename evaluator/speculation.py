@@ -91,6 +91,7 @@ class Speculative(Drafting):
     """The same with the chances of acceptance: one of every draft, or one for each position."""
 
     acceptance: float | tuple[float, ...] = key(
+        # A default, since fields before it have one (dataclasses want it so); a file must say it.
         Reader(_acceptance, _acceptance_schema),
         0.0,
         "Chance that a draft is accepted where all before it were: one rate, or one for each position.",

@@ -162,6 +162,7 @@ def _arrivals(process: str, values: dict[str, Any], place: Place) -> Arrivals:
             )
     if process == "varying":
         times = [time for time, _ in values["profile"]]
+        # At 0 so that the rate is said from the start on: before a first corner there is nothing to go on from.
         if times[0] != 0.0:
             raise place.key("profile").error(f"must begin at time 0, and begins at {times[0]:g} s")
         for index, (before, after) in enumerate(pairwise(times), 1):
@@ -169,10 +170,13 @@ def _arrivals(process: str, values: dict[str, Any], place: Place) -> Arrivals:
                 raise (
                     place.key("profile").item(index).error(f"its time of {after:g} s does not come after {before:g} s")
                 )
+        # The way from the last corner back to the first takes the rest of the period: with nothing left the rate would
+        # have two values at one time.
         if times[-1] >= values["period_s"]:
             raise place.key("period_s").error(
                 f"must be after the last time of the profile, {times[-1]:g} s, got {values['period_s']:g} s"
             )
+        # Rates are over the mean of the profile, which must not be 0.
         if not any(factor for _, factor in values["profile"]):
             raise place.key("profile").error("has no factor above 0: nothing would ever be sent")
     return arrivals

@@ -133,6 +133,7 @@ def _of_key(name: str, written: Any, where: Place) -> RawAxis | Between:
 
 def _designs(name: Any, written: Any, where: Place) -> RawAxis:
     """An axis with a name of its own, over designs that each set keys of any section."""
+    # A dot is no name of designs: most likely a path below a section that was misspelt, which `_check_path` names.
     if "." in str(name):
         _check_path(str(name), where)
     form = next(iter(written)) if isinstance(written, Mapping) and len(written) == 1 else None

@@ -98,6 +98,7 @@ class Batching:
     long_prefill_token_threshold: int = key(
         count(least=0), 0, "With chunks, the most prompt tokens of one request in an iteration; 0: no bound."
     )
+    # Ours, not vLLM's `--scheduling-policy`, which has fcfs and priorities alone.
     packing: str = key(
         choice("fcfs", "least_work_left", "longest_prefix"),
         "fcfs",
@@ -118,6 +119,8 @@ class Batching:
     enable_mixed_chunk: bool = key(
         flag, False, "Policy token_ratio: decodes join the iterations of prompts, where there is KV for them."
     )
+    # As vLLM's `async_scheduling` or its batch queue of a pipeline (`EngineCore.step_with_batch_queue`): one key, since
+    # a scheduler plans by one of them.
     planning: str = key(
         choice(*PLANNINGS),
         AT_ONCE,
@@ -152,6 +155,7 @@ class KvCache:
         "absent as the engine has it, if policy and limits let it.",
         absent=None,
     )
+    # One key for three meanings, as engines' own flags have them (`catalog.engines`): a part of different wholes.
     memory_fraction: float = key(
         number(above=0, most=1),
         0.9,
@@ -174,6 +178,8 @@ class KvCache:
     preemption: str = key(
         choice("recompute", "swap"), "recompute", "on_demand: what becomes of a preempted request's KV."
     )
+    # No default: what a host's memory takes depends on the machine, and the catalog of devices does not know hosts
+    # (`check_kv`).
     swap_bandwidth: float | None = key(
         quantity("byte/s", above=0), None, "Bytes per second of a device to host memory."
     )
@@ -348,6 +354,7 @@ class Pool:
         return decode_tokens(self.speculative)
 
 
+# The role is the one key that a pool must say; all others may stand beside the pools.
 POOL = {"role": table_of(Pool)["role"], **optional({k: v for k, v in table_of(Pool).items() if k != "role"})}
 """The keys of one of several pools."""
 
@@ -356,6 +363,7 @@ def _check_roles(pools: Mapping[str, Pool], place: Place) -> None:
     """Mixed pools, or a prefill side and a decode side; with any number of pools for stages."""
     if not pools:
         raise place.error("holds no pool: all are null; describe one such as {a: {role: mixed}}, or leave pools out")
+    # Pools for stages give no part of an answer, so that they go with either kind.
     pools = {name: pool for name, pool in pools.items() if pool.role != STAGE}
     having = {role: [name for name, pool in pools.items() if pool.role == role] for role in PHASES}
     if having["mixed"] and len(having["mixed"]) < len(pools):

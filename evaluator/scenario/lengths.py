@@ -58,6 +58,7 @@ def _of_both(**columns: Key) -> dict[str, Key]:
     }
 
 
+# Texts with a place for the part: the same key stands for prompts and for outputs.
 _TOKENS = Key(count(), says="Tokens of all {part}.")
 _MEAN = Key(number(above=0, most=1e9), says="Mean tokens of {part}, before rounding and clips.")
 _LEAST = Key(count(), 1, "Fewest tokens of {part}.")
@@ -69,6 +70,7 @@ FORMULAS: Mapping[str, Table] = {
     "lognormal": _of_both(mean=_MEAN, cv=Key(number(above=0), says="Coefficient of variation of {part}."), **_CLIPS),
     "normal": _of_both(mean=_MEAN, std=Key(number(least=0), says="Standard deviation of {part}, tokens."), **_CLIPS),
     "uniform": _of_both(min=Key(count(), says=_LEAST.says), max=Key(count(), says=_MOST)),
+    # Bounded above: a law with an exponent of up to 2 has no mean without a bound.
     "zipf": _of_both(
         exponent=Key(number(least=0, most=20), says="Exponent of the law of {part}; 0 is uniform."),
         min=_LEAST,
@@ -96,6 +98,7 @@ _TRACE: Table = {"trace": Key(file_there, says="CSV, Parquet or JSONL with promp
 
 
 def _read(value: Any, place: Place) -> Lengths:
+    # `trace: null` takes a trace of an overlaid file away.
     if isinstance(value, Mapping) and value.get("trace") is not None:
         return Lengths("trace", file=read_section(value, _TRACE, place)["trace"])
     if isinstance(value, Mapping) and value.get("source") is None:
@@ -111,6 +114,7 @@ def _catalog_name(value: Any, place: Place) -> str:
     try:
         return _named(value, place)
     except InputError as error:
+        # A word in this place may be a misspelt formula as well as a misspelt name.
         raise InputError(f"{error}; or a formula: {listed(FORMULAS)}{did_you_mean(value, FORMULAS)}") from None
 
 
@@ -157,6 +161,7 @@ def _shares_reader(kind: str, example: str, read_name: Reader) -> Reader:
             # The name of a share is a key of the file, so that it is checked as a value would be: a model must
             # be in the catalog.
             read_name(name, here)
+            # A number alone is the share, as most have no lengths of their own.
             values = read_section(entry, table, here) if isinstance(entry, Mapping) else {"share": _share(entry, here)}
             shares[str(name)] = ModelShare(**values)
         return shares

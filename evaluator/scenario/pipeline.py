@@ -102,6 +102,7 @@ def _tables() -> dict[str, Table]:
 
 
 def _stage(name: str, values: dict[str, Any], place: Place) -> Stage:
+    # They have no parameters: what they take is the pools' affair.
     if name in LLM_STAGES:
         if values.pop("reasoning", None) is not None:  # one that the file says has moved (``with_reasoning``)
             raise place.key("reasoning").error("cannot be swept here; sweep workload.reasoning")
@@ -150,6 +151,7 @@ def by_name(value: Any, place: Place) -> Any:
         kind = stage if isinstance(stage, str) else stage.get("stage") if isinstance(stage, Mapping) else None
         if not isinstance(kind, str):
             raise place.item(index).error(f"expected a stage such as {{stage: tool, seconds: 1s}}, got {shown(stage)}")
+        # The second of a kind is `tool_2`, whatever stands between: names are coordinates of the result.
         number = 1 + sum(name == kind or name.startswith(f"{kind}_") for name in stages)
         stages[kind if number == 1 else f"{kind}_{number}"] = stage
     return stages

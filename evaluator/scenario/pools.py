@@ -81,6 +81,7 @@ def _said(read: Any, by_pool: Any, beside: Any) -> Any:
 def _check_capacity(deployment: Deployment, place: Place) -> None:
     """The cache holds a block."""
     stated = deployment.kv.capacity_tokens
+    # After the engine's defaults, which say how large a block is where the file does not.
     if stated is not None and stated < (block := with_engine_defaults(deployment).kv.block_tokens):
         raise place.key("kv.capacity_tokens").error(
             f"{stated} tokens are less than a block of {block}; raise it or lower block_tokens"
@@ -101,6 +102,7 @@ def _check_deployment(deployment: Deployment, place: Place) -> None:
         if isinstance(deployment.router, Routers):
             raise place.key("router").error("routers by role are for a prefill and a decode pool: add deployment.pools")
         return
+    # "mixed" is what an absent role reads as, so that only another word was said.
     if deployment.role != "mixed":
         raise place.key("role").error("say the role in each of the pools, not beside them")
     if isinstance(deployment.router, Routers) and all(

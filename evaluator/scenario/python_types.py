@@ -66,6 +66,7 @@ def _annotation(schema: Mapping[str, Any], name: str, made: dict[str, str]) -> s
 
 def _alias(name: str, words: str, made: dict[str, str]) -> str:
     """The name of a choice of very many words, the same for all keys that have it."""
+    # By its words and not by its name: `model` of a draft and of a pool are one list of the catalog.
     for alias, text in made.items():
         if text == f"{alias}: TypeAlias = {words}\n":
             return alias
@@ -109,6 +110,7 @@ def _without_null(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def _variant(schema: Mapping[str, Any], name: str) -> str:
     """Objects of several kinds are called after what tells them apart."""
     for key, value in schema.get("properties", {}).items():
+        # The key that tells kinds apart (`process: poisson`) has one constant in each: PoissonArrivals.
         if "const" in value:
             return f"{_named(str(value['const']))}{name}"
         if key in schema.get("required", ()) and len(schema["properties"]) == 1:
@@ -131,6 +133,7 @@ def _unique(hints: Any) -> list[str]:
     members = dict.fromkeys(parts)
     if "float" in members:  # which takes integers, too
         members.pop("int", None)
+    # None last, as it is written by hand.
     return sorted(members, key=lambda member: member == "None")
 
 

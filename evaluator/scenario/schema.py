@@ -60,6 +60,7 @@ def _sweep() -> Schema:
     return {
         "type": ["object", "null"],
         "properties": {
+            # Every key path by itself, so that an editor completes them.
             **{path: _axis(reader) for path, reader in key_readers().items() if path != "workload.seeds"},
             "table": {**_TABLE, "type": ["string", "null"]},
             "sample": {

@@ -100,6 +100,7 @@ class Sessions:
         "answer",
         "They begin with the last token of the turn before, or with its arrival however long it takes.",
     )
+    # 512 is the block of Mooncake's published traces.
     hash_block_tokens: int = key(count(), 512, "Tokens of a block of the column hash_ids of a trace.")
 
     @property
@@ -114,6 +115,7 @@ class Sessions:
 
 
 def _check(sessions: Sessions, place: Place) -> None:
+    # Tokens of a prefix that nobody has would be left out without a word.
     if sessions.system_tokens and not sessions.system_prompts:
         raise place.key("system_prompts").error("must be at least 1 where there are system_tokens, got 0")
     think_s = sessions.think_s.mean if isinstance(sessions.think_s, Exponential) else sessions.think_s

@@ -65,6 +65,7 @@ class Transfer:
     link: str | LinkFigures = key(
         Reader(_link, _link_schema), "rdma-400g", "A link of the catalog, or {bandwidth: 50GB/s, latency: 5us}."
     )
+    # layer: as connectors that save KV layer by layer (vLLM `KVConnectorBase_V1.save_kv_layer`).
     granularity: str = key(
         choice("cache", "layer"),
         "cache",

@@ -52,6 +52,7 @@ def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
     columns = [Column("#", "", tuple(str(index + 1) for index in range(rows.size)), KEPT)]
     columns += swept_columns(ds, rows)
     columns += latency_columns(ds, rows, cells, KEPT, 65)
+    # By rank: what designs of different sizes are compared by stays, and totals go first.
     for name, head, unit, rank in (
         ("usd_per_mtok", "USD", "per Mtok", 80),
         ("tok_per_s_per_gpu", "per GPU", "tok/s", KEPT),
