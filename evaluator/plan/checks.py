@@ -9,11 +9,11 @@ import numpy as np
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.kv_managers import manager
-from evaluator.plan.simulators import on_demand
+from evaluator.plan.simulators import by_reports, on_demand
 from evaluator.plan.station import StationPlan, longest_prompt
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, token_budget
-from evaluator.routing import HeavyLight, router_of
+from evaluator.routing import HeavyLight, name_of, router_of
 from evaluator.scenario import Deployment, Routers, Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, QUEUED
 from evaluator.traffic.jobs import Extremes
@@ -47,6 +47,24 @@ def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
         f"infeasible: router heavy_light has {router.heavy_replicas} of {replicas} replicas for long prompts, and none "
         "is left for the others; use fewer heavy_replicas"
     )
+
+
+def reports_problem(station: StationPlan) -> str | None:
+    """Why vLLM would not balance the ranks of a pool as its router says; None where it does, or is not asked to."""
+    deployment = station.deployment
+    if not by_reports(deployment):
+        return None
+    # A frontend knows the ranks of its own server. Ranks with experts report whole iterations of all of them, and a
+    # server that plans ahead reports between plans: neither was compared with vLLM's.
+    others = {
+        "several replicas, which are servers of their own; use data_parallel for the ranks of one": deployment.replicas
+        > 1,
+        "data-parallel ranks in lockstep; use router least_outstanding": station.lockstep > 1,
+        f"batching.planning {deployment.batching.planning}; use planning at_once": deployment.batching.planning
+        != AT_ONCE,
+    }
+    problem = next((what for what, applies in others.items() if applies), None)
+    return None if problem is None else f"unsupported: router {name_of(deployment.router)} with {problem}"
 
 
 def policy_problem(deployment: Deployment, built: ReplicaBuild) -> str | None:

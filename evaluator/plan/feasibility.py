@@ -15,6 +15,7 @@ from evaluator.plan.checks import (
     policy_problem,
     prefix_problem,
     ratio_problem,
+    reports_problem,
     routing_problem,
 )
 from evaluator.plan.joint_pools import lacking_jointly, too_many_together, why_joint
@@ -124,7 +125,8 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
         # built has not.
         problem: str | None = built.status
         if problem == OK:
-            problem = routing_problem(workload, deployment) or policy_problem(deployment, built)
+            problem = routing_problem(workload, deployment) or reports_problem(station)
+            problem = problem or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
             problem = problem or ratio_problem(workload, station)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)

@@ -254,6 +254,12 @@ def shares_queue(deployment: Deployment) -> bool:
     return deployment.ranks > 1 and router_of(routed_by(deployment)).queue
 
 
+def by_reports(deployment: Deployment) -> bool:
+    """Whether the router goes by what the ranks of a pool report of themselves between their iterations."""
+    router = deployment.router
+    return deployment.ranks > 1 and not isinstance(router, Routers) and router_of(router).by_reports
+
+
 def _branches(workload: Workload, deployment: Deployment) -> bool:
     """Whether requests decode on several branches in a pool; on a prefill side they are one sequence."""
     return workload.reasoning.several and not ROLES[deployment.role].first_token_only
@@ -285,6 +291,8 @@ def lacking(
         f"batching.policy {record.name} with enable_mixed_chunk": record.token_ratio and batching.enable_mixed_chunk,
         f"batching.planning {planning} with pipeline_parallel": planning == QUEUED and deployment.pipeline_parallel > 1,
     }
+    if by_reports(deployment):
+        keys[f"router {name_of(deployment.router)}"] = True
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
     if apart is None and on_demand(deployment):
         apart = "kv.admission on_demand"

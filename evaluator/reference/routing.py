@@ -25,6 +25,8 @@ def chooser(choice: Choice | RankBalance, replicas: Sequence[Replica], seed: int
     if router.independent is not None:
         in_turn = router.independent.in_turn(choice, len(replicas), stream(seed, station))
         return lambda request, now: replicas[in_turn(request.prompt_tokens, request.session)]
+    if router.by_reports:
+        return RankBalancer(RankBalance(), replicas)
     if router.by_prefix:
         return _by_prefix(PrefixAware() if isinstance(choice, str) else choice, replicas)
     assert router.counts is not None

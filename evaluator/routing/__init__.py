@@ -2,8 +2,8 @@
 
 A router that knows before the run where each request goes is a file here with both its forms (``record.Independent``);
 one that looks at the replicas names the counter of which it takes the least (``record.COUNTERS``), or goes by their
-prefix caches. Its line in ``ROUTERS`` is all that the checks, both engines and the scenario reader need; a router of
-one's own is given to ``register`` instead (docs/parts.md).
+prefix caches, or by what they report. Its line in ``ROUTERS`` is all that the checks, both engines and the scenario
+reader need; a router of one's own is given to ``register`` instead (docs/parts.md).
 """
 
 import numpy as np
@@ -29,6 +29,7 @@ from evaluator.routing.record import (
 from evaluator.routing.round_robin import ROUND_ROBIN
 from evaluator.routing.session import SESSION
 from evaluator.routing.shared_queue import SHARED_QUEUE
+from evaluator.routing.vllm_ranks import VLLM_RANKS
 
 __all__ = [
     "COUNTERS",
@@ -66,6 +67,7 @@ ROUTERS: Registry[Router] = Registry(
         SHARED_QUEUE,
         SESSION,
         PREFIX_AWARE,
+        VLLM_RANKS,
     ),
 )
 register = ROUTERS.register

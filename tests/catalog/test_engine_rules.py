@@ -1,5 +1,7 @@
 """What engines do by themselves, by release: the tables, and what becomes of releases that they do not have."""
 
+from dataclasses import replace
+
 import pytest
 
 from evaluator.catalog import engine_rules
@@ -34,6 +36,7 @@ def test_every_row_has_a_source_and_every_release_has_every_key(engine):
         ("0.23", (256, 2048, 8192, 0.92, True)),  # between two rows: as the row before
         ("0.28", (256, 2048, 16384, 0.92, True)),
         ("0.32.0", (256, 2048, 16384, 0.92, True)),
+        ("0.33", (256, 2048, 16384, 0.92, True)),
         (None, (256, 2048, 16384, 0.92, True)),
     ],
 )
@@ -46,6 +49,13 @@ def test_defaults_of_vllm_by_release(version, expected):
 
 def test_cpus_have_more_with_every_device_since_0_10():
     assert [defaults(version, "cpu-grace").max_num_seqs for version in ("0.9.2", "0.10.0")] == [32, 256]
+
+
+def test_a_small_gpu_with_much_memory_has_small_batches_since_0_33():
+    # GB10 (DGX Spark): 128 GB, which had the limits of an H100 before.
+    spark = replace(load_hardware("h100-sxm"), name="dgx-spark-gb10")
+    found = [load_engine_rules("vllm").limits(release, spark) for release in ((0, 32), (0, 33))]
+    assert [(each.max_num_seqs, each.max_num_batched_tokens) for each in found] == [(1024, 8192), (256, 2048)]
 
 
 def test_planning_ahead_is_told_and_not_simulated_by_default():
@@ -61,16 +71,16 @@ def test_releases_of_every_form_are_read():
     table = load_engine_rules("vllm")
     found = [table.release(text) for text in ("0.15", "v0.15.1", " 0.11.0.post2 ", "0.20.0rc1", "0.20.1+cu129")]
     assert list(map(dotted, found)) == ["0.15", "0.15.1", "0.11.0", "0.20.0", "0.20.1"]
-    assert table.release(None) == (0, 28)
+    assert table.release(None) == (0, 33)
 
 
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        ("0.7.3", r"vLLM 0\.7\.3 is not in the table of its defaults, which knows 0\.8 to 0\.32; name one of these"),
-        ("0.33", r"knows 0\.8 to 0\.32; name one of these, and say what differs by its own keys"),
+        ("0.7.3", r"vLLM 0\.7\.3 is not in the table of its defaults, which knows 0\.8 to 0\.33; name one of these"),
+        ("0.34", r"knows 0\.8 to 0\.33; name one of these, and say what differs by its own keys"),
         ("0.2", r"write 0\.20 in quotes, since without them YAML takes it for the number 0\.2"),
-        ("latest", r"'latest' is no release of vLLM; write one such as '0\.28'"),
+        ("latest", r"'latest' is no release of vLLM; write one such as '0\.33'"),
         ("", "is no release of vLLM"),
         ("1", "is no release of vLLM"),
     ],

@@ -104,6 +104,23 @@ STATUSES = {
         "infeasible: router heavy_light has 2 of 2 replicas for long prompts, and none is left for the others; use "
         "fewer heavy_replicas",
     ),
+    "ranks of several servers": (
+        {"deployment__router": "vllm_ranks", "deployment__replicas": 2},
+        "unsupported: router vllm_ranks with several replicas, which are servers of their own; use data_parallel for "
+        "the ranks of one",
+    ),
+    "ranks that share experts": (
+        {"deployment__router": "vllm_ranks", "deployment__data_parallel": 2, "deployment__model": "gpt-oss-20b"},
+        "unsupported: router vllm_ranks with data-parallel ranks in lockstep; use router least_outstanding",
+    ),
+    "ranks that plan ahead": (
+        {
+            "deployment__router": "vllm_ranks",
+            "deployment__data_parallel": 2,
+            "deployment__batching__planning": "asynchronous",
+        },
+        "unsupported: router vllm_ranks with batching.planning asynchronous; use planning at_once",
+    ),
 }
 
 
@@ -119,6 +136,7 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
         "deployment__replicas": 2,
         "workload__arrivals": "{process: closed_loop, users: 4}",
     },
+    ("router vllm_ranks",): {"deployment__router": "vllm_ranks", "deployment__data_parallel": 2},
     ("router least_kv over 9,000 replicas with outputs of up to 5,000 tokens",): {
         "deployment__router": "least_kv",
         "deployment__replicas": 9_000,

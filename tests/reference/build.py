@@ -15,7 +15,10 @@ from evaluator.reference import Iteration, Limits, PoolOutcome, Request, simulat
 from evaluator.routing import ROUTERS, HeavyLight
 
 WITH_MORE = ("heavy_light", "session", "prefix_aware")  # routers that have keys, or go by more than numbers of tokens
-CHOICES = (*(each.name for each in ROUTERS.values() if each.name not in WITH_MORE and not each.queue), HeavyLight(50))
+CHOICES = (
+    *(each.name for each in ROUTERS.values() if not (each.name in WITH_MORE or each.queue or each.by_reports)),
+    HeavyLight(50),
+)
 """Every router that chooses a replica when a request is sent."""
 NO_ROWS = OperatorRows(*(np.zeros(0) for _ in OperatorRows._fields))
 NO_ATTENTION = AttentionRows(*(np.zeros(0) for _ in AttentionRows._fields))

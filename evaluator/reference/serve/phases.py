@@ -13,7 +13,7 @@ from evaluator.metrics.use import PoolTotals, WeightedGaps, pooled
 from evaluator.plan import Configuration
 from evaluator.plan.phases import PhasePools
 from evaluator.plan.route import RequestRoutes
-from evaluator.plan.simulators import routed_by
+from evaluator.plan.simulators import by_reports, routed_by
 from evaluator.reference import Iteration, PoolOutcome, Request
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.replica import Replica
@@ -67,7 +67,8 @@ def phase_run(
             [
                 Replica(
                     index, built.pipeline_ranks, station.deployment.batching.policy, limits,
-                    window=built.kv.window, observe=partial(_watch, of_replica, observe, lane),
+                    window=built.kv.window, leap=not by_reports(station.deployment),
+                    observe=partial(_watch, of_replica, observe, lane),
                 )
                 # Replicas are numbered over the whole phase, pool after pool, as routers and links know them.
                 for index, of_replica in enumerate(pool_gaps, len(gaps))
@@ -164,7 +165,8 @@ def pool_run(
     replicas = [
         Replica(
             index, built.pipeline_ranks, station.deployment.batching.policy, limits,
-            window=built.kv.window, observe=None if observe is None else partial(observe, lane),
+            window=built.kv.window, leap=not by_reports(station.deployment),
+            observe=None if observe is None else partial(observe, lane),
         )
         for index in range(station.deployment.ranks)
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from evaluator.kv_managers import manager as kv_manager
 from evaluator.metrics.use import PoolTotals, pooled
 from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.checks import swap_space, watermark_units
-from evaluator.plan.simulators import routed_by
+from evaluator.plan.simulators import by_reports, routed_by
 from evaluator.reference import Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.reference.network import Conversations
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE
@@ -88,6 +88,8 @@ def _serve(
         # A lane of one replica has its requests assigned already.
         router=routed_by(deployment) if lane.replica < 0 else "round_robin",
         seed=seed,
+        # A rank reports between its iterations, of which a leap has none.
+        leap=not by_reports(deployment),
         # As many users as requests wait for nobody: an open loop, whose arrivals are all there at the start.
         users=lane.users if lane.users < lane.count else None,
         delay_s=late_s,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,6 +14,8 @@ from evaluator import results
 from evaluator.execution.workers import WorkerPool
 from evaluator.metrics.use import pooled
 from evaluator.plan import plan
+from evaluator.reference import RankBalance
+from evaluator.reference import simulate as serve
 from evaluator.reference.serve.pool import TokenGaps
 from evaluator.routing import ROUTERS
 from evaluator.run import simulate, sweep
@@ -165,6 +168,29 @@ def test_what_the_engine_lacks_is_computed_token_by_token_and_said(overrides, re
     assert (ds["status"].item(), ds["engine"].item()) == ("ok", "token")
     assert ds.attrs["engine_note"] == f"1 of 1 configurations were computed token by token: {reason}"
     assert np.isfinite(ds["itl_s"]).all() and 0 < ds["mfu"] < 1 and 0 < ds["kv_used_mean"] <= ds["kv_used_max"] <= 1
+
+
+def test_ranks_are_balanced_by_what_they_report_of_every_iteration(monkeypatch):
+    """``RankBalance`` is compared with vLLM's own balance; the scenario has it, and no leap hides a report from it."""
+    balanced: list[int] = []
+
+    def both(cost, policy, limits, requests, **options):
+        assert options["router"] == "vllm_ranks"
+        alone = options | {"router": RankBalance(), "observe": None, "tokens": True}
+        again = serve(cost, policy, limits, copy.deepcopy(requests), **alone)
+        balanced.extend(request.replica for request in again.requests)
+        return serve(cost, policy, limits, requests, **options)
+
+    monkeypatch.setattr("evaluator.reference.serve.pool.simulate", both)
+    found = outcomes(
+        "auto",
+        THREE.replace("replicas", "data_parallel"),
+        "deployment.router=vllm_ranks",
+        "workload.arrivals.rate_rps=60",
+    )
+    assert found.engine.tolist() == ["token"]
+    assert found.times.replica[0, 0].tolist() == balanced
+    assert min(np.bincount(balanced, minlength=3)) >= 10
 
 
 def test_preemptions_are_counted_and_swapping_takes_time():
