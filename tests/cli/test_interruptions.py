@@ -3,16 +3,15 @@
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
 
 from evaluator import results
+from tests.forked import Forked
 from tests.results.build import same
 
-SMALL = ("workload.requests=150", "workload.seeds=[0]")
+SMALL = ("workload.requests=60", "workload.warmup_requests=20", "workload.seeds=[0]")
 SETTINGS = ["closed-loop", "--simulator", "token", "--top", "0", *(word for each in SMALL for word in ("--set", each))]
 LONGEST_S = 120.0  # a guard against hanging
 SLOWLY = """
@@ -21,7 +20,7 @@ pause_s = float(sys.argv.pop(1))
 from evaluator import cli
 from evaluator.execution import schedule
 from evaluator.run import rows
-schedule.TOKEN_REQUESTS_PER_CHUNK = 900
+schedule.TOKEN_REQUESTS_PER_CHUNK = 360
 write = rows.write_chunk
 def write_slowly(*args):
     write(*args)
@@ -38,8 +37,7 @@ class Run:
     def __init__(self, out, *options, pause_s=0.5):
         self.out = out
         self.kept_before = self.chunks()
-        command = [sys.executable, "-c", SLOWLY, str(pause_s), "sweep", *SETTINGS, *options, "--out", str(out)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = Forked(SLOWLY, [pause_s, "sweep", *SETTINGS, *options, "--out", out])
 
     def chunks(self):
         return len(list(self.out.with_suffix(".chunks").rglob("chunk-*.npz")))

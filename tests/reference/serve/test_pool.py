@@ -198,7 +198,9 @@ def test_preemptions_are_counted_and_swapping_takes_time():
     changes = ("preemption=recompute", "watermark=0.2", "swap_bytes=1GB", "swap_bytes=0")
     swap = "deployment.kv={preemption: swap, swap_bandwidth: 25GB/s}"
     found = [
-        simulate(scenario(*TIGHT, *((swap,) if "swap" in change else ()), f"deployment.kv.{change}")).summary
+        simulate(
+            scenario(*TIGHT, *((swap,) if "swap" in change else ()), f"deployment.kv.{change}"), simulator="token"
+        ).summary
         for change in changes
     ]
     assert all(summary["preemptions"].item() > 0 for summary in found)
