@@ -113,15 +113,16 @@ def select(
     rows["label"] = classes(rows)[0]
     # The last, as it goes by which classes the engine has usable rows of.
     keep(~_not_needed(rows, engine), "kernels of libraries, of which the engine has its own")
-    classes_of_rows = []
-    for label, part in rows.groupby("label"):
-        # Columns of other classes are all empty here, and would be numbers of nothing.
-        part = part.dropna(axis=1, how="all").reset_index(drop=True)
-        op_class = str(part["op_class"].iloc[0])
-        fold = folds(part, op_class)
-        # Fold 0 is kept aside, unless the class is so small that it is judged by rotation.
-        classes_of_rows.append(ClassRows(str(label), op_class, part, fold, (fold > 0) | (len(part) <= SMALL)))
-    return tuple(classes_of_rows), left
+    return tuple(_of_class(str(label), part) for label, part in rows.groupby("label")), left
+
+
+def _of_class(label: str, rows: pd.DataFrame) -> ClassRows:
+    # Columns of other classes are all empty here, and would be numbers of nothing.
+    rows = rows.dropna(axis=1, how="all").reset_index(drop=True)
+    op_class = str(rows["op_class"].iloc[0])
+    fold = folds(rows, op_class)
+    # Fold 0 is kept aside, unless the class is so small that it is judged by rotation.
+    return ClassRows(label, op_class, rows, fold, (fold > 0) | (len(rows) <= SMALL))
 
 
 def _other_engines(rows: pd.DataFrame, hardware: str, engine: str | None) -> set[str]:

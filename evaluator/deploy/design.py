@@ -113,20 +113,7 @@ class Design:
 def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
     """The chosen design of a result (``choice.choose``). Errors: InputError."""
     row, chosen = choose(ds, select, source)
-    if "scenario" not in ds.attrs:
-        raise InputError(f"{source}: does not hold its scenario; run the sweep or search again")
-    try:
-        tree = loads_yaml(str(ds.attrs["scenario"]), source)
-        if not isinstance(tree, Mapping):  # a text would be taken for the path of a file
-            raise InputError(f"{source}: its attribute scenario is damaged")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", InputWarning)  # was told when the result was made
-            # The text in the result and not the file it came from, which may have changed since.
-            scenario = load_scenario(tree)
-    except InputError as error:
-        raise InputError(
-            f"{error} (the scenario is that of {source}; files that it names are looked for in the current directory)"
-        ) from None
+    scenario = _scenario_of(ds, source)
     config = int(ds["config"].values[row])
     # A search has taken the axis of the rate out, so that the steps of its rows are those of the others.
     if "search" in ds.attrs:
@@ -160,6 +147,23 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
         predicted=_predicted(ds, row),
         left_out=_left_out(deployment, configuration.workload),
     )
+
+
+def _scenario_of(ds: xr.Dataset, source: str) -> Scenario:
+    """The scenario that a result holds: its text, and not the file it came from, which may have changed since."""
+    if "scenario" not in ds.attrs:
+        raise InputError(f"{source}: does not hold its scenario; run the sweep or search again")
+    try:
+        tree = loads_yaml(str(ds.attrs["scenario"]), source)
+        if not isinstance(tree, Mapping):  # a text would be taken for the path of a file
+            raise InputError(f"{source}: its attribute scenario is damaged")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InputWarning)  # was told when the result was made
+            return load_scenario(tree)
+    except InputError as error:
+        raise InputError(
+            f"{error} (the scenario is that of {source}; files that it names are looked for in the current directory)"
+        ) from None
 
 
 def vocabulary_of(configuration: Configuration) -> int:

@@ -91,13 +91,7 @@ def forecast(
     # Only a whole sweep may be thinned by its axes: the rows of a shard are numbers in the full product.
     rows, whole_sweep = (range(size(scenario)), True) if rows is None else (rows, False)
     designs = len(rows)
-    if whole_sweep and designs > MOST_EXAMINED:
-        scenario = _thinned(scenario)
-        rows = range(size(scenario))
-    # Conditions may leave more than that also of thinned axes: then points are taken out by their number.
-    chosen = np.arange(rows.start, rows.stop, dtype=np.int64)
-    if len(rows) > MOST_EXAMINED:
-        chosen = np.unique(np.linspace(rows.start, rows.stop - 1, MOST_EXAMINED).astype(np.int64))
+    scenario, chosen = _examined(scenario, rows, whole_sweep)
     # Requests are drawn to check lengths; beyond ``MOST_DRAWN`` the first of them stand for all.
     short = _shortened(scenario)
     whole = plan(short, chosen, simulator, chosen_inputs(sensitivity), by_seed)
@@ -141,6 +135,17 @@ def forecast(
         + BYTES_PER_REQUEST * cores * min(max(longest, REQUESTS_PER_CHUNK), sum(requests.values())),
         output_bytes=FILE_BYTES + designs * _row_bytes(whole),
     )
+
+
+def _examined(scenario: Scenario, rows: range, by_axes: bool) -> tuple[Scenario, np.ndarray]:
+    """The scenario, maybe with fewer steps of its axes, and the rows of it, (design,), that tell of all ``rows``."""
+    if by_axes and len(rows) > MOST_EXAMINED:
+        scenario = _thinned(scenario)
+        rows = range(size(scenario))
+    if len(rows) <= MOST_EXAMINED:
+        return scenario, np.arange(rows.start, rows.stop, dtype=np.int64)
+    # Conditions may leave more than that also of thinned axes: then points are taken out by their number.
+    return scenario, np.unique(np.linspace(rows.start, rows.stop - 1, MOST_EXAMINED).astype(np.int64))
 
 
 def _kind(group: Group) -> str:

@@ -28,6 +28,32 @@ def read_requests(path: str | Path) -> pd.DataFrame:
     """
     import pandas as pd
 
+    table, arrival, measured, failed = _answered(path)
+    requests = pd.DataFrame({"arrival_s": _checked(path, table, arrival, -np.inf)})
+    # Clocks begin anywhere (a Unix time, a server's start); a simulation begins at 0.
+    requests["arrival_s"] -= requests["arrival_s"].min()
+    for name in ("prompt_tokens", "output_tokens"):
+        requests[name] = _checked(path, table, name, 1).astype(int)
+    cached = next((name for name in CACHED if name in table), None)
+    # An empty cell is a request of which the server reported no hit.
+    reused = 0 if cached is None else _checked(path, table.fillna({cached: 0}), cached, 0).astype(int)
+    # One prompt token at least is computed (vLLM bounds a hit by `num_tokens - 1`), whatever the table says.
+    requests["cached_tokens"] = np.minimum(reused, requests["prompt_tokens"] - 1)
+    requests["request"] = table["request_index"] if "request_index" in table else np.arange(len(table))
+    for metric, unit in measured.items():
+        times = pd.to_numeric(table[f"{metric}_{unit}"], errors="coerce") * _UNITS[unit]
+        # NaN for what was not measured, as the TPOT of one token: a single bad time costs no
+        # request.
+        requests[f"{metric}_s"] = times.where(np.isfinite(times) & (times >= 0))
+    requests.attrs["failed"] = failed
+    return requests.sort_values("arrival_s", kind="stable", ignore_index=True)
+
+
+def _answered(path: str | Path) -> tuple[pd.DataFrame, str, dict[str, str], int]:
+    """The rows of the requests that were answered, the column of arrivals, metrics with their units, and the number of
+    requests that failed."""
+    import pandas as pd
+
     if not Path(path).is_file():
         raise InputError(f"there is no file {path}")
     with Path(path).open("rb") as file:
@@ -55,25 +81,7 @@ def read_requests(path: str | Path) -> pd.DataFrame:
     failed = table["status"] != "ok" if "status" in table else np.zeros(len(table), dtype=bool)
     if failed.all():
         raise InputError(f"{path}: none of {len(table):,} requests was answered (column status)")
-    table = table[~failed].reset_index(drop=True)
-    requests = pd.DataFrame({"arrival_s": _checked(path, table, arrival, -np.inf)})
-    # Clocks begin anywhere (a Unix time, a server's start); a simulation begins at 0.
-    requests["arrival_s"] -= requests["arrival_s"].min()
-    for name in ("prompt_tokens", "output_tokens"):
-        requests[name] = _checked(path, table, name, 1).astype(int)
-    cached = next((name for name in CACHED if name in table), None)
-    # An empty cell is a request of which the server reported no hit.
-    reused = 0 if cached is None else _checked(path, table.fillna({cached: 0}), cached, 0).astype(int)
-    # One prompt token at least is computed (vLLM bounds a hit by `num_tokens - 1`), whatever the table says.
-    requests["cached_tokens"] = np.minimum(reused, requests["prompt_tokens"] - 1)
-    requests["request"] = table["request_index"] if "request_index" in table else np.arange(len(table))
-    for metric, unit in measured.items():
-        times = pd.to_numeric(table[f"{metric}_{unit}"], errors="coerce") * _UNITS[unit]
-        # NaN for what was not measured, as the TPOT of one token: a single bad time costs no
-        # request.
-        requests[f"{metric}_s"] = times.where(np.isfinite(times) & (times >= 0))
-    requests.attrs["failed"] = int(failed.sum())
-    return requests.sort_values("arrival_s", kind="stable", ignore_index=True)
+    return table[~failed].reset_index(drop=True), arrival, measured, int(failed.sum())
 
 
 def _checked(path: str | Path, table: pd.DataFrame, name: str, least: float) -> pd.Series:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -104,8 +105,6 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
     if not shared and not by_content:
         return None
     record = policy(deployment.batching.policy)
-    # What each table of this module holds was left out of a simulator, and not refused by an engine: hence
-    # unsupported. The text has the remedy behind its semicolon, and the first that applies is told.
     others = {
         f"role {deployment.role}; use role mixed": deployment.role != "mixed",
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
@@ -113,9 +112,8 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
         f"{built.model.name}, whose layers do not all keep every token; use another model": kv.window is not None
         or kv.bytes_per_sequence > 0,
     }
-    for what, applies in others.items():
-        if applies:
-            return f"unsupported: kv.prefix_caching with {what}, or leave it out"
+    if (problem := _left_out("kv.prefix_caching", others, ", or leave it out")) is not None:
+        return problem
     if by_content:
         return _content_problem(workload, kv)
     units, prompts = int(kv_units(kv, shared)), workload.sessions.system_prompts
@@ -129,6 +127,16 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
         f"{kv.capacity_tokens:,.0f} tokens and leave too little for a request of {extremes.kv_tokens - shared:,} more; "
         "use fewer or shorter system_prompts, more tensor_parallel or no kv.prefix_caching"
     )
+
+
+def _left_out(subject: str, others: Mapping[str, bool], remedy: str = "") -> str | None:
+    """Why something does not go with the first of ``others`` that applies; None where none does.
+
+    A text of ``others`` has its own remedy behind a semicolon.
+    """
+    # Each of them was left out of a simulator, and is not refused by an engine: hence unsupported, not infeasible.
+    what = next((what for what, applies in others.items() if applies), None)
+    return None if what is None else f"unsupported: {subject} with {what}{remedy}"
 
 
 def _content_problem(workload: Workload, kv: KvLayout) -> str | None:
@@ -166,8 +174,7 @@ def planning_problem(station: StationPlan) -> str | None:
         "several branches of a request; use planning at_once": station.extremes.branches > 1,
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
     }
-    problem = next((what for what, applies in others.items() if applies), None)
-    return None if problem is None else f"unsupported: batching.planning {planning} with {problem}"
+    return _left_out(f"batching.planning {planning}", others)
 
 
 def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
@@ -200,9 +207,8 @@ def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
         is not None
         or kv.bytes_per_sequence > 0,
     }
-    problem = next((what for what, applies in others.items() if applies), None)
-    if problem is not None:
-        return f"unsupported: policy {record.name} with {problem}"
+    if (problem := _left_out(f"policy {record.name}", others)) is not None:
+        return problem
     # SGLang starts only where its chunk is of whole pages; one that holds none would never admit a long prompt.
     if station.max_num_batched_tokens < kv.block_tokens:
         return (
@@ -231,9 +237,8 @@ def branches_problem(workload: Workload, station: StationPlan) -> str | None:
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
         "kv.prefix_caching by content; leave out kv.prefix_caching": cached_by_content(workload, deployment),
     }
-    for what, applies in others.items():
-        if applies:
-            return f"unsupported: workload.reasoning.branches with {what}, or one branch"
+    if (problem := _left_out("workload.reasoning.branches", others, ", or one branch")) is not None:
+        return problem
     # The branches of a request decode together or not at all, so that each needs a place in the batch.
     if branches > most:
         return (
@@ -259,9 +264,8 @@ def drafts_problem(station: StationPlan) -> str | None:
         f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
         "workload.reasoning.branches; use one branch": station.extremes.branches > 1,
     }
-    for what, applies in others.items():
-        if applies:
-            return f"unsupported: deployment.speculative with {what}, or leave out speculative"
+    if (problem := _left_out("deployment.speculative", others, ", or leave out speculative")) is not None:
+        return problem
     by = station.design.ready.costing.drafts
     # A drafter that reads the whole text must have positions for it, as the model has.
     most = None if by is None else by.max_positions
@@ -286,8 +290,7 @@ def manager_problem(workload: Workload, station: StationPlan) -> str | None:
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
         "several branches of a request; use one": station.extremes.branches > 1,
     }
-    problem = next((what for what, applies in others.items() if applies), None)
-    return None if problem is None else f"unsupported: kv.manager {registered.name} with {problem}"
+    return _left_out(f"kv.manager {registered.name}", others)
 
 
 def limit_problem(

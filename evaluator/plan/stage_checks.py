@@ -35,6 +35,10 @@ def stages_problem(
     workload: Workload, llm: Deployment, pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]
 ) -> str | None:
     """What the stages of a pipeline cannot do with one another, or with the workload; None where they can."""
+    return _steps_problem(pipeline, all_routes) or _with_workload_problem(workload, llm, pipeline, all_routes)
+
+
+def _steps_problem(pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]) -> str | None:
     for routes in all_routes:
         for visit in routes.visits:
             if visit.stage is not None and visit.work is not None and visit.work.problem is not None:
@@ -65,6 +69,12 @@ def stages_problem(
                 f"infeasible: pipeline.{batched.label}: pool {batched.pool} serves {served} in batches, and no others "
                 "fit into them; give it a pool of its own"
             )
+    return None
+
+
+def _with_workload_problem(
+    workload: Workload, llm: Deployment, pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]
+) -> str | None:
     # Where sessions wait for answers, arrivals depend on departures, and stations are served one after the other.
     if workload.sessions.feedback:
         return (

@@ -72,19 +72,7 @@ def over_time(
         # Differences of large sums: an empty system may come out at -1e-12.
         "in_system": ("time", np.maximum(waiting, 0.0) * per_second),
     }
-    by_window = requests.assign(window=came).groupby("window")
-    for name in LATENCIES:
-        quantiles = np.full((count, len(levels)), np.nan)
-        table = by_window[name].quantile(list(levels)).unstack()
-        quantiles[table.index] = table[list(levels)].to_numpy()  # ``unstack`` has sorted them
-        values[name] = ("time", "quantile"), quantiles
-    if bounds_s:
-        # A request of one token has no TPOT, and is within its bound.
-        within = np.logical_and.reduce([~(requests[name] > most) for name, most in bounds_s.items()])
-        shares = np.full(count, np.nan)
-        table = requests.assign(window=came, within=within).groupby("window")["within"].mean()
-        shares[table.index] = table.to_numpy()
-        values["attainment"] = "time", shares
+    values |= _of_arrivals(requests.assign(window=came), count, levels, bounds_s or {})
     attributes = {name: {"units": _VARIABLES[name][0], "description": _VARIABLES[name][1]} for name in values}
     return xr.Dataset(
         {name: (dims, data, attributes[name]) for name, (dims, data) in values.items()},
@@ -94,6 +82,28 @@ def over_time(
         },
         attrs={"window_s": width, "seeds": seeds},
     )
+
+
+def _of_arrivals(
+    requests: pd.DataFrame, count: int, levels: Sequence[float], bounds_s: Mapping[str, float]
+) -> dict[str, tuple[Any, np.ndarray]]:
+    """What the requests that arrive in each of ``count`` windows, their column ``window``, see of the run."""
+    values: dict[str, tuple[Any, np.ndarray]] = {}
+    by_window = requests.groupby("window")
+    for name in LATENCIES:
+        # Windows without arrivals have no row in a table by window, and stay NaN.
+        quantiles = np.full((count, len(levels)), np.nan)
+        table = by_window[name].quantile(list(levels)).unstack()
+        quantiles[table.index] = table[list(levels)].to_numpy()  # ``unstack`` has sorted them
+        values[name] = ("time", "quantile"), quantiles
+    if bounds_s:
+        # A request of one token has no TPOT, and is within its bound.
+        within = np.logical_and.reduce([~(requests[name] > most) for name, most in bounds_s.items()])
+        shares = np.full(count, np.nan)
+        share = requests.assign(within=within).groupby("window")["within"].mean()
+        shares[share.index] = share.to_numpy()
+        values["attainment"] = "time", shares
+    return values
 
 
 def _integral(times: np.ndarray, edges: np.ndarray) -> np.ndarray:

@@ -251,15 +251,7 @@ def fit_own(
     at = _solve(problem, every, np.where(free, at, 0.0), free, jacobian)
     fitted = [problem.predicted(number, at) for number in every]
     loads = [problem.load(number) for number in every]
-    groups = list(dict.fromkeys(run.load for run in runs))
-    held_out: dict[int, dict[str, float]] = {}
-    for group in groups:
-        aside = [number for number in every if runs[number].load == group]
-        others = [number for number in every if number not in aside]
-        # The derivatives of all runs serve: they change little from a fit to the next, and the solution does not depend
-        # on them but on the residuals.
-        of_others = _solve(problem, others, at, free, jacobian[problem.rows_of(others)])
-        held_out |= {number: problem.predicted(number, of_others) for number in aside}
+    held_out = _left_out(problem, at, free, jacobian)
     figures = tuple(
         OwnFigure(
             run.measured.label, run.load, loads[number].concurrency, metric, measured,
@@ -277,24 +269,45 @@ def fit_own(
         problem.calibration(at), name=name, hardware=built.hardware.name, provenance="calibrated",
         engine=built.spec.engine, own_server=own, fit={},
     )  # fmt: skip
-    values = problem.values(at)
-    # Relative, also of times whose deviation is in seconds.
-    figure = np.where(problem.linear, np.maximum(list(values.values()), 1e-12), 1.0)
-    deviation = problem.sigma * np.sqrt(prior_share) / figure
-    parameters = tuple(
-        OwnParameter(
-            parameter.name, parameter.meaning, float(problem.centre[number]), values[parameter.name],
-            float(deviation[number]), float(prior_share[number]), not free[number],
-        )
-        for number, parameter in enumerate(problem.parameters)
-    )  # fmt: skip
+    parameters = _parameters(problem, at, prior_share, free)
     # What the runs add to the priors' identity: an eigenvalue above 1 is a direction of which they say more than the
     # prior.
     information = np.linalg.eigvalsh(np.linalg.inv(covariance) - np.eye(len(free)))
     alike, directions = _alike(covariance, free, parameters), int((information > 1.0).sum())
     return OwnFit(
-        problem.base, problem.begin, set_, own, parameters, alike, directions, figures, tuple(groups),
-        spread, problem.simulations,
+        problem.base, problem.begin, set_, own, parameters, alike, directions, figures,
+        tuple(dict.fromkeys(run.load for run in runs)), spread, problem.simulations,
+    )  # fmt: skip
+
+
+def _left_out(
+    problem: _OwnProblem, at: np.ndarray, free: np.ndarray, jacobian: np.ndarray
+) -> dict[int, dict[str, float]]:
+    """The figures of every run, by its number, as a fit predicts them that has not seen any run of its load."""
+    runs, figures = problem.runs, dict[int, dict[str, float]]()
+    for load in dict.fromkeys(run.load for run in runs):
+        aside = [number for number, run in enumerate(runs) if run.load == load]
+        others = [number for number in range(len(runs)) if number not in aside]
+        # The derivatives of all runs serve: they change little from a fit to the next, and the solution does not depend
+        # on them but on the residuals.
+        of_others = _solve(problem, others, at, free, jacobian[problem.rows_of(others)])
+        figures |= {number: problem.predicted(number, of_others) for number in aside}
+    return figures
+
+
+def _parameters(
+    problem: _OwnProblem, at: np.ndarray, prior_share: np.ndarray, free: np.ndarray
+) -> tuple[OwnParameter, ...]:
+    values = problem.values(at)
+    # Relative, also of times whose deviation is in seconds.
+    figure = np.where(problem.linear, np.maximum(list(values.values()), 1e-12), 1.0)
+    deviation = problem.sigma * np.sqrt(prior_share) / figure
+    return tuple(
+        OwnParameter(
+            parameter.name, parameter.meaning, float(problem.centre[number]), values[parameter.name],
+            float(deviation[number]), float(prior_share[number]), not free[number],
+        )
+        for number, parameter in enumerate(problem.parameters)
     )  # fmt: skip
 
 
