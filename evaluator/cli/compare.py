@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from evaluator.cli.failures import GATE
 from evaluator.cli.options import PICTURE_SUFFIXES, PlotOption, QuietOption, SetOption, check_output, read_scenario
 from evaluator.cli.output import fail, tell
 from evaluator.errors import InputError
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from evaluator.calibrate.serving.campaign import Fitted
     from evaluator.scenario.scenario import Scenario
 
-GATE_FAILED = 3
 TABLE_SUFFIXES = (".csv",)
 
 
@@ -309,4 +309,4 @@ def _gate(errors: dict[str, float], limit: float | None) -> None:
     if above or not errors:
         listed = ", ".join(f"{name} {value:.1f} %" for name, value in above.items()) or "nothing could be compared"
         fail("gate", f"above {limit:g} %: {listed}")
-        raise typer.Exit(GATE_FAILED)
+        raise typer.Exit(GATE)

@@ -69,6 +69,7 @@ class Command(typer.core.TyperCommand):
     """A command that takes ``--json``, of which it knows nothing itself."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
+        # In the epilog, since the option is none that Typer knows of and would list.
         super().__init__(*args, **more | {"epilog": "--json: one JSON document instead of text (docs/json.md)."})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -120,6 +121,8 @@ def print_document(run: Callable[[], Any], words: Sequence[str]) -> int:
             except typer.Abort:
                 code = 1
             except Exception as error:  # a usage error of Typer's or Click's; all others became exit codes
+                # By what it can do and not by its class: some versions of Typer carry a copy of Click
+                # (`failures._typer_errors`).
                 if not hasattr(error, "format_message"):
                     raise
                 code = error.exit_code  # type: ignore[attr-defined]

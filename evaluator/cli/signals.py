@@ -26,8 +26,10 @@ GRACE_S = 1.0
 """How long the main thread may take to come back to code that can be unwound, before the process is ended as it is."""
 UNWINDING_S = 3.0
 """How long it may then take to close files, workers and a cluster. A second signal does not wait for it."""
+# Between two looks whether the main thread can be unwound; and then whether somebody has dropped the interruption.
 _POKE_S, _POKE_AGAIN_S = 0.02, 0.5
 _SAME_SIGNAL_S = 0.3  # a terminal, a shell and a scheduler may each pass the same interruption on
+# weakref: callbacks, whose exceptions Python drops as it does those of `__del__`.
 _NOT_UNWOUND = ("importlib", "jax", "jaxlib", "weakref", "_weakrefset")
 
 
@@ -46,6 +48,7 @@ class Terminated(Interruption):
 class HungUp(Interruption):
     """SIGHUP: as Ctrl-C, because the terminal is gone."""
 
+    # 128 + SIGHUP, a name that Windows does not have.
     code = 129
 
 
