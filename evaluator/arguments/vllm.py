@@ -22,7 +22,7 @@ ROWS = (
     FlagOfKey("batching.max_num_batched_tokens", "--max-num-batched-tokens"),
     FlagOfKey("batching.policy", "--enable-chunked-prefill", "chunked", {"chunked": True, "mixed": False}),
     FlagOfKey("batching.long_prefill_token_threshold", "--long-prefill-token-threshold", 0),
-    FlagOfKey("batching.packing", "--scheduling-policy", "fcfs", {"fcfs": "fcfs"}),
+    FlagOfKey("batching.packing", "--scheduling-policy", "fcfs", {"fcfs": "fcfs", "priority": "priority"}),
     FlagOfKey(
         "batching.planning",
         "--async-scheduling",

@@ -137,10 +137,12 @@ def _tell_windows(
     """The run over time: as a table, or as the files that are asked for."""
     ds = result.over_time(width)
     # A column for each quantile, as tables of designs have them.
-    wide = ds.drop_dims("quantile").to_dataframe()
-    for name in ds.data_vars:
-        for number, level in enumerate(ds["quantile"].values if "quantile" in ds[name].dims else ()):
-            wide[f"{str(name)[:-2]}_p{100 * level:g}_s"] = ds[name].isel(quantile=number).values
+    wide = ds.drop_dims([dim for dim in ("quantile", "class") if dim in ds.dims]).to_dataframe()
+    for values, name in (pair for variable in ds.data_vars for pair in _by_class(ds[variable])):
+        for number, level in enumerate(ds["quantile"].values if "quantile" in values.dims else ()):
+            wide[f"{name[:-2]}_p{100 * level:g}_s"] = values.isel(quantile=number).values
+        if "quantile" not in values.dims:
+            wide[name] = values.values
     wide = wide.reset_index().rename(columns={"time": "begin_s"})
     text = "\n" + wide.to_string(index=False, float_format=lambda value: f"{value:.4g}", na_rep="-")
     tell(None if path is not None else text, windows=wide)
@@ -161,6 +163,15 @@ def _tell_windows(
         typer.echo(f"wrote {file}", err=True)
 
 
+def _by_class(values: xarray.DataArray) -> list[tuple[xarray.DataArray, str]]:
+    """A variable over time and its name, or of each class with that in its name: ``interactive_ttft_s``."""
+    name = str(values.name)
+    if "class" not in values.dims:
+        return [(values, name)]
+    classes = values["class"].values.tolist()
+    return [(values.sel({"class": one}), f"{one}_{name.removeprefix('class_')}") for one in classes]
+
+
 def _described(summary: xarray.Dataset) -> str:
     """One line per variable of a dataset of one configuration: value or quantiles with standard errors, unit.
 
@@ -174,12 +185,13 @@ def _described(summary: xarray.Dataset) -> str:
         if name.endswith("_stderr"):
             continue
         values, errors = row[name], row.get(f"{name}_stderr")
-        if "stage" not in values.dims:
+        label = next((dim for dim in ("stage", "class") if dim in values.dims), None)
+        if label is None:
             lines.append((name, _shown(values, errors)))
             continue
-        for index, stage in enumerate(values["stage"].values.tolist()):
-            at_stage = None if errors is None else errors.isel(stage=index)
-            lines.append((f"{name} {stage}", _shown(values.isel(stage=index), at_stage)))
+        for index, at in enumerate(values[label].values.tolist()):
+            its_errors = None if errors is None else errors.isel({label: index})
+            lines.append((f"{name} {at}", _shown(values.isel({label: index}), its_errors)))
     # A price that is not known, or an error from one seed.
     shown = [(name, text) for name, text in lines if not text.removeprefix("p50 ").startswith("nan")]
     width = max(len(name) for name, _ in shown)

@@ -219,13 +219,13 @@ def _reasons(statuses: list[str]) -> dict[str, int]:
 
 def _row_bytes(whole: Plan) -> float:
     """Bytes of a design in the dataset, which is not compressed."""
-    objectives = {id(point[2]): point[2] for point in whole.grid.points}.values()
     sizes = {
         "config": 1,
         "input": len(whole.inputs),
-        "quantile": len(quantile_levels(bounds_of(list(objectives)))),
+        "quantile": len(quantile_levels(bounds_of(whole.objectives))),
         "seed": len(whole.seeds) if whole.by_seed else 0,
         "stage": len(whole.stage_names),
+        "class": len(whole.class_names),
     }
     numbers = 0
     for name, variable in VARIABLES.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -29,16 +29,24 @@ def latencies(outcomes: Outcomes) -> dict[str, np.ndarray]:
     }
 
 
-def statistic_of(values: Mapping[str, np.ndarray], bound: Bounds, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def statistic_of(
+    values: Mapping[str, np.ndarray], bound: Bounds, levels: np.ndarray, class_names: Sequence[str] = ()
+) -> tuple[np.ndarray, np.ndarray]:
     """What a bound is held against and its standard error, (config,), of variables by name as ``summarise`` gives them.
 
-    ``levels`` (quantile,) are those of the variables, with that of the bound among them.
+    ``levels`` (quantile,) are those of the variables, with that of the bound among them; ``class_names`` those along
+    the variables by class.
     """
-    name = VARIABLE[bound.metric]
+    name = f"class_{VARIABLE[bound.metric]}" if bound.request_class else VARIABLE[bound.metric]
+    ending = "_mean" if bound.quantile is None else ""
+    value, error = values[f"{name}{ending}"], values[f"{name}{ending}_stderr"]
+    if bound.request_class:
+        row = class_names.index(bound.request_class)
+        value, error = value[:, row], error[:, row]
     if bound.quantile is None:
-        return values[f"{name}_mean"], values[f"{name}_mean_stderr"]
+        return value, error
     column = place_of(bound.quantile, levels)
-    return values[name][:, column], values[f"{name}_stderr"][:, column]
+    return value[:, column], error[:, column]
 
 
 def place_of(quantile: float, levels: np.ndarray) -> int:
@@ -47,8 +55,14 @@ def place_of(quantile: float, levels: np.ndarray) -> int:
     return int(np.argmin(np.abs(levels - quantile)))
 
 
-def within_objectives(values: Mapping[str, np.ndarray], objectives: tuple[Bounds, ...]) -> np.ndarray | None:
+def within_objectives(
+    values: Mapping[str, np.ndarray],
+    objectives: tuple[Bounds, ...],
+    members: Mapping[str, np.ndarray] | None = None,
+) -> np.ndarray | None:
     """1.0 where a request is within all its bounds, else 0.0, (config, seed, request); NaN without an objective.
+
+    ``members``, of the shape of the values: which requests are of a class, whose bounds are for them alone.
 
     A bound on a mean or a percentile is what each request is held against. A request without the latency (tpot of a
     single token) is within its bound. ``itl`` belongs to tokens, not to a request, and is not asked here.
@@ -58,11 +72,15 @@ def within_objectives(values: Mapping[str, np.ndarray], objectives: tuple[Bounds
     if not bounds:
         return None
     shape = next(iter(values.values())).shape
-    inside, asked = np.ones(shape, dtype=bool), np.zeros(shape[0], dtype=bool)
+    inside, asked = np.ones(shape, dtype=bool), np.zeros((shape[0], 1, 1), dtype=bool)
     for bound in bounds:
         present = ~np.isnan(bound.bound_s)
-        limit = np.where(present, bound.bound_s, np.inf)[:, None, None]
+        limit, held = np.where(present, bound.bound_s, np.inf)[:, None, None], present[:, None, None]
         # Not "<=": a NaN, the TPOT of a single token for instance, misses no bound.
-        inside &= ~(values[VARIABLE[bound.metric]] > limit)
-        asked |= present
-    return np.where(asked[:, None, None], inside, np.nan)
+        misses = values[VARIABLE[bound.metric]] > limit
+        if bound.request_class:
+            of_class = (members or {})[bound.request_class]
+            misses, held = misses & of_class, held & of_class
+        inside &= ~misses
+        asked = asked | held
+    return np.where(asked, inside, np.nan)

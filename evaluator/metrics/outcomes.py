@@ -20,12 +20,19 @@ class Bounds:
     """One objective over the configurations of a chunk.
 
     ``metric`` is ttft, tpot, e2e, queue_wait or itl; ``statistic`` is ``mean`` or ``p<percent>`` (p90, p99.9);
-    ``bound_s`` is float64 (config,), NaN where the configuration has no such objective.
+    ``bound_s`` is float64 (config,), NaN where the configuration has no such objective. ``request_class``: of the
+    requests of that class alone; of all requests where it is empty.
     """
 
     metric: str
     statistic: str
     bound_s: np.ndarray
+    request_class: str = ""
+
+    @property
+    def name(self) -> str:
+        """What is bounded, in words."""
+        return f"{self.metric} {self.statistic}" + (f" of {self.request_class}" if self.request_class else "")
 
     @property
     def quantile(self) -> float | None:
@@ -43,19 +50,22 @@ class ObjectiveFields(Protocol):
     def statistic(self) -> str: ...
     @property
     def bound_s(self) -> float: ...
+    @property
+    def request_class(self) -> str: ...
 
 
 def bounds_of(slos: Sequence[Iterable[ObjectiveFields]]) -> tuple[Bounds, ...]:
-    """One ``Bounds`` for each (metric, statistic) that any configuration names; ``slos`` has one entry per config."""
-    table: dict[tuple[str, str], np.ndarray] = {}
+    """One ``Bounds`` for each metric, statistic and class that any configuration names; ``slos`` has one entry per
+    config."""
+    table: dict[tuple[str, str, str], np.ndarray] = {}
     for config, slo in enumerate(slos):
         # By statistic and not by position: configurations may name their objectives in any order.
         for objective in slo:
-            key = (objective.metric, objective.statistic)
+            key = (objective.metric, objective.statistic, objective.request_class)
             if key not in table:
                 table[key] = np.full(len(slos), np.nan)
             table[key][config] = objective.bound_s
-    return tuple(Bounds(metric, statistic, bound) for (metric, statistic), bound in table.items())
+    return tuple(Bounds(metric, statistic, bound, name) for (metric, statistic, name), bound in table.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +157,8 @@ class Outcomes:
     objectives: tuple[Bounds, ...] = ()
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], all gaps after the first measured first token
     model: np.ndarray | None = None  # (config, seed, request): number of the model asked for; None: the first for all
+    request_class: np.ndarray | None = None  # (config, seed, request): number among ``class_names``; None: no classes
+    class_names: tuple[str, ...] = ()  # of all configurations of the plan
     later_wait_s: np.ndarray | None = None  # (config, seed, request): waits behind the first engine
     accelerators: np.ndarray | None = None  # (config,): devices without the CPUs that serve stages; None: all devices
     stages: tuple[StageTimes, ...] = ()  # of a pipeline

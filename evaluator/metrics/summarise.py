@@ -8,6 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from evaluator.errors import InputError
+from evaluator.metrics.classes import class_statistics, class_summaries, members_of, met_by_class
 from evaluator.metrics.elasticity import elasticities
 from evaluator.metrics.latency import VARIABLE, latencies, place_of, within_objectives
 from evaluator.metrics.model_error import model_errors
@@ -165,12 +166,17 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     parts["usd_per_mtok"] = _inverse_parts(result["usd_per_mtok"], rates["output_tok_per_s"])
     for name, statistics in summaries.items():
         parts[name], parts[f"{name}_mean"] = statistics.quantile_parts, statistics.mean_parts
-    inside = within_objectives(values, outcomes.objectives)
+    members = members_of(outcomes, window)
+    by_class = class_summaries(values, members, levels)
+    inside = within_objectives(values, outcomes.objectives, dict(zip(outcomes.class_names, members, strict=False)))
     # Within no bound at all, as a value that was cut, would count as a miss.
     if inside is not None:
         inside = window.blank(inside)
-    met, parts["slo_attainment"] = _objectives(outcomes.objectives, inside, summaries, levels)
+    holds = _holds(outcomes, summaries, by_class, levels)
+    met, parts["slo_attainment"] = _objectives(outcomes, inside, holds)
     result |= met
+    met_in = met_by_class(outcomes, holds)
+    result |= class_statistics(outcomes, window, members, by_class, inside, met_in)
     tpot = summaries["tpot_s"].mean
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
     result |= _state(outcomes, window, settled)
@@ -232,34 +238,45 @@ def _named(summaries: Mapping[str, Summary]) -> dict[str, np.ndarray]:
 
 
 def _objectives(
-    objectives: tuple[Bounds, ...],
-    inside: np.ndarray | None,
-    summaries: Mapping[str, Summary],
-    levels: np.ndarray,
+    outcomes: Outcomes, inside: np.ndarray | None, holds: list[np.ndarray]
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """slo_attainment with its standard error, and slo_met; NaN and false for configurations without an objective.
 
-    ``inside`` (config, seed, request) is what ``within_objectives`` finds. With them the attainment by seed, or of one
-    seed by batch: (config, part).
+    ``inside`` (config, seed, request) is what ``within_objectives`` finds, ``holds`` as of ``_holds``. With them the
+    attainment by seed, or of one seed by batch: (config, part).
     """
-    configs, seeds = summaries["e2e_s"].mean.size, 1 if inside is None else inside.shape[1]
+    configs, seeds = outcomes.status.size, 1 if inside is None else inside.shape[1]
     attainment, parts = np.full(configs, np.nan), np.full((configs, seeds), np.nan)
     if inside is not None:
         per_seed = mean(inside)
         attainment = over_seeds(per_seed)
         parts = per_seed if seeds > 1 else batch_means(inside[:, 0])
     met, asked = np.ones(configs, dtype=bool), np.zeros(configs, dtype=bool)
-    for bound in objectives:
-        name = VARIABLE[bound.metric]
-        if name not in summaries:
-            raise InputError(f"slo.{bound.metric}: the gaps between tokens were not recorded; use tpot, or record them")
-        statistic = _statistic(summaries[name], bound.quantile, levels)
-        present = ~np.isnan(bound.bound_s)
-        # Not "<=", as in ``within_objectives``: a latency that no request has misses no bound.
-        met &= ~(statistic > np.where(present, bound.bound_s, np.inf))
-        asked |= present
+    for bound, held in zip(outcomes.objectives, holds, strict=True):
+        met &= held
+        asked |= ~np.isnan(bound.bound_s)
     attained = {"slo_attainment": attainment, "slo_attainment_stderr": seed_stderr(parts), "slo_met": met & asked}
     return attained, parts
+
+
+def _holds(
+    outcomes: Outcomes,
+    summaries: Mapping[str, Summary],
+    by_class: Sequence[Mapping[str, Summary]],
+    levels: np.ndarray,
+) -> list[np.ndarray]:
+    """Of each objective whether it holds at its own statistic, (config,); true where a configuration has it not."""
+    holds = []
+    for bound in outcomes.objectives:
+        name, found = VARIABLE[bound.metric], summaries
+        if bound.request_class:
+            found = by_class[outcomes.class_names.index(bound.request_class)]
+        if name not in found:
+            raise InputError(f"slo.{bound.metric}: the gaps between tokens were not recorded; use tpot, or record them")
+        statistic = _statistic(found[name], bound.quantile, levels)
+        # Not "<=", as in ``within_objectives``: a latency that no request has misses no bound.
+        holds.append(~(statistic > np.where(np.isnan(bound.bound_s), np.inf, bound.bound_s)))
+    return holds
 
 
 def _statistic(of_metric: Summary, quantile: float | None, levels: np.ndarray) -> np.ndarray:

@@ -67,15 +67,16 @@ _OTHERS = {
     "slo_attainment": Variable(
         "1",
         "SLO attainment",
-        f"fraction of requests within all bounds of the objectives that a request has, {_OVER}; a bound on a mean or a "
-        "percentile is what each request is held against; NaN without an objective",
+        f"fraction of requests within all bounds that a request has, those of its class too, {_OVER}; a bound "
+        "on a mean or a percentile is what each request is held against; requests without one are left out, NaN "
+        "without any",
     ),
     "slo_attainment_stderr": Variable("1", "standard error of the SLO attainment", _ERROR),
     "slo_met": Variable(
         "1",
         "SLO met",
-        "every objective holds at its own statistic; false without an objective, where not feasible, and where "
-        "saturated: a longer run would miss it",
+        "every objective, those of classes too, holds at its own statistic; false without an objective, where not "
+        "feasible, and where saturated: a longer run would miss it",
     ),
     "utilisation": Variable("1", "utilisation", f"busy time of the replicas / (replicas x makespan){_BY_ITERATION}"),
     "mfu": Variable(
@@ -250,7 +251,7 @@ def _table() -> dict[str, Variable]:
         formula = _MEAN_ERROR if name in _LATENCIES else _SERVED_ERROR
         table[f"{name}_model_error"] = Variable("1", f"model error of the {table[name].long_name}", formula)
     # In the order in which tables and files list them: latencies, service, the rest, by seed, elasticities.
-    table |= _OTHERS | _SEARCH | _stages()
+    table |= _OTHERS | _SEARCH | _stages() | _classes()
     for name in BY_SEED:
         variable = table[name]
         dims = ("config", "seed", "quantile") if name in _LATENCIES else ("config", "seed")
@@ -285,6 +286,44 @@ def _stages() -> dict[str, Variable]:
         "without a number of servers",
         by_stage,
     )
+    return table
+
+
+def _classes() -> dict[str, Variable]:
+    table: dict[str, Variable] = {}
+    by_class, by_quantile = ("config", "class"), ("config", "class", "quantile")
+    for name, (long_name, formula) in _LATENCIES.items():
+        # Gaps between tokens are pooled over all sequences of a batch.
+        if name == "itl_s":
+            continue
+        what, named = f"{formula}; of the requests of the class", f"class_{name}"
+        table[named] = Variable("s", f"{long_name} of a class", f"{what}; {_QUANTILE}", by_quantile)
+        table[f"{named}_mean"] = Variable("s", f"mean {long_name} of a class", f"{what}; mean {_OVER}", by_class)
+        for ending, dims in (("", by_quantile), ("_mean", by_class)):
+            error = f"standard error of the {table[named + ending].long_name}"
+            table[f"{named}{ending}_stderr"] = Variable("s", error, _ERROR, dims)
+    attainment = "fraction of the requests of the class within all bounds of the scenario and of the class"
+    table |= {
+        "class_share": Variable("1", "requests of a class", f"share of the requests of the class, {_OVER}", by_class),
+        "class_throughput_rps": Variable(
+            "1/s", "request throughput of a class", f"requests of the class {_RATE}", by_class
+        ),
+        "class_output_tok_per_s": Variable(
+            "token/s", "output throughput of a class", f"output tokens of requests of the class {_RATE}", by_class
+        ),
+        "class_slo_attainment": Variable(
+            "1", "SLO attainment of a class", f"{attainment}, {_OVER}; NaN without an objective", by_class
+        ),
+        "class_slo_attainment_stderr": Variable(
+            "1", "standard error of the SLO attainment of a class", _ERROR, by_class
+        ),
+        "class_slo_met": Variable(
+            "1",
+            "SLO of a class met",
+            "every objective of the class holds at its own statistic; false where it has none",
+            by_class,
+        ),
+    }
     return table
 
 

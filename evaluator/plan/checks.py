@@ -16,7 +16,7 @@ from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, token_budget
 from evaluator.routing import HeavyLight, name_of, router_of
 from evaluator.scenario import Deployment, Routers, Workload
-from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, QUEUED
+from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, PRIORITY, QUEUED
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import cached_by_content, shared_tokens
 from evaluator.traffic.roles import ROLES
@@ -175,6 +175,28 @@ def planning_problem(station: StationPlan) -> str | None:
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
     }
     return _left_out(f"batching.planning {planning}", others)
+
+
+def priority_problem(station: StationPlan) -> str | None:
+    """What requests by their priority do not go with; None where they do, or do not go by it.
+
+    Each would be another path of vLLM's scheduler than the one that was compared with it, or has none there.
+    """
+    deployment = station.deployment
+    batching, record = deployment.batching, policy(deployment.batching.policy)
+    if batching.packing != PRIORITY:
+        return None
+    chunks = not (record.whole_prompts or record.whole_kv or record.prefill_alone)
+    others = {
+        f"policy {record.name}; use policy chunked": not chunks,
+        f"planning {batching.planning}; use planning at_once": batching.planning != AT_ONCE,
+        "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
+        "deployment.speculative; leave it out": deployment.speculative is not None,
+        "several branches of a request; use one": station.extremes.branches > 1,
+        "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
+    }
+    problem = next((what for what, applies in others.items() if applies), None)
+    return None if problem is None else f"unsupported: packing priority with {problem}"
 
 
 def ratio_problem(workload: Workload, station: StationPlan) -> str | None:

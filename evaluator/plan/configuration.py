@@ -17,7 +17,7 @@ from evaluator.plan.simulators import AUTO, ITERATION, REQUEST, TOKEN, worth_com
 from evaluator.plan.station import StationPlan
 from evaluator.records import with_fields
 from evaluator.replica import Change, varied
-from evaluator.scenario import STAGE, Deployment, Objective, Point, Workload
+from evaluator.scenario import STAGE, Deployment, Objective, Point, Workload, all_objectives
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.roles import ROLES
 
@@ -140,11 +140,12 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
     Points of a sweep share the objects of parts that they do not vary, so what was checked is kept by the identity
     (``id``) of the deployment and the lengths.
     """
-    workload, deployment, objectives = point
+    workload, deployment, slo = point
+    objectives = all_objectives(workload, slo)
     arrivals = workload.arrivals
     lengths = (
-        id(workload.lengths), id(workload.models), id(workload.pipelines), workload.requests,
-        id(workload.sampling), workload.cached_tokens, workload.sessions, workload.reasoning,
+        id(workload.lengths), id(workload.models), id(workload.pipelines), id(workload.classes),
+        workload.requests, id(workload.sampling), workload.cached_tokens, workload.sessions, workload.reasoning,
     )  # fmt: skip
     # Without sessions that go on, neither memory nor the lengths of requests depend on when they come: all rates
     # share one check.

@@ -14,6 +14,7 @@ from evaluator.plan.checks import (
     planning_problem,
     policy_problem,
     prefix_problem,
+    priority_problem,
     ratio_problem,
     reports_problem,
     routing_problem,
@@ -128,7 +129,7 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
             problem = routing_problem(workload, deployment) or reports_problem(station)
             problem = problem or policy_problem(deployment, built)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
-            problem = problem or ratio_problem(workload, station)
+            problem = problem or ratio_problem(workload, station) or priority_problem(station)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)
             problem = problem or planning_problem(station) or manager_problem(workload, station)
             problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)

@@ -15,7 +15,7 @@ from evaluator.plan.pipeline import stage_names
 from evaluator.plan.route import RequestRoutes
 from evaluator.plan.simulators import ITERATION
 from evaluator.replica import Change
-from evaluator.scenario import Grid, Scenario, expand
+from evaluator.scenario import Grid, Objective, Scenario, all_objectives, expand
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import shared_tokens
@@ -65,6 +65,20 @@ class Plan:
             if deployment.pipeline:
                 names |= dict.fromkeys(stage_names(workload, deployment))
         return tuple(names)
+
+    @cached_property
+    def objectives(self) -> list[tuple[Objective, ...]]:
+        """The objectives of all points of the grid, those that points share once."""
+        # By identity: the points of a large sweep share few objects, and are not to be hashed one by one.
+        points = {(id(each.classes), id(slo)): (each, slo) for each, _, slo in self.grid.points}.values()
+        return [all_objectives(workload, slo) for workload, slo in points]
+
+    @cached_property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes of requests of all workloads of the grid, each once; none where there are none."""
+        # A hundred thousand points share some classes, and a trace is looked at once.
+        workloads = {(id(each.classes), id(each.lengths)): each for each, _, _ in self.grid.points}.values()
+        return tuple(dict.fromkeys(name for workload in workloads for name in workload.class_names))
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""

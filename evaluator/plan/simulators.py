@@ -13,7 +13,7 @@ from evaluator.kv_managers import manager
 from evaluator.policies import policy
 from evaluator.routing import Choice, name_of, router_of
 from evaluator.scenario import Deployment, Routers, Workload
-from evaluator.scenario.deployment import ASYNCHRONOUS, QUEUED
+from evaluator.scenario.deployment import ASYNCHRONOUS, PRIORITY, QUEUED
 from evaluator.traffic.requests import cached_by_content
 from evaluator.traffic.roles import ROLES
 
@@ -286,6 +286,7 @@ def lacking(
     batching = deployment.batching
     planning, record = batching.planning, policy(batching.policy)
     keys = {
+        f"batching.packing {batching.packing}": batching.packing == PRIORITY,
         f"batching.policy {record.name} with kv.prefix_caching": record.token_ratio
         and cached_by_content(workload, deployment),
         f"batching.policy {record.name} with enable_mixed_chunk": record.token_ratio and batching.enable_mixed_chunk,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _CONFIG = Variable("1", "configuration", "row of the grid")
 _STAGE = Variable("1", "stage", "stage of the pipeline, STAGE.STEP for a step of a stage that has several")
+_CLASS = Variable("1", "class", "class of requests")
 _QUANTILE = Variable("1", "quantile", "fraction of the requests")
 _SEED = Variable("1", "seed", "of the random numbers of a repetition")
 # What stands as a coordinate where it is not swept, too: one value where all designs have the same.
@@ -36,14 +37,16 @@ def to_dataset(
     inputs: Sequence[str] = (),
     seeds: Sequence[int] = (),
     stages: Sequence[str] = (),
+    classes: Sequence[str] = (),
 ) -> xr.Dataset:
     """The variables of ``metrics.summarise`` as labelled arrays, with the swept quantities along ``config``.
 
     ``metrics`` hold (config,) or (config, quantile) arrays, elasticities (config, input) or (config, input, quantile)
     where ``inputs`` name what they are to, and times by stage (config, stage) or (config, stage, quantile) where there
-    are ``stages``. Rows are configurations of the grid of ``axes`` in C order; ``metrics["config"]``, where given, says
-    which ones; ``model`` and ``hardware``, (config,), become coordinates where they are not swept. ``levels``,
-    (quantile,), are fractions; ``seeds`` name the dimension of variables by seed.
+    are ``stages``, likewise by class where there are ``classes``. Rows are configurations of the grid of ``axes`` in C
+    order; ``metrics["config"]``, where given, says which ones; ``model`` and ``hardware``, (config,), become
+    coordinates where they are not swept. ``levels``, (quantile,), are fractions; ``seeds`` name the dimension of
+    variables by seed.
     Errors: KeyError for a variable that the table of variables does not know.
     """
     import xarray as xr
@@ -63,6 +66,8 @@ def to_dataset(
         coords["input"] = _described(("input",), np.array(inputs), Variable("1", "input", meaning))
     if stages:
         coords["stage"] = _described(("stage",), np.array(stages), _STAGE)
+    if classes:
+        coords["class"] = _described(("class",), np.array(classes), _CLASS)
     if seeds:
         coords["seed"] = _described(
             ("seed",), np.array(seeds, dtype=np.int64), Variable("1", "seed", "of the requests")

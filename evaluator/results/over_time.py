@@ -34,12 +34,15 @@ def over_time(
     every: float | str,
     levels: Sequence[float] = (0.5, 0.9, 0.99),
     bounds_s: Mapping[str, float] | None = None,
+    class_bounds_s: Mapping[str, Mapping[str, float]] | None = None,
 ) -> xr.Dataset:
     """A run in windows of ``every`` (seconds, or text such as ``"10min"``), from its table of requests.
 
     Dimensions: ``time`` (the windows' beginnings, seconds) and ``quantile`` (``levels``). Warm-up and the end are
     there: a window tells what its clients saw. ``bounds_s``: the most of ``ttft_s``, ``tpot_s`` and ``e2e_s`` that an
-    objective allows a request; without it there is no ``attainment``. Latencies of windows without arrivals are NaN.
+    objective allows a request, ``class_bounds_s`` what it allows one of a class, beside that; without any there is no
+    ``attainment``. Requests of no bound are left out of it. With a column ``class`` arrivals, latencies and attainment
+    are there for each class, too. Latencies of windows without arrivals are NaN.
     Errors: InputError for a width of none, or so small that there would be over MOST_WINDOWS.
     """
     import xarray as xr
@@ -72,37 +75,69 @@ def over_time(
         # Differences of large sums: an empty system may come out at -1e-12.
         "in_system": ("time", np.maximum(waiting, 0.0) * per_second),
     }
-    values |= _of_arrivals(requests.assign(window=came), count, levels, bounds_s or {})
-    attributes = {name: {"units": _VARIABLES[name][0], "description": _VARIABLES[name][1]} for name in values}
+    windows = requests.assign(window=came)
+    bounds = {"": bounds_s or {}, **(class_bounds_s or {})}
+    if any(bounds.values()):
+        windows["within"] = _within(windows, bounds)
+    values |= {name: (("time", *dims), data) for name, (dims, data) in _of_arrivals(windows, count, levels).items()}
+    coords = {}
+    if "class" in windows:
+        names = sorted(set(windows["class"]))
+        coords["class"] = ("class", np.array(names), {"units": "1", "description": "class of requests"})
+        of_classes = [windows[windows["class"] == name] for name in names]
+        by_class = [_of_arrivals(each, count, levels) for each in of_classes]
+        for name, (dims, _) in by_class[0].items():
+            stacked = np.stack([columns[name][1] for columns in by_class], axis=1)
+            values[f"class_{name}"] = ("time", "class", *dims), stacked
+        each_class = [np.bincount(each["window"], minlength=count) * per_second for each in of_classes]
+        values["class_arrivals_rps"] = ("time", "class"), np.stack(each_class, axis=1)
+    attributes = {name: _described(name) for name in values}
     return xr.Dataset(
         {name: (dims, data, attributes[name]) for name, (dims, data) in values.items()},
         coords={
             "time": ("time", edges[:-1], {"units": "s", "description": f"beginning of a window of {width:g} s"}),
             "quantile": ("quantile", np.asarray(levels, dtype=np.float64), {"units": "1"}),
+            **coords,
         },
         attrs={"window_s": width, "seeds": seeds},
     )
 
 
+def _described(name: str) -> dict[str, str]:
+    units, formula = _VARIABLES[name.removeprefix("class_")]
+    return {"units": units, "description": formula + ("; of the class" if name.startswith("class_") else "")}
+
+
+def _within(requests: pd.DataFrame, bounds: Mapping[str, Mapping[str, float]]) -> np.ndarray:
+    """1.0 where a request is within the bounds of all (under the empty name) and of its class, NaN without any."""
+    within, asked = np.ones(len(requests)), np.zeros(len(requests), dtype=bool)
+    for name, most in bounds.items():
+        member = (requests["class"] == name).to_numpy() if name else np.ones(len(requests), dtype=bool)
+        for latency, bound_s in most.items():
+            # Not "<=": a request of one token has no TPOT, and is within its bound.
+            within[member & (requests[latency] > bound_s).to_numpy()] = 0.0
+            asked |= member
+    return np.where(asked, within, np.nan)
+
+
 def _of_arrivals(
-    requests: pd.DataFrame, count: int, levels: Sequence[float], bounds_s: Mapping[str, float]
-) -> dict[str, tuple[Any, np.ndarray]]:
-    """What the requests that arrive in each of ``count`` windows, their column ``window``, see of the run."""
-    values: dict[str, tuple[Any, np.ndarray]] = {}
+    requests: pd.DataFrame, count: int, levels: Sequence[float]
+) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """What requests saw by the window in which they came: latencies, and how many were within their bounds; with the
+    dimensions behind time."""
     by_window = requests.groupby("window")
+    values: dict[str, tuple[tuple[str, ...], np.ndarray]] = {}
     for name in LATENCIES:
         # Windows without arrivals have no row in a table by window, and stay NaN.
         quantiles = np.full((count, len(levels)), np.nan)
         table = by_window[name].quantile(list(levels)).unstack()
         quantiles[table.index] = table[list(levels)].to_numpy()  # ``unstack`` has sorted them
-        values[name] = ("time", "quantile"), quantiles
-    if bounds_s:
-        # A request of one token has no TPOT, and is within its bound.
-        within = np.logical_and.reduce([~(requests[name] > most) for name, most in bounds_s.items()])
+        values[name] = ("quantile",), quantiles
+    if "within" in requests:
         shares = np.full(count, np.nan)
-        share = requests.assign(within=within).groupby("window")["within"].mean()
-        shares[share.index] = share.to_numpy()
-        values["attainment"] = "time", shares
+        table = by_window["within"].mean()
+        shares[table.index] = table.to_numpy()
+        values["attainment"] = (), shares
     return values
 
 

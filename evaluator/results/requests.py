@@ -26,7 +26,8 @@ def requests_table(
     """One row per request, warm-up included (``measured`` tells), of every configuration that ran.
 
     ``configs`` and ``seeds`` name the entries of the first two axes; their positions by default. ``models`` are those
-    that requests ask for, the same in all configurations; without them there is no such column. Where requests have
+    that requests ask for, the same in all configurations; without them there is no such column, nor is there one
+    ``class`` without classes. Where requests have
     several branches, ``output_tokens`` are those of all and ``path_tokens`` those of the branch that ends last. Of a
     pipeline there are the wait and the service time at every stage, NaN where a request passes it by.
     """
@@ -40,6 +41,8 @@ def requests_table(
     }
     if models:
         columns["model"] = np.asarray(models)[0 if outcomes.model is None else outcomes.model]
+    if outcomes.request_class is not None:
+        columns["class"] = np.asarray(outcomes.class_names)[outcomes.request_class]
     times, tokens = outcomes.times, outcomes.tokens
     columns |= {
         name: getattr(times, name) for name in ("replica", "arrival_s", "scheduled_s", "first_token_s", "last_token_s")

@@ -25,7 +25,11 @@ def attributes(
     name: str, scenario_text: str, seeds: Sequence[int], calibration: str, objectives: Iterable[ObjectiveFields] = ()
 ) -> dict[str, str]:
     """Global attributes, all text: versions, the scenario with its hash, seeds, calibration set, objectives, time."""
-    bounds = [{"metric": o.metric, "statistic": o.statistic, "bound_s": o.bound_s} for o in objectives]
+    bounds = [
+        {"metric": o.metric, "statistic": o.statistic, "bound_s": o.bound_s}
+        | ({"class": o.request_class} if o.request_class else {})
+        for o in objectives
+    ]
     return {
         "title": name,
         "schema_version": SCHEMA_VERSION,
@@ -130,5 +134,5 @@ def nearest_quantile(ds: xr.Dataset, level: float) -> int:
 
 
 def objectives_of(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """The scenario's objectives as dictionaries with metric, statistic and bound_s."""
+    """The scenario's objectives as dictionaries with metric, statistic and bound_s, and those of a class with class."""
     return json.loads(ds.attrs.get("objectives", "[]"))

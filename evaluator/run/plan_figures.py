@@ -9,7 +9,7 @@ import numpy as np
 from evaluator.metrics import bounds_of, quantile_levels
 from evaluator.plan import Configuration, Plan, StationPlan
 from evaluator.results.schema import attributes
-from evaluator.scenario import Scenario
+from evaluator.scenario import Scenario, all_objectives
 from evaluator.stages import kind_of
 
 
@@ -46,16 +46,14 @@ def _joined(configurations: list[Configuration], named: Callable[[StationPlan], 
 
 def levels_of(whole: Plan) -> np.ndarray:
     """The quantiles that are reported, those of the objectives among them."""
-    # By identity: the points of a large sweep share few objects, and are not to be hashed one by one.
-    slos = {id(point[2]): point[2] for point in whole.grid.points}.values()
-    return quantile_levels(bounds_of(list(slos)))
+    return quantile_levels(bounds_of(whole.objectives))
 
 
 def attributes_of(scenario: Scenario) -> dict[str, str]:
     """What a dataset says of its scenario."""
-    return attributes(
-        scenario.name, scenario.text, scenario.workload.seeds, scenario.deployment.calibration, scenario.slo
-    )
+    objectives = all_objectives(scenario.workload, scenario.slo)
+    seeds, calibration = scenario.workload.seeds, scenario.deployment.calibration
+    return attributes(scenario.name, scenario.text, seeds, calibration, objectives)
 
 
 def notes_of(whole: Plan) -> dict[str, str]:

@@ -61,7 +61,8 @@ def dataset_of(task: SweepTask, configs: np.ndarray | None, context: RunContext)
     # Numbers of the whole product of the axes, which do not depend on what conditions leave out.
     rows["config"] = whole.grid.numbers(rows["config"])
     seeds = whole.seeds if task.by_seed else ()
-    return to_dataset(rows, levels, whole.grid.axes, attrs, whole.inputs, seeds, whole.stage_names), whole
+    labels = whole.inputs, seeds, whole.stage_names, whole.class_names
+    return to_dataset(rows, levels, whole.grid.axes, attrs, *labels), whole
 
 
 def _lengthened(first: Plan, context: RunContext) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:

@@ -43,11 +43,15 @@ class Simulation:
     def over_time(self, every: float | str) -> xr.Dataset:
         """The run in windows of ``every`` (seconds, or text such as ``"10min"``): arrivals, completions, requests in
         the system, latencies at the quantiles of ``summary``, and with objectives the share of requests within their
-        bounds, whatever quantile they are of; along ``time``, see ``results.over_time``.
+        bounds, whatever quantile they are of; along ``time``, and with classes along ``class``, see
+        ``results.over_time``.
         """
-        bounds = {f"{objective['metric']}_s": objective["bound_s"] for objective in objectives_of(self.summary)}
-        known = {name: most for name, most in bounds.items() if name in LATENCIES}
-        return over_time(self.requests, every, self.summary["quantile"].values.tolist(), known)
+        bounds: dict[str, dict[str, float]] = {}
+        for objective in objectives_of(self.summary):
+            if (name := f"{objective['metric']}_s") in LATENCIES:
+                bounds.setdefault(objective.get("class", ""), {})[name] = objective["bound_s"]
+        of_all = bounds.pop("", {})
+        return over_time(self.requests, every, self.summary["quantile"].values.tolist(), of_all, bounds)
 
 
 def simulate(
@@ -92,7 +96,9 @@ def simulate(
     levels = levels_of(whole)
     values = summarise(outcomes, levels) | known_of(whole.configurations)
     values["config"] = grid.numbers(values["config"])
-    summary = to_dataset(values, levels, whole.grid.axes, attributes_of(scenario), stages=whole.stage_names)
+    summary = to_dataset(
+        values, levels, whole.grid.axes, attributes_of(scenario), stages=whole.stage_names, classes=whole.class_names
+    )
     models = whole.configurations[0].workload.model_names
     table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
     if progress is not None:
@@ -125,7 +131,7 @@ def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outco
             trace.add(sum(replicas[: lane.station]) + replica, iteration)  # pool after pool
 
     chain = chain_result(whole, whole.configurations, observe)
-    outcomes = outcomes_of(whole.configurations, chain, whole.stage_names)
+    outcomes = outcomes_of(whole.configurations, chain, whole.stage_names, whole.class_names)
     if path is None:
         return outcomes
     pools = [(station.name, station.deployment.ranks) for station in stations]

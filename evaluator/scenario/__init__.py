@@ -1,6 +1,7 @@
 """Scenarios: what a YAML file asks, checked, with the points of its sweep."""
 
 from evaluator.scenario.arrivals import Arrivals
+from evaluator.scenario.classes import RequestClass, all_objectives
 from evaluator.scenario.deployment import STAGE, Batching, Deployment, KvCache, Pool
 from evaluator.scenario.engine_defaults import scheduler_defaults, with_engine_defaults
 from evaluator.scenario.grid import Grid, Point, expand, size
@@ -36,12 +37,14 @@ __all__ = [
     "Point",
     "Pool",
     "Reasoning",
+    "RequestClass",
     "Routers",
     "Scenario",
     "Sessions",
     "Stage",
     "Transfer",
     "Workload",
+    "all_objectives",
     "answers_alone",
     "expand",
     "load_scenario",

@@ -65,6 +65,7 @@ def _registered_manager(value: Any, place: Place) -> str:
 # No names in the schema: which managers there are, only the program that registers them knows.
 _manager = Reader(_registered_manager, lambda: {"type": "string"})
 
+PRIORITY = "priority"  # of ``packing``
 AT_ONCE, QUEUED, ASYNCHRONOUS = "at_once", "queued", "asynchronous"
 PLANNINGS = (AT_ONCE, QUEUED, ASYNCHRONOUS)
 """When a scheduler plans the next batch."""
@@ -100,10 +101,12 @@ class Batching:
     )
     # Ours, not vLLM's `--scheduling-policy`, which has fcfs and priorities alone.
     packing: str = key(
-        choice("fcfs", "least_work_left", "longest_prefix"),
+        choice("fcfs", "least_work_left", PRIORITY, "longest_prefix"),
         "fcfs",
-        "Which waiting request is looked at first. longest_prefix: policy token_ratio; whoever finds most in the "
-        "prefix cache, as SGLang with --schedule-policy lpm.",
+        "Which waiting request is looked at first. priority: policy chunked; the smallest priority of workload.classes "
+        "or of a trace's column, and where KV runs short the largest gives way, as vLLM with --scheduling-policy "
+        "priority. longest_prefix: policy token_ratio; whoever finds most in the prefix cache, as SGLang with "
+        "--schedule-policy lpm.",
     )
     # SGLang's own names for what is SGLang's (`ServerArgs`).
     schedule_conservativeness: float = key(

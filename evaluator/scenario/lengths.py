@@ -130,7 +130,7 @@ _source = Reader(text.read, lambda: {"anyOf": [{"enum": list(FORMULAS)}, schema_
 lengths_reader = Variant(_read, _schema, {**_formulas.keys, "source": Key(_source, says=_SOURCE), **_TRACE})
 """Reads {source: NAME, ...} or {trace: FILE}."""
 
-_share = number(above=0)
+share_reader = number(above=0)
 
 
 @dataclass(frozen=True)
@@ -140,16 +140,16 @@ class ModelShare:
     ``lengths`` None: as those of the workload.
     """
 
-    share: float = key(_share, says="Of all requests, relative to the shares of the other {kind}s.")
+    share: float = key(share_reader, says="Of all requests, relative to the shares of the other {kind}s.")
     lengths: Lengths | None = key(
         lengths_reader, None, "Of this {kind}'s requests; as those of the workload if absent."
     )
 
 
-def _shares_reader(kind: str, example: str, read_name: Reader) -> Reader:
+def shares_reader(kind: str, example: str, record: Any = ModelShare, read_name: Reader = text) -> Reader:
+    """Reads {NAME: SHARE, NAME: {share: SHARE, ...}}, the keys of ``record``, by the names of what is of this kind."""
     table = {
-        name: Key(entry.read, entry.default, entry.says.format(kind=kind))
-        for name, entry in table_of(ModelShare).items()
+        name: Key(entry.read, entry.default, entry.says.format(kind=kind)) for name, entry in table_of(record).items()
     }
 
     def read(value: Any, place: Place) -> dict[str, ModelShare]:
@@ -162,19 +162,21 @@ def _shares_reader(kind: str, example: str, read_name: Reader) -> Reader:
             # be in the catalog.
             read_name(name, here)
             # A number alone is the share, as most have no lengths of their own.
-            values = read_section(entry, table, here) if isinstance(entry, Mapping) else {"share": _share(entry, here)}
-            shares[str(name)] = ModelShare(**values)
+            values = (
+                read_section(entry, table, here) if isinstance(entry, Mapping) else {"share": share_reader(entry, here)}
+            )
+            shares[str(name)] = record(**values)
         return shares
 
     def schema() -> Schema:
-        below = {"anyOf": [schema_of(_share), section_schema(table, required(table))]}
+        below = {"anyOf": [schema_of(share_reader), section_schema(table, required(table))]}
         return {"type": "object", "additionalProperties": below, "minProperties": 1}
 
     return Reader(read, schema)
 
 
-models_reader = _shares_reader("model", "llama-3.1-8b", in_catalog("models", load_model))
+models_reader = shares_reader("model", "llama-3.1-8b", read_name=in_catalog("models", load_model))
 """Reads {MODEL: 0.7, MODEL: {share: 0.3, lengths: {...}}}: which models the requests ask for."""
 
-pipelines_reader = _shares_reader("pipeline", "rag", text)
+pipelines_reader = shares_reader("pipeline", "rag")
 """Reads {NAME: 0.7, NAME: {share: 0.3, lengths: {...}}}: which pipeline the requests take."""

@@ -120,6 +120,8 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
     top = read_section(_filled(tree, axes, place), TOP, place)
     # Of the tree: a bound that was read is in seconds, whether it had a unit or not.
     _check_bounds(tree.get("slo"), place.key("slo"))
+    for name in top["workload"].classes:
+        _check_bounds(get(tree, ("workload", "classes", name, "slo")), place.key(f"workload.classes.{name}.slo"))
     workload, deployment = top["workload"], top["deployment"]
     check_workload(workload, place.key("workload"))
     if top["pipeline"]:

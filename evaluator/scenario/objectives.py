@@ -30,13 +30,15 @@ from evaluator.keys import (
 class Objective:
     """``metric`` (ttft, tpot, e2e, queue_wait, itl) at ``statistic`` (mean or p<percent>) at most ``bound_s``.
 
-    ``relax`` is in the bound already: it is 1 + relax times what the file says.
+    ``relax`` is in the bound already: it is 1 + relax times what the file says. ``request_class``: of the requests of
+    that class alone; of all requests where it is empty.
     """
 
     metric: str
     statistic: str
     bound_s: float
     relax: float = 0.0
+    request_class: str = ""
 
 
 @dataclass(frozen=True)

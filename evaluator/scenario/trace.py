@@ -21,8 +21,10 @@ from evaluator.yaml import read_text
 TIMES = ("arrival_s",)
 LENGTHS = ("prompt_tokens", "output_tokens")
 _OPTIONAL = ("cached_tokens",)
-MODEL = "model"
-PIPELINE = "pipeline"
+NAMES = {"model": "models", "pipeline": "pipelines", "class": "classes"}
+"""Columns of names, with the field of ``Trace`` that lists them."""
+PRIORITY = "priority"
+_HIGHEST_PRIORITY = 10**6
 _CLOCK_S = 86_400.0
 """A trace whose first request comes later than a day, and later than all others take, tells times of a clock."""
 _LATEST_S = 1e11
@@ -32,7 +34,7 @@ _MOONCAKE = {"timestamp": "arrival_s", "input_length": "prompt_tokens", "output_
 
 CONTENT = ("session", "hash_ids")
 """Columns that say what prompts share: sessions, and hashes of blocks."""
-WORDS = (MODEL, PIPELINE, *CONTENT)
+WORDS = (*NAMES, *CONTENT)
 
 Columns = tuple[dict[str, np.ndarray], dict[str, Sequence[Any]], tuple[str, ...]]
 """Columns of numbers, columns of ``WORDS`` as they are in the file, and the names of all columns."""
@@ -62,6 +64,9 @@ class Trace:
     models: tuple[str, ...] = ()  # in the order in which they first come
     pipeline: np.ndarray | None = None  # int64: which of ``pipelines`` the request takes
     pipelines: tuple[str, ...] = ()  # likewise
+    request_class: np.ndarray | None = None  # int64: which of ``classes`` the request is of
+    classes: tuple[str, ...] = ()  # likewise
+    priority: np.ndarray | None = None  # int64: the smaller goes first, where the scheduler goes by it
     session: np.ndarray | None = None  # int64: numbers of the sessions, in the order in which they first come
     hash_ids: Ragged | None = None  # of the blocks of each prompt: the same number, the same tokens and all before
 
@@ -93,7 +98,7 @@ def read_trace(file: str, columns: Iterable[str] = TIMES + LENGTHS) -> Trace:
 def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...]]:
     # All columns are read whatever is asked for, so that a trace of arrivals which is one of lengths, too, is read
     # once.
-    wanted = TIMES + LENGTHS + _OPTIONAL
+    wanted = (*TIMES, *LENGTHS, *_OPTIONAL, PRIORITY)
     columns, content, present = _READERS.get(Path(file).suffix.lower(), _read_csv)(file, wanted)
     rows = max((len(column) for column in columns.values()), default=-1)
     if rows == 0:
@@ -113,20 +118,21 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
             "must be less than prompt_tokens, since at least one token of a prompt is computed",
         )
     named: dict[str, tuple[str, ...]] = {}
-    for name in (MODEL, PIPELINE):
+    for name, names in NAMES.items():
         if name in content:
-            named[f"{name}s"], columns[name] = _named(file, name, content[name])
+            named[names], columns[name] = _named(file, name, content[name])
+    if PRIORITY in columns:
+        columns[PRIORITY] = _priorities(file, columns[PRIORITY])
     if "session" in content:
         columns["session"] = _session_numbers(content["session"])
     for column in columns.values():
         # One trace is shared by all points and by the draws that are kept of it: a slip that wrote into it would
         # change them all.
         column.setflags(write=False)
-    numbers = {name: columns.get(name) for name in (*wanted, MODEL, PIPELINE, "session")}
+    numbers: dict[str, Any] = {name: columns.get(name) for name in (*wanted, "model", "pipeline", "session")}
     hashes = _hash_ids(file, content["hash_ids"]) if "hash_ids" in content else None
-    return Trace(
-        **numbers, requests=rows, hash_ids=hashes, models=named.get("models", ()), pipelines=named.get("pipelines", ())
-    ), present
+    numbers |= {"request_class": columns.get("class"), **named}
+    return Trace(**numbers, requests=rows, hash_ids=hashes), present
 
 
 def _named(file: str, name: str, column: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
@@ -255,6 +261,12 @@ def _tokens(file: str, name: str, values: np.ndarray) -> np.ndarray:
     # 2^53: columns come as float64, which holds no larger integer exactly.
     bad = ~(np.isfinite(values) & (values >= least) & (values < 2**53) & (values == np.floor(values)))
     _refuse(file, name, bad, values, f"must be an integer of at least {least}")
+    return values.astype(np.int64)
+
+
+def _priorities(file: str, values: np.ndarray) -> np.ndarray:
+    bad = ~((np.abs(values) <= _HIGHEST_PRIORITY) & (values == np.floor(values)))
+    _refuse(file, PRIORITY, bad, values, f"must be an integer from {-_HIGHEST_PRIORITY} to {_HIGHEST_PRIORITY}")
     return values.astype(np.int64)
 
 

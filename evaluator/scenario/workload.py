@@ -27,6 +27,7 @@ from evaluator.keys import (
 )
 from evaluator.records import with_fields
 from evaluator.scenario.arrivals import Arrivals, arrivals_reader
+from evaluator.scenario.classes import RequestClass, check_classes, classes_reader
 from evaluator.scenario.lengths import Lengths, ModelShare, lengths_reader, models_reader, pipelines_reader
 from evaluator.scenario.reasoning import Reasoning, reasoning_reader
 from evaluator.scenario.sessions import Sessions, sessions_reader
@@ -90,7 +91,8 @@ class Workload:
     ``cooldown_requests``, behind which nobody comes, so that they are served while the design empties.
 
     ``models``: which models the requests ask for, by name; none where a trace says it, or where there is but one.
-    ``pipelines``: which of several pipelines of stages they take, likewise (``Stage.only``).
+    ``pipelines``: which of several pipelines of stages they take, likewise (``Stage.only``). ``classes``: what is asked
+    of which requests, likewise.
 
     What a file leaves out is None as it is read, where it follows from other keys (``finish``).
     """
@@ -141,6 +143,12 @@ class Workload:
         "Which ways through the pipeline the requests take: {NAME: SHARE} or {NAME: {share: SHARE, lengths: "
         "{...}}}; stages say with only whom they serve.",
     )
+    classes: Mapping[str, RequestClass] = key(
+        classes_reader,
+        {},
+        "Classes of requests with objectives and priorities of their own: {NAME: SHARE} or {NAME: {share: SHARE, slo: "
+        "{...}, priority: 0, lengths: {...}}}.",
+    )
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -166,6 +174,13 @@ class Workload:
         """The pipelines that requests take, by their numbers; none where all take the same."""
         trace = None if self.pipelines else self.trace
         return tuple(self.pipelines) if trace is None else trace.pipelines
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The classes of requests, by their numbers; none where there are none."""
+        # A trace's column comes first: what the scenario says of classes is then of those.
+        trace = self.trace
+        return trace.classes if trace is not None and trace.classes else tuple(self.classes)
 
     @property
     def known_content(self) -> bool:
@@ -195,12 +210,12 @@ def finish(read: Workload, place: Place) -> Workload:
     tenth of the requests, in a closed loop to twice its users if that is more, but to no more than half. As many, but
     at most a tenth, are cut at the end, except of traces and of requests that come all at once, which are whole.
     Errors: InputError where a trace is too short, where the warm-up leaves nothing to measure, and where a trace and
-    ``models`` both say which model a request asks for.
+    the shares of models, pipelines or classes both say which requests are whose.
     """
     arrivals, models = read.arrivals, read.models
-    shares = [*models.values(), *read.pipelines.values()]
+    shares: list[ModelShare | RequestClass] = [*models.values(), *read.pipelines.values(), *read.classes.values()]
     # Lengths first: a trace of them bounds the requests, these bound the warm-up, and both the cool-down.
-    lengths = _lengths(read.lengths, arrivals, models or read.pipelines, place)
+    lengths = _lengths(read.lengths, arrivals, models or read.pipelines or read.classes, place)
     in_trace = trace_requests(_traces(arrivals, [lengths, *(share.lengths for share in shares if share.lengths)]))
     requests: int | None = read.requests
     if requests is None:
@@ -242,6 +257,8 @@ def finish(read: Workload, place: Place) -> Workload:
                 f"{lengths.file} has a column {name.removesuffix('s')}, which says it already; leave out the one or "
                 "the other"
             )
+    if workload.classes:
+        check_classes(workload.classes, () if trace is None else trace.classes, trace, place.key("classes"))
     return workload
 
 
@@ -259,8 +276,8 @@ def _check_mean_gap(arrivals: Arrivals, requests: int, place: Place) -> None:
         )
 
 
-def _lengths(given: Lengths | None, arrivals: Arrivals, models: Mapping[str, ModelShare], place: Place) -> Lengths:
-    """The lengths of requests for models (or of pipelines) that have none of their own."""
+def _lengths(given: Lengths | None, arrivals: Arrivals, models: Mapping[str, Any], place: Place) -> Lengths:
+    """The lengths of requests for models (or of pipelines, or classes) that have none of their own."""
     if given is not None:
         return given
     if arrivals.process == "trace":
@@ -301,7 +318,8 @@ def _check_cached(workload: Workload, place: Place) -> None:
             "system_tokens and cached_tokens exclude each other: a system prompt is cached where the deployment has "
             "kv.prefix_caching; leave out the one or the other"
         )
-    shares = [*workload.models.values(), *workload.pipelines.values()]
+    shares: list[ModelShare | RequestClass] = [*workload.models.values(), *workload.pipelines.values()]
+    shares += workload.classes.values()
     several = [workload.lengths, *(share.lengths for share in shares if share.lengths is not None)]
     fixed = [lengths.parameters["prompt_tokens"] for lengths in several if "prompt_tokens" in lengths.parameters]
     prompt = min(fixed, default=None)
@@ -350,6 +368,13 @@ def _check_turns(workload: Workload, place: Place) -> None:
     if workload.pipelines:
         raise place.error(
             "several turns with workload.pipelines are not there: all turns take one pipeline; leave out pipelines"
+        )
+    # All that was said before is in a prompt, whichever class said it: lengths of a class would be those of its own
+    # texts alone, which are not drawn apart.
+    if any(entry.lengths is not None for entry in workload.classes.values()):
+        raise place.error(
+            "several turns with lengths of classes are not there: all turns are drawn from workload.lengths; leave out "
+            "the lengths of workload.classes"
         )
     # Both say when a request is sent by the answer to another: the user of a closed loop has no session to go on
     # with.

@@ -62,7 +62,7 @@ def fewest_replicas(
     what n of them serve does not follow from one, whose arrivals a round robin makes more regular. ``before`` trials
     were done by a search with fewer requests.
     """
-    objectives = Objectives.of([ladder[0] for ladder in ladders], levels)
+    objectives = Objectives.of(whole, [ladder[0] for ladder in ladders], levels)
     last = np.array([len(ladder) - 1 for ladder in ladders], dtype=np.int64)
     first = first_replicas(ladders, Starts(whole), rate_rps)
     # The search is for the largest number that holds; here it is the smallest that does, hence the sign.

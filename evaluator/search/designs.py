@@ -11,7 +11,7 @@ import numpy as np
 from evaluator.errors import InputError
 from evaluator.metrics import OK
 from evaluator.plan import Configuration, Plan, plan
-from evaluator.scenario import Axis, Budget, Scenario, size
+from evaluator.scenario import Axis, Budget, Scenario, all_objectives, size
 from evaluator.scenario.deployment import STAGE
 from evaluator.search.layouts import pruned, with_layouts
 from evaluator.search.start import Starts
@@ -79,7 +79,9 @@ def _of_layouts(bare: Scenario, simulator: str, note: str) -> Designs:
 def check(scenario: Scenario) -> None:
     """InputError where the scenario asks for nothing that can be searched."""
     where = scenario.path or scenario.name
-    bounds = scenario.slo or any(path.startswith("slo") for axis in scenario.sweep for path in _paths(axis))
+    bounds = all_objectives(scenario.workload, scenario.slo) or any(
+        path.startswith("slo") for axis in scenario.sweep for path in _paths(axis)
+    )
     if not bounds:
         raise InputError(
             f"{where}: slo: a search needs objectives that designs have to meet; add some such as "

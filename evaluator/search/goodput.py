@@ -126,7 +126,7 @@ class _Search:
         self.whole, self.configurations, self.levels, self.bracket = whole, configurations, levels, bracket
         self.step = step = float(np.log1p(bracket))
         count, starts = len(configurations), Starts(whole)
-        self.objectives = Objectives.of(configurations, levels)
+        self.objectives = Objectives.of(whole, configurations, levels)
         first = np.array([starts.rate(configuration) for configuration in configurations]) if rates is None else rates
         # The nearest point of the lattice. It does not depend on the design, so that designs meet at the same rates
         # and share the draws of their requests.
@@ -233,11 +233,11 @@ class _Search:
             slope = _slope(points, logs, int(self.bisection.held[design]), self.step)
         # Chance: the latency fell with the rate. Neither error can be told from that.
         if not slope > 0.0:
-            return f"{bound.metric} {bound.statistic}", np.nan, np.nan
+            return bound.name, np.nan, np.nan
         # d ln r = d ln L / s: the error of the latency at the bound, over the slope.
         relative = self.error[design, worst] / held[worst] / slope
         model_error = self._model_error(bound.metric, design) * (1.0 + 1.0 / slope)
-        return f"{bound.metric} {bound.statistic}", float(relative), float(model_error)
+        return bound.name, float(relative), float(model_error)
 
     def _model_error(self, metric: str, design: int) -> float:
         """That of a latency in the run at the goodput; a wait in the queue is as sure as the time of service."""

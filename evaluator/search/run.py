@@ -258,7 +258,7 @@ def _dataset(
     )
     if designs.note:
         attrs["search_note"] = designs.note
-    return to_dataset(values, levels, whole.grid.axes, attrs, stages=whole.stage_names)
+    return to_dataset(values, levels, whole.grid.axes, attrs, stages=whole.stage_names, classes=whole.class_names)
 
 
 def _question(scenario: Scenario, bracket: float) -> str:

@@ -22,11 +22,13 @@ class Objectives:
 
     bounds: tuple[Bounds, ...]
     levels: np.ndarray
+    class_names: tuple[str, ...]
 
     @staticmethod
-    def of(configurations: Sequence[Configuration], levels: np.ndarray) -> Objectives:
+    def of(whole: Plan, configurations: Sequence[Configuration], levels: np.ndarray) -> Objectives:
         """Of one configuration for each design."""
-        return Objectives(bounds_of([configuration.objectives for configuration in configurations]), levels)
+        bounds = bounds_of([configuration.objectives for configuration in configurations])
+        return Objectives(bounds, levels, whole.class_names)
 
     def ratios(self, values: Values, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Each latency as a part of its bound, above 1 where it misses it, and the standard error of that.
@@ -37,7 +39,8 @@ class Objectives:
         return np.stack([ratio for ratio, _ in ratios], axis=-1), np.stack([error for _, error in ratios], axis=-1)
 
     def _ratio(self, values: Values, bound: Bounds, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        (value, error), limit = statistic_of(values, bound, self.levels), bound.bound_s[designs]
+        value, error = statistic_of(values, bound, self.levels, self.class_names)
+        limit = bound.bound_s[designs]
         return value / limit, error / limit
 
     def told(self, design: int, ratios: np.ndarray) -> str:
@@ -48,7 +51,7 @@ class Objectives:
         worst = int(np.nanargmax(ratios))
         bound = self.bounds[worst]
         limit = float(bound.bound_s[design])
-        return f"{bound.metric} {bound.statistic} is {_time(ratios[worst] * limit)}, and the bound is {_time(limit)}"
+        return f"{bound.name} is {_time(ratios[worst] * limit)}, and the bound is {_time(limit)}"
 
 
 def _time(seconds: float) -> str:

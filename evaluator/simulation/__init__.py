@@ -36,7 +36,7 @@ def simulate_configurations(
     """
     from evaluator.simulation.outcomes import outcomes_of
 
-    return outcomes_of(configurations, chain_result(plan, configurations, observe), plan.stage_names)
+    return outcomes_of(configurations, chain_result(plan, configurations, observe), plan.stage_names, plan.class_names)
 
 
 def chain_result(plan: Plan, configurations: list[Configuration], observe: Observe | None = None) -> ChainResult:

@@ -54,6 +54,7 @@ class ChainResult:
     times: RequestTimes
     tokens: TokenCounts
     model: np.ndarray | None  # numbers of the models that the requests ask for; None where it is the first of all
+    request_class: np.ndarray | None  # numbers of their classes; None where none are told apart
     later_wait_s: np.ndarray | None  # at stations behind the first that gives tokens, in sum; None: there are none
     measured: np.ndarray  # (request,) where it is the same for all
     uses: tuple[Use, ...]
@@ -129,6 +130,7 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
         times=replace(first.times, arrival_s=start.times.arrival_s, hit_tokens=None, visited=None),
         tokens=_tokens_of(start, first),
         model=_by_request(start, "model") if _several_models(start) else None,
+        request_class=_classes(start),
         later_wait_s=_waits(station_visits[station_visits.index(first) + 1 :], first.times.arrival_s.shape),
         measured=_measured(start),
         uses=tuple(use for visit in station_visits for use in visit.uses),
@@ -197,6 +199,16 @@ def _several_models(visit: StationVisit) -> bool:
     return any(
         demand.model.any() for demand in {id(jobs.demand): jobs.demand for _, jobs in by_run(visit.jobs)}.values()
     )
+
+
+def _classes(visit: StationVisit) -> np.ndarray | None:
+    if all(jobs.classes is None for _, jobs in by_run(visit.jobs)):
+        return None
+    column = np.zeros(visit.times.arrival_s.shape, dtype=np.int64)
+    for run, jobs in by_run(visit.jobs):
+        if jobs.classes is not None:
+            column[run] = jobs.classes.number
+    return column
 
 
 def _measured(visit: StationVisit) -> np.ndarray:

@@ -25,11 +25,14 @@ from evaluator.stations.contract import Gaps
 
 
 def outcomes_of(
-    configurations: Sequence[Configuration], chain_result: ChainResult, stage_names: Sequence[str] = ()
+    configurations: Sequence[Configuration],
+    chain_result: ChainResult,
+    stage_names: Sequence[str] = (),
+    class_names: Sequence[str] = (),
 ) -> Outcomes:
     """The outcomes of a chunk. The rows of configurations that cannot run hold nothing of meaning.
 
-    ``stage_names`` are those of all configurations of the plan.
+    ``stage_names`` and ``class_names`` are those of all configurations of the plan.
     """
     first_later_s, last_later_s = _around_the_engine(configurations, chain_result)
     judged = [_judged(configuration, chain_result, position) for position, configuration in enumerate(configurations)]
@@ -65,9 +68,26 @@ def outcomes_of(
         itl=_gaps(chain_result, last_later_s - first_later_s),
         model=chain_result.model,
         accelerators=np.array([configuration.accelerators for configuration in configurations]),
+        request_class=_request_classes(configurations, chain_result, class_names),
+        class_names=tuple(class_names),
         stages=chain_result.stages,
         stage_names=tuple(stage_names),
     )
+
+
+def _request_classes(
+    configurations: Sequence[Configuration], chain_result: ChainResult, class_names: Sequence[str]
+) -> np.ndarray | None:
+    """The numbers of the requests' classes among those of the plan, (config, seed, request); -1: none."""
+    if chain_result.request_class is None or not class_names:
+        return None
+    numbers = np.full_like(chain_result.request_class, -1)
+    for position, configuration in enumerate(configurations):
+        # Points of a sweep may have classes of their own, which share the columns.
+        own = np.array([class_names.index(name) for name in configuration.workload.class_names], dtype=np.int64)
+        if own.size:
+            numbers[position] = own[chain_result.request_class[position]]
+    return numbers
 
 
 def by_pool(configurations: Sequence[Configuration], uses: Sequence[Use]) -> tuple[Use, ...]:

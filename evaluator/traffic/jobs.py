@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
 from evaluator.records import kept_with_record, with_fields
+from evaluator.traffic.classes import RequestClasses
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import Role
 from evaluator.traffic.sharing import Sharing
@@ -179,6 +180,7 @@ class Jobs:
     origin: Origin | None = None  # None before the first engine, and where jobs of several ways have joined
     chosen: NDArray[np.int64] | None = None  # the replica that serves it next; None: the pool's own router says
     sharing: Sharing | None = None  # of all requests, by their ids; None: nothing is known of it
+    classes: RequestClasses | None = None  # of all requests, by their ids; None: all are of one
 
     @property
     def session(self) -> NDArray[np.int64] | None:
@@ -199,7 +201,7 @@ class Jobs:
     def some(self, positions: NDArray[np.int64]) -> Jobs:
         """Those at these positions."""
         columns = self.id[positions], self.ready_s[positions], self.demand[positions], self.measured[positions]
-        return Jobs(*columns, sharing=self.sharing)
+        return Jobs(*columns, sharing=self.sharing, classes=self.classes)
 
     def at(self, ready_s: NDArray[np.float64]) -> Jobs:
         """The same jobs at the next station, where they come at ``ready_s`` (job,)."""
@@ -216,15 +218,18 @@ class Jobs:
             return with_fields(self, ready_s=ready_s, demand=demand), None
         # A copy of the demand for these few; the others share the demand that is kept with this one.
         off = np.flatnonzero(self.demand.later_tokens == 0)
-        done = Jobs(self.id[off], ready_s[off], self.demand[off], self.measured[off], sharing=self.sharing)
+        columns = self.id[off], ready_s[off], self.demand[off], self.measured[off]
+        done = Jobs(*columns, sharing=self.sharing, classes=self.classes)
         origin = None if self.origin is None else Origin(self.origin.replica[on], self.origin.served_s[on])
-        return Jobs(self.id[on], ready_s[on], demand, self.measured[on], origin, sharing=self.sharing), done
+        goes_on = Jobs(self.id[on], ready_s[on], demand, self.measured[on], origin)
+        return with_fields(goes_on, sharing=self.sharing, classes=self.classes), done
 
     def joined(self, other: Jobs) -> Jobs:
         """These jobs and the others, which took another way."""
         pairs = ((getattr(self, name), getattr(other, name)) for name in ("id", "ready_s", "measured"))
         identity, ready_s, measured = (np.concatenate(pair) for pair in pairs)
-        return Jobs(identity, ready_s, self.demand.joined(other.demand), measured, sharing=self.sharing)
+        demand = self.demand.joined(other.demand)
+        return Jobs(identity, ready_s, demand, measured, sharing=self.sharing, classes=self.classes)
 
 
 def in_order(ids: NDArray[np.int64], times_s: NDArray[np.float64]) -> bool:

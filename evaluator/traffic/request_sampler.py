@@ -12,6 +12,7 @@ import numpy as np
 from evaluator.records import kept_with_record
 from evaluator.scenario import Arrivals, Workload
 from evaluator.traffic.arrivals import arrival_times, at_rate
+from evaluator.traffic.classes import RequestClasses, request_classes
 from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens, request_tokens, turn_tokens
 from evaluator.traffic.roles import Role
@@ -60,6 +61,7 @@ class RequestSampler:
             self.demand(workload, seed, role, shared_tokens, pipeline),
             self._measured(count, workload.ends),
             sharing=self._sharing(self._traffic(workload), seed),
+            classes=self._classes(self._traffic(workload), seed),
         )
 
     def turns(self, workload: Workload, seed: int) -> Turns | None:
@@ -75,8 +77,10 @@ class RequestSampler:
         which = None if first is None else self._key(first)
         lengths, models = self._key(workload.lengths), self._key(workload.models)
         pipelines = self._key(workload.pipelines) if workload.pipelines else 0
+        classes = self._key(workload.classes) if workload.classes else 0
         sizes = (
-            lengths, models, pipelines, workload.requests, workload.cached_tokens, sessions, workload.reasoning, which
+            lengths, models, pipelines, classes, workload.requests, workload.cached_tokens, sessions,
+            workload.reasoning, which,
         )  # fmt: skip
         # The key keeps its workload alive, whose ids it consists of.
         self._alive[sizes] = workload if first is None else replace(workload, arrivals=first)
@@ -142,6 +146,11 @@ class RequestSampler:
     def _sharing(self, traffic: Hashable, seed: int) -> Sharing | None:
         workload = cast(Workload, self._alive[traffic])
         return sharing_of(workload, seed, self.turns(workload, seed))
+
+    @kept_with_record(256)
+    def _classes(self, traffic: Hashable, seed: int) -> RequestClasses | None:
+        workload = cast(Workload, self._alive[traffic])
+        return request_classes(workload, seed, self.turns(workload, seed))
 
 
 def _measured(count: int, ends: tuple[int, int]) -> np.ndarray:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.scenario import Deployment, ModelShare, Reasoning, Workload
+from evaluator.scenario import Deployment, Lengths, Reasoning, Workload
 from evaluator.scenario.trace import LENGTHS, read_trace
 from evaluator.traffic.arrivals import stream
 from evaluator.traffic.lengths import request_lengths
@@ -16,6 +17,7 @@ from evaluator.traffic.sessions import Turns
 
 _MODELS = 2  # the random stream of the models
 _PIPELINES = 9  # that of the pipelines
+_CLASSES = 10  # that of the classes
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,21 +40,36 @@ def request_tokens(workload: Workload, seed: int, count: int) -> Tokens:
     has the column says them itself. A system prompt comes before the prompt of the drawn length and counts as prompt.
     """
     model, pipeline = request_models(workload, seed, count), request_pipelines(workload, seed, count)
-    prompt, output = _lengths_of(workload, seed, model, pipeline)
+    which: list[tuple[NDArray[np.int64], Mapping[str, _Share]]]
+    which = [(model, workload.models), (pipeline, workload.pipelines)]
+    if workload.classes:
+        which.append((class_numbers(workload, seed, count), workload.classes))
+    prompt, output = _lengths_of(workload, seed, count, which)
     cached = _cached(workload, prompt)
-    branches = branch_tokens(workload.reasoning, lambda branch: _lengths_of(workload, seed, model, pipeline, branch)[1])
+    branches = branch_tokens(workload.reasoning, lambda branch: _lengths_of(workload, seed, count, which, branch)[1])
     output = scaled(output, workload.reasoning.scale) if branches is None else branches[:, -1]
     return Tokens(prompt + workload.sessions.system_tokens, output, cached, model, pipeline, branches)
 
 
+class _Share(Protocol):
+    @property
+    def share(self) -> float | None: ...
+    @property
+    def lengths(self) -> Lengths | None: ...
+
+
 def _lengths_of(
-    workload: Workload, seed: int, model: NDArray[np.int64], pipeline: NDArray[np.int64], branch: int = 0
+    workload: Workload,
+    seed: int,
+    count: int,
+    several: Sequence[tuple[NDArray[np.int64], Mapping[str, _Share]]],
+    branch: int = 0,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Prompts, and outputs of one branch, of requests that ask for these models and pipelines; each (request,)."""
-    count = len(model)
+    """Prompts, and outputs of one branch, each (request,). ``several``: which model, pipeline and class each request
+    is of, by the numbers of their shares."""
     prompt, output = request_lengths(workload.lengths, seed, count, branch)
-    for which, shares in ((model, workload.models), (pipeline, workload.pipelines)):
-        # The lengths of a model or pipeline replace those of the workload; all are drawn with the same numbers.
+    for which, shares in several:
+        # The lengths of a model, pipeline or class replace those of the workload; all are drawn with the same numbers.
         for number, share in enumerate(shares.values()):
             if share.lengths is not None:
                 lengths = request_lengths(share.lengths, seed, count, branch)
@@ -81,9 +98,25 @@ def request_pipelines(workload: Workload, seed: int, count: int) -> NDArray[np.i
     return _said(None if trace is None else trace.pipeline, count)
 
 
-def _drawn(shares: Mapping[str, ModelShare], generator: np.random.Generator, count: int) -> NDArray[np.int64]:
-    """Numbers of models or pipelines by their shares, (request,)."""
-    ends, numbers = np.cumsum([share.share for share in shares.values()]), generator.random(count)
+def class_numbers(workload: Workload, seed: int, count: int, turns: Turns | None = None) -> NDArray[np.int64]:
+    """The number of the class of each of the first ``count`` requests, (request,), drawn likewise.
+
+    A session is of one class, so that its turns are.
+    """
+    trace = workload.trace
+    if trace is not None and trace.request_class is not None:
+        return _said(trace.request_class, count)
+    if not workload.classes:
+        return np.zeros(count, dtype=np.int64)
+    generator = stream(seed, _CLASSES)
+    if turns is not None:
+        return _drawn(workload.classes, generator, int(turns.session.max()) + 1)[turns.session]
+    return _drawn(workload.classes, generator, count)
+
+
+def _drawn(shares: Mapping[str, _Share], generator: np.random.Generator, count: int) -> NDArray[np.int64]:
+    """Numbers of models, pipelines or classes by their shares, (request,)."""
+    ends, numbers = np.cumsum([share.share or 0.0 for share in shares.values()]), generator.random(count)
     # ends[-1] may be less than 1 by rounding, or shares stated as weights; the minimum keeps the last index.
     return np.minimum(np.searchsorted(ends, numbers * ends[-1], side="right"), len(ends) - 1).astype(np.int64)
 

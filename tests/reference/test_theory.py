@@ -1,5 +1,6 @@
 """Closed forms of queueing theory, over several seeds and without the warm-up."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -54,6 +55,31 @@ def test_pollaczek_khinchine_wait():
     rate = load / (mean * 1e-3)
     wait, _ = mean_wait(cost, rate, lambda rng: np.where(rng.random(REQUESTS) < 0.25, long, short))
     assert wait == pytest.approx(rate * square * 1e-6 / (2 * (1 - load)), rel=0.1)
+
+
+def test_cobham_wait():
+    """Waits by priority, without preemption of who is served: W0 / ((1 - s_before) (1 - s_before - s_own)).
+
+    Cobham, Priority assignment in waiting line problems, Operations Research 2 (1954).
+    """
+    cost, prompts, load = linear_cost(0.0, 1e-3), np.array([300, 900, 1500]), 0.7
+    rate = 3 * load / (prompts.sum() * 1e-3)
+    waits = np.zeros((SEEDS, 3))
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        kinds = rng.integers(0, 3, REQUESTS)
+        requests = single_tokens(rng, rate, prompts[kinds])
+        for request, priority in zip(requests, (kinds - 1).tolist(), strict=True):
+            request.priority = priority
+        simulate(cost, "chunked", replace(ONE_AT_A_TIME, packing="priority"), requests)
+        wait = np.array([each.scheduled_s - each.arrival_s for each in requests])[WARMUP:]
+        waits[seed] = [wait[kinds[WARMUP:] == kind].mean() for kind in range(3)]
+    loads = np.cumsum(rate / 3 * prompts * 1e-3)
+    residual = rate / 3 * (prompts**2 * 1e-6).sum() / 2
+    expected = residual / ((1 - loads) * (1 - np.append(0, loads[:-1])))
+    mean, error = waits.mean(axis=0), waits.std(axis=0, ddof=1) / np.sqrt(SEEDS)
+    assert mean == pytest.approx(expected, rel=0.1)
+    assert (np.abs(mean - expected) < 5 * error + 0.01 * expected).all()
 
 
 def chunked_run(rate_rps, requests=2_000):

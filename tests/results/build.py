@@ -31,6 +31,7 @@ class Objective:
     metric: str
     statistic: str
     bound_s: float
+    request_class: str = ""
 
 
 OBJECTIVES = (Objective("ttft", "p90", 1.5), Objective("tpot", "p90", 0.07))

@@ -169,6 +169,10 @@ def _requests(lane: LaneJobs, pool: StationPlan) -> list[Request]:
             request.branches, request.branch_units = of_request
     for request, key in zip(requests, keys(lane.draws, lane.jobs.id[lane.served]), strict=True) if pool.drafts else ():
         request.curve = curve_of(pool, key, request.output_tokens)
+    if lane.jobs.classes is not None:
+        priorities = lane.jobs.classes.of(lane.jobs.id[lane.served]).priority
+        for request, priority in zip(requests, priorities.tolist(), strict=True):
+            request.priority = priority
     if lane.jobs.session is not None:
         for request, session in zip(requests, lane.jobs.session[lane.served].tolist(), strict=True):
             request.session = session

@@ -40,6 +40,14 @@ _SHORT = {
     "stage_service_s": "service of",
     "stage_utilisation": "utilisation of",
     "stage_share": "share of requests at",
+    "class_ttft_s": "TTFT of",
+    "class_tpot_s": "TPOT of",
+    "class_e2e_s": "E2E of",
+    "class_queue_wait_s": "wait of",
+    "class_share": "share of requests of",
+    "class_slo_attainment": "SLO attainment of",
+    "class_throughput_rps": "throughput of",
+    "class_output_tok_per_s": "output of",
 }
 # Unit in the dataset -> (unit on the page, factor); a latency per token is read in ms, a share in percent.
 _UNITS = {
@@ -51,9 +59,10 @@ _UNITS = {
     "1/s": ("requests/s", 1.0),
     "1/USD": ("requests/USD", 1.0),
 }
-_IN_MS = ("tpot_s", "itl_s")
+_IN_MS = ("tpot_s", "itl_s", "class_tpot_s")
 _IN_PERCENT = (
     "slo_attainment", "utilisation", "mfu", "mbu", "kv_used_mean", "kv_used_max", "stage_utilisation", "stage_share",
+    "class_share", "class_slo_attainment",
 )  # fmt: skip
 _LOWER = ("usd_per_hour", "_s", "usd_per_mtok", "joule_per_tok", "preemptions", "devices", "weights_bytes")
 _HIGHER = ("slo_attainment", "goodput", "throughput_rps", "tok_per_s", "mfu", "mbu", "kv_capacity", "per_usd")
@@ -140,6 +149,11 @@ def _parts(ds: xr.Dataset, key: str, rows: np.ndarray) -> Iterator[ColumnPart]:
     elif "stage" in ds[key].dims and f"{key}_mean" in ds:  # a latency at each stage: its mean
         for position, stage in enumerate(ds["stage"].values.tolist()):
             yield from _part(ds, f"{key}_mean", stage, rows, (position,))
+    elif "class" in ds[key].dims and f"{key}_mean" in ds:  # a latency of each class: its quantiles and its mean
+        for position, of_class in enumerate(ds["class"].values.tolist()):
+            for number, level in enumerate(ds["quantile"].values.tolist()):
+                yield from _part(ds, key, f"{of_class} p{100 * level:g}", rows, (position, number))
+            yield from _part(ds, f"{key}_mean", f"{of_class} mean", rows, (position,))
     elif ds[key].ndim == 2:
         along = ds[key].dims[1]
         levels = ds[along].values.tolist() if along in ds.coords else range(ds.sizes[along])

@@ -186,7 +186,11 @@ def _misses(ds: xr.Dataset, measures: Sequence[Measure], missing: np.ndarray) ->
     rows: list[tuple[object, ...]] = []
     for kind, count in sorted(zip(kinds.tolist(), counts.tolist(), strict=True), key=lambda pair: -pair[1]):
         missed = [name for name, bad in zip(names, kind, strict=True) if bad]
-        metrics = [bound.measure.key.removesuffix("_s") for bound, bad in zip(bounds, kind, strict=True) if bad]
+        metrics = [
+            bound.measure.key.removesuffix("_s").removeprefix("class_")
+            for bound, bad in zip(bounds, kind, strict=True)
+            if bad
+        ]
         remedy = "; ".join(_MISSED.get(metric, "") for metric in metrics)
         why = f"misses objectives: {' and '.join(missed) if missed else 'only in some of the seeds'}"
         # `slo_met` is of all seeds, and the means that are compared here may be within the bounds.

@@ -76,7 +76,8 @@ def objectives(ds: xr.Dataset) -> str:
     for bound in objectives_of(ds):
         key = f"{bound['metric']}_s"
         unit, factor = scale_of(key, "s")
-        bounds.append(f"{short_of(key)} {bound['statistic']} ≤ {bound['bound_s'] * factor:g} {unit}")
+        whose = f" of {bound['class']}" if "class" in bound else ""
+        bounds.append(f"{short_of(key)} {bound['statistic']}{whose} ≤ {bound['bound_s'] * factor:g} {unit}")
     return ", ".join(bounds)
 
 

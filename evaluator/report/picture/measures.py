@@ -31,7 +31,7 @@ class Panel:
 
 def _latency(ds: xr.Dataset, metric: str, title: str, scale: float, unit: str, log: bool) -> Panel:
     """A latency at the statistic of its objective, p90 without one."""
-    wanted = [bound for bound in objectives_of(ds) if bound["metric"] == metric]
+    wanted = [bound for bound in objectives_of(ds) if bound["metric"] == metric and not bound.get("class")]
     # The first bound of a metric sets the panel: with two of them (p50 and p99) there would be two panels of one
     # latency.
     statistic = wanted[0]["statistic"] if wanted else "p90"

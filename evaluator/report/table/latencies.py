@@ -25,19 +25,26 @@ def latency_columns(
 
     A latency with several objectives is shown at the first, and at the others with the rank of those.
     """
-    bounded = [(str(bound["metric"]), str(bound["statistic"])) for bound in objectives_of(ds)]
-    first = [next((pair for pair in bounded if pair[0] == metric), (metric, "p90")) for metric in ALWAYS]
+    bounded = [(str(bound["metric"]), str(bound["statistic"]), bound.get("class", "")) for bound in objectives_of(ds)]
+    of_all = [entry for entry in bounded if not entry[2]]
+    first = [next((entry for entry in of_all if entry[0] == metric), (metric, "p90", "")) for metric in ALWAYS]
     # ``dict.fromkeys``: the same statistic may have two bounds, in a scenario and in its sweep.
-    more = [pair for pair in dict.fromkeys(bounded) if pair not in first and pair[0] in _HEADS]
+    more = [entry for entry in dict.fromkeys(bounded) if entry not in first and entry[0] in _HEADS]
     return [
-        Column(f"{_HEADS[metric]} {statistic}", "ms", cells(1e3 * _values(ds, metric, statistic)[rows]), column_rank)
-        for pairs, column_rank in ((first, rank), (more, other))
-        for metric, statistic in pairs
+        Column(f"{of_class} {_HEADS[metric]} {statistic}".strip(), "ms", cells(1e3 * values[rows]), column_rank)
+        for entries, column_rank in ((first, rank), (more, other))
+        for metric, statistic, of_class in entries
+        for values in (latency_at(ds, metric, statistic, of_class),)
     ]
 
 
-def _values(ds: xr.Dataset, metric: str, statistic: str) -> np.ndarray:
-    """A latency in seconds, (config,): its mean, or the reported quantile nearest to ``p90`` and the like."""
+def latency_at(ds: xr.Dataset, metric: str, statistic: str, of_class: str = "") -> np.ndarray:
+    """A latency in seconds, (config,): its mean, or the reported quantile nearest to ``p90`` and the like.
+
+    ``of_class``: of the requests of that class, else of all.
+    """
+    values = ds.sel({"class": of_class}) if of_class else ds
+    name = f"class_{metric}_s" if of_class else f"{metric}_s"
     if statistic == "mean":
-        return ds[f"{metric}_s_mean"].values
-    return ds[f"{metric}_s"].values[:, nearest_quantile(ds, float(statistic[1:]) / 100.0)]
+        return values[f"{name}_mean"].values
+    return values[name].values[:, nearest_quantile(ds, float(statistic[1:]) / 100.0)]

@@ -13,7 +13,7 @@ from evaluator.report.accuracy import expected_errors, mixtures
 from evaluator.report.layouts import SHORT, laid_out, pool_of, short_layout
 from evaluator.report.ranking import is_constant, quantities, ranking, too_short
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
-from evaluator.report.table.latencies import latency_columns
+from evaluator.report.table.latencies import latency_at, latency_columns
 from evaluator.results.schema import objectives_of
 from evaluator.units import counted, readable
 
@@ -45,6 +45,7 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
         lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *constants(ds), *mixtures(ds, feasible)]
         lines += [*expected_errors(ds, best), ""]
         lines += [*lines_of(_columns(ds, best), width), "", *stage_lines(ds, int(best[0]), width)]
+        lines += class_lines(ds, int(best[0]), width)
     return "\n".join(lines + _summary(ds, feasible))
 
 
@@ -84,6 +85,31 @@ def stage_lines(ds: xr.Dataset, row: int, width: int) -> list[str]:
     for head, name in (("requests", "stage_share"), ("busy", "stage_utilisation")):
         if name in ds:
             columns.append(Column(head, "", percents(ds[name].values[row, passed]), KEPT))
+    return [*lines_of(columns, width), ""]
+
+
+def class_lines(ds: xr.Dataset, row: int, width: int) -> list[str]:
+    """The latencies and objectives of the best design, which is at ``row``, by class; nothing without classes."""
+    # Classes of all designs share the dimension, and requests of some may not be among those of this one.
+    names = ds["class"].values[ds["class_share"].values[row] > 0].tolist() if "class" in ds.dims else []
+    if not names:
+        return []
+    columns = [Column("class of #1", "", tuple(names), KEPT, text=True)]
+    own = ds.sel({"class": names}).isel(config=row)
+    columns.append(Column("requests", "", percents(own["class_share"].values), KEPT))
+    for head, metric in (("TTFT", "ttft"), ("TPOT", "tpot"), ("E2E", "e2e")):
+        # The statistic that the first objective on it names, so that a bound can be compared with what stands here.
+        bounds = [bound for bound in objectives_of(ds) if bound["metric"] == metric and bound.get("class")]
+        statistic = str(bounds[0]["statistic"]) if bounds else "p90"
+        values = np.array([latency_at(ds, metric, statistic, name)[row] for name in names])
+        columns.append(Column(f"{head} {statistic}", "ms", cells(1e3 * values), KEPT))
+    columns.append(Column("output", "tok/s", cells(own["class_output_tok_per_s"].values), 20))
+    attainment = own["class_slo_attainment"].values
+    if np.isfinite(attainment).any():
+        columns.append(Column("in SLO", "", percents(attainment), 70))
+        with_own = {bound.get("class") for bound in objectives_of(ds)}
+        met = zip(names, _yes(own["class_slo_met"].values), strict=True)
+        columns.append(Column("SLO", "met", tuple(yes if name in with_own else "-" for name, yes in met), 60))
     return [*lines_of(columns, width), ""]
 
 
