@@ -122,8 +122,11 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
             put(tree, "batching.max_num_batched_tokens", max(chunk // together, 1))
         if most is not None:
             put(tree, "batching.max_prefill_tokens", most)
-    # The scheduler of SGLang overlaps whatever it batches, which is not simulated of its order.
-    put(tree, "batching.planning", "at_once")
+    if flags.get("--disable-overlap-schedule"):
+        put(tree, "batching.planning", "at_once")
+    else:
+        # Not ``planning``, which would be refused where the defaults make the policy another one than SGLang's own.
+        tree["async_scheduling"] = True
     if "--speculative-algorithm" in flags:
         read_flags += ["--speculative-algorithm", "--speculative-num-steps", "--speculative-num-draft-tokens"]
         read_flags += ["--speculative-eagle-topk", "--speculative-draft-model-path"]

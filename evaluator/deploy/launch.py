@@ -208,8 +208,8 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
             continue
         if key == "batching.long_prefill_token_threshold" and pool.engine == "vllm":
             continue  # above the longest request, where it bounds nothing
-        if key == "batching.planning" and value == "at_once":
-            continue  # the same where no batch is planned ahead
+        if key == "batching.planning" and (value == "at_once" or (pool.engine == "sglang" and value == "asynchronous")):
+            continue  # the same where no batch is planned ahead; and SGLang does it where no flag says otherwise
         if key == "batching.max_num_batched_tokens" and pool.engine == "vllm":
             remarks.append(
                 f"{key} {value}: {label} takes no fewer without chunks than the longest request has, {pool.longest}"

@@ -28,7 +28,7 @@ class BatchingPolicy:
     token_ratio: bool = False
     look_every: int = 0  # decode iterations between two looks at who waits, see ``by_future_peak``; 0: looks always
     preemptive_program: bool = False  # needs the program ``preemptive`` even with KV reserved, first come, first served
-    plans_ahead: bool = False  # its next batch may be planned before the one under way ends, as vLLM's engine core does
+    plans_ahead: bool = False  # its next batch may be planned before the one under way ends, as by vLLM and SGLang
 
     def __post_init__(self) -> None:
         # A record of a user's own comes through here, too (``register``). Each row is a combination for which the

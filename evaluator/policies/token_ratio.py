@@ -11,6 +11,7 @@ TOKEN_RATIO = BatchingPolicy(
     token_ratio=True,
     admission="on_demand",
     preemptive_program=True,
+    plans_ahead=True,
 )
 
 # SGLang's own constants (python/sglang/srt/environ.py), which its command line does not set.

@@ -24,14 +24,20 @@ class PromptChunk(NamedTuple):
 
 @dataclass
 class Batch:
-    """Prompts' chunks, and sequences that decode a token each. ``most``: how often at most it may be repeated."""
+    """Prompts' chunks, and sequences that decode a token each. ``most``: how often at most it may be repeated.
+
+    ``in_vain``: have their last token in the batch under way, which is not known yet, so that they decode once more.
+    ``gives``: who gets a token of this batch, where the next one is planned before it has ended.
+    """
 
     chunks: list[PromptChunk] = field(default_factory=list)
     decodes: DecodeGroup | None = None
     most: int = 1 << 30
+    in_vain: list[Request] = field(default_factory=list)
+    gives: set[Request] = field(default_factory=set)
 
     def __bool__(self) -> bool:
-        return bool(self.chunks or self.decodes)
+        return bool(self.chunks or self.decodes or self.in_vain)
 
 
 def exact_statistics(batch: Batch, window: int) -> BatchStatistics:
@@ -40,7 +46,7 @@ def exact_statistics(batch: Batch, window: int) -> BatchStatistics:
         request.prompt_tokens + request.resident + len(request.token_s)
         for request in (batch.decodes.members if batch.decodes else ())
         for _ in range(request.width_at(len(request.token_s)))
-    ]
+    ] + [request.known_tokens for request in batch.in_vain]
     spans = [span for chunk in batch.chunks for span in chunk.request.spans(chunk.low, chunk.high)]
     return BatchStatistics(
         decodes=float(len(attended)),
@@ -70,11 +76,11 @@ def statistics(batch: Batch, window: int) -> BatchStatistics:
             # Keys that the chunk reads: its own tokens, and before the first of them as many as a window has beside
             # the token itself.
             window_context += min(high, high - low + window - 1)
-    group = batch.decodes
+    group, vain = batch.decodes, [request.known_tokens for request in batch.in_vain]
     return BatchStatistics(
-        float(len(group)) if group else 0.0,
-        float(group.context) if group else 0.0,
-        float(group.window_context) if group else 0.0,
+        float((len(group) if group else 0) + len(vain)),
+        float((group.context if group else 0) + sum(vain)),
+        float((group.window_context if group else 0) + sum(min(attends, window) for attends in vain)),
         float(tokens),
         float(sequences),
         float(area),

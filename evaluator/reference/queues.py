@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from evaluator.reference.batch import PromptChunk
+from evaluator.reference.batch import Batch, PromptChunk
 from evaluator.reference.grouped_kv import GroupedKv
 from evaluator.reference.kv import CountedKv, Kv
 from evaluator.reference.limits import Limits
@@ -61,6 +62,7 @@ class Queues:
         self._swapped_units = 0
         self._fills: list[tuple[Request, int]] | None = None  # what is to be named in order of admission
         self.leaving: dict[Request, None] = {}  # planned asynchronously: the batch under way gives their last token
+        self.under_way: deque[Batch] = deque()  # batches that have been sent and have not ended
         self.aside: DecodeGroup | None = None  # decodes that the next batch leaves out
 
     def new_group(self) -> DecodeGroup:
@@ -279,6 +281,14 @@ class Queues:
         """Output tokens that are there, of each branch that goes on."""
         return request.generated if request.group is None else request.group.generated(request)
 
+    def told(self, request: Request) -> int:
+        """The same without the token of a batch under way, which nobody knows yet."""
+        return self.generated(request) - self.gives(request)
+
+    def gives(self, request: Request) -> bool:
+        """The batch under way gives it a token."""
+        return bool(self.under_way) and request in self.under_way[-1].gives
+
     def _forked_units(self, request: Request, ends: Iterable[tuple[int, int]]) -> int:
         """Units of branches, (tokens of each, how many), and of the prompt's whole blocks, which all of them share."""
         prompt, block = request.prompt_tokens, self.limits.block_tokens
@@ -486,9 +496,25 @@ class Queues:
         return True
 
     def retract(self, request: Request) -> None:
-        """A decoding request gives up its KV for the others."""
+        """A decoding request gives up its KV for the others, and with it the token that is under way."""
         self.short_of_kv = True
+        if self.gives(request):
+            self._take_back(request)
         self._preempt(request)
+
+    def _take_back(self, request: Request) -> None:
+        """Its token of the batch under way, which was counted when that was planned (SGLang ``is_retracted``)."""
+        self.under_way[-1].gives.remove(request)
+        if request.group is not None:
+            request.group.leave(request)
+        self.leaving.pop(request, None)
+        self.add_tokens(-1)
+        request.generated -= 1
+        request.last_token_s = math.inf
+        if not request.generated:
+            request.first_token_s = math.inf
+        if request.token_s:  # where they are recorded
+            request.token_s.pop()
 
     def _at_rest(self, request: Request) -> bool:
         return not request.flights and (request.group is self.decoding or request in self.prompts)

@@ -129,9 +129,9 @@ class RadixCache:
         """Nothing is known of a batch before it has ended, see ``checkpoint``."""
 
     def release(self, request: Request) -> None:
-        """It has its last token, which needs no KV; the tree gets the others when the batch is looked at."""
+        """It has its last token; the tree gets what it has computed when the batch is looked at."""
         if request in self._shared:
-            self._left[request] = request.known_tokens - 1
+            self._left[request] = request.computed
 
     def leave(self, request: Request) -> None:
         """The tree gets what a request that is done has computed."""

@@ -182,6 +182,8 @@ class Replica:
                 if len(self._batches) < self._most_flights:
                     continue
             elif not self._batches:
+                if self._policy.token_ratio:
+                    self.form(now)  # with nobody there SGLang's ratio starts anew
                 break
             if self._batches[0] is None:
                 self._batches.popleft()
@@ -244,8 +246,10 @@ class Replica:
         )
         self._preempted = []
         self.flights.append(flight)
+        self.queues.under_way.append(batch)
         if self._observe:
-            flight.decodes = tuple(sorted(_sequences(batch.decodes.members))) if batch.decodes else ()
+            decodes = _sequences(batch.decodes.members) if batch.decodes else ()
+            flight.decodes = tuple(sorted((*decodes, *(request.index for request in batch.in_vain))))
             flight.completed = _sequences([chunk.request for chunk in batch.chunks if chunk.completes])
         for chunk in batch.chunks:
             if chunk.request.scheduled_s == math.inf:
@@ -311,6 +315,7 @@ class Replica:
         """The oldest flight is over: its requests have their tokens. Those with the last one are returned."""
         assert flight is self.flights[0]
         self.flights.popleft()
+        self.queues.under_way.popleft()
         for request, tokens in flight.tokens.items():
             request.under_way -= tokens
         queues, now = self.queues, flight.end_s
@@ -326,14 +331,17 @@ class Replica:
         if self._queued:
             self._batches.popleft()
             self._waits = False
-        finished = flight.finished if self.limits.asynchronous else self._complete(flight)
+        if self.limits.asynchronous:  # but who lost its last token meanwhile (``Queues.retract``)
+            finished = [request for request in flight.finished if request.finished]
+        else:
+            finished = self._complete(flight)
         for request in finished:
             if self.limits.asynchronous:
                 self._leave_late(request)
             elif request in queues.running:
                 queues.depart(request)
         self.outstanding -= len(finished)
-        return list(finished)
+        return finished
 
     def _leave_late(self, request: Request) -> None:
         """Whoever was planned to leave does, unless it was preempted meanwhile."""

@@ -22,7 +22,7 @@ LEFT_TO_ENGINE: dict[str, dict[str, tuple[str, ...]]] = {
     "batching": {
         "policy": (*_ENGINE, *_BY_RATIO),
         "max_num_seqs": (*_DEVICE, "batching.max_num_batched_tokens", "speculative", "speculative.tokens"),
-        "planning": (*_ENGINE, "async_scheduling"),
+        "planning": (*_ENGINE, *_BY_RATIO, "async_scheduling", "batching.policy"),
     },
     "kv": {
         "memory_fraction": _DEVICE,
@@ -144,6 +144,9 @@ def with_engine_defaults(
         if any(getattr(said, key) is None for key in keys):
             budget = deployment.batching.max_num_batched_tokens
             defaults = of_engine().within(budget, deployment.decode_tokens)
+            if policy(defaults.policy).token_ratio and not policy(deployment.batching.policy).token_ratio:
+                # SGLang overlaps whatever it batches, which is simulated of its own order alone.
+                defaults = replace(defaults, planning=AT_ONCE)
             if section == "kv":
                 admission = deployment.kv.admission or (
                     "reserve" if whole_requests else _admission(deployment, defaults, workload)

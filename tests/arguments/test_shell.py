@@ -38,10 +38,11 @@ def test_short_flags_variables_continued_lines_and_redirections():
 def test_without_a_flag_the_engine_does_what_its_version_does():
     names = ("kv.prefix_caching", "kv.admission", "kv.full_prompt", "kv.memory_fraction", "batching.planning")
     assert keys("vllm serve Qwen/Qwen3-8B", *names) == (True, "on_demand", True, 0.92, "asynchronous")
-    # The policy is left to the table of the engine's defaults.
-    assert keys("sglang serve --model Qwen/Qwen3-8B", *names[:3], "batching.policy") == (
-        True, "on_demand", False, None,
+    # The policy is left to the table of the engine's defaults, and with it what is planned ahead.
+    assert keys("sglang serve --model Qwen/Qwen3-8B", *names[:3], "batching.policy", "async_scheduling") == (
+        True, "on_demand", False, None, True,
     )  # fmt: skip
+    assert keys("sglang serve --model Qwen/Qwen3-8B --disable-overlap-schedule", names[4]) == ("at_once",)
 
 
 @pytest.mark.parametrize(

@@ -277,6 +277,18 @@ def test_sglang_has_no_bound_of_chunks():
     assert any("long_prefill_token_threshold 99: SGLang has no flag" in remark for remark in deploy(ds).remarks)
 
 
+def test_sglang_overlaps_where_the_design_plans_ahead():
+    own = {"policy": "token_ratio", "max_num_seqs": 16}
+    ahead, at_once = (
+        deploy(result(engine="sglang", batching={**own, "planning": planning}))
+        for planning in ("asynchronous", "at_once")
+    )
+    assert "--disable-overlap-schedule" in script(at_once)
+    assert "--disable-overlap-schedule" not in script(ahead)
+    assert not any("planning" in remark for remark in ahead.remarks)
+    assert read_script(script(ahead), "x").tree["batching"]["planning"] == "asynchronous"
+
+
 def test_several_models_and_what_a_router_does_not_do():
     models = {"llama-3.1-8b": 0.5, "qwen3-8b": 0.5}
     pools = {"a": {"role": "mixed"}, "b": {"role": "mixed", "model": "qwen3-8b"}}

@@ -50,6 +50,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "retraction": {"hopeful": True},
     "retraction, mixed chunks": {"hopeful": True, "early": True, "mixed": True},
 }
+FEATURES |= {f"overlap, {feature}": {**has, "overlap": True} for feature, has in FEATURES.items()}
 """What each family of random cases always has."""
 
 

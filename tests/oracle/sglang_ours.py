@@ -25,6 +25,8 @@ def limits_of(case: SglangCase) -> Limits:
         conservativeness=case.conservativeness,
         whole_prompts=case.chunk is None,
         ignore_eos=case.ignore_eos,
+        batch_queue=case.overlap,
+        asynchronous=case.overlap,
     )
 
 

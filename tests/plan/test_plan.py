@@ -172,6 +172,13 @@ IN_ANY_ORDER: list[tuple[dict[str, Any], CompileKey]] = [
         CompileKey(True, asynchronous=True),
     ),
     (
+        {
+            "deployment__batching": "{policy: token_ratio, planning: asynchronous}",
+            "deployment__kv__admission": "on_demand",
+        },
+        CompileKey(True, asynchronous=True, token_ratio=True),
+    ),
+    (
         {"deployment__batching__policy": "lightllm", "deployment__kv__block_tokens": 1},
         CompileKey(True, peaks=True),
     ),

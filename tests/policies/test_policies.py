@@ -145,7 +145,7 @@ def test_admission_by_the_ratio_of_new_tokens_runs_in_both_engines_alike():
 @pytest.mark.parametrize(
     "keys",
     [
-        ("deployment.batching.enable_mixed_chunk=true",),
+        ("deployment.batching.enable_mixed_chunk=true", "deployment.batching.planning=asynchronous"),
         ("deployment.kv.prefix_caching=true", "workload.sessions={turns: 3, think_s: 0.5}"),
         ("deployment.replicas=2", "deployment.router=least_outstanding"),
     ],

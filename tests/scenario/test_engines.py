@@ -215,6 +215,10 @@ def test_async_scheduling_says_what_planning_does():
         assert with_engine_defaults(deployment).batching.planning == planning
     stated = load_scenario(tree(async_scheduling=True, batching={"planning": "asynchronous"})).deployment
     assert with_engine_defaults(stated).batching.planning == "asynchronous"
+    # SGLang's overlap is simulated of its own order, which has no pipeline.
+    for ranks, planning in ((1, "asynchronous"), (2, "at_once")):
+        sglang = load_scenario(tree(engine="sglang", async_scheduling=True, pipeline_parallel=ranks)).deployment
+        assert with_engine_defaults(sglang).batching.planning == planning
 
 
 # --- KV and prefix caches as the engine has them

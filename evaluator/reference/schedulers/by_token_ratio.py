@@ -7,6 +7,7 @@ SGLang 0.5.23, which ``make oracle-sglang`` compares it with.
 from __future__ import annotations
 
 import math
+from collections import deque
 from dataclasses import dataclass, field
 
 from evaluator.policies import BatchingPolicy
@@ -34,7 +35,9 @@ class ByTokenRatio:
         self._ratio: _TokenRatio | None = None
         self._order: list[Request] = []  # who decodes, in the order of the batch: of equals the last is retracted first
         self._sent: list[Request] = []  # prompts of the last batch, and the decodes mixed with them
-        self._computed: list[Request] = []  # of those sent, whose prompts were computed
+        # With a radix cache, of batches that were not looked at since they ended: who took part, and of whose prompts
+        # the batch computes the last token, which is that one.
+        self._results: deque[tuple[list[Request], dict[Request, int]]] = deque()
         self._walks = 0  # looks at who waits
         self._chunked: Request | None = None  # whose prompt goes on
         self._full = False
@@ -49,35 +52,44 @@ class ByTokenRatio:
         self._decays = False
         self._merge(queues)
         chunks = self._prompts(queues)
-        mixed = bool(chunks) and queues.limits.mixed_chunk and bool(self._order)
         batch = Batch(chunks)
         if chunks:
-            self._computed = self._sent = [chunk.request for chunk in chunks]
+            self._sent = [chunk.request for chunk in chunks]
             page = queues.limits.block_tokens
             # Of the last page of each prompt SGLang does not ask whether there is a place in it.
             _settle(queues, sum(chunk.high - chunk.low for chunk in chunks) + len(chunks) * page * (page > 1))
+            if queues.limits.mixed_chunk and self._order:
+                self._leave_out(queues)
             # Decodes that find no KV beside the prompts sit this batch out (``Scheduler._get_new_batch_prefill_raw``).
-            if mixed and _decodes_fit(queues):
-                decodes = len(self._order)
+            if queues.limits.mixed_chunk and self._order and _decodes_fit(queues, self._order):
+                batch.in_vain = self._grow(queues)
                 self._sent, self._order = self._sent + self._order, []
-                queues.grow_decodes()
-                _settle(queues, decodes * page)
                 batch.decodes = queues.decoding
-        elif self._order:
-            self._decode(queues, ratio)
+        elif self._order and self._decode(queues, ratio):
             # Whoever waits is looked at again before every decode, but where the batch counts as full; and a tree is
             # grown and evicted from step by step.
             each = (queues.waiting and not self._full) or isinstance(queues.kv, RadixCache)
-            batch = Batch(decodes=queues.decoding, most=1 if each else 1 << 30)
-        elif not queues.waiting:
+            batch = Batch(decodes=queues.decoding, most=1 if each else 1 << 30, in_vain=self._grow(queues))
+        elif not queues.waiting and not queues.under_way:
             ratio.reset()  # Scheduler.on_idle
         self._seen = queues.decode_iterations
+        if batch:
+            self._remember(queues, batch)
         return batch
+
+    def _remember(self, queues: Queues, batch: Batch) -> None:
+        """What is to be known of a batch when the next ones are planned."""
+        requests = self._sent or self._order
+        computed = {chunk.request: chunk.high for chunk in batch.chunks if chunk.completes}
+        if queues.limits.asynchronous:
+            batch.gives = {each for each in requests if each is not self._chunked}.difference(batch.in_vain)
+        if isinstance(queues.kv, RadixCache):
+            self._results.append((list(requests), computed))
 
     def _merge(self, queues: Queues) -> None:
         """Whoever has its prompt computed joins the decodes (``Scheduler.get_next_batch_to_run``)."""
         if isinstance(queues.kv, RadixCache):
-            self._share(queues.kv)
+            self._share(queues, queues.kv)
         if self._sent:
             stay = [each for each in self._sent if each in queues.running and each is not self._chunked]
             self._full = self._full and len(stay) == len(self._sent)
@@ -89,22 +101,25 @@ class ByTokenRatio:
         self._full = self._full and len(running) == len(self._order)
         self._order = running
 
-    def _share(self, tree: RadixCache) -> None:
-        """The tree gets what the last batch has computed, in the order of the batch (``process_batch_result``)."""
-        for request in self._sent or self._order:
-            if tree.ended(request):
-                tree.leave(request)
-            elif request in self._computed and request is not self._chunked:
-                tree.checkpoint(request, request.known_tokens - 1)
+    def _share(self, queues: Queues, tree: RadixCache) -> None:
+        """The tree gets what a batch has computed when it has ended, in its order (``process_batch_result``)."""
+        while len(self._results) > len(queues.under_way):
+            requests, computed = self._results.popleft()
+            for request in requests:
+                if tree.ended(request):
+                    tree.leave(request)
+                elif request in computed and request in queues.running:
+                    tree.checkpoint(request, computed[request])
+        # A chunk is shared already when the one after it is planned (``stash_chunked_request``).
         if self._chunked is not None:
             tree.checkpoint(self._chunked, self._chunked.computed)
-        self._computed = []
 
     def _prompts(self, queues: Queues) -> list[PromptChunk]:
         self._full = self._full and bool(self._order)
         if (self._full or not queues.waiting) and self._chunked is None:
             return []
-        seats = queues.limits.max_num_seqs - len(self._order)
+        # Who decodes no more keeps its row until the batch under way has ended (``get_num_allocatable_reqs``).
+        seats = queues.limits.max_num_seqs - len(queues.running) + (self._chunked is not None)
         if seats <= 0 and self._chunked is None:
             self._full = True
             return []
@@ -149,34 +164,55 @@ class ByTokenRatio:
         assert self._ratio is not None
         return self._ratio.current
 
-    def _decode(self, queues: Queues, ratio: _TokenRatio) -> None:
-        decodes = len(self._order)
-        if not _decodes_fit(queues):
+    def _decode(self, queues: Queues, ratio: _TokenRatio) -> bool:
+        """Whether anybody decodes (``update_running_batch``): the ratio falls then, or some are retracted."""
+        leave = self._leave_out(queues)
+        if not self._order:
+            self._full = False
+            return False
+        if not _decodes_fit(queues, self._order):
+            self._full = False
+            # Their KV is free when the batch under way has ended: the others wait for that.
+            if leave:
+                return False
             self._retract(queues)
             ratio.after_retraction(queues, self._order)
-            self._full = False
         else:
             ratio.decay(1)
-            decodes = len(self._order)
         self._decays = True
+        return True
+
+    def _leave_out(self, queues: Queues) -> bool:
+        """Who has its last token in the batch under way by its limit decodes no more (``_reqs_finishing_inflight``)."""
+        stay = [each for each in self._order if not queues.gives(each) or queues.told(each) + 1 < each.most_tokens]
+        leave = len(stay) < len(self._order)
+        self._order, self._full = stay, self._full and not leave
+        return leave
+
+    def _grow(self, queues: Queues) -> list[Request]:
+        """KV for the next token of all that decode; those of them that do so in vain."""
+        vain = [request for request in self._order if request in queues.leaving]
         queues.grow_decodes()
-        _settle(queues, decodes * queues.limits.block_tokens)
+        for request in vain:
+            request.computed += 1
+            fits = queues.kv.extend(request, queues.kv.units(request.computed))
+            assert fits
+        _settle(queues, len(self._order) * queues.limits.block_tokens)
+        return vain
 
     def _retract(self, queues: Queues) -> None:
         """Who has generated least gives up its KV, of equals the longest prompt, until there is KV for the others.
 
         ``ScheduleBatch.retract_decode``. Those retracted go to the end of the queue.
         """
-        keep = sorted(
-            self._order, key=lambda request: (queues.generated(request), -request.prompt_tokens), reverse=True
-        )
+        keep = sorted(self._order, key=lambda request: (queues.told(request), -request.prompt_tokens), reverse=True)
         while len(keep) > 1:
             request = keep.pop()
             if isinstance(queues.kv, RadixCache):
                 queues.kv.drop(request)
                 queues.kv.make_room(len(keep) * RETRACT_STEPS)
             queues.retract(request)
-            if _decodes_fit(queues):
+            if _decodes_fit(queues, keep):
                 break
         self._order = keep  # in this order from now on: ``filter_batch(keep_indices=sorted_indices)``
 
@@ -205,9 +241,10 @@ def _common_tokens(one: Request, other: Request, page: int) -> int:
     return min(pages * page, one.target, other.target)
 
 
-def _decodes_fit(queues: Queues) -> bool:
+def _decodes_fit(queues: Queues, order: list[Request]) -> bool:
     """There is KV for the next token of all that decode, once what nobody needs is evicted (``check_decode_mem``)."""
-    units = queues.decode_units()
+    vain = (request for request in order if request in queues.leaving)
+    units = queues.decode_units() + sum(queues.kv.units(each.computed + 1) - each.units for each in vain)
     if isinstance(queues.kv, RadixCache):
         return queues.kv.make_room(units * queues.limits.block_tokens)
     return units <= queues.kv.free
@@ -240,7 +277,7 @@ class _TokenRatio:
             self.current = max(self.current - self._step, self._least)
 
     def after_retraction(self, queues: Queues, kept: list[Request]) -> None:
-        generated = sum(queues.generated(request) for request in kept)
+        generated = sum(queues.told(request) for request in kept)
         allowed = sum(request.most_tokens for request in kept)
         self.current = min(1.0, (generated + RETRACT_STEPS * len(kept)) / (allowed + 1))
 
@@ -268,7 +305,7 @@ class _PrefillAdder:
 
     def _left(self, request: Request) -> int:
         """Tokens that it may still generate, for estimates."""
-        return min(request.most_tokens - self._queues.generated(request), MOST_NEW_TOKENS)
+        return min(request.most_tokens - self._queues.told(request), MOST_NEW_TOKENS)
 
     def _paged(self, tokens: int) -> int:
         return -(-tokens // self._page) * self._page
@@ -371,6 +408,6 @@ class _PrefillAdder:
         return True
 
     def _state(self, request: Request) -> list[tuple[float, int]]:
-        generated = self._queues.generated(request)
+        generated = self._queues.told(request)
         left = request.most_tokens * self._ratio - generated
         return [(left, request.prompt_tokens + generated)] if left > 0 else []

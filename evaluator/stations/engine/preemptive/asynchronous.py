@@ -15,6 +15,9 @@ A planned decode counts with its token at once, since its place is all that the 
 num_output_placeholders``). So a batch is completed in the trip that plans it, with the times at which it will end. What
 waits for its end is only what a finished request gives back: its seat, its KV, and the user's next request. These
 requests are in ``PlannedAhead.leaving``, which is emptied one trip later.
+
+SGLang's overlap scheduling (``Scheduler.event_loop_overlap``) plans at the same times: a batch when the one before it
+starts. What it knows then of the tokens under way is in ``token_ratio``.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from evaluator.stations.engine.preemptive.iteration_end import give_back
 from evaluator.stations.engine.preemptive.kv import kv_of
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import PlannedAhead, State
+from evaluator.stations.engine.preemptive.token_ratio import form_by_ratio
 from evaluator.stations.engine.preemptive.waiting import any_waiting, arrive, next_arrival
 
 
@@ -43,7 +47,10 @@ def asynchronous_step(given: Given, state: State) -> State:
     """
     before, planned_s = _planned(state), state.clock
     start_s = jnp.maximum(planned_s, before.end_s)
-    state, batch = form_batch(given, arrive(given, state), start_s, ~jnp.zeros((), bool))
+    if given.new_tokens is not None:
+        state, batch = form_by_ratio(given, state, start_s)
+    else:
+        state, batch = form_batch(given, arrive(given, state), start_s, ~jnp.zeros((), bool))
     waits, leaves = any_waiting(given, state), before.leaving.first >= 0
     planned_kv = state.replica.kv
     state = state.in_totals(kv_units_max=jnp.maximum(state.totals.kv_units_max, planned_kv))
@@ -69,8 +76,19 @@ def asynchronous_step(given: Given, state: State) -> State:
     kv_unit_s = planned_kv * (start_s - planned_s) + jnp.where(batch.there, leap.kv_unit_s, 0.0)
     if given.structure.kv_manager is not None:  # it may keep KV while nothing runs; others hold none then
         kv_unit_s = kv_unit_s + planned_kv * jnp.where(idle & (clock < jnp.inf), clock - start_s, 0.0)
+    step_s = read(state.decode_groups.gap_from, state.schedulable)  # the end of the step before this batch
     state = complete(given, state, running_batch, took_s, kv_unit_s)
-    return state._replace(clock=clock, stuck=stuck, planned=_planned(state)._replace(end_s=end_s))
+    planned = _planned(state)._replace(end_s=end_s)
+    if planned.before_s is not None and planned.gap_s is not None:
+        leaps, later = running_batch.iterations > 1, jnp.maximum(running_batch.iterations - 1.0, 1.0)
+        before_s = jnp.where(leaps, next_s, step_s)
+        # Gaps of a leap are entered at their mean (``histogram.enter_later_steps``).
+        gap_s = jnp.where(leaps, (end_s - (start_s + running_batch.first_s)) / later, end_s - step_s)
+        planned = planned._replace(
+            before_s=jnp.where(batch.decodes, before_s, planned.before_s),
+            gap_s=jnp.where(batch.decodes, gap_s, planned.gap_s),
+        )
+    return state._replace(clock=clock, stuck=stuck, planned=planned)
 
 
 def _until_change(

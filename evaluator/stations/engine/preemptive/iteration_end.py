@@ -245,6 +245,9 @@ def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, w
                 token_s=write(sequences.token_s, i, jnp.where(generated > 0, end_s, token_s)),
             ),
         )
+        if state.new_tokens is not None and state.new_tokens.before_s is not None:
+            before_s = write(state.new_tokens.before_s, i, token_s)
+            state = state._replace(new_tokens=state.new_tokens._replace(before_s=before_s))
         if state.router_counts is not None:
             state = state._replace(
                 router_counts=state.router_counts._replace(completed=state.router_counts.completed + 1.0)

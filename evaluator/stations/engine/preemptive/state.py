@@ -93,6 +93,9 @@ class PlannedAhead(NamedTuple):
 
     end_s: Float  # when the batch that was planned last ends
     leaving: Listed  # requests whose last token comes with it: they hold their seats and KV until it has ended
+    # Where tokens of a batch under way may be lost (``token_ratio``), of the last step that the decodes were planned:
+    before_s: Float | None = None  # when the one before ends,
+    gap_s: Float | None = None  # and the gap between their tokens
 
 
 class NewTokens(NamedTuple):
@@ -106,6 +109,8 @@ class NewTokens(NamedTuple):
     finished: Int  # requests until then
     arrived: Int  # requests until the last retraction
     behind: IntPerRequest  # of a retracted request: as many had arrived before
+    # Planned ahead: when the token came that was before the one with which the prompt was complete.
+    before_s: FloatPerRequest | None = None
 
 
 class RouterCounts(NamedTuple):
@@ -330,17 +335,24 @@ def initial_state(given: Given) -> State:
         room_since_s=jnp.full(slots, jnp.inf) if structure.kv_reservation else None,
         accepted=_initial_accepted(given),
         swapped=None if given.host_memory is None else SwappedKv(jnp.zeros(slots, bool), zero, zero),
-        planned=PlannedAhead(zero, Listed(none[0], none)) if structure.asynchronous else None,
+        planned=_nothing_planned(given, none) if structure.asynchronous else None,
         new_tokens=_initial_new_tokens(given),
     )  # fmt: skip
+
+
+def _nothing_planned(given: Given, none: IntPerRequest) -> PlannedAhead:
+    zero: Float = jnp.zeros((), jnp.float64)
+    lost = None if given.new_tokens is None else zero
+    return PlannedAhead(zero, Listed(none[0], none), lost, lost)
 
 
 def _initial_new_tokens(given: Given) -> NewTokens | None:
     if given.new_tokens is None:
         return None
     zero, number, false = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
-    behind = jnp.zeros(given.requests.arrival_s.shape[0], jnp.int32)
-    return NewTokens(given.new_tokens.initial, false, false, zero, number, number, number, behind)
+    slots = given.requests.arrival_s.shape[0]
+    behind, before_s = jnp.zeros(slots, jnp.int32), jnp.zeros(slots) if given.structure.asynchronous else None
+    return NewTokens(given.new_tokens.initial, false, false, zero, number, number, number, behind, before_s)
 
 
 def initial_replica(given: Given) -> ReplicaState:

@@ -5,19 +5,26 @@ The order of ``reference.schedulers.by_token_ratio`` without a radix cache and m
 one had to cut, then requests from the waiting queue, whose last prompt may be cut; there is never more than one under
 way (``State.prompts``). Where nobody can come in, all decode.
 
+Planned ahead (``asynchronous``), a batch is put together while the one before it runs. Its tokens are counted already,
+but SGLang does not know them: estimates go by a token less of each request in it, who has its last one there is part of
+the running batch, decodes no more and has its KV, and who is retracted loses the token.
+
 What is promised of the KV is counted in tokens, in floating point, because the ratio is no whole number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
+from evaluator.cost.iteration import BatchStatistics
 from evaluator.policies.token_ratio import MOST_NEW_TOKENS, RETRACT_STEPS
-from evaluator.stations.engine.common.arrays import Flag, Float, Int, IntPerRequest
+from evaluator.stations.engine.common import histogram
+from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest, Int, IntPerRequest
 from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
 from evaluator.stations.engine.preemptive.batch import Candidate, Scheduled, compute, scheduled, take
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
@@ -33,18 +40,41 @@ def form_by_ratio(given: Given, state: State, start_s: Float) -> tuple[State, Sc
     state = _take_prompts(given, state, start_s)
     decodes = read(state.decode_groups.decodes, state.schedulable)
     prompts = state.batch.prompts.tokens > 0
-    state = _decode(given, state, ~prompts & (decodes > 0))
+    on, idle, leaves = ~prompts & (decodes > 0), ~prompts & (decodes == 0), _leaves(state)
+    if state.planned is not None:
+        # The KV of those that leave is free when the batch under way has ended: where the others need it, they wait
+        # for that (``update_running_batch``).
+        on = on & ~(leaves & _lacks_kv(given, state))
+        idle = idle & (state.planned.end_s <= state.clock)
+    state = _decode(given, state, on)
     # Nobody runs or waits: SGLang begins with the initial ratio again (``Scheduler.on_idle``).
-    idle = ~prompts & (decodes == 0) & ~any_waiting(given, state)
+    idle = idle & ~any_waiting(given, state)
     rules, memory = _parts(given, state)
     memory = memory._replace(
+        full=memory.full & (prompts | ~leaves),
         ratio=jnp.where(idle, rules.initial, memory.ratio),
         prompts=prompts,
         decodes=decodes,
         decode_iterations=state.replica.decode_iterations,
         finished=state.finished,
     )
-    return state._replace(new_tokens=memory), scheduled(given, state)
+    batch = scheduled(given, state)
+    if state.planned is not None:
+        there = prompts | on
+        sums = BatchStatistics(*(jnp.where(there, one, 0.0) for one in batch.sums))
+        batch = Scheduled(sums, batch.decodes & there, batch.there & there)
+    return state._replace(new_tokens=memory), batch
+
+
+def _leaves(state: State) -> Flag:
+    """Somebody has the last token in the batch under way, and its seat and KV until that has ended."""
+    return jnp.zeros((), bool) if state.planned is None else state.planned.leaving.first >= 0
+
+
+def _lacks_kv(given: Given, state: State) -> Flag:
+    """The next tokens of the decodes need more KV than there is."""
+    growth = growth_at(given, state, read(state.decode_groups.step, state.schedulable))
+    return growth > given.limits.kv_units - state.replica.kv
 
 
 def _parts(given: Given, state: State) -> tuple[NewTokenRules, NewTokens]:
@@ -61,8 +91,9 @@ def _merge(given: Given, state: State) -> State:
     rules, memory = _parts(given, state)
     decodes = read(state.decode_groups.decodes, state.schedulable)
     goes_on = state.prompts.oldest(state.replica.sentinel) < state.replica.sentinel
-    replaced = memory.prompts & (memory.decodes == 0) & (decodes > 0)
-    full = memory.full & (state.finished == memory.finished) & ~goes_on & ~replaced & (decodes > 0)
+    runs = (decodes > 0) | _leaves(state)
+    replaced = memory.prompts & (memory.decodes == 0) & runs
+    full = memory.full & (state.finished == memory.finished) & ~goes_on & ~replaced & runs
     # The first decode of a leap has let the ratio fall when it was formed.
     later = state.replica.decode_iterations - memory.decode_iterations - 1
     return state._replace(new_tokens=memory._replace(ratio=_fallen(rules, memory.ratio, later), full=full))
@@ -104,7 +135,8 @@ def _take_prompts(given: Given, state: State, start_s: Float) -> State:
     sentinel, page = state.replica.sentinel, given.block().astype(jnp.float64)
     decodes = read(state.decode_groups.decodes, state.schedulable)
     under_way = state.prompts.oldest(sentinel)
-    goes_on, seats = under_way < sentinel, given.limits.max_num_seqs - decodes
+    goes_on = under_way < sentinel
+    seats = given.limits.max_num_seqs - state.replica.running_count + goes_on  # the prompt under way has its own
     looks = goes_on | (~memory.full & any_waiting(given, state))
     seated = goes_on | (seats > 0)
     full = memory.full | (looks & ~seated)
@@ -159,7 +191,7 @@ def _take_prompts(given: Given, state: State, start_s: Float) -> State:
     carry = lax.while_loop(lambda carry: on(carry) & (carry[1].prompts < seats), admit, carry)
     state, adder = carry
     no_seat = on(carry) & (adder.prompts >= seats)
-    full = full | no_seat | (adder.out_of_kv & ((adder.prompts > 0) | (decodes > 0)))
+    full = full | no_seat | (adder.out_of_kv & ((adder.prompts > 0) | (decodes > 0) | _leaves(state)))
     return state._replace(new_tokens=_parts(given, state)[1]._replace(full=full))
 
 
@@ -180,9 +212,22 @@ def _promised(given: Given, i: Int, one: Candidate) -> Float:
 
 
 def _generated(state: State, i: Int) -> Int:
-    """Output tokens of a decoding request."""
+    """Output tokens of a decoding request that are known."""
     elapsed = read(state.decode_groups.step, state.schedulable) - read_once(state.sequences.since, i)
-    return read_once(state.sequences.generated, i) + elapsed
+    return read_once(state.sequences.generated, i) + elapsed - _unknown(state, elapsed, _joined_s(state, i))
+
+
+def _joined_s(state: State, i: Int) -> Float | None:
+    """When a decoding request had its last token before it joined; None where nothing is planned ahead."""
+    return None if state.planned is None else read_once(state.sequences.token_s, i)
+
+
+def _unknown(state: State, elapsed: Int, joined_s: Float | None) -> Int | int:
+    """1 if the last token of a request that joined so many steps ago is of the batch under way, else 0."""
+    if joined_s is None:
+        return 0
+    last_s = jnp.where(elapsed > 0, read(state.decode_groups.gap_from, state.schedulable), joined_s)
+    return (last_s > state.clock).astype(jnp.int32)
 
 
 class Walked(NamedTuple):
@@ -192,6 +237,7 @@ class Walked(NamedTuple):
     decode_group: IntPerRequest
     generated: IntPerRequest
     since: IntPerRequest
+    token_s: FloatPerRequest | None  # planned ahead
 
 
 def _expected_tokens(given: Given, state: State, ratio: Float, on: Flag) -> tuple[State, Float]:
@@ -200,8 +246,12 @@ def _expected_tokens(given: Given, state: State, ratio: Float, on: Flag) -> tupl
     Summed one after the other, as SGLang does.
     """
 
+    under_way = state.prompts.oldest(state.replica.sentinel)
+
     def add(i: Int, sums: tuple[Float, ...], decodes: Flag, generated: Int) -> tuple[Float, ...]:
         left = jnp.minimum(_most_tokens(given, i) - generated, MOST_NEW_TOKENS)
+        if state.planned is not None:  # who neither decodes nor has a prompt under way has the last token to come
+            left, decodes = jnp.where(decodes, left, 1), decodes | (i != under_way)
         return (sums[0] + jnp.where(decodes, left * ratio, 0.0),)
 
     state, (tokens,) = _walk(given, state, on, (jnp.zeros((), jnp.float64),), add)
@@ -209,7 +259,7 @@ def _expected_tokens(given: Given, state: State, ratio: Float, on: Flag) -> tupl
 
 
 Add = Callable[[Int, tuple[Float, ...], Flag, Int], tuple[Float, ...]]
-"""Sums with those of a request, of which is known whether it decodes, and what it has generated if it does."""
+"""Sums with those of a request, of which is known whether it decodes, and what of its tokens is known if it does."""
 
 
 def _walk(given: Given, state: State, on: Flag, sums: tuple[Float, ...], add: Add) -> tuple[State, tuple[Float, ...]]:
@@ -218,16 +268,23 @@ def _walk(given: Given, state: State, on: Flag, sums: tuple[Float, ...], add: Ad
 
     def next_one(carry: tuple[Int, tuple[Float, ...], Walked]) -> tuple[Int, tuple[Float, ...], Walked]:
         i, sums, arrays = carry
-        values = newer, decode_group, generated, since = tuple(read_once(array, i) for array in arrays)
-        sums = add(i, sums, decode_group >= 0, generated + step - since)
+        values: Any = jax.tree.map(lambda array: read_once(array, i), arrays)
+        elapsed = step - values.since
+        told = values.generated + elapsed - _unknown(state, elapsed, values.token_s)
+        sums = add(i, sums, values.decode_group >= 0, told)
         # Written back as they were: arrays that a loop only reads XLA copies before it, on every trip of the lane.
-        return newer, sums, Walked(*(write(array, i, value) for array, value in zip(arrays, values, strict=True)))
+        return values.newer, sums, jax.tree.map(lambda array, value: write(array, i, value), arrays, values)
 
-    sequences = state.sequences
-    arrays = Walked(state.running.newer, sequences.decode_group, sequences.generated, sequences.since)
+    sequences, ahead = state.sequences, state.planned is not None
+    arrays = Walked(
+        state.running.newer, sequences.decode_group, sequences.generated, sequences.since,
+        sequences.token_s if ahead else None,
+    )  # fmt: skip
     start = (state.running.oldest(sentinel), sums, arrays)
     _, sums, arrays = lax.while_loop(lambda carry: on & (carry[0] < sentinel), next_one, start)
     sequences = sequences._replace(decode_group=arrays.decode_group, generated=arrays.generated, since=arrays.since)
+    if arrays.token_s is not None:
+        sequences = sequences._replace(token_s=arrays.token_s)
     return state._replace(running=state.running._replace(newer=arrays.newer), sequences=sequences), sums
 
 
@@ -241,18 +298,46 @@ def _decode(given: Given, state: State, on: Flag) -> State:
         return growth_at(given, state, read(state.decode_groups.step, state.schedulable))
 
     def lacks(state: State) -> Flag:
-        short = growth(state) > given.limits.kv_units - state.replica.kv
-        return on & short & (state.replica.running_count > 1)
+        return on & _lacks_kv(given, state) & (state.replica.running_count > 1)
 
     short = lacks(state)
     state = where(short, lambda state: _arrivals_counted(given, state), state)
-    state = lax.while_loop(lacks, lambda state: preempt(given, state, _least_generated(given, state)), state)
+    state = lax.while_loop(lacks, lambda state: _retract(given, state, _least_generated(given, state)), state)
     state, after = _after_retraction(given, state, short)
     rules, memory = _parts(given, state)
     ratio = jnp.where(short, after, _fallen(rules, memory.ratio, jnp.int32(1)))
     memory = memory._replace(ratio=jnp.where(on, ratio, memory.ratio), full=memory.full & ~short)
     state = state._replace(new_tokens=memory, batch=state.batch._replace(grown=on))
     return kv_of(given).grow(given, state, jnp.where(on, growth(state), 0.0))
+
+
+def _retract(given: Given, state: State, i: Int) -> State:
+    """A decoding request gives up its KV, and its token of the batch under way is lost (``is_retracted``)."""
+    planned, memory = state.planned, _parts(given, state)[1]
+    if planned is None or planned.before_s is None or planned.gap_s is None or memory.before_s is None:
+        return preempt(given, state, i)
+    elapsed = read(state.decode_groups.step, state.schedulable) - read_once(state.sequences.since, i)
+    joined_s, gap_from = read_once(state.sequences.token_s, i), read(state.decode_groups.gap_from, state.schedulable)
+    lost = _unknown(state, elapsed, joined_s)
+    last_s = jnp.where(elapsed > 0, gap_from, joined_s)
+    before_s = jnp.where(elapsed > 1, planned.before_s, jnp.where(elapsed > 0, joined_s, read(memory.before_s, i)))
+    gap_s = jnp.where(elapsed > 1, planned.gap_s, last_s - before_s)
+    state = preempt(given, state, i)
+    sequences = state.sequences
+    generated, target = read_once(sequences.generated, i) - lost, read_once(sequences.target, i) - lost
+    first_s, token_s = read_once(sequences.first_token_s, i), read_once(sequences.token_s, i)
+    # The gap that it ended was entered with the batch, if the measured ones had begun (``complete_iteration``).
+    counted = read_once(sequences.first_token_s, given.limits.measured_from) < last_s
+    taken = jnp.where(counted & (lost > 0) & (generated > 0), -1.0, 0.0)
+    return state._replace(
+        itl_histogram=histogram.enter(state.itl_histogram, gap_s, taken, given.first_bin()),
+        sequences=sequences._replace(
+            generated=write(sequences.generated, i, generated),
+            target=write(sequences.target, i, target),
+            token_s=write(sequences.token_s, i, jnp.where(lost > 0, before_s, token_s)),
+            first_token_s=write(sequences.first_token_s, i, jnp.where((lost > 0) & (generated == 0), jnp.inf, first_s)),
+        ),
+    )
 
 
 def _arrivals_counted(given: Given, state: State) -> State:

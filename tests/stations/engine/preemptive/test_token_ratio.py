@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
+
 from tests.stations.engine.preemptive.build import Kind, assert_equal_to_the_plain_loop, random_cases, run_engine
 from tests.thorough import tried
 
 CASES = tried(300, 0.3)
 KIND = Kind(experts=True, blocks=True, token_ratio=True)
+KINDS = {"at once": KIND, "overlapped": replace(KIND, asynchronous=True)}
 
 
-def test_equal_to_the_plain_loop():
-    cases = random_cases(KIND, CASES)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+def test_equal_to_the_plain_loop(kind):
+    cases = random_cases(kind, CASES)
     retracted = cut = 0
-    for given, result in zip(cases, run_engine(cases, KIND), strict=True):
-        expected = assert_equal_to_the_plain_loop(given, result, KIND)
+    for given, result in zip(cases, run_engine(cases, kind), strict=True):
+        expected = assert_equal_to_the_plain_loop(given, result, kind)
         retracted += expected.preemptions
         cut += given.case.limits.max_num_batched_tokens < given.case.prompt_tokens.max()
     assert retracted > CASES // 2 and cut > CASES // 4
