@@ -219,11 +219,17 @@ def attention_time(row: AttentionRows, area: Batched, context: Batched, tokens: 
 
 
 def _products_time(rows: OperatorRows, x: Batched, y: Batched, z: Batched, along: Tiles | None = None) -> Batched:
-    return sum((product_time(OperatorRows(*row), x, y, z, along) for row in zip(*rows, strict=True)), start=0.0)
+    time: Batched = 0.0
+    for row in map(OperatorRows._make, zip(*rows, strict=True)):
+        time = time + product_time(row, x, y, z, along)
+    return time
 
 
 def _attentions_time(rows: AttentionRows, *chunks: Batched) -> Batched:
-    return sum((attention_time(AttentionRows(*row), *chunks) for row in zip(*rows, strict=True)), start=0.0)
+    time: Batched = 0.0
+    for row in map(AttentionRows._make, zip(*rows, strict=True)):
+        time = time + attention_time(row, *chunks)
+    return time
 
 
 def decode_context_s(parameters: CostParameters, decodes: Batched) -> Batched:
@@ -388,6 +394,11 @@ def time_without_experts(
     rows = batch.decodes if queries is None else queries * batch.decodes
     tokens = rows + prompt
     sequences = (rows if sampled is None else sampled * batch.decodes) + prompts
+    # On plain floats, of which the reference prices one batch after the other: most have no prompt, whose operators
+    # then add nothing (1e-30 s) and would take a quarter of the time.
+    only_decodes = type(prompt) is type(prompts) is float and prompt == prompts == 0.0
+    if only_decodes:
+        prefill_attention_s = 0.0
     time = (
         parameters.iteration_s
         + parameters.token_s * tokens
@@ -408,7 +419,7 @@ def time_without_experts(
     )
     time = time + _ramps_time(parameters.ramp_rows, tokens, sequences)
     # Structure again: only sets that state what decodes take beside prompts have such rows.
-    if len(parameters.beside_rows.work):
+    if len(parameters.beside_rows.work) and not only_decodes:
         chunks = batch.prefill_area, batch.prefill_context, prompt, prompts
         for row in zip(*parameters.beside_rows, strict=True):
             time = time + beside_time(BesideRows(*row), batch.decodes, batch.decode_context, *chunks)

@@ -124,7 +124,7 @@ def test_a_registered_policy_runs_in_both_engines_alike(monkeypatch, decisions, 
     result = validate(crowded("made_up", *given))
     assert (result.compared, result.apart) == (1, 0)
     assert result.worst <= 1e-9
-    made_up, other = (simulate(crowded(each, *given)).requests for each in ("made_up", like))
+    made_up, other = (simulate(crowded(each, *given), simulator="token").requests for each in ("made_up", like))
     assert not np.array_equal(made_up["last_token_s"], other["last_token_s"])
 
 
@@ -135,7 +135,8 @@ def test_admission_by_the_ratio_of_new_tokens_runs_in_both_engines_alike():
     assert (result.compared, result.apart) == (1, 0)
     assert result.worst <= 1e-9
     ours, hopeful, other = (
-        simulate(crowded(*each)) for each in (("token_ratio",), ("token_ratio", *keys), ("continuous",))
+        simulate(crowded(*each), simulator="token")
+        for each in (("token_ratio",), ("token_ratio", *keys), ("continuous",))
     )
     assert np.isfinite(ours.requests["last_token_s"]).all()
     assert not np.array_equal(ours.requests["last_token_s"], hopeful.requests["last_token_s"])
@@ -160,7 +161,8 @@ def test_turns_find_what_their_session_said_in_a_radix_cache():
     turns = ("workload.sessions={turns: 3, think_s: 0.5}", "workload.arrivals.rate_rps=1", "workload.requests=40",
              "workload.lengths={source: fixed, prompt_tokens: 200, output_tokens: 20}")  # fmt: skip
     found = [
-        simulate(crowded(each, "deployment.kv.prefix_caching=true", *turns)) for each in ("token_ratio", "chunked")
+        simulate(crowded(each, "deployment.kv.prefix_caching=true", *turns), simulator="token")
+        for each in ("token_ratio", "chunked")
     ]
     ours, blocks = (each.summary["prefix_hit_rate"] for each in found)
     # Pages have a token here, so that both find all but the last answer's last token.

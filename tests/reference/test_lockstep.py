@@ -19,7 +19,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(tried(16)))
+@pytest.mark.parametrize("seed", range(tried(16, 1 / 8)))
 def test_leaping_changes_nothing(kind, seed):
     """A leap ends where another rank gets ahead, so that its time is a sum of what the slowest rank takes each time."""
     scenario = random_scenario(2000 + seed, replicas=4, pipeline_ranks=1, **KINDS[kind])

@@ -78,7 +78,7 @@ class TestFifo:
 
     def test_mm1_in_tandem_is_as_if_each_were_alone(self):
         """Burke 1956: the departures of M/M/c are Poisson; so each wait is that of Erlang's C formula."""
-        requests, warmup, load = 20_000, 2_000, 0.6
+        requests, warmup, load = 10_000, 1_000, 0.6
         servers = (1, 2, 1)
         waits = []
         for seed in range(4):

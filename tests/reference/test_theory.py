@@ -10,7 +10,7 @@ from evaluator.reference import Limits, Request, simulate
 from tests.reference.build import SECOND, linear_cost, random_cost
 
 ONE_AT_A_TIME = Limits(1, 1 << 30, 1 << 30)
-REQUESTS, WARMUP, SEEDS = 12_000, 1_000, 4
+REQUESTS, WARMUP, SEEDS = 6_000, 1_000, 4
 
 
 def single_tokens(rng, rate_rps, prompts):

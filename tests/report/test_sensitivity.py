@@ -223,15 +223,14 @@ def test_engines_and_processes_agree(monkeypatch):
     same(sweep(small, sensitivity=True, simulator="token"), exact)
 
 
-def test_what_is_left_to_the_reference_has_elasticities_too(programs_run):
-    small = scenario("deployment.pipeline_parallel=2", deployment__batching__planning=["at_once", "queued"])
-    ds = sweep(small, sensitivity=True)
+def test_what_is_left_to_the_reference_has_elasticities_too():
+    ds = sweep(scenario(LENGTHS.format(500, 20), deployment__pipeline_parallel=[1, 2]), sensitivity=True)
     assert ds["engine"].values.tolist() == ["iteration", "token"]
     assert (ds["e2e_s_mean_elasticity"].sel(input="memory_bandwidth") < -0.3).all()
 
 
 def test_stages_of_a_pipeline_talk_over_links():
-    ds = sweep(scenario("deployment.pipeline_parallel=2"), sensitivity=True)
+    ds = sweep(scenario(LENGTHS.format(500, 20), "deployment.pipeline_parallel=2"), sensitivity=True)
     assert ds["e2e_s_mean_elasticity"].sel(input="link_latency").item() > 0
     assert ds["e2e_s_mean_elasticity"].sel(input="memory_bandwidth").item() < -0.3
 

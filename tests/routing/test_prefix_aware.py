@@ -7,6 +7,7 @@ import pytest
 
 from evaluator.routing.prefix_aware import PrefixAware
 from tests.reference.build import random_scenario
+from tests.thorough import tried
 
 ROUTER = PrefixAware(threshold=0.5, imbalance=4, imbalance_ratio=2.0)
 CHOICES = {
@@ -31,7 +32,7 @@ def test_without_a_threshold_no_prefix_is_still_none():
     assert PrefixAware(threshold=0.0).choose([2, 1], [0.0, 0.0], [0, 0]) == 1
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(tried(30)))
 def test_it_sees_the_caches_in_the_middle_of_a_leap(seed):
     """Leaping over iterations gives the same choices and the same times as going through them one by one."""
     case = random_scenario(seed, prefix_caching=True, replicas=3, pipeline_ranks=1, router=PrefixAware(threshold=0.05))

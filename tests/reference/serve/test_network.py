@@ -20,6 +20,7 @@ from evaluator.simulation import simulate_configurations, stations_of
 from evaluator.simulation.chain import run_chain
 from evaluator.traffic.jobs import held_units
 from tests.simulation.test_phases import BOTH, SPREAD, TIMES, assert_same, of_pools
+from tests.thorough import tried
 
 PAIR = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
 UNLIKE = {
@@ -197,7 +198,7 @@ def _most(spans: list[tuple[float, float]], amounts: np.ndarray) -> float:
     return np.cumsum(np.concatenate([amounts, -amounts])[events]).max(initial=0)
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(tried(24)))
 def test_nothing_waits_for_ever(seed, monkeypatch):
     """Any policies, with KV for little more than the largest request; and leaps over iterations change nothing."""
     rng = np.random.default_rng(seed)

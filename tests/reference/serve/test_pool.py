@@ -25,7 +25,7 @@ from tests.reference.build import random_scenario
 from tests.results.build import same
 from tests.scenario.build import scenario
 from tests.simulation.engines import LEVELS, Designs, outcomes
-from tests.thorough import THOROUGH
+from tests.thorough import THOROUGH, tried
 
 CLOSED = "workload.arrivals={process: closed_loop, users: 7}"
 EXPERTS = "deployment.model=gpt-oss-20b"
@@ -124,7 +124,7 @@ def test_system_prompts_are_computed_once_and_stay():
     assert (found.summed("kv_units_max") < whole.summed("kv_units_max") + 4 * 62).all()
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(tried(12)))
 def test_gaps_are_those_between_the_recorded_tokens(seed):
     case = random_scenario(seed)
     recorded = case.run(tokens=True).requests
