@@ -19,6 +19,7 @@ from evaluator.catalog.model import CompressedAttention, LatentAttention, LayerK
 from evaluator.cost.activations import activation_bytes, rotary_bytes
 from evaluator.cost.blocks import division_problem
 from evaluator.cost.kv import KvUnits, beyond, prefix, units
+from evaluator.cost.kv_groups import GroupedLayers, KvGroup, grouped_layers
 from evaluator.cost.layer_state import kept, kv_bytes, state_bytes
 from evaluator.cost.operators import rank_kinds
 from evaluator.cost.parallel import Parallel, in_lockstep, lockstep_problem, of_rank
@@ -74,6 +75,9 @@ class KvLayout:
     into units: one is the KV of ``block_tokens`` tokens in all attention layers together (in a model without attention
     the state of one sequence; in an encoder, which keeps nothing, a UNUSED_UNIT). ``kv_units`` says how many a sequence
     takes.
+
+    With ``groups`` of layers (``kv_groups``) a unit is a block of any of them, and the bytes per token and sequence are
+    those of the blocks that groups of a kind take; ``window_blocks``: of each group with a window, at most.
     """
 
     bytes_per_token_full: float  # in the layers that keep every token
@@ -83,12 +87,16 @@ class KvLayout:
     block_tokens: int
     unit_bytes: float
     capacity_units: int
+    groups: tuple[KvGroup, ...] = ()
+    window_blocks: int = 0
 
     @property
     def capacity_tokens(self) -> float:
         """Tokens of KV that fit if no window lets any go; inf for a model without KV."""
         has_kv = self.bytes_per_token_full + self.bytes_per_token_window > 0
-        return float(self.capacity_units * self.block_tokens) if has_kv else math.inf
+        # Each group of attention has a block of its own for the same tokens.
+        of_attention = sum(not group.state for group in self.groups) or 1
+        return float(self.capacity_units // of_attention * self.block_tokens) if has_kv else math.inf
 
 
 @dataclass(frozen=True)
@@ -119,6 +127,7 @@ def memory_plan(
     max_num_seqs: int = 256,
     beside: tuple[float, tuple[LayerKind, ...]] = (0.0, ()),
     states: int = 1,
+    grouped: int = 0,
 ) -> MemoryPlan:
     """Weights, activations and KV capacity per device of the pipeline rank with the least room for KV.
 
@@ -126,7 +135,8 @@ def memory_plan(
     where weights and activations leave nothing; ``memory_problem`` then says why. ``beside``: bytes of weights of what
     drafts for this model, on the last pipeline rank, and its layers, which keep KV of the same tokens. ``states``: of
     each recurrent layer, that a sequence keeps; with drafts one behind each of them, since a state that has taken in a
-    rejected draft cannot be taken back (vLLM, ``MambaSpec.num_speculative_blocks``).
+    rejected draft cannot be taken back (vLLM, ``MambaSpec.num_speculative_blocks``). ``grouped``: the layers of a
+    hybrid model keep their KV in groups, and so many batches are under way at once; 0: they do not.
     """
     whole = hardware.memory_bytes
     shared = of_rank(model, parallel).expert_devices > 1
@@ -140,7 +150,11 @@ def memory_plan(
         weights = weight_bytes(model, precision, parallel, pipeline_rank) + more
         usable = _usable(memory_of, memory_fraction, whole, weights, active)
         kinds = (*rank_kinds(model, parallel.pipeline, pipeline_rank), *((kind, kind.count) for kind in layers))
-        layout = _layout(model, kinds, precision, parallel, (block_tokens, states), usable - weights - active)
+        free = usable - weights - active
+        layout = _layout(model, kinds, precision, parallel, (block_tokens, states), free)
+        of_groups = grouped_layers(model, precision, parallel, block_tokens) if grouped else None
+        if of_groups is not None:
+            layout = _grouped_layout(layout, of_groups, grouped * max_num_batched_tokens, free)
         plans.append(MemoryPlan(pipeline_rank, usable, weights, active, layout))
     # vLLM gives every rank as many blocks as the rank with the least has (``get_kv_cache_configs``).
     # Behind the comma, where no rank has room: the one that lacks most, which the message is about.
@@ -184,12 +198,33 @@ def _layout(
     return KvLayout(full, window, model_window(model), per_sequence, block_tokens, unit, capacity)
 
 
+def _grouped_layout(layout: KvLayout, of: GroupedLayers, under_way_tokens: int, free: float) -> KvLayout:
+    """The same memory as blocks that any group of layers may take."""
+    block, unit = of.block_tokens, of.block_bytes
+    states = sum(group.state for group in of.groups)
+    windows = [most for group in of.groups if (most := group.most_blocks(under_way_tokens, block)) is not None]
+    # vLLM ``get_num_blocks``, but for the block that it keeps as a place holder (``BlockPool.null_block``).
+    capacity = max(0, math.floor(free / unit * (1 + 1e-12)) - 1)
+    return replace(
+        layout,
+        bytes_per_token_full=(len(of.groups) - states - len(windows)) * unit / block,
+        bytes_per_token_window=len(windows) * unit / block,
+        bytes_per_sequence=states * unit,
+        block_tokens=block,
+        unit_bytes=unit,
+        capacity_units=capacity,
+        groups=of.groups,
+        window_blocks=max(windows, default=0),
+    )
+
+
 def units_of(layout: KvLayout) -> KvUnits:
     """The layout as the formula of the units takes it."""
     block = layout.block_tokens
     full, window, sequence = layout.bytes_per_token_full, layout.bytes_per_token_window, layout.bytes_per_sequence
     # A windowed layer gives a block back once all of its tokens have left the window.
-    return KvUnits(block, full, window, math.ceil((layout.window or 0) / block) * block, sequence, layout.unit_bytes)
+    held = layout.window_blocks if layout.groups else math.ceil((layout.window or 0) / block)
+    return KvUnits(block, full, window, held * block, sequence, layout.unit_bytes)
 
 
 def kv_units(layout: KvLayout, tokens: ArrayLike) -> np.ndarray:

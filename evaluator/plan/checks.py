@@ -109,8 +109,8 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
         f"role {deployment.role}; use role mixed": deployment.role != "mixed",
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
         f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
-        f"{built.model.name}, whose layers do not all keep every token; use another model": kv.window is not None
-        or kv.bytes_per_sequence > 0,
+        f"{built.model.name}, whose layers do not all keep every token; use another model": not kv.groups
+        and (kv.window is not None or kv.bytes_per_sequence > 0),
     }
     if (problem := _left_out("kv.prefix_caching", others, ", or leave it out")) is not None:
         return problem
@@ -273,6 +273,35 @@ def branches_problem(workload: Workload, station: StationPlan) -> str | None:
             f"{station.max_num_batched_tokens:,}; raise it or use fewer workload.reasoning.branches"
         )
     return None
+
+
+def groups_problem(workload: Workload, station: StationPlan) -> str | None:
+    """What groups of layers do not go with; None where they do, or where the layers are in none.
+
+    Compared with vLLM are chunked prefill, its KV on demand, planning ahead and prefix caches of windows.
+    """
+    deployment, groups = station.deployment, station.design.ready.kv.groups
+    if not groups:
+        return None
+    record, kv = policy(deployment.batching.policy), deployment.kv
+    cached = cached_by_content(workload, deployment)
+    others = {
+        f"engine {deployment.engine}, which has none; leave it out": deployment.engine != "vllm",
+        f"policy {record.name}; use policy chunked": not record.plans_ahead,
+        "kv.admission reserve; use on_demand": not on_demand(deployment),
+        "preemption swap; use preemption recompute": kv.preemption == "swap",
+        f"role {deployment.role}; use role mixed": deployment.role != "mixed",
+        "deployment.speculative; leave out the one or the other": deployment.speculative is not None,
+        "several branches of a request; use one": station.extremes.branches > 1,
+        "kv.manager; leave out the one or the other": kv.manager is not None,
+        "kv.capacity_tokens, which do not say how many blocks there are; leave it out": kv.capacity_tokens is not None,
+        "kv.prefix_caching and layers that keep states; leave out prefix_caching": cached
+        and any(group.state for group in groups),
+        "system prompts alone in kv.prefix_caching, which are resident here; leave out prefix_caching": not cached
+        and shared_tokens(workload, deployment) > 0,
+    }
+    problem = next((what for what, applies in others.items() if applies), None)
+    return None if problem is None else f"unsupported: kv.layer_groups with {problem}"
 
 
 def drafts_problem(station: StationPlan) -> str | None:

@@ -9,6 +9,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import (
     branches_problem,
     drafts_problem,
+    groups_problem,
     limit_problem,
     manager_problem,
     planning_problem,
@@ -128,6 +129,7 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
         if problem == OK:
             problem = routing_problem(workload, deployment) or reports_problem(station)
             problem = problem or policy_problem(deployment, built)
+            problem = problem or groups_problem(workload, station)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
             problem = problem or ratio_problem(workload, station) or priority_problem(station)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)
@@ -159,6 +161,8 @@ def _engines(
         name for station, front in pairs
         for name in lacking(workload, station.deployment, front, not several, station.lockstep)
     ]  # fmt: skip
+    if any(station.design.replica is not None and station.design.replica.kv.groups for station in stations):
+        missing.append("kv.layer_groups")
     # Pools that are coupled are one lane, whose size is that of all of them; else each pool has lanes of its own.
     if several:
         missing += [

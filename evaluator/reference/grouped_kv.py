@@ -1,11 +1,12 @@
 """The KV cache of a hybrid model as vLLM v1 keeps it: groups of layers that take their blocks from one pool.
 
 Each group has a row of blocks of every request. A group of full attention keeps all of them; one with a sliding window
-gives those back that no token to come attends to; one of recurrent states (Mamba) has a single block a request, since
-vLLM makes the block of such a group as long as a sequence may be. All groups have the same number of layers, and blocks
-of the same size in bytes, so that any block fits any group.
+gives those back that no token to come attends to, as does one of chunks (Llama 4); one of recurrent states (Mamba) has
+a single block a request, since vLLM makes the block of such a group as long as a sequence may be. All groups have the
+same number of layers, and blocks of the same size in bytes, so that any block fits any group (``cost.kv_groups``).
 
-A prefix is found where all groups have it: full attention from the beginning, a window as many blocks as it spans.
+A prefix is found where all groups have it: full attention from the beginning, a window as many blocks as it spans, a
+chunk from where it begins.
 """
 
 from __future__ import annotations
@@ -14,24 +15,12 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from evaluator.cost.kv_groups import KvGroup
 from evaluator.reference.block_pool import ROOT, BlockPool, OnBlockPool
 from evaluator.reference.request import Request
 
 if TYPE_CHECKING:
     from evaluator.reference.limits import Limits
-
-
-@dataclass(frozen=True)
-class KvGroup:
-    """Layers whose blocks are given out together. ``window``: tokens that a query attends to, itself included; None:
-    all. ``state``: they keep a state of one size instead."""
-
-    window: int | None = None
-    state: bool = False
-
-    def __post_init__(self) -> None:
-        if self.window is not None and (self.window < 2 or self.state):
-            raise ValueError("a window has two tokens at least, and a state has none")
 
 
 @dataclass
@@ -56,13 +45,8 @@ class GroupedKv(OnBlockPool):
         # ``HybridKVCacheCoordinator.verify_and_split_kv_cache_groups``).
         kinds = dict.fromkeys(sorted(self._groups, key=lambda group: group.window is not None))
         self._alike = [(kind, [i for i, group in enumerate(self._groups) if group == kind]) for kind in kinds]
-        # vLLM ``SlidingWindowSpec.max_admission_blocks_per_request``: a window holds what it spans and the tokens of
-        # the batches under way; one block more, since it need not begin where a block does.
         under_way = limits.max_num_batched_tokens * (2 if limits.asynchronous else 1)
-        self._most = [
-            None if group.window is None else -(-(group.window - 1 + under_way) // self._block) + 1
-            for group in self._groups
-        ]
+        self._most = [group.most_blocks(under_way, self._block) for group in self._groups]
 
     def units(self, tokens: int) -> int:
         return tokens
@@ -139,8 +123,8 @@ class GroupedKv(OnBlockPool):
         return min(tokens, 1) if group.state else -(-tokens // self._block)
 
     def _passed(self, group: KvGroup, computed: int) -> int:
-        """Whole blocks before the window of the next token (vLLM ``SlidingWindowManager.get_num_skipped_tokens``)."""
-        return 0 if group.window is None else max(computed - group.window + 1, 0) // self._block
+        """Whole blocks before the window of the next token."""
+        return group.passed_tokens(computed) // self._block
 
     def _give_back(self, row: _Row, low: int, high: int) -> None:
         """Blocks of a row, the last first. What was given back before lies before a None."""
@@ -209,6 +193,12 @@ class GroupedKv(OnBlockPool):
                     break
                 chosen[position] = blocks
             length = len(chosen)
+        elif kind.chunked:
+            # Of what is before the chunk nothing is needed, so that it counts as there.
+            length = kind.passed_tokens(len(names) * self._block) // self._block
+            while length < len(names) and (blocks := at(length)) is not None:
+                chosen[length] = blocks
+                length += 1
         else:
             # From the right, until as many in a row are there as a window spans; at the beginning fewer will do.
             spans = -(-(kind.window - 1) // self._block)

@@ -16,6 +16,7 @@ from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.blocks import division_problem
 from evaluator.cost.fitted import fit_of, fitted_problem
+from evaluator.cost.kv_groups import grouping_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
 from evaluator.cost.parallel import Parallel, lockstep_problem
 from evaluator.errors import InputError
@@ -51,6 +52,9 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     undrafted = times_problem(spec, calibration) or drafting_problem(spec, model, hardware, _model)
     if undrafted is not None:
         return replace(built, problem=Problem(INFEASIBLE if undrafted[1] else UNSUPPORTED, undrafted[0]))
+    ungrouped = grouping_problem(model, precision, parallel) if spec.grouped else None
+    if ungrouped is not None:
+        return replace(built, problem=Problem(UNSUPPORTED, ungrouped))
     by = drafter(spec, model, _model)
     memory = _memory(spec, model, hardware, by)
     too_large = memory_problem(model, hardware, precision, parallel, memory, _drafting_bytes(spec, model, hardware))
@@ -149,6 +153,7 @@ def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware, by: Drafter | N
         max_num_seqs=sampled if engine.profiles_sampling else 0,
         beside=(0.0, ()) if by is None else (by.weight_bytes, by.layers),
         states=decode_tokens(spec.drafting),
+        grouped=spec.grouped,
     )  # fmt: skip
     # A capacity that is known, from a log for instance, is not argued with: only the layout is computed.
     if spec.kv_blocks is None:

@@ -16,6 +16,7 @@ from evaluator.replica.changes import Change
 from evaluator.replica.replica_build import ReplicaBuild
 from evaluator.replica.spec import ReplicaSpec
 from evaluator.scenario import scheduler_defaults
+from evaluator.scenario.deployment import ASYNCHRONOUS
 
 if TYPE_CHECKING:
     from evaluator.scenario import Deployment
@@ -69,6 +70,7 @@ def replica_spec(deployment: Deployment, longest_prompt: int, asked: AskedOfSamp
         engine=deployment.engine,
         drafting=None if deployment.speculative is None else deployment.speculative.drafting,
         asked=asked,
+        grouped=kv.layer_groups and (2 if deployment.batching.planning == ASYNCHRONOUS else 1),
         eager=deployment.eager,
     )
 

@@ -25,6 +25,7 @@ class ReplicaSpec:
     the KV cache. ``kv_blocks`` is the capacity of that cache in blocks where it is known, from the log of a server for
     instance: whether the model fits is then no question. ``change`` puts one input of the cost at a multiple of its
     value; memory stays. ``drafting``: of speculative decoding; None: there is none. ``asked``: of the sampler.
+    ``grouped``: layers of a hybrid model keep their KV in groups, and so many batches are under way; 0: they do not.
     ``eager``: the engine captures no CUDA graphs, and its host launches the kernels of every iteration.
     """
 
@@ -42,4 +43,5 @@ class ReplicaSpec:
     engine: str = DEFAULT_ENGINE
     drafting: Drafting | None = None
     asked: AskedOfSampler = AS_PUBLISHED
+    grouped: int = 0
     eager: bool = False

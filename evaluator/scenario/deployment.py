@@ -201,6 +201,13 @@ class KvCache:
         "engine has it, if turns, sessions or hash_ids say what is in the blocks, of one pool without stages.",
         absent=None,
     )
+    layer_groups: bool = key(
+        flag,
+        False,
+        "Whether the layers of a hybrid model (windows, chunks or states beside full attention) keep their KV in "
+        "groups that take blocks from one pool, as by vLLM's hybrid KV cache manager. The reference computes it; "
+        "without it a sequence takes the bytes that its layers keep.",
+    )
     manager: str | None = key(
         _manager, None, "A KV manager that a program of one's own has registered (docs/parts.md); else the engine's."
     )

@@ -7,7 +7,9 @@ from functools import cache
 from typing import Any
 
 from evaluator.catalog.engines import SchedulerDefaults, serving_engine
+from evaluator.catalog.model import Model
 from evaluator.catalog.what_if import device_named, model_named
+from evaluator.cost.kv_groups import keeps_tokens
 from evaluator.policies import CHUNKED, CONTINUOUS, policy
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, STAGE, Batching, Deployment, KvCache
 from evaluator.scenario.workload import Workload
@@ -30,7 +32,7 @@ LEFT_TO_ENGINE: dict[str, dict[str, tuple[str, ...]]] = {
         "admission": (*_ENGINE, *_BY_RATIO, "batching.policy", "batching.max_num_batched_tokens"),
         "full_prompt": _ENGINE,
         "prefix_caching": (*_ENGINE, "model", "model.like", "role", "kv.admission", "kv.preemption", "kv.manager",
-                           "batching.policy"),
+                           "kv.layer_groups", "batching.policy"),
     },
 }  # fmt: skip
 """Keys that hold None where a file says nothing of them, by section, and the keys of a deployment that move their
@@ -115,8 +117,13 @@ def _caches(deployment: Deployment, defaults: SchedulerDefaults, admission: str,
         and not (swaps or said or kv.manager or workload.reasoning.several)
         and whole_blocks
         and not policy(deployment.batching.policy or defaults.policy).by_future_peak
-        and model_named(deployment.model).keeps_all_tokens
+        and _finds_prefixes(model_named(deployment.model), kv.layer_groups)
     )
+
+
+def _finds_prefixes(model: Model, layer_groups: bool) -> bool:
+    """Every layer keeps all tokens, or with groups of layers a window or chunk of them, and none a state."""
+    return model.keeps_all_tokens or (layer_groups and keeps_tokens(model))
 
 
 def with_engine_defaults(

@@ -58,7 +58,8 @@ class Case:
     prefill_blocks: int = 0  # of a prefill side; 0: there is none
     transfer_ticks: int = 0  # for each token of a prompt that is sent to the decode side
     one_by_one: bool = False  # the prefill side sends one request after the other
-    groups: tuple[int, ...] = ()  # of layers, in vLLM's order: tokens of the window; 0: full attention, -1: states
+    # Of layers, in vLLM's order: tokens of the window, or less than 0 of a chunk; 0: full attention, -1: states.
+    groups: tuple[int, ...] = ()
     requests: tuple[Ask, ...] = ()
 
 
@@ -97,6 +98,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "windows, prefix cache": {"windows": True, "prefix_caching": True},
     "windows, asynchronous": {"windows": True, "asynchronous": True},
     "states": {"windows": True, "states": True},
+    "chunked local attention": {"windows": True, "chunks": True},
+    "chunked local attention, prefix cache": {"windows": True, "chunks": True, "prefix_caching": True},
     "data-parallel ranks": {"data_parallel": True},
     "prefill and decode apart": {"apart": True},
 }
@@ -123,8 +126,10 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
     groups: tuple[int, ...] = ()
     if has.get("windows"):
         groups = _groups(rng, bool(has.get("states")), longest)
+        if has.get("chunks"):  # of one size, as vLLM has them, and of whole blocks
+            groups = tuple(group and -max(-(-max(groups) // block) * block, 2) for group in groups)
         under_way = budget * (1 + asynchronous)  # tokens that a window holds beside its own
-        bounds = [-(-(group - 1 + under_way) // block) + 1 for group in groups if group > 0]
+        bounds = [-(-(abs(group) - 1 + under_way) // block) + 1 for group in groups if abs(group) > 1]
         units = sum((np.minimum(units, bound) for bound in bounds), units * groups.count(0) + groups.count(-1))
     blocks = int(units.max() * rng.uniform(1.0, rng.choice([1.3, 3.0, 8.0]))) + int(rng.integers(0, 3)) + watermark
     mean_s = (1 + prompts.mean() * TICK_S + outputs.mean() * 1.2) / min(seats, 6)

@@ -39,8 +39,12 @@ def limits_of(case: Case) -> Limits:
         asynchronous=case.asynchronous,
         full_prompt=case.full_prompt,
         packing="priority" if case.priority else "fcfs",
-        kv_groups=tuple(KvGroup(window=group if group > 0 else None, state=group < 0) for group in case.groups),
+        kv_groups=tuple(map(_group, case.groups)),
     )
+
+
+def _group(number: int) -> KvGroup:
+    return KvGroup(window=abs(number) if abs(number) > 1 else None, state=number == -1, chunked=number < -1)
 
 
 def requests_of(case: Case) -> list[Request]:

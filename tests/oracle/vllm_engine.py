@@ -27,6 +27,7 @@ from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -93,9 +94,11 @@ def _scheduler(case: Case, blocks: int) -> Scheduler:
 
 def _spec(case: Case, group: int) -> KVCacheSpec:
     """What vLLM is told of a group of layers; without prefix caching a state has one block, as long as a sequence."""
-    if group < 0:
+    if group == -1:
         return MambaSpec(block_size=MOST_TOKENS, shapes=((1,),), dtypes=(torch.float32,))
     attention = {"block_size": case.block_tokens, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    if group < 0:
+        return ChunkedLocalAttentionSpec(**attention, attention_chunk_size=-group)
     return SlidingWindowSpec(**attention, sliding_window=group) if group else FullAttentionSpec(**attention)
 
 

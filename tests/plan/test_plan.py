@@ -45,6 +45,7 @@ def test_what_can_run_is_ok():
 
 CLOSED = "{{process: closed_loop, users: {}}}"
 ON_DEMAND = {"deployment__kv__admission": "on_demand"}
+GROUPS = {"deployment__model": "gpt-oss-20b", "deployment__kv__layer_groups": True}
 SMALL = {"deployment__hardware": "rtx-4090", "deployment__precision__weights": "fp8"}
 STATUSES = {
     "heads": (
@@ -113,6 +114,37 @@ STATUSES = {
         {"deployment__router": "vllm_ranks", "deployment__data_parallel": 2, "deployment__model": "gpt-oss-20b"},
         "unsupported: router vllm_ranks with data-parallel ranks in lockstep; use router least_outstanding",
     ),
+    "groups of reserved KV": (
+        {"deployment__model": "gpt-oss-20b", "deployment__kv": "{layer_groups: true, admission: reserve}"},
+        "unsupported: kv.layer_groups with kv.admission reserve; use on_demand",
+    ),
+    "groups and whole prompts": (
+        {**GROUPS, "deployment__batching__policy": "continuous"},
+        "unsupported: kv.layer_groups with policy continuous; use policy chunked",
+    ),
+    "groups of a capacity in tokens": (
+        {**GROUPS, "deployment__kv__capacity_tokens": 100_000},
+        "unsupported: kv.layer_groups with kv.capacity_tokens, which do not say how many blocks there are; leave it "
+        "out",
+    ),
+    "groups of another engine": (
+        {**GROUPS, "deployment__engine": "sglang", "deployment__batching__policy": "chunked"},
+        "unsupported: kv.layer_groups with engine sglang, which has none; leave it out",
+    ),
+    "groups of states with a cache": (
+        {
+            "deployment__model": "qwen3.5-35b-a3b",
+            "deployment__kv": "{layer_groups: true, prefix_caching: true}",
+            "deployment__tensor_parallel": 2,
+            "workload__sessions": "{turns: 3}",
+        },
+        "unsupported: kv.layer_groups with kv.prefix_caching and layers that keep states; leave out prefix_caching",
+    ),
+    "groups in a pipeline": (
+        {**GROUPS, "deployment__pipeline_parallel": 2},
+        "unsupported: kv.layer_groups with pipeline_parallel: nothing says on which rank gpt-oss-20b has which layers; "
+        "use tensor_parallel",
+    ),
     "ranks that plan ahead": (
         {
             "deployment__router": "vllm_ranks",
@@ -136,6 +168,7 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
         "deployment__replicas": 2,
         "workload__arrivals": "{process: closed_loop, users: 4}",
     },
+    ("kv.layer_groups",): {"deployment__model": "gpt-oss-20b", "deployment__kv__layer_groups": True},
     ("router vllm_ranks",): {"deployment__router": "vllm_ranks", "deployment__data_parallel": 2},
     ("router least_kv over 9,000 replicas with outputs of up to 5,000 tokens",): {
         "deployment__router": "least_kv",

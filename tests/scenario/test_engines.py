@@ -178,7 +178,7 @@ def test_a_release_has_its_own_defaults():
 @pytest.mark.parametrize(
     ("deployment", "message"),
     [
-        ({"engine_version": "0.7.3"}, r"deployment\.engine_version: vLLM 0\.7\.3 is not .* knows 0\.8 to 0\.32"),
+        ({"engine_version": "0.7.3"}, r"deployment\.engine_version: vLLM 0\.7\.3 is not .* knows 0\.8 to 0\.33"),
         ({"engine_version": 0.2}, r"deployment\.engine_version: .*write 0\.20 in quotes"),
         ({"engine_version": True}, r"engine_version: expected a release such as '0\.15', got True"),
         ({"engine_version": "0.15", "engine": "sglang"}, r"engine_version: SGLang 0\.15 is not .* knows 0\.5 to 0\.5"),

@@ -135,13 +135,14 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
         batch_queue=batching.planning != AT_ONCE,
         asynchronous=batching.planning == ASYNCHRONOUS,
         drafts=pool.drafts,
+        kv_groups=layout.groups,
         manager=None if manager is None else manager.reference,
     )
 
 
 def _of_blocks(kv: KvLayout) -> bool:
     """Whether a unit is a block."""
-    return kv.window is None and kv.bytes_per_sequence == 0
+    return bool(kv.groups) or (kv.window is None and kv.bytes_per_sequence == 0)
 
 
 def _units_of_blocks(kv: KvLayout, demand: Demand) -> Callable[[int], int] | None:

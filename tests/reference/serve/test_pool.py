@@ -193,6 +193,20 @@ def test_ranks_are_balanced_by_what_they_report_of_every_iteration(monkeypatch):
     assert min(np.bincount(balanced, minlength=3)) >= 10
 
 
+def test_prefixes_of_windows_are_found_with_groups_of_layers():
+    """What the catalog's layers are grouped to is what the reference counts in, and caches are as vLLM has them."""
+    asked = ("workload.sessions={turns: 6}", "deployment.kv={layer_groups: true, admission: on_demand}", EXPERTS)
+    found, alone = outcomes("auto", *asked), outcomes("token", *asked[::2])
+    (configuration,) = plan(scenario(*asked)).configurations
+    kv = configuration.stations[0].design.ready.kv
+    assert [group.window for group in kv.groups] == [128, None]
+    assert found.engine.tolist() == ["token"]
+    hits, none = found.tokens.cached_tokens, alone.tokens.cached_tokens
+    assert hits is not None and (hits > 0).sum() >= 30
+    assert none is not None and not none.any()  # without groups windows are not searched
+    assert found.summed("kv_units_max").item() <= kv.capacity_units
+
+
 def test_preemptions_are_counted_and_swapping_takes_time():
     """Every KV key moves something."""
     changes = ("preemption=recompute", "watermark=0.2", "swap_bytes=1GB", "swap_bytes=0")
