@@ -19,6 +19,7 @@ WHOLE = ("model", "hardware", "router", "transfer", "speculative")
 
 EVERY_SERVER = {
     "kv.preemption": "recompute",
+    "kv.offload_answers": False,
     "replicas": 1,
     "expert_parallel": 1,
     "redundant_experts": 0,

@@ -10,6 +10,7 @@ from evaluator.arguments.table import Flags, get, put
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _KV = {"fp8": "fp8", "int8": "int8_per_token_head", "int4": "int4_per_token_head", "nvfp4": "nvfp4"}
 _METHODS = {"ngram": "ngram", "mtp": "mtp", "eagle": "eagle3", "draft": "draft_model"}
+_GIB = 1 << 30
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 ROWS = (
@@ -77,6 +78,11 @@ def _write(server: StatedPool) -> Flags:
         if drafts["method"] in ("draft", "eagle"):
             config["model"] = server.draft or "DRAFT_MODEL_ID"
         flags["--speculative-config"] = config
+    if server["kv.offload_bytes"] is not None:
+        flags["--kv-offloading-size"] = server["kv.offload_bytes"] / _GIB
+        if server["kv.offload_answers"]:
+            # What vLLM adds for the size (``VllmConfig._post_init_kv_transfer_config``) leaves this as it is.
+            flags["--kv-transfer-config"] = {"kv_connector_extra_config": {"offload_prompt_only": False}}
     if server["role"] in _ROLES:
         flags["--kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _ROLES[server["role"]]}
     return flags
@@ -115,6 +121,7 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     if drafts is not None:
         read_flags.append("--speculative-config")
         tree["speculative"] = _drafts(drafts)
+    read_flags += _read_offload(flags, tree)
     role = flags.get("--kv-transfer-config", {}).get("kv_role")
     if role in _ROLES.values():
         read_flags.append("--kv-transfer-config")
@@ -122,6 +129,21 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     if get(tree, "batching.policy") != "chunked":  # nothing else plans ahead here (``policies``)
         tree["batching"].pop("planning", None)
     return tuple(read_flags)
+
+
+def _read_offload(flags: Flags, tree: dict[str, Any]) -> list[str]:
+    """Host memory under the prefix cache, said by its size or by the connector; its bandwidth no flag says."""
+    transfer = flags.get("--kv-transfer-config", {})
+    more, size = transfer.get("kv_connector_extra_config", {}), flags.get("--kv-offloading-size")
+    if transfer.get("kv_connector") == "OffloadingConnector" and "cpu_bytes_to_use" in more:
+        put(tree, "kv.offload_bytes", float(more["cpu_bytes_to_use"]))
+    elif size is not None and flags.get("--kv-offloading-backend", "native") == "native":
+        put(tree, "kv.offload_bytes", float(size) * _GIB)
+    else:
+        return []
+    put(tree, "kv.offload_answers", not more.get("offload_prompt_only", True))
+    names = ("--kv-offloading-size", "--kv-offloading-backend", "--kv-transfer-config")
+    return [flag for flag in names if flag in flags]
 
 
 def _drafts(config: dict[str, Any]) -> dict[str, Any]:

@@ -85,6 +85,7 @@ class RequestTimes:
     # int32: which replica served it, pool after pool; of several stations the first that gives tokens
     replica: np.ndarray
     hit_tokens: np.ndarray | None = None  # int64: prompt tokens found in a prefix cache; None: there is none
+    host_tokens: np.ndarray | None = None  # int64: of these, those that came from host memory; None: there is none
     visited: np.ndarray | None = None  # bool: False for requests that only passed by; None: all that came were served
 
     @staticmethod
@@ -115,6 +116,7 @@ class TokenCounts:
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray  # of all stations together, and of all branches of a request
     cached_tokens: np.ndarray | None = None  # of the prompt, that were not computed: known before, or found in a cache
+    host_tokens: np.ndarray | None = None  # of the cached ones, those that came from host memory
     path_tokens: np.ndarray | None = None  # output of the branch that ends last; None: each request has one
 
     @property

@@ -102,8 +102,17 @@ def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
 
 def prefix_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
     """Prompt tokens of the measured requests that were in a cache when they came / all their prompt tokens."""
-    cached = np.zeros(1) if outcomes.tokens.cached_tokens is None else window.total(outcomes.tokens.cached_tokens)
-    return np.broadcast_to(_ratio(cached, window.total(outcomes.tokens.prompt_tokens)), outcomes.makespan_s.shape)
+    return _of_prompts(outcomes, window, outcomes.tokens.cached_tokens)
+
+
+def host_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
+    """Those of them that were loaded from host memory / all prompt tokens."""
+    return _of_prompts(outcomes, window, outcomes.tokens.host_tokens)
+
+
+def _of_prompts(outcomes: Outcomes, window: Window, tokens: np.ndarray | None) -> np.ndarray:
+    found = np.zeros(1) if tokens is None else window.total(tokens)
+    return np.broadcast_to(_ratio(found, window.total(outcomes.tokens.prompt_tokens)), outcomes.makespan_s.shape)
 
 
 def kv_used_mean(outcomes: Outcomes) -> np.ndarray:

@@ -14,7 +14,15 @@ from evaluator.metrics.latency import VARIABLE, latencies, place_of, within_obje
 from evaluator.metrics.model_error import model_errors
 from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import drift, saturated
-from evaluator.metrics.service import energy, hardware_use, kv_used_max, prefix_hit_rate, price, throughput
+from evaluator.metrics.service import (
+    energy,
+    hardware_use,
+    host_hit_rate,
+    kv_used_max,
+    prefix_hit_rate,
+    price,
+    throughput,
+)
 from evaluator.metrics.stages import stage_statistics
 from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary, summary_of_gaps
 from evaluator.metrics.steady import FILLED, KEPT_UP, OVERLOAD, PASSAGES, drifts, growth, passages
@@ -159,6 +167,7 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     rates = throughput(outcomes, window)
     parts = rates | hardware_use(outcomes) | {"joule_per_tok": energy(outcomes)}
     parts["prefix_hit_rate"] = prefix_hit_rate(outcomes, window)
+    parts["host_hit_rate"] = host_hit_rate(outcomes, window)
     result = _named(summaries) | {name: over_seeds(part) for name, part in parts.items()}
     result |= {f"{name}_stderr": seed_stderr(rate) for name, rate in rates.items()}
     result["kv_used_max"] = kv_used_max(outcomes).max(axis=1)

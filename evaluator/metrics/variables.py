@@ -112,6 +112,11 @@ _OTHERS = {
         "prompt tokens of the measured requests whose KV was there when they were admitted / all their prompt tokens, "
         "mean over the seeds",
     ),
+    "host_hit_rate": Variable(
+        "1",
+        "host memory hit rate",
+        "the part of prefix_hit_rate that was loaded from host memory (kv.offload_bytes), mean over the seeds",
+    ),
     "saturated": Variable(
         "1",
         "saturated",
@@ -222,6 +227,7 @@ BY_SEED = (
     "preemptions",
     "accepted_per_iteration",
     "prefix_hit_rate",
+    "host_hit_rate",
     "joule_per_tok",
 )
 """Variables that are means over the seeds, and can be had of each."""

@@ -129,6 +129,33 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
     )
 
 
+def offload_problem(workload: Workload, station: StationPlan) -> str | None:
+    """Why blocks of the prefix cache cannot be kept in host memory, too; None where they can, or are not."""
+    deployment, record = station.deployment, policy(station.deployment.batching.policy)
+    if deployment.kv.offload_bytes is None:
+        return None
+    if not cached_by_content(workload, deployment):
+        return (
+            "infeasible: kv.offload_bytes without a prefix cache by content; use kv.prefix_caching, and "
+            "workload.sessions.turns or a trace with a column session or hash_ids, or leave it out"
+        )
+    planning, packing = deployment.batching.planning, deployment.batching.packing
+    others = {
+        "kv.admission reserve; use on_demand": not on_demand(deployment),
+        f"policy {record.name}; use policy chunked": record.whole_prompts or record.prefill_alone,
+        f"batching.packing {packing}; use fcfs": packing != "fcfs",
+        f"batching.planning {planning}; use at_once": planning == ASYNCHRONOUS,
+        "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
+        "data-parallel ranks in lockstep; use replicas": station.lockstep > 1,
+        "deployment.speculative; leave out speculative": station.drafts > 0,
+        "kv.layer_groups; leave out layer_groups": deployment.kv.layer_groups,
+    }
+    problem = _left_out("kv.offload_bytes", others, ", or leave it out")
+    if problem is None and not host_space(station)[0]:
+        return "infeasible: kv.offload_bytes has no room for a block of the KV cache; use more of it, or leave it out"
+    return problem
+
+
 def _left_out(subject: str, others: Mapping[str, bool], remedy: str = "") -> str | None:
     """Why something does not go with the first of ``others`` that applies; None where none does.
 
@@ -418,13 +445,24 @@ def watermark_units(deployment: Deployment, kv: KvLayout) -> int:
     return int(deployment.kv.watermark * kv.capacity_units) if on_demand(deployment) else 0
 
 
+def _to_host(station: StationPlan, bandwidth: float | None) -> float:
+    """Bytes per second of a device to host memory; a sensitivity to the links' bandwidth concerns it."""
+    assert bandwidth is not None
+    change = station.design.change
+    return bandwidth * (change.factor if change and change.input == "link_bandwidth" else 1.0)
+
+
+def host_space(station: StationPlan) -> tuple[int, float]:
+    """Under the prefix cache of a replica: (blocks that host memory has room for, seconds in which one is copied)."""
+    kv, block_bytes = station.deployment.kv, station.design.ready.kv.unit_bytes
+    # Each device has a part of every block, and copies it over a link of its own.
+    blocks = int((kv.offload_bytes or 0.0) / station.deployment.tensor_parallel // block_bytes)
+    return blocks, block_bytes / _to_host(station, kv.offload_bandwidth)
+
+
 def swap_space(station: StationPlan) -> tuple[float, float]:
     """Of preemption by swapping: (KV units that host memory has room for, seconds in which one is copied there)."""
-    kv, layout, change = station.deployment.kv, station.design.ready.kv, station.design.change
-    bandwidth = kv.swap_bandwidth
-    assert bandwidth is not None
-    # Swapped KV crosses the link to the host, so that a sensitivity to the links' bandwidth concerns it.
-    if change and change.input == "link_bandwidth":
-        bandwidth *= change.factor
+    kv, layout = station.deployment.kv, station.design.ready.kv
+    bandwidth = _to_host(station, kv.swap_bandwidth)
     # Whole units: half a block in host memory is of no use.
     return math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes, layout.unit_bytes / bandwidth

@@ -12,6 +12,7 @@ from evaluator.plan.checks import (
     groups_problem,
     limit_problem,
     manager_problem,
+    offload_problem,
     planning_problem,
     policy_problem,
     prefix_problem,
@@ -131,7 +132,8 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
             problem = problem or policy_problem(deployment, built)
             problem = problem or groups_problem(workload, station)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
-            problem = problem or ratio_problem(workload, station) or priority_problem(station)
+            problem = problem or offload_problem(workload, station) or ratio_problem(workload, station)
+            problem = problem or priority_problem(station)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)
             problem = problem or planning_problem(station) or manager_problem(workload, station)
             problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)

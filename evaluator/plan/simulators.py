@@ -289,6 +289,7 @@ def lacking(
         f"batching.packing {batching.packing}": batching.packing == PRIORITY,
         f"batching.policy {record.name} with kv.prefix_caching": record.token_ratio
         and cached_by_content(workload, deployment),
+        "kv.offload_bytes": deployment.kv.offload_bytes is not None,
         f"batching.policy {record.name} with enable_mixed_chunk": record.token_ratio and batching.enable_mixed_chunk,
         f"batching.planning {planning} with pipeline_parallel": planning == QUEUED and deployment.pipeline_parallel > 1,
     }

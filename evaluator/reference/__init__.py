@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from evaluator.reference.data_parallel import RankBalance
 from evaluator.reference.grouped_kv import KvGroup
+from evaluator.reference.host_cache import HostLimits
 from evaluator.reference.limits import Limits
 from evaluator.reference.request import Request
 from evaluator.reference.running_batch import Iteration
 from evaluator.reference.simulate import PoolOutcome, simulate, simulate_replica
 
 __all__ = [
+    "HostLimits",
     "Iteration",
     "KvGroup",
     "Limits",

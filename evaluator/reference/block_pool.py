@@ -24,6 +24,7 @@ class BlockPool:
         self._name: list[Hashable] = [None] * blocks  # of the content, where the block is whole
         self._blocks_named: dict[Hashable, list[int]] = {}  # several may hold the same
         self.known = 0  # blocks with a name
+        self.taken: list[int] | None = None  # blocks that requests were given, if somebody asks
         self._names: dict[tuple[Hashable, int], int] = {}  # (name of the block before, content) -> name
 
     @property
@@ -37,6 +38,7 @@ class BlockPool:
 
     def share(self, blocks: Sequence[int]) -> None:
         """One user more of each."""
+        self.note(blocks)
         for block in blocks:
             self._users[block] += 1
             self.free_blocks.pop(block, None)
@@ -46,7 +48,13 @@ class BlockPool:
         block, _ = self.free_blocks.popitem(last=False)
         self._forget(block)
         self._users[block] = 1
+        self.note((block,))
         return block
+
+    def note(self, blocks: Sequence[int]) -> None:
+        """They are some request's from now on."""
+        if self.taken is not None:
+            self.taken += blocks
 
     def give_back(self, blocks: Sequence[int]) -> None:
         """One user less of each; the first is taken again first."""

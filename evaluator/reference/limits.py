@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluator.reference.grouped_kv import KvGroup
+from evaluator.reference.host_cache import HostLimits
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class Limits:
     kv_reserved: bool = False  # requests come with KV that was reserved for them: see ``queues.Queues.reserve``
     # Of a hybrid model: its groups of layers, which take blocks from one pool of ``kv_units``: see ``grouped_kv``.
     kv_groups: tuple[KvGroup, ...] = ()
+    host: HostLimits | None = None  # where blocks of the prefix cache are copied to: see ``host_cache``
     drafts: int = 0  # speculative decoding: tokens that a decode verifies in an iteration beside the one it is sure of
     manager: Callable[[Limits], Any] | None = None  # makes the cache of a user's KV manager, see ``kv.Kv``
     # Of a policy that admits by a token ratio (SGLang's names: --enable-mixed-chunk, --max-prefill-tokens,
@@ -73,6 +75,10 @@ class Limits:
             raise ValueError("kv_groups go with KV on demand, units that are blocks and preemption by recompute")
         if self.kv_groups and self.prefix_caching and any(group.state for group in self.kv_groups):
             raise ValueError("prefix_caching needs kv_groups of attention")
+        if self.host and not (self.prefix_caching and self.admission == "on_demand" and self.packing == "fcfs"):
+            raise ValueError("host needs prefix_caching, admission on_demand and packing fcfs")
+        if self.host and (self.kv_groups or self.drafts or self.asynchronous or self.kv_reserved or self.manager):
+            raise ValueError("host goes without kv_groups, drafts, asynchronous, kv_reserved and manager")
         if self.asynchronous and not self.batch_queue:
             raise ValueError("asynchronous needs batch_queue")
         if self.prefix_caching and self.preemption == "swap":

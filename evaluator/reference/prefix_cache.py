@@ -34,6 +34,9 @@ class PrefixCache(OnBlockPool):
         return len(self._shared_blocks(request, (request.target - 1) // self._block)) * self._block
 
     def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int, fits: int = 0) -> bool:
+        if request.units:  # it has been given those that were loaded for it
+            more = max(units, fits) - request.units
+            return max(more, 0) + keep_free <= self.free and self.extend(request, units)
         shared = self._shared_blocks(request, hit_tokens // self._block)
         # Shared blocks that nobody uses count as free. To take them uses up as many free ones without a new block.
         idle = sum(self.users(block) == 0 for block in shared)  # they leave the free list, too

@@ -10,6 +10,7 @@ from evaluator.cost.iteration import BatchStatistics, IterationCost, alike_steps
 from evaluator.cost.quantities import PEAKS, raised
 from evaluator.policies import policy as policy_named
 from evaluator.reference.batch import Batch, exact_statistics, statistics
+from evaluator.reference.host_cache import HostCache, HostCopy
 from evaluator.reference.limits import Limits
 from evaluator.reference.pipeline import RankPipeline
 from evaluator.reference.queues import Queues
@@ -59,9 +60,9 @@ class Replica:
         # A leap stands for iterations that differ in the lengths of contexts alone. Over several pipeline ranks the
         # batches of other ranks lie between two iterations of this one, drafts make contexts grow unevenly, and a
         # batch planned asynchronously is known before its tokens are: none of these leaps. Nor do KV groups, whose
-        # windows give blocks back on the way.
+        # windows give blocks back on the way, nor a prefix cache with a host, which is told of whole blocks.
         self._leap = leap and not (
-            tokens or len(self.pipeline) > 1 or limits.drafts or limits.asynchronous or limits.kv_groups
+            tokens or len(self.pipeline) > 1 or limits.drafts or limits.asynchronous or limits.kv_groups or limits.host
         )
         self._most_flights = 2 if limits.asynchronous else len(self.pipeline)
         self._queued = limits.batch_queue and self._most_flights > 1
@@ -88,6 +89,10 @@ class Replica:
             self.announce(request)
         queues = self.queues
         self._unseen += 1
+        if self.flights and self.flights[0].waits:
+            self.flights[0].end_s = now
+            queues.arrive(request)
+            return self.flights[0]
         # A leap was sent because nobody could be admitted before its end. That stays true for an arrival that has to
         # stand behind others who wait; one that may stand first could be admitted in the next iteration.
         joins_early = not queues.waiting or not queues.waiting.stable
@@ -156,10 +161,41 @@ class Replica:
         # is free.
         while len(self.flights) < len(self.pipeline):
             batch = self.form(now)
-            if not batch:
+            flight = self._send(batch, now) if batch else None
+            if self.queues.host and not batch:
+                flight = self._wait_for_host(self.queues.host, batch, now)
+            if flight is None:
                 break
-            launched.append(self._send(batch, now))
+            launched.append(flight)
         return launched
+
+    def _wait_for_host(self, host: HostCache, batch: Batch, now: float) -> RunningBatch | None:
+        """Nobody can take part: what stands for the time until the engine looks again, if it will."""
+        while True:
+            start, ended = host.begin(now)
+            if start > now:  # blocks that somebody is to load into are still being stored
+                flight = RunningBatch(batch, self.weigh(batch)[0], now, start, busy=False, ended=ended)
+                break
+            host.tell(ended)
+            if not (ended or self.queues.preempted) and host.has_begun_all:
+                if host.next_s == math.inf:
+                    return None
+                flight = RunningBatch(batch, self.weigh(batch)[0], now, host.next_s, busy=False, waits=True)
+                break
+            batch = self.form(now)
+            if batch:
+                return self._send(batch, now)
+        self.flights.append(flight)
+        self.queues.under_way.append(batch)
+        return flight
+
+    def _plan_host(self, host: HostCache, batch: Batch) -> None:
+        members = {chunk.request: chunk.high for chunk in batch.chunks}
+        if batch.decodes is not None:
+            again = (request for request in host.unstored() if request in batch.decodes.members)
+            for request in (*batch.decodes.due(1), *again):  # the token before fills a block
+                members[request] = batch.decodes.computed(request) + 1
+        host.plan(members.items(), self.queues.preempted)
 
     def _fill_batch_queue(self, now: float) -> list[RunningBatch]:
         """Plan batches as the engine core does, until it waits for the oldest of them or has nothing to do.
@@ -198,6 +234,8 @@ class Replica:
         decodes = len(batch.decodes) * self.limits.decode_tokens if batch.decodes is not None else 0
         taken = decodes + sum(chunk.high - chunk.low + chunk.padding for chunk in batch.chunks)
         self._reserve(self.limits.max_num_batched_tokens - taken)
+        if self.queues.host:
+            self._plan_host(self.queues.host, batch)
         return batch
 
     def _next_batch(self) -> Batch:
@@ -205,16 +243,23 @@ class Replica:
             self.queues.begin()
             batch = self._schedule(self.queues, self._policy)
             self._preempted += self.queues.preempted
-            # With a batch queue the empty batch takes its turn there instead (``_fill_batch_queue``).
-            if batch or not self.queues.preempted or self._queued:
+            # With a batch queue the empty batch takes its turn there instead (``_fill_batch_queue``); with a host it
+            # is looked at between iterations (``_wait_for_host``).
+            if batch or not self.queues.preempted or self._queued or self.queues.host:
                 batch.decodes = batch.decodes or None
                 return batch
             # Whoever ran was preempted: that takes no time, and the next look may admit it.
 
     def _send(self, batch: Batch, now: float) -> RunningBatch:
         sums, copy_s = self.weigh(batch)
+        host, ended = self.queues.host, list[HostCopy]()
+        if host:
+            now, ended = host.begin(now)
         start, end = self.pipeline.enter(now, sums, copy_s)
         flight = self.take_off(batch, sums, start, end)
+        if host:
+            flight.ended, flight.loaded, flight.host_blocks = ended, host.loaded, len(host.blocks)
+            host.loaded = []
         flight.experts_touched = self.pipeline.experts_touched(sums)
         if batch.decodes is not None and self._leap:
             # The leap ends where the time is no longer affine in the number of iterations (``alike_steps``: at the
@@ -341,6 +386,8 @@ class Replica:
             elif request in queues.running:
                 queues.depart(request)
         self.outstanding -= len(finished)
+        if queues.host:
+            queues.host.tell(flight.ended)
         return finished
 
     def _leave_late(self, request: Request) -> None:
@@ -476,6 +523,8 @@ class Replica:
             cached=tuple(flight.cached),
             planned_units=flight.planned_units,
             grown_units=tuple(flight.grown_units),
+            loaded=tuple(flight.loaded),
+            host_blocks=flight.host_blocks,
         )
 
     def tokens_of_leaps(self, now: float) -> int:

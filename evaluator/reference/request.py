@@ -63,6 +63,7 @@ class Request:
     token_s: list[float] = field(default_factory=list)  # when each output token was there, if that is recorded
     preemptions: int = 0
     hit_tokens: int = 0  # prompt tokens found in the prefix cache on the first admission
+    host_tokens: int = 0  # those behind them that were loaded from the host before it
 
     admission: int = -1  # how many were admitted before it
     swapped: bool = False  # preempted, with its KV kept in host memory

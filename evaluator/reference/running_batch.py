@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.reference.batch import Batch
+from evaluator.reference.host_cache import HostCopy
 from evaluator.reference.request import Request
 
 
@@ -37,6 +38,10 @@ class RunningBatch:
     decodes: tuple[int, ...] = ()  # who decodes, for an observer
     completed: tuple[int, ...] = ()  # whose prompt is complete, for an observer
     finished: Sequence[Request] = ()  # who will leave with it, where that is known when it is planned
+    ended: Sequence[HostCopy] = ()  # between the device and the host: the scheduler is told of them at its end
+    waits: bool = False  # nothing runs: the end of a transfer, or an arrival, ends it
+    loaded: Sequence[tuple[int, int]] = ()  # begun with this batch: (request, tokens that it loads from the host)
+    host_blocks: int = 0  # that the host has, or will have, once the batch is planned
 
     def repeat(self, iterations: float, slope_s: float) -> None:
         """Become a leap over so many iterations, of which this one is the first."""
@@ -85,4 +90,6 @@ class Iteration:
     slope_s: float = 0.0
     cached: tuple[tuple[int, int], ...] = ()  # (request, tokens found in the prefix cache) of those admitted
     planned_units: int = 0  # KV units in use once it was planned
+    loaded: tuple[tuple[int, int], ...] = ()  # (request, tokens) of those that load from the host from now on
+    host_blocks: int = 0  # that the host has, or will have, once it was planned
     grown_units: tuple[int, ...] = ()  # the same of each later one of a leap, where KV is taken on the way

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from evaluator.reference import Iteration
 
-LISTS = ("requests", "tokens", "preempted", "admitted", "cached_tokens")
+LISTS = ("requests", "tokens", "preempted", "admitted", "cached_tokens", "loading", "loading_tokens")
 """Columns with a list in each cell; in CSV its members stand behind one another with spaces between."""
 
 
@@ -51,6 +51,8 @@ class IterationLog:
                     "preempted": [name(request) for request in iteration.preempted] if first else [],
                     "admitted": [name(request) for request, _ in admitted],
                     "cached_tokens": [hit_tokens for _, hit_tokens in admitted],
+                    "loading": [name(request) for request, _ in iteration.loaded],
+                    "loading_tokens": [tokens for _, tokens in iteration.loaded],
                     "kv_units": iteration.planned_units if first else _units(iteration, number),
                 }
             )

@@ -147,6 +147,7 @@ class KvCache:
     or copied to ``swap_bytes`` of host memory per device (None: as much as it takes) at ``swap_bandwidth`` (byte/s of a
     device). ``prefix_caching``: blocks whose content is known (``Sessions``, or columns of a trace) are computed once;
     those of mere system prompts then stay in the cache, others are evicted in the order in which they were last used.
+    ``offload_bytes``: what is evicted is found in host memory (``reference.host_cache``).
     As read from a file ``admission``, ``memory_fraction``, ``block_tokens``, ``full_prompt`` and ``prefix_caching`` are
     None where it does not say them: then they are the engine's (``engine_defaults``).
     """
@@ -189,6 +190,18 @@ class KvCache:
     swap_bytes: float | None = key(
         quantity("byte", least=0), None, "Host memory per device for it; as much as it takes where absent."
     )
+    offload_bytes: float | None = key(
+        quantity("byte", above=0),
+        None,
+        "Host memory of a replica (of each rank, with data_parallel) under its prefix cache, over all of its devices; "
+        "none where absent. Blocks are copied there, found there, and loaded from there while others run.",
+    )
+    offload_bandwidth: float | None = key(
+        quantity("byte/s", above=0), None, "Bytes per second of a device to that memory, and as many from it."
+    )
+    offload_answers: bool = key(
+        flag, False, "Whether blocks of answers are copied to it, too; those of prompts alone are vLLM's default."
+    )
     capacity_tokens: int | None = key(
         count(),
         None,
@@ -214,10 +227,15 @@ class KvCache:
 
 
 def check_kv(kv: KvCache, place: Place) -> None:
-    """Refuses swapping without a bandwidth: how fast KV is copied to host memory is for the user to say."""
+    """Refuses swapping, and an offload, without a bandwidth: how fast KV is copied to host memory is for the user to
+    say."""
     if kv.preemption == "swap" and kv.swap_bandwidth is None:
         raise place.key("swap_bandwidth").error(
             "is required with preemption swap: bytes per second of one device to host memory, such as 25GB/s"
+        )
+    if kv.offload_bytes is not None and kv.offload_bandwidth is None:
+        raise place.key("offload_bandwidth").error(
+            "is required with offload_bytes: bytes per second of one device to host memory, such as 50GB/s"
         )
 
 

@@ -72,17 +72,30 @@ POOL = some.fixed_dictionaries(
                 "tau": some.sampled_from([1.0, 2.5]),
             }
         ),
-        "kv": some.fixed_dictionaries(
-            {
-                "admission": some.sampled_from(["reserve", "on_demand"]),
-                "memory_fraction": some.floats(0.05, 1.0),
-                "block_tokens": some.sampled_from([1, 16, 32, 64]),
-                "watermark": some.floats(0.0, 0.5),
-                "full_prompt": some.booleans(),
-                "capacity_tokens": some.one_of(some.none(), some.integers(64, 10**7)),
-                "prefix_caching": some.booleans(),
-                "preemption": some.just("recompute"),
-            }
+        "kv": some.builds(
+            lambda kv, offload: kv | offload,
+            some.fixed_dictionaries(
+                {
+                    "admission": some.sampled_from(["reserve", "on_demand"]),
+                    "memory_fraction": some.floats(0.05, 1.0),
+                    "block_tokens": some.sampled_from([1, 16, 32, 64]),
+                    "watermark": some.floats(0.0, 0.5),
+                    "full_prompt": some.booleans(),
+                    "capacity_tokens": some.one_of(some.none(), some.integers(64, 10**7)),
+                    "prefix_caching": some.booleans(),
+                    "preemption": some.just("recompute"),
+                }
+            ),
+            some.sampled_from(
+                [
+                    {},
+                    *(
+                        {"offload_bytes": size, "offload_bandwidth": 25e9, "offload_answers": answers}
+                        for size in (2e11, 2.0**38)
+                        for answers in (False, True)
+                    ),
+                ]
+            ),
         ),
     }
 )

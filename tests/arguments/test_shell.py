@@ -107,6 +107,26 @@ def test_drafts_are_read_but_for_their_acceptance(tmp_path):
     assert load_scenario(tree).deployment.speculative.tokens == 3
 
 
+@pytest.mark.parametrize(
+    ("flags", "found"),
+    [
+        ("--kv-offloading-size 100", (100 * 2.0**30, False)),
+        ("""--kv-transfer-config '{"kv_connector": "OffloadingConnector", "kv_connector_extra_config": """
+         """{"cpu_bytes_to_use": 5e10, "offload_prompt_only": false}}'""", (5e10, True)),
+    ],
+)  # fmt: skip
+def test_host_memory_is_read_but_for_its_bandwidth(tmp_path, flags, found):
+    started = read_script(f"vllm serve Qwen/Qwen3-8B {flags}", "serve.sh")
+    assert (get(started.tree, "kv.offload_bytes"), get(started.tree, "kv.offload_answers")) == found
+    assert not started.ignored
+    (tmp_path / "serve.sh").write_text(f"vllm serve Qwen/Qwen3-8B {flags}")
+    tree = {"workload": WORKLOAD, "deployment": {"from": str(tmp_path / "serve.sh"), "hardware": "h100-sxm"}}
+    with pytest.raises(InputError, match=r"kv.offload_bandwidth: is required with offload_bytes"):
+        load_scenario(tree)
+    tree["deployment"]["kv"] = {"offload_bandwidth": "50GB/s"}
+    assert load_scenario(tree).deployment.kv.offload_bytes == found[0]
+
+
 def test_what_is_unknown_and_what_means_nothing_is_listed():
     started = read_script("vllm serve Qwen/Qwen3-8B --foo 3 --trust-remote-code --seed 7 -xyz -q awq", "serve.sh")
     assert started.unknown == ("--foo", "-xyz")

@@ -60,6 +60,10 @@ class Case:
     one_by_one: bool = False  # the prefill side sends one request after the other
     # Of layers, in vLLM's order: tokens of the window, or less than 0 of a chunk; 0: full attention, -1: states.
     groups: tuple[int, ...] = ()
+    host_blocks: int = 0  # of host memory; 0: there is none
+    store_ticks: int = 0  # for each block that is copied to the host
+    load_ticks: int = 0  # for each that is copied back
+    host_prompts_only: bool = True  # answers are not copied
     requests: tuple[Ask, ...] = ()
 
 
@@ -73,6 +77,8 @@ class Step:
     preempted: tuple[int, ...]  # since the iteration before was planned, in order
     cached: tuple[tuple[int, int], ...]  # of those admitted
     free_blocks: int  # once it is planned
+    loaded: tuple[tuple[int, int], ...] = ()  # since the iteration before was planned: tokens that come from the host
+    host_blocks: int = 0  # that the host has, or will have, once it is planned
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "chunked local attention, prefix cache": {"windows": True, "chunks": True, "prefix_caching": True},
     "data-parallel ranks": {"data_parallel": True},
     "prefill and decode apart": {"apart": True},
+    "host memory": {"prefix_caching": True, "host": True},
 }
 """What each family of random cases always has; chunks, thresholds and preemption are in all of them."""
 
@@ -117,6 +124,8 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
     prefix = bool(has.get("prefix_caching"))
     if prefix and rng.random() < 0.4:  # a prompt ends where a block does, or a token off
         prompts = np.maximum(prompts // block * block + rng.integers(-1, 2, requests), 1)
+    if has.get("host"):  # vLLM loads the whole of a prompt of one token in blocks of one, again and again
+        prompts = np.maximum(prompts, 2)
     drafts = int(rng.integers(1, 6)) if has.get("drafts") else 0
     seats = int(rng.integers(1, 25))
     budget = max(int(rng.choice([8, 32, 64, 256, 2048])), seats * (1 + drafts))
@@ -156,6 +165,10 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
         transfer_ticks=int(rng.choice([0, 1, 4, 16])) if has.get("apart") else 0,
         one_by_one=bool(has.get("apart") and rng.random() < 0.5),
         stats_ms=int(rng.choice([100, 1000, 7000])) if ranks > 1 else 0,
+        host_blocks=int(units.max() * rng.choice([0.3, 1.0, 3.0, 20.0])) + 1 if has.get("host") else 0,
+        store_ticks=int(rng.choice([0, 1, 8, 60])) if has.get("host") else 0,
+        load_ticks=int(rng.choice([0, 1, 8, 60])) if has.get("host") else 0,
+        host_prompts_only=not has.get("host") or bool(rng.random() < 0.5),
     )  # fmt: skip
     contents = contents_of(rng, prompts, outputs, block) if prefix else [()] * requests
     asks = (
@@ -223,8 +236,13 @@ def as_data(case: Any, log: Log) -> dict[str, Any]:
         before = now
     ends = [step.end_ticks - step.start_ticks for step in log.steps]
     starts = [step.start_ticks for step in log.steps]
+    host = {
+        "loaded": [[at, *pair] for at, step in enumerate(log.steps) for pair in step.loaded],
+        "host_blocks": np.diff([step.host_blocks for step in log.steps], prepend=0).tolist(),
+    }
     return {
         "case": {**asdict(case), "requests": [list(asdict(ask).values()) for ask in case.requests]},
+        **(host if any(step.host_blocks for step in log.steps) else {}),
         "start_ticks": np.diff(starts, prepend=0).tolist(),
         "took_ticks": ends,
         "changes": changes,
@@ -244,16 +262,19 @@ def from_data(data: dict[str, Any], kind: type[AnyCase]) -> tuple[AnyCase, Log]:
     )
     starts, free = np.cumsum(data["start_ticks"]).tolist(), np.cumsum(data["free_blocks"]).tolist()
     preempted = {at: tuple(who) for at, *who in data["preempted"]}
+    host = np.cumsum(data.get("host_blocks", [0] * len(starts))).tolist()
     cached: dict[int, list[tuple[int, int]]] = {}
-    for at, request, tokens in data["cached"]:
-        cached.setdefault(at, []).append((request, tokens))
+    loaded: dict[int, list[tuple[int, int]]] = {}
+    for found, rows in ((cached, data["cached"]), (loaded, data.get("loaded", ()))):
+        for at, request, tokens in rows:
+            found.setdefault(at, []).append((request, tokens))
     steps, members = [], {}
     for at, (start, took, (changed, left)) in enumerate(zip(starts, data["took_ticks"], data["changes"], strict=True)):
         members = {i: n for i, n in members.items() if i not in left} | dict(map(tuple, changed))
         steps.append(
             Step(
                 start, start + took, tuple(sorted(members.items())), preempted.get(at, ()),
-                tuple(cached.get(at, ())), free[at],
+                tuple(cached.get(at, ())), free[at], tuple(loaded.get(at, ())), host[at],
             )
         )  # fmt: skip
     return case, Log(tuple(steps), tuple(data["first_ticks"]), tuple(data["last_ticks"]))

@@ -9,6 +9,7 @@ from evaluator.cost.iteration import CostParameters
 from evaluator.reference import Iteration, Limits, Request, simulate
 from evaluator.reference.data_parallel import RankBalance
 from evaluator.reference.grouped_kv import KvGroup
+from evaluator.reference.host_cache import HostLimits
 from evaluator.reference.network import run
 from evaluator.reference.replica import Replica
 from evaluator.reference.stations.phase import PhaseStation
@@ -39,6 +40,9 @@ def limits_of(case: Case) -> Limits:
         asynchronous=case.asynchronous,
         full_prompt=case.full_prompt,
         packing="priority" if case.priority else "fcfs",
+        host=HostLimits(case.host_blocks, case.host_prompts_only, case.store_ticks * TICK_S, case.load_ticks * TICK_S)
+        if case.host_blocks
+        else None,
         kv_groups=tuple(map(_group, case.groups)),
     )
 
@@ -131,4 +135,6 @@ def step_of(blocks: int, decode_tokens: int, iteration: Iteration) -> Step:
         iteration.preempted,
         tuple(sorted(iteration.cached)),
         blocks - iteration.planned_units,
+        tuple(sorted(iteration.loaded)),
+        iteration.host_blocks,
     )

@@ -34,7 +34,7 @@ def recorded(path: Path) -> list[tuple[Case, Log]]:
 
 
 def test_there_is_a_recording_of_every_feature():
-    assert len(RECORDINGS) == 17
+    assert len(RECORDINGS) == 18
     assert sum(path.stat().st_size for path in RECORDINGS) < 400_000
 
 
@@ -84,7 +84,7 @@ def of_engine(kind: Kind) -> list[tuple[Case, Log]]:
         for path in RECORDINGS
         for case, log in recorded(path)
         if not (case.priority or case.drafts or case.pipeline_ranks > 1)
-        and not (case.groups or case.data_parallel > 1 or case.prefill_blocks)
+        and not (case.groups or case.data_parallel > 1 or case.prefill_blocks or case.host_blocks)
         and (case.prefix_caching, case.asynchronous) == (kind.cached, kind.asynchronous)
         and not (kind.cached and (case.long_prefill_token_threshold or case.block_tokens > 16))
     ]

@@ -20,7 +20,15 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch
 import vllm
-from vllm.config import CacheConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig, VllmConfig
+from vllm.config import (
+    CacheConfig,
+    KVTransferConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    SpeculativeConfig,
+    VllmConfig,
+)
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -32,6 +40,7 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheSpec,
+    KVCacheTensor,
     MambaSpec,
     SlidingWindowSpec,
 )
@@ -73,7 +82,10 @@ def _scheduler(case: Case, blocks: int) -> Scheduler:
         async_scheduling=case.asynchronous,
     )
     caching = CacheConfig(block_size=case.block_tokens, enable_prefix_caching=case.prefix_caching)
-    config = VllmConfig(model_config=_model(), scheduler_config=scheduling, cache_config=caching)
+    offload = _host_memory(case) if case.host_blocks else None
+    config = VllmConfig(
+        model_config=_model(), scheduler_config=scheduling, cache_config=caching, kv_transfer_config=offload
+    )
     # Set behind the checks of devices and draft models: the scheduler reads nothing else of them.
     config.parallel_config.pipeline_parallel_size = case.pipeline_ranks
     config.scheduler_config.async_scheduling = case.asynchronous
@@ -86,10 +98,20 @@ def _scheduler(case: Case, blocks: int) -> Scheduler:
     caching.num_gpu_blocks = blocks
     specs = [_spec(case, group) for group in case.groups or (0,)]
     groups = [KVCacheGroupSpec([f"layer {at}"], spec) for at, spec in enumerate(specs)]
-    kv = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
+    tensors = [KVCacheTensor(size=blocks * _HOST_BLOCK, shared_by=["layer 0"])] if offload else []
+    kv = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
     kind = AsyncScheduler if case.asynchronous else Scheduler
     longest = max(spec.block_size for spec in specs)
     return kind(config, kv, StructuredOutputManager(config), block_size=longest, hash_block_size=case.block_tokens)
+
+
+_HOST_BLOCK = 1 << 16  # bytes
+
+
+def _host_memory(case: Case) -> KVTransferConfig:
+    """What ``--kv-offloading-size`` makes of it (``VllmConfig._post_init_kv_transfer_config``), in whole blocks."""
+    more = {"cpu_bytes_to_use": case.host_blocks * _HOST_BLOCK, "offload_prompt_only": case.host_prompts_only}
+    return KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=more)
 
 
 def _spec(case: Case, group: int) -> KVCacheSpec:
@@ -226,6 +248,10 @@ def serve(case: Case, most: int = 100_000) -> Log:
         from tests.oracle import vllm_apart
 
         return vllm_apart.serve(case)
+    if case.host_blocks:
+        from tests.oracle import vllm_host
+
+        return vllm_host.serve(case)
     engine = Engine(case)
     scheduler = engine.scheduler
     room = max(case.pipeline_ranks, 2 if case.asynchronous else 1)  # VllmConfig.max_concurrent_batches

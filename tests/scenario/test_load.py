@@ -226,6 +226,11 @@ BAD = {
         "deployment.kv.preemption=swap",
         r"kv\.swap_bandwidth: is required with preemption swap: bytes per second of one device .* such as 25GB/s",
     ),
+    "offload": (
+        "deployment.kv.offload_bytes=200GB",
+        r"kv\.offload_bandwidth: is required with offload_bytes: bytes per second of one device .* such as 50GB/s",
+    ),
+    "no room to offload": ("deployment.kv.offload_bytes=0GB", r"kv\.offload_bytes: must be greater than 0"),
     "swap unit": ("deployment.kv.swap_bandwidth=25GB", r"kv\.swap_bandwidth: .*25GB"),
     "watermark": ("deployment.kv.watermark=0.9", r"kv\.watermark: must be at most 0\.5, got 0\.9"),
     "no pools": ("deployment.pools={}", r"deployment\.pools: expected sections by name, got \{\}"),

@@ -14,9 +14,9 @@ from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
 from evaluator.kv_managers import manager as kv_manager
 from evaluator.metrics.use import PoolTotals, pooled
 from evaluator.plan import Configuration, StationPlan
-from evaluator.plan.checks import swap_space, watermark_units
+from evaluator.plan.checks import host_space, swap_space, watermark_units
 from evaluator.plan.simulators import by_reports, routed_by
-from evaluator.reference import Iteration, Limits, PoolOutcome, Request, simulate
+from evaluator.reference import HostLimits, Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.reference.network import Conversations
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE
 from evaluator.speculation import keys, tokens_given
@@ -48,6 +48,8 @@ def serve_tokens(
     ):
         # Only where some configuration has a cache: the column is what later statistics ask for.
         times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
+    if any(each.stations[station].deployment.kv.offload_bytes is not None for each in configurations):
+        times = replace(times, host_tokens=np.zeros(times.replica.shape, dtype=np.int64))
     gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in configurations]
     pools = [configuration.stations[station] for configuration in configurations]
     for lane in lanes_of(configurations, jobs, seeds, station):
@@ -81,7 +83,7 @@ def _serve(
     outcome = simulate(
         replica.pipeline_ranks,
         deployment.batching.policy,
-        replace(limits_of(pool, lane.jobs.demand), prefix_caching=by_content),
+        replace(limits_of(pool, lane.jobs.demand), prefix_caching=by_content, host=_host_of(pool)),
         requests,
         replicas=deployment.ranks if lane.replica < 0 else 1,
         lockstep=pool.lockstep,
@@ -138,6 +140,15 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
         kv_groups=layout.groups,
         manager=None if manager is None else manager.reference,
     )
+
+
+def _host_of(pool: StationPlan) -> HostLimits | None:
+    """Host memory under the prefix cache, where there is some."""
+    kv = pool.deployment.kv
+    if kv.offload_bytes is None:
+        return None
+    blocks, block_s = host_space(pool)
+    return HostLimits(blocks, not kv.offload_answers, block_s, block_s)
 
 
 def _of_blocks(kv: KvLayout) -> bool:
@@ -218,6 +229,10 @@ def _add(times: RequestTimes, totals: PoolTotals, lane: LaneJobs, outcome: PoolO
     if times.hit_tokens is not None:
         names.append("hit_tokens")
     columns = {name: [getattr(request, name) for request in requests] for name in names}
+    if times.host_tokens is not None:
+        # Nobody computed what was loaded, as what was found on the device.
+        columns["host_tokens"] = [request.host_tokens for request in requests]
+        columns["hit_tokens"] = [request.hit_tokens + request.host_tokens for request in requests]
     times.put(
         lane.run, lane.rows, replica=[request.replica for request in requests] if replica < 0 else replica, **columns
     )
