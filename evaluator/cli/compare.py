@@ -295,7 +295,7 @@ def _sent(scenario: Scenario) -> str:
     # shifts all that follow.
     if arrivals.process == "closed_loop":
         return f" of {arrivals.users:,} users, each sent when an answer has come"
-    if scenario.workload.sessions.feedback:
+    if scenario.workload.feedback:
         return " at the times of the measured run, whatever answers the sessions wait for"
     return ""
 

@@ -111,6 +111,11 @@ def _with_trace(scenario: Scenario, trace: Path, count: int) -> Scenario:
         raise InputError(f"{scenario.path or scenario.name}: a comparison takes one deployment, without a sweep")
     arrivals = scenario.workload.arrivals
     closed = arrivals.process == "closed_loop"
+    if closed and scenario.workload.draws_turns:
+        raise InputError(
+            f"{scenario.path or scenario.name}: workload.sessions: a table of requests does not say which of them a "
+            "user sends after which, and after how long; leave out turns and think_s"
+        )
     workload = replace(
         scenario.workload,
         arrivals=arrivals if closed else Arrivals("trace", file=str(trace)),

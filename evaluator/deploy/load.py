@@ -3,6 +3,8 @@
 The first line says what holds for all; every other line is a request. A prompt is a list of [source, tokens]: the same
 source is the same text from its beginning, in whatever request it stands, so that a server's prefix cache hits what the
 simulated one hit. Of a session a turn says ``after``, the request whose prompt and answer its own prompt begins with.
+``think_s`` is from the answer to that one until this one is sent, ``rest_s`` from the last answer of a session until
+its user, one of ``users``, opens the next one.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.deploy.design import Design, SentTraffic
+from evaluator.errors import InputError
 from evaluator.traffic.sharing import Sharing
 
 LOAD, BENCH = "load.jsonl", "bench.py"
@@ -64,6 +67,11 @@ def load_requests(traffic: SentTraffic) -> Iterator[dict[str, Any]]:
     seed = workload.seeds[0]
     jobs = traffic.jobs
     turns = traffic.sampler.turns(workload, seed)
+    if turns is not None and turns.graph is not None:
+        raise InputError(
+            "workload.sessions: calls of agents that wait for several answers cannot be sent to a server yet; leave "
+            "out agents, or use a trace without wait_for"
+        )
     demand, sharing = jobs.demand, jobs.sharing
     prompt, output = demand.prompt_tokens.tolist(), demand.output_tokens.tolist()
     cached, model = demand.cached_tokens.tolist(), demand.model.tolist()
@@ -77,10 +85,12 @@ def load_requests(traffic: SentTraffic) -> Iterator[dict[str, Any]]:
             # The new text of a turn: its prompt without the prompt and the answer of the turn before, which the
             # sender puts in front.
             request["prompt"] = [[f"turn {row}", prompt[row] - prompt[previous] - output[previous]]]
-            if turns is not None and workload.sessions.feedback:
+            if turns is not None and workload.feedback:
                 request["think_s"] = round(float(turns.think_s[row]), 6)
         else:
             request["prompt"] = [part for part in _prompt(traffic, sharing, row, prompt[row], cached[row]) if part[1]]
+        if turns is not None and turns.rest_s is not None and turns.last[row]:
+            request["rest_s"] = round(float(turns.rest_s[row]), 6)
         yield request
 
 

@@ -156,26 +156,29 @@ async def run(load, url, time_limit, rows):
             pass
     start = time.perf_counter()
     users = load.head["users"]
-    free = asyncio.Semaphore(users) if users else None
+    following = {request["after"]: request for request in load.requests if "think_s" in request}
+    opening = iter([request for request in load.requests if "think_s" not in request])
 
     async def one(request):
         if "think_s" in request:
             await load.done[request["after"]].wait()
             await asyncio.sleep(request["think_s"])
-        elif not users:
+        else:
             await asyncio.sleep(max(0.0, request["at_s"] - (time.perf_counter() - start)))
-        try:
-            await send(load, request, url, start, time_limit, rows)
-        finally:
-            if free:
-                free.release()
+        await send(load, request, url, start, time_limit, rows)
 
-    tasks = []
-    for request in load.requests:
-        if free:  # whoever is answered sends the next one
-            await free.acquire()
-        tasks.append(asyncio.create_task(one(request)))
-    await asyncio.gather(*tasks)
+    async def user():
+        for request in opening:  # whoever has finished a session opens the next one
+            while request is not None:
+                await send(load, request, url, start, time_limit, rows)
+                turn = following.get(request["id"])
+                await asyncio.sleep(turn["think_s"] if turn else request.get("rest_s", 0.0))
+                request = turn
+
+    if users:
+        await asyncio.gather(*(user() for _ in range(users)))
+    else:
+        await asyncio.gather(*map(one, load.requests))
     return time.perf_counter() - start
 
 

@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import ArrayLike
 
+from evaluator.metrics.sessions import SessionTable
 from evaluator.metrics.stages import StageTimes
 from evaluator.metrics.use import Use, WeightedGaps
 
@@ -164,6 +165,7 @@ class Outcomes:
     later_wait_s: np.ndarray | None = None  # (config, seed, request): waits behind the first engine
     accelerators: np.ndarray | None = None  # (config,): devices without the CPUs that serve stages; None: all devices
     stages: tuple[StageTimes, ...] = ()  # of a pipeline
+    sessions: SessionTable | None = None  # None: no configuration of the plan has any of several turns
     stage_names: tuple[str, ...] = ()  # of all configurations of the plan, in the order in which they are reported
 
     def summed(self, name: str) -> np.ndarray:

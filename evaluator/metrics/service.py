@@ -24,10 +24,15 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     What is completed from the arrival of the first measured request to the last arrival, all of it by requests that
     came before or after: in a steady state as much as comes in. The drain behind the last arrival, in which the design
     empties, is left out. Where nothing is completed by then, or all requests come at once, it is the work of the
-    measured requests up to their last completion. Of a closed loop whole cycles are counted (``_cycle_start``).
+    measured requests up to their last completion. Of a closed loop whole cycles are counted (``_cycle_start``); where
+    its users have sessions, up to the arrival that opens the last one: from then on they leave, one after the other.
     """
-    last_s = outcomes.times.arrival_s.max(axis=-1)
-    first_s = _cycle_start(outcomes, window.least(outcomes.times.arrival_s))
+    arrival_s = outcomes.times.arrival_s
+    last_s = arrival_s.max(axis=-1)
+    if outcomes.sessions is not None:
+        leave_s = np.where(outcomes.sessions.opens, arrival_s, -np.inf).max(axis=-1)
+        last_s = np.where((outcomes.users[:, None] > 0) & np.isfinite(leave_s), leave_s, last_s)
+    first_s = _cycle_start(outcomes, window.least(arrival_s), last_s)
     ended = outcomes.times.last_token_s
     inside = (ended > first_s[..., None]) & (ended <= last_s[..., None])
     completed = np.count_nonzero(inside, axis=-1).astype(np.float64)
@@ -51,8 +56,8 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     return {name: _ratio(amount, took_s) for name, amount in work.items()}
 
 
-def _cycle_start(outcomes: Outcomes, first_s: np.ndarray) -> np.ndarray:
-    """Where throughput begins to be counted, (config, seed): of a closed loop a whole number of cycles before its end.
+def _cycle_start(outcomes: Outcomes, first_s: np.ndarray, last_s: np.ndarray) -> np.ndarray:
+    """Where throughput begins to be counted, (config, seed): of a closed loop whole cycles before ``last_s``.
 
     Users who begin together end together for long: their requests come and go in waves, and a window of two and a
     half waves may hold the completions of three. Between one arrival and the arrival k x users behind it every user
@@ -62,12 +67,12 @@ def _cycle_start(outcomes: Outcomes, first_s: np.ndarray) -> np.ndarray:
     start_s = np.array(first_s)
     for config in np.flatnonzero(outcomes.users > 0):
         arrivals = np.sort(outcomes.times.arrival_s[config], axis=-1)  # users answer out of order: (seed, request)
-        last = arrivals.shape[-1] - 1
         for seed, begins in enumerate(first_s[config]):
-            # Whole cycles back from the last arrival, which ends the window.
+            # Whole cycles back from the arrival that ends the window.
+            last = int(np.searchsorted(arrivals[seed], last_s[config, seed], side="right")) - 1
             behind = last - int(np.searchsorted(arrivals[seed], begins))
             whole = behind - behind % int(outcomes.users[config])
-            if whole:
+            if whole > 0:
                 start_s[config, seed] = arrivals[seed, last - whole]
     return start_s
 

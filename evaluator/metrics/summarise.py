@@ -23,6 +23,7 @@ from evaluator.metrics.service import (
     price,
     throughput,
 )
+from evaluator.metrics.sessions import session_summary
 from evaluator.metrics.stages import stage_statistics
 from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary, summary_of_gaps
 from evaluator.metrics.steady import FILLED, KEPT_UP, OVERLOAD, PASSAGES, drifts, growth, passages
@@ -141,6 +142,7 @@ def select(outcomes: Outcomes, rows: np.ndarray) -> Outcomes:
         stations=tuple(_rows_of(use, rows) for use in outcomes.stations),
         measured=outcomes.measured[rows] if outcomes.measured.ndim == 3 else outcomes.measured,
         stages=tuple(stage.rows(rows) for stage in outcomes.stages),
+        sessions=None if outcomes.sessions is None else outcomes.sessions.rows(rows),
     )
 
 
@@ -192,6 +194,10 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     # A queue that grows all along would miss any objective in a longer run, however early this one ends.
     result["slo_met"] &= ~result["saturated"]
     result |= model_errors(outcomes, window, result)
+    if outcomes.sessions is not None:
+        times = outcomes.times
+        of_sessions = session_summary(outcomes.sessions, times.arrival_s, times.last_token_s, window, levels)
+        result |= _named({"session_s": of_sessions})
     result |= stage_statistics(outcomes.stage_names, outcomes.stages, window, levels, outcomes.status.size)
     return result, parts
 

@@ -38,6 +38,13 @@ _LATENCIES = {
         "know them",
     ),
 }
+_SESSIONS = {
+    "session_s": (
+        "time of a session",
+        "last token of its last turn - arrival of its first turn, thinking included; of the sessions that a measured "
+        "request opens, in the order in which they begin, up to the first that the run does not hold as a whole",
+    ),
+}
 _OVER = "over the measured requests of a seed (the warm-up is cut), then the mean over the seeds"
 _QUANTILE = f"quantile {_OVER}; linear interpolation between order statistics"
 _ERROR = (
@@ -240,7 +247,7 @@ def by_seed_name(name: str) -> str:
 
 def _table() -> dict[str, Variable]:
     table: dict[str, Variable] = {}
-    for name, (long_name, formula) in _LATENCIES.items():
+    for name, (long_name, formula) in (_LATENCIES | _SESSIONS).items():
         table[name] = Variable("s", long_name, f"{formula}; {_QUANTILE}")
         table[f"{name}_mean"] = Variable("s", f"mean {long_name}", f"{formula}; mean {_OVER}")
         table[f"{name}_stderr"] = Variable("s", f"standard error of the {long_name}", _ERROR)

@@ -56,6 +56,14 @@ class Window:
         """How many are measured, float64, (config, seed) or one number."""
         return (self.mask if self.later is None else self.later).sum(axis=-1, dtype=np.float64)
 
+    def counted(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Which requests count, boolean of this shape (config, seed, request)."""
+        if self.common is None:
+            return np.broadcast_to(self.mask, shape)
+        counted = np.zeros(shape, dtype=bool)
+        counted[..., self.common] = True if self.later is None else self.later
+        return counted
+
     def cut(self, values: np.ndarray) -> np.ndarray:
         """The values (config, seed, request) that count: without the others, or with NaN in their places."""
         return self._cut(values, np.nan)

@@ -118,16 +118,18 @@ class Sender:
             await asyncio.wait(self._tasks)
 
     async def _closed(self, requests: list[dict[str, Any]], users: int) -> None:
-        waiting = iter(requests)
+        following = {request["after"]: request for request in requests if "think_s" in request}
+        opening = iter([request for request in requests if "think_s" not in request])
 
         async def user() -> None:
-            # One iterator for all users: whoever is free takes the next request.
-            for request in waiting:
-                due_s = time.perf_counter()
-                if "think_s" in request:
-                    await self._load.done[request["after"]].wait()
-                    due_s = time.perf_counter() + request["think_s"]
-                await self._send(request, due_s)
+            due_s = time.perf_counter()
+            for request in opening:  # whoever has finished a session opens the next one
+                turn: dict[str, Any] | None = request
+                while turn is not None:
+                    await self._send(turn, due_s)
+                    last, turn = turn, following.get(turn["id"])
+                    pause_s = turn["think_s"] if turn is not None else last.get("rest_s", 0.0)
+                    due_s = time.perf_counter() + pause_s
 
         async with asyncio.TaskGroup() as group:
             for _ in range(min(users, len(requests))):

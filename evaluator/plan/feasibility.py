@@ -144,12 +144,6 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
             # "infeasible: ..." -> "infeasible: pool NAME: ...", so that the kind stays in front.
             kind, _, reason = problem.partition(": ")
             return problem if len(stations) == 1 else f"{kind}: pool {station.name}: {reason}"
-    # Behind the pools' own problems: this one is of their number, and no change of a pool mends it.
-    if workload.sessions.feedback and len(stations) > 1:
-        return (
-            "unsupported: sessions that think from the answer over several pools; use workload.sessions.think_from "
-            "arrival"
-        )
     return None
 
 

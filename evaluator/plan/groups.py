@@ -120,7 +120,7 @@ def _key(workload: Workload, station: StationPlan) -> CompileKey:
     lockstep = station.lockstep
     joint = is_joint(workload, station.deployment, frontend, lockstep)
     branches, cached = station.extremes.branches, cached_by_content(workload, station.deployment)
-    session_turns = workload.sessions.feedback
+    session_turns = workload.feedback
     if replica is None:
         # It cannot run and no lane of it is computed: any program will do for its place among the groups.
         return replace(FCFS_RESERVED, requests=requests)
@@ -160,7 +160,9 @@ def _key_of_pools(configuration: Configuration) -> CompileKey:
     workload = configuration.workload
     pools, staged = configuration.answering, configuration.pipeline is not None
     frontend = any(has_frontend(workload, station.design.calibration) for station in pools)
-    which = joint_program(pools, configuration.phases, configuration.link, frontend, staged)
+    which = joint_program(
+        pools, configuration.phases, configuration.link, frontend, staged, session_turns=workload.feedback
+    )
     able = [station.design.replica for station in pools if station.design.replica is not None]
     return _with_costs(which, able, workload.requests)
 

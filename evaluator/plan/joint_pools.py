@@ -11,6 +11,7 @@ from evaluator.plan.simulators import (
     CACHE_BYTES,
     FEW_CACHES,
     RING_BYTES,
+    THINKING,
     CompileKey,
     draft_width,
     ring_bytes,
@@ -43,6 +44,8 @@ def why_joint(
     pools = sum(len(phase.stations) for phase in phases)
     looking = [name_of(phase.router) for phase in phases if phase.looks and phase.replicas is not None]
     reasons = {
+        f"{THINKING} over several pools": pools > 1 and workload.feedback,
+        f"{THINKING} over a pipeline": pipeline is not None and workload.feedback,
         "closed loop over several pools": pools > 1 and workload.arrivals.process == "closed_loop",
         "closed loop over a pipeline": pipeline is not None and workload.arrivals.process == "closed_loop",
         "pipeline that comes to the LLM more than once": pipeline is not None and pipeline.repeats,
@@ -103,14 +106,24 @@ def too_many_together(why: str, stations: Sequence[StationPlan], workload: Workl
 
 
 def joint_program(
-    stations: Sequence[StationPlan], phases: Sequence[PhasePools], link: LinkPlan | None, frontend: bool, staged: bool
+    stations: Sequence[StationPlan],
+    phases: Sequence[PhasePools],
+    link: LinkPlan | None,
+    frontend: bool,
+    staged: bool,
+    session_turns: bool = False,
 ) -> CompileKey:
-    """The program that runs the pools of a configuration in one loop; ``staged``: requests pass stages, too."""
+    """The program that runs the pools of a configuration in one loop.
+
+    ``staged``: requests pass stages, too. ``session_turns``: users think about answers before they send again.
+    """
     deployments = [station.deployment for station in stations]
     # What is compiled in is counts of pools and phases, and which parts there are; all figures of pools are traced.
     last = phases[-1]
     kinds = FEWEST_KINDS if last.replicas is None else max(FEWEST_KINDS, max(last.replicas.model) + 1)
     kv_reservation = link is not None and link.backpressure
+    if session_turns and len(phases) > 1:
+        kinds *= 2  # both sides deal in an order that only the run knows, each with tables of its own
     return CompileKey(
         # The loop for several replicas is built of the general program's moves; ``fcfs_reserved`` has no form
         # of it.
@@ -120,6 +133,7 @@ def joint_program(
         peaks=any(policy(deployment.batching.policy).by_future_peak for deployment in deployments),
         replicas=together(sum(deployment.ranks for deployment in deployments)),
         frontend=frontend,
+        session_turns=session_turns,
         lockstep=any(station.lockstep > 1 for station in stations),
         drafts=draft_width(max(station.drafts for station in stations)),
         pools=len(stations),

@@ -80,6 +80,13 @@ class Plan:
         workloads = {(id(each.classes), id(each.lengths)): each for each, _, _ in self.grid.points}.values()
         return tuple(dict.fromkeys(name for workload in workloads for name in workload.class_names))
 
+    @cached_property
+    def has_sessions(self) -> bool:
+        """Whether requests of any configuration of the grid are turns of sessions, or calls of tasks."""
+        # Points share their workloads, which a sweep over designs has one of: each is asked once.
+        workloads = {id(workload): workload for workload, _, _ in self.grid.points}
+        return any(workload.sessions.continued or workload.traced_tasks for workload in workloads.values())
+
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""
         # The requests of the whole run, not of these configurations: a shard and a worker must come to the simulator

@@ -72,6 +72,8 @@ class CompileKey:
 
 
 FCFS_RESERVED = CompileKey()
+THINKING = "sessions that think from the answer"
+"""Why replicas and pools run together, where it depends on one answer when a certain other request is sent."""
 
 
 FEWEST_DRAFTS = 8
@@ -224,6 +226,9 @@ def has_frontend(workload: Workload, calibration: Calibration) -> bool:
     users = workload.arrivals.users
     if workload.arrivals.process != "closed_loop" or users is None or users >= workload.requests:
         return False
+    # Users who think have a calendar of their answers anyway (``CompileKey.session_turns``).
+    if workload.feedback:
+        return False
     # With as many users as requests nobody sends a second one, so that no answer is waited for.
     return calibration.frontend_s > 0 or calibration.lookahead_steps > 0
 
@@ -236,11 +241,13 @@ def is_joint(workload: Workload, deployment: Deployment, frontend: bool = False,
     """
     if lockstep > 1:
         return True
+    if workload.feedback:
+        return True
     # A single replica of a closed loop needs no others, unless its users wait for more than the engine.
     closed, several = workload.arrivals.process == "closed_loop", deployment.ranks > 1
     if closed:
         return several or frontend
-    return workload.sessions.feedback or (several and router_of(routed_by(deployment)).independent is None)
+    return several and router_of(routed_by(deployment)).independent is None
 
 
 def routed_by(deployment: Deployment) -> Choice:
@@ -269,10 +276,10 @@ def why_together(workload: Workload, deployment: Deployment, frontend: bool, loc
     """Why the replicas of a pool must run together (``is_joint``), in words; None: each runs by itself."""
     if not is_joint(workload, deployment, frontend, lockstep):
         return None
+    if workload.feedback:
+        return THINKING
     if workload.arrivals.process == "closed_loop":
         return "a closed loop with a frontend" if frontend else "a closed loop over replicas"
-    if workload.sessions.feedback:
-        return "sessions that think from the answer"
     return "data_parallel" if lockstep > 1 else f"router {name_of(deployment.router)}"
 
 
@@ -295,6 +302,8 @@ def lacking(
     }
     if by_reports(deployment):
         keys[f"router {name_of(deployment.router)}"] = True
+    keys["workload.sessions.agents"] = workload.sessions.agents is not None
+    keys["wait_for of a trace"] = workload.traced_tasks
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
     if apart is None and on_demand(deployment):
         apart = "kv.admission on_demand"

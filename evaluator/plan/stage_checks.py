@@ -75,11 +75,6 @@ def _steps_problem(pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]) 
 def _with_workload_problem(
     workload: Workload, llm: Deployment, pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]
 ) -> str | None:
-    # Where sessions wait for answers, arrivals depend on departures, and stations are served one after the other.
-    if workload.sessions.feedback:
-        return (
-            "unsupported: sessions that think from the answer with a pipeline; use workload.sessions.think_from arrival"
-        )
     if workload.reasoning.several and pipeline.repeats:
         return (
             "unsupported: workload.reasoning.branches with a pipeline that comes to the LLM more than once: it is not "

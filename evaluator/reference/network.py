@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from evaluator.reference.request import Request
@@ -58,62 +60,27 @@ Onward = Callable[[EventStation, Request], tuple[EventStation, Request]]
 """Where a request goes that leaves a station, and as what: a record that tells this visit from its others."""
 
 
-class Clients:
-    """Send the requests, in their order: at their times of arrival, or as ``users`` of a closed loop.
+@dataclass(frozen=True)
+class Follows:
+    """Of requests, by their places: those whose answers each waits for, and how long it is then until it is sent.
 
-    A station, too: requests leave it when they are sent, and come back from the last station of the network. In a
-    closed loop the first ``users`` requests are sent at time 0 and one more whenever an answer reaches its user, which
-    is ``delay_s`` of the request after it has come back; ``arrival_s`` is set then.
+    A request that waits for none opens a session. The one that no other waits for ends it, and ``rest_s`` is from its
+    answer until the user may open another one.
     """
 
-    batches = False
-
-    def __init__(self, requests: Sequence[Request], users: int | None = None, delay_s: Delay | None = None) -> None:
-        self._requests = requests
-        self._sent = 0
-        self._at_once = len(requests) if users is None else users  # these wait for no answer
-        self._delay_s = delay_s
-        self._due: list[float] = []  # heap: when answers reach their users
-        if users is not None:
-            # The first of each user are sent when the run begins; the times of the others are what the loop finds
-            # out.
-            for position, request in enumerate(requests):
-                request.arrival_s = 0.0 if position < users else math.inf
-        self.next_s = self._next_arrival()
-
-    def _next_arrival(self) -> float:
-        if self._sent >= len(self._requests):
-            return math.inf
-        if self._sent < self._at_once:
-            return self._requests[self._sent].arrival_s
-        return self._due[0] if self._due else math.inf
-
-    def finish(self, now: float) -> Sequence[Request]:
-        first = self._sent
-        while self.next_s <= now:
-            if self._sent >= self._at_once:
-                self._requests[self._sent].arrival_s = heapq.heappop(self._due)
-            self._sent += 1
-            self.next_s = self._next_arrival()
-        return self._requests[first : self._sent]
-
-    def submit(self, request: Request, now: float) -> None:
-        # In an open loop an answer releases nobody.
-        if self._at_once < len(self._requests):
-            heapq.heappush(self._due, now if self._delay_s is None else now + self._delay_s(request))
-            self.next_s = self._next_arrival()
-
-    def launch(self, now: float) -> None:
-        pass
+    before: Sequence[Sequence[int]]
+    pause_s: Sequence[float]
+    rest_s: Sequence[float]
 
 
-class Conversations:
-    """Clients who send their next request some time after the answer to the one before.
+class Clients:
+    """Send the requests: at their times of arrival, as users of a closed loop, or after the answers to others.
 
-    ``follows``: for each request the index of the one before in its conversation, -1 for the first, and the seconds
-    between the answer to that one and this request. First requests are sent at their times of arrival; the others get
-    ``arrival_s`` when they are sent. ``seen_s`` says when a client has an answer, not before its last token; None: with
-    that token.
+    A station, too: requests leave it when they are sent, and come back from the last station of the network.
+    ``follows`` says which request is sent after the answers to which; None: none, each is a session of its own. The
+    first ones of sessions, in their order, are sent at their times of arrival; in a closed loop only those of the first
+    ``users`` sessions, at time 0, and the next one whenever a user has the last answer of a session. An answer reaches
+    its user ``delay_s`` of the request after it has come back; ``arrival_s`` of all that wait for one is set then.
     """
 
     batches = False
@@ -121,35 +88,66 @@ class Conversations:
     def __init__(
         self,
         requests: Sequence[Request],
-        follows: Sequence[tuple[int, float]],
-        seen_s: Callable[[Request], float] | None = None,
+        users: int | None = None,
+        delay_s: Delay | None = None,
+        follows: Follows | None = None,
     ) -> None:
-        self._seen_s = seen_s
-        by_index = {request.index: request for request in requests}
-        self._next: dict[int, tuple[Request, float]] = {}
-        self._calendar: list[tuple[float, int, Request]] = []  # heap: who is sent when
-        for request, (before, pause_s) in zip(requests, follows, strict=True):
-            if before < 0:
-                self._calendar.append((request.arrival_s, request.index, request))
-            else:
-                self._next[by_index[before].index] = request, pause_s
+        self._requests, self._delay_s = requests, delay_s
+        self._place = {request.index: place for place, request in enumerate(requests)}
+        nobody: list[Sequence[int]] = [()] * len(requests)
+        none = [0.0] * len(requests)
+        self._follows = follows or Follows(nobody, none, none)
+        self._missing = [len(before) for before in self._follows.before]  # answers that each still waits for
+        self._seen_s = list(none)  # when the last of those that are there was
+        self._after: dict[int, list[int]] = {}
+        for place, before in enumerate(self._follows.before):
+            for answer in before:
+                self._after.setdefault(answer, []).append(place)
+        opening = [place for place in range(len(requests)) if not self._missing[place]]
+        at_once = len(opening) if users is None else users  # these wait for no answer
+        # Whoever is free opens the next in this line, so that of two answers at one time it makes no difference which
+        # is seen first.
+        self._line = deque(opening[at_once:])
+        for request in requests if users is not None else ():
+            # The times of all but the first of each user are what the loop finds out.
+            request.arrival_s = math.inf
+        for place in opening[:at_once] if users is not None else ():
+            requests[place].arrival_s = 0.0
+        # (when, index of the request or -1 for the next in line): the index breaks ties, so that requests of one time
+        # go out in the same order whichever engine runs them.
+        self._calendar = [(requests[place].arrival_s, requests[place].index) for place in opening[:at_once]]
         heapq.heapify(self._calendar)
         self.next_s = self._calendar[0][0] if self._calendar else math.inf
 
     def finish(self, now: float) -> Sequence[Request]:
         sent = []
-        while self._calendar and self._calendar[0][0] <= now:
-            sent.append(heapq.heappop(self._calendar)[-1])
-        self.next_s = self._calendar[0][0] if self._calendar else math.inf
+        while self.next_s <= now:
+            at_s, index = heapq.heappop(self._calendar)
+            request = self._requests[self._line.popleft() if index < 0 else self._place[index]]
+            request.arrival_s = at_s
+            sent.append(request)
+            if index < 0 and not self._line:
+                # The users who are free later find no session to open, and leave.
+                self._calendar = [entry for entry in self._calendar if entry[1] >= 0]
+                heapq.heapify(self._calendar)
+            self.next_s = self._calendar[0][0] if self._calendar else math.inf
         return sent
 
     def submit(self, request: Request, now: float) -> None:
-        if request.index in self._next:
-            following, pause_s = self._next.pop(request.index)
-            following.arrival_s = (now if self._seen_s is None else self._seen_s(request)) + pause_s
-            # The index breaks ties, so that requests of one time go out in the same order whichever engine runs them.
-            heapq.heappush(self._calendar, (following.arrival_s, following.index, following))
-            self.next_s = self._calendar[0][0]
+        place = self._place[request.index]
+        after = self._after.get(place, ())
+        if not after and not self._line:
+            return  # this answer releases nobody, as none does in an open loop
+        seen_s = now if self._delay_s is None else now + self._delay_s(request)
+        if not after:
+            heapq.heappush(self._calendar, (seen_s + self._follows.rest_s[place], -1))
+        for following in after:
+            self._missing[following] -= 1
+            self._seen_s[following] = max(self._seen_s[following], seen_s)
+            if not self._missing[following]:
+                sent_s = self._seen_s[following] + self._follows.pause_s[following]
+                heapq.heappush(self._calendar, (sent_s, self._requests[following].index))
+        self.next_s = self._calendar[0][0] if self._calendar else math.inf
 
     def launch(self, now: float) -> None:
         pass
@@ -160,20 +158,20 @@ def run(
     requests: Sequence[Request],
     users: int | None = None,
     delay_s: Delay | None = None,
-    clients: EventStation | None = None,
-    onward: Onward | None = None,
+    follows: Follows | None = None,
+    onward: Callable[[EventStation], Onward] | None = None,
 ) -> None:
     """Send fresh requests, in order of arrival, through all stations one after the other, until nothing can happen.
 
-    ``users``, ``delay_s``: closed loop, see ``Clients``. ``clients``: others who send the requests, such as
-    ``Conversations``. ``onward``: requests have ways of their own; it must say of every station, the clients too, where
-    a request goes from there, and may send it back to the clients or to a station where it has been. What happened is
-    in the requests and the stations. A request that a station can never start stays there.
+    ``users``, ``delay_s``, ``follows``: who sends them when, see ``Clients``. ``onward``: requests have ways of their
+    own; given the clients, it must say of every station, the clients too, where a request goes from there, and may send
+    it back to the clients or to a station where it has been. What happened is in the requests and the stations. A
+    request that a station can never start stays there.
     """
-    clients = clients or Clients(requests, users, delay_s)
+    clients = Clients(requests, users, delay_s, follows)
     ring: list[EventStation] = [clients, *stations]
     next_of = dict(zip(map(id, ring), [*stations, clients], strict=True))
-    onward = onward or (lambda station, request: (next_of[id(station)], request))
+    on = (lambda station, request: (next_of[id(station)], request)) if onward is None else onward(clients)
     # Stable: those that serve each request by itself first, each kind in its order along the route.
     order = sorted(stations, key=lambda station: station.batches)
     while True:
@@ -184,7 +182,7 @@ def run(
         for station in reversed(ring):  # so that ends come before arrivals
             if station.next_s <= now:
                 for request in station.finish(now):
-                    following, same = onward(station, request)
+                    following, same = on(station, request)
                     following.submit(same, now)
         for station in order:
             if station.batches and min([other.next_s for other in ring if other is not station]) <= now:

@@ -12,7 +12,7 @@ from evaluator.cost.quantities import PEAKS
 from evaluator.reference.data_parallel import RankBalance
 from evaluator.reference.limits import Limits
 from evaluator.reference.lockstep import in_lockstep
-from evaluator.reference.network import Delay, EventStation, run
+from evaluator.reference.network import Delay, Follows, run
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import chooser
@@ -86,7 +86,7 @@ def simulate(
     seed: int = 0,
     users: int | None = None,
     delay_s: Delay | None = None,
-    clients: EventStation | None = None,
+    follows: Follows | None = None,
     window: int | None = None,
     leap: bool = True,
     tokens: bool = False,
@@ -97,8 +97,8 @@ def simulate(
     ``cost``: of the replica, or of each of its pipeline ranks; as many batches are in flight as ranks. ``policy``: a
     name of ``evaluator.policies``. ``lockstep``: every so many of the ``replicas`` are data-parallel ranks whose
     iterations start together; ``cost`` is then of a rank beside others with batches alike. ``users``, ``delay_s``:
-    closed loop, in which ``arrival_s`` is set when a request is sent, see ``network.Clients``. ``clients``: others who
-    send the requests, such as ``network.Conversations``. ``window``: tokens, for models with sliding-window layers.
+    closed loop, in which ``arrival_s`` is set when a request is sent, see ``network.Clients``. ``follows``: which
+    requests are sent after the answers to which. ``window``: tokens, for models with sliding-window layers.
     ``seed``: of a router that draws. A ``RankBalance`` looks at the replicas between iterations, so that it needs
     ``leap`` False or ``tokens``.
 
@@ -117,7 +117,7 @@ def simulate(
         for index in range(replicas)
     ]
     in_lockstep(pool, lockstep)
-    run([PoolStation(pool, chooser(router, pool, seed))], requests, users, delay_s, clients)
+    run([PoolStation(pool, chooser(router, pool, seed))], requests, users, delay_s, follows)
     return PoolOutcome(list(requests), pool)
 
 

@@ -28,7 +28,8 @@ def requests_table(
     ``configs`` and ``seeds`` name the entries of the first two axes; their positions by default. ``models`` are those
     that requests ask for, the same in all configurations; without them there is no such column, nor is there one
     ``class`` without classes. Where requests have
-    several branches, ``output_tokens`` are those of all and ``path_tokens`` those of the branch that ends last. Of a
+    several branches, ``output_tokens`` are those of all and ``path_tokens`` those of the branch that ends last. Of
+    sessions of several turns the table says which one a request is of, and which turn it is, from 0 on. Of a
     pipeline there are the wait and the service time at every stage, NaN where a request passes it by.
     """
     import pandas as pd
@@ -56,6 +57,8 @@ def requests_table(
     }
     if tokens.path_tokens is not None:
         columns["path_tokens"] = tokens.path_tokens
+    if outcomes.sessions is not None:
+        columns |= {"session": outcomes.sessions.session, "turn": outcomes.sessions.turn}
     for stage in outcomes.stages:
         columns[f"{stage.name}_wait_s"], columns[f"{stage.name}_service_s"] = stage.wait_s, stage.service_s
     # Requests of the warm-up are in the table, so that a run can be looked at from its start; this tells them

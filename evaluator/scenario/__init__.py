@@ -13,12 +13,13 @@ from evaluator.scenario.pools import answers_alone, pipeline_problem, pools_of, 
 from evaluator.scenario.reasoning import Reasoning
 from evaluator.scenario.routers import Routers
 from evaluator.scenario.scenario import Axis, Scenario
-from evaluator.scenario.sessions import Exponential, Geometric, Sessions
+from evaluator.scenario.sessions import Agents, Exponential, Geometric, Sessions
 from evaluator.scenario.transfer import LinkFigures, Transfer
 from evaluator.scenario.workload import Auto, Workload
 
 __all__ = [
     "STAGE",
+    "Agents",
     "Arrivals",
     "Auto",
     "Axis",

@@ -34,7 +34,8 @@ _MOONCAKE = {"timestamp": "arrival_s", "input_length": "prompt_tokens", "output_
 
 CONTENT = ("session", "hash_ids")
 """Columns that say what prompts share: sessions, and hashes of blocks."""
-WORDS = (*NAMES, *CONTENT)
+_WAITS = ("wait_for", "wait_s")
+WORDS = (*NAMES, *CONTENT, *_WAITS)
 
 Columns = tuple[dict[str, np.ndarray], dict[str, Sequence[Any]], tuple[str, ...]]
 """Columns of numbers, columns of ``WORDS`` as they are in the file, and the names of all columns."""
@@ -69,13 +70,16 @@ class Trace:
     priority: np.ndarray | None = None  # int64: the smaller goes first, where the scheduler goes by it
     session: np.ndarray | None = None  # int64: numbers of the sessions, in the order in which they first come
     hash_ids: Ragged | None = None  # of the blocks of each prompt: the same number, the same tokens and all before
+    wait_for: Ragged | None = None  # the rows, all before it, whose answers a request waits for; of such ``arrival_s``
+    wait_s: np.ndarray | None = None  # is that of the first request, and it is sent so long after the last answer
 
 
 def read_trace(file: str, columns: Iterable[str] = TIMES + LENGTHS) -> Trace:
     """The trace in ``file`` (.parquet, .jsonl, or else CSV with a header); ``columns`` must be there.
 
     Rows are counted from 1 below the header. A column ``hash_ids`` holds lists of integers, in CSV written as JSON. The
-    keys of a .jsonl may be Mooncake's (timestamp in ms, input_length, output_length, hash_ids). Errors: InputError
+    keys of a .jsonl may be Mooncake's (timestamp in ms, input_length, output_length, hash_ids), and those of Dynamo's
+    agentic form of it (request_id, session_id, wait_for, delay, tool_wait_ms). Errors: InputError
     naming the file, and the row, for missing columns, an empty file, NaN, unsorted or negative times, tokens that are
     no positive integers, more cached than prompt.
     """
@@ -132,7 +136,14 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
     numbers: dict[str, Any] = {name: columns.get(name) for name in (*wanted, "model", "pipeline", "session")}
     hashes = _hash_ids(file, content["hash_ids"]) if "hash_ids" in content else None
     numbers |= {"request_class": columns.get("class"), **named}
-    return Trace(**numbers, requests=rows, hash_ids=hashes), present
+    wait_for, wait_s = content.get("wait_for"), content.get("wait_s")
+    return Trace(
+        **numbers,
+        requests=rows,
+        hash_ids=hashes,
+        wait_for=None if wait_for is None else ragged(wait_for),
+        wait_s=None if wait_s is None else np.array(wait_s, dtype=np.float64),
+    ), present
 
 
 def _named(file: str, name: str, column: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
@@ -177,6 +188,8 @@ def _read_jsonl(file: str, wanted: Iterable[str]) -> Columns:
         rows.append({str(_MOONCAKE.get(key, key)): value for key, value in row.items()})  # by our names
         if "timestamp" in row and isinstance(row["timestamp"], int | float):
             rows[-1]["arrival_s"] = _float(row["timestamp"]) / 1000.0
+    if any("wait_for" in row for row in rows):
+        rows = _in_order_of_waits(file, rows)
     header: tuple[str, ...] = tuple(dict.fromkeys(key for row in rows for key in row))
     columns: dict[str, list[Any]] = {}
     for name in (name for name in (*wanted, *WORDS) if name in header):
@@ -186,6 +199,50 @@ def _read_jsonl(file: str, wanted: Iterable[str]) -> Columns:
         columns[name] = [row[name] for row in rows]
     numbers = {name: _numbers(file, name, values) for name, values in columns.items() if name not in WORDS}
     return numbers, {name: columns[name] for name in WORDS if name in columns}, header
+
+
+def _in_order_of_waits(file: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of an agentic trace (Dynamo's ``AgenticMooncakeRow``), sorted, with ``wait_for`` and ``wait_s`` as we have
+    them.
+
+    ``wait_for`` names by their ``request_id`` the rows whose answers a request waits for, after which it is sent
+    ``delay`` and ``tool_wait_ms`` later, both in milliseconds; a row that waits for none has a ``timestamp``. Those of
+    a ``session_id`` are one task. Errors: InputError naming the row.
+    """
+    places: dict[str, int] = {}
+    for number, row in enumerate(rows, 1):
+        waits = row["wait_for"] = row.get("wait_for") or []
+        if not isinstance(waits, list) or not all(isinstance(name, str) for name in waits):
+            raise InputError(f"{file}: row {number}, wait_for: must be a list of request_id, got {str(waits)[:60]!r}")
+        unknown = [name for name in waits if name not in places]
+        if unknown:
+            raise InputError(f"{file}: row {number}, wait_for: no row before it has the request_id {unknown[0]!r}")
+        name = row.get("request_id")
+        if not isinstance(name, str) or name in places:
+            raise InputError(f"{file}: row {number}, request_id: must be a text that no other row has, got {name!r}")
+        row["wait_s"] = sum(_milliseconds(file, number, key, row.get(key)) for key in ("delay", "tool_wait_ms")) / 1e3
+        before = [rows[places[name]] for name in waits]
+        if before:
+            # When it comes is for the run to say; here it stands behind those that it waits for.
+            row["arrival_s"] = max(parent["arrival_s"] for parent in before)
+        elif "arrival_s" not in row:
+            raise InputError(f"{file}: row {number} waits for no other and has no timestamp")
+        of_task = row.get("session_id") or (before[0]["session"] if before else name)
+        row["session"] = str(of_task)
+        places[name] = number - 1
+    order = sorted(range(len(rows)), key=lambda place: rows[place]["arrival_s"])
+    moved = {place: number for number, place in enumerate(order)}
+    for row in rows:
+        row["wait_for"] = [moved[places[name]] for name in row["wait_for"]]
+    return [rows[place] for place in order]
+
+
+def _milliseconds(file: str, number: int, name: str, value: Any) -> float:
+    if value is None:
+        return 0.0
+    if not isinstance(value, int | float) or not 0 <= _float(value) < math.inf:
+        raise InputError(f"{file}: row {number}, {name}: must be milliseconds of at least 0, got {value!r}")
+    return float(value)
 
 
 def _float(value: Any) -> float:
@@ -288,6 +345,11 @@ def _hash_ids(file: str, rows: Sequence[Any]) -> Ragged:
         if not isinstance(values, list) or not all(type(value) is int and abs(value) < 2**62 for value in values):
             raise InputError(f"{file}: row {number}, hash_ids: must be a list of integers, got {str(row)[:60]!r}")
         lists.append(values)
+    return ragged(lists)
+
+
+def ragged(lists: Sequence[Sequence[int]]) -> Ragged:
+    """Lists of integers together."""
     offsets = np.cumsum([0, *map(len, lists)])
     return Ragged(np.array([value for values in lists for value in values], dtype=np.int64), offsets)
 

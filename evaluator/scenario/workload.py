@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -107,15 +108,16 @@ class Workload:
     )
     warmup_requests: int = key(
         count(least=0),
-        says="First requests cut from the statistics, not from the run; where absent a tenth, or two for each user.",
+        says="First requests cut from the statistics, not from the run; where absent a tenth, or two sessions of each "
+        "user.",
         absent=None,
     )
     _: KW_ONLY
     cooldown_requests: int = key(
         count(least=0),
         0,
-        "Last requests cut from the statistics; where absent as many as warmup_requests, but at most a tenth, and "
-        "none of a trace or of requests all at once.",
+        "Last requests cut from the statistics; where absent as many as warmup_requests, but at most a tenth (of users "
+        "with several turns a session each), and none of a trace or of requests all at once.",
         absent=None,
     )
     # MSER-5 (White, 1997) cuts what leaves the mean of the rest, over batches of five, with the least standard error.
@@ -183,6 +185,25 @@ class Workload:
         return trace.classes if trace is not None and trace.classes else tuple(self.classes)
 
     @property
+    def draws_turns(self) -> bool:
+        """Whether it is known who sends what after what: turns of sessions, users who think, or tasks of a trace."""
+        thinks = self.arrivals.process == "closed_loop" and self.sessions.mean_think_s > 0
+        return self.sessions.continued or thinks or self.traced_tasks
+
+    @property
+    def traced_tasks(self) -> bool:
+        """Whether a trace says which answers a request waits for."""
+        if self.arrivals.process != "trace" or self.arrivals.file != self.lengths.file:
+            return False
+        trace = self.trace
+        return trace is not None and trace.wait_for is not None
+
+    @property
+    def feedback(self) -> bool:
+        """Whether the answer to one request says when a certain other one is sent."""
+        return self.draws_turns and self.sessions.think_from == "answer"
+
+    @property
     def known_content(self) -> bool:
         """Whether it is known of the blocks of prompts what is in them, beyond system prompts."""
         # Turns of sessions say themselves what a prompt has in common with the ones before, so that no trace is
@@ -207,8 +228,9 @@ def finish(read: Workload, place: Place) -> Workload:
     """The workload with what follows from other keys in the place of None.
 
     Lengths default to those of the arrivals' trace, requests to the whole trace or else 1,000, and the warm-up to a
-    tenth of the requests, in a closed loop to twice its users if that is more, but to no more than half. As many, but
-    at most a tenth, are cut at the end, except of traces and of requests that come all at once, which are whole.
+    tenth of the requests, in a closed loop to two sessions of each user if that is more, but to no more than half. As
+    many, but at most a tenth, are cut at the end, except of traces and of requests that come all at once, which are
+    whole; of users with several turns one session each, but at most half of what is left.
     Errors: InputError where a trace is too short, where the warm-up leaves nothing to measure, and where a trace and
     the shares of models, pipelines or classes both say which requests are whose.
     """
@@ -226,9 +248,10 @@ def finish(read: Workload, place: Place) -> Workload:
         )
     _check_mean_gap(arrivals, requests, place.key("arrivals"))
     warmup: int | None = read.warmup_requests
-    users = arrivals.users or 0
+    users, turns = arrivals.users or 0, read.sessions.mean_turns
     if warmup is None:
-        burst = 2 * users if users < requests else 0  # of a closed loop: all users begin at once
+        # Of a closed loop: all users begin at once, those who have conversations with empty contexts.
+        burst = math.ceil(2 * users * turns) if users < requests else 0
         # Twice the users: the first request of each comes at once with all others, and its second when the batches of
         # the first leave, so that only the third is spread as in the long run. Never more than half, lest nothing is
         # measured.
@@ -241,7 +264,11 @@ def finish(read: Workload, place: Place) -> Workload:
         # Traces are wanted whole, of requests all at once the draining is the question, and where users are as many as
         # requests nobody ever comes behind another.
         drains = arrivals.process not in ("trace", "all_at_once") and users < requests
-        cooldown = min(warmup, requests // 10, requests - warmup - 1) if drains else 0
+        most = requests // 10
+        if users and turns > 1:
+            # Whoever finds no further conversation leaves, while the others finish theirs: about one for each user.
+            most = min(math.ceil(users * turns), (requests - warmup) // 2)
+        cooldown = min(warmup, most, requests - warmup - 1) if drains else 0
     elif cooldown >= requests - warmup:
         raise place.key("cooldown_requests").error(
             f"must leave some of {requests} requests, of which {warmup} are cut at the start, got {cooldown}"
@@ -337,13 +364,18 @@ def _has_cached(workload: Workload) -> bool:
 
 
 def _check_sessions(workload: Workload, place: Place) -> None:
-    """Refuses turns where a trace, a closed loop or cached tokens say what turns would, and ``hash_ids`` that misfit.
+    """Refuses turns where a trace or cached tokens say what turns would, and ``hash_ids`` that misfit.
 
     Errors: InputError naming the key, or the file and its row.
     """
     sessions, here = workload.sessions, place.key("sessions")
     if sessions.continued:
         _check_turns(workload, here.key("turns"))
+    if workload.draws_turns and workload.arrivals.process == "closed_loop" and sessions.think_from == "arrival":
+        raise here.key("think_from").error(
+            "users of a closed loop wait for their answers before they think; use think_from: answer, or arrivals with "
+            "a rate"
+        )
     trace = workload.trace
     if trace is None or trace.hash_ids is None:
         return
@@ -375,12 +407,6 @@ def _check_turns(workload: Workload, place: Place) -> None:
         raise place.error(
             "several turns with lengths of classes are not there: all turns are drawn from workload.lengths; leave out "
             "the lengths of workload.classes"
-        )
-    # Both say when a request is sent by the answer to another: the user of a closed loop has no session to go on
-    # with.
-    if workload.arrivals.process == "closed_loop":
-        raise place.error(
-            "users of a closed loop do not think between requests; use arrivals all_at_once, or a process with a rate"
         )
     if workload.reasoning.several:
         raise place.error(

@@ -36,7 +36,8 @@ def simulate_configurations(
     """
     from evaluator.simulation.outcomes import outcomes_of
 
-    return outcomes_of(configurations, chain_result(plan, configurations, observe), plan.stage_names, plan.class_names)
+    result = chain_result(plan, configurations, observe)
+    return outcomes_of(configurations, result, plan.stage_names, plan.class_names, plan.has_sessions)
 
 
 def chain_result(plan: Plan, configurations: list[Configuration], observe: Observe | None = None) -> ChainResult:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evaluator.metrics.outcomes import TokenCounts
+from evaluator.metrics.sessions import SessionTable
 from evaluator.metrics.stages import StageTimes
 from evaluator.metrics.use import pooled
 from evaluator.records import with_fields
@@ -63,6 +64,7 @@ class ChainResult:
     given_s: tuple[np.ndarray, np.ndarray] | None = None  # first and last token behind the engine; None: as above
     station_visits: tuple[StationVisit, ...] = ()  # of a pipeline
     stages: tuple[StageTimes, ...] = ()  # of a pipeline: in front of, at and behind the stations that give tokens
+    sessions: SessionTable | None = None  # None: no configuration of the chunk has any of several turns
 
 
 JointStations = Callable[[ChunkJobs], list[StationVisit]]
@@ -135,6 +137,7 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
         measured=_measured(start),
         uses=tuple(use for visit in station_visits for use in visit.uses),
         itl=first.itl,
+        sessions=_sessions(start),
     )
     for visit in giving[1:]:
         # A later visit of a pipeline that comes back to the LLM starts a new answer; on its decode side that answer
@@ -151,6 +154,20 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
         makespan_s = result.times.last_token_s.max(axis=-1) - result.times.arrival_s.min(axis=-1)
         result = replace(result, stages=stage_times(station_visits, makespan_s), station_visits=tuple(station_visits))
     return result
+
+
+def _sessions(start: StationVisit) -> SessionTable | None:
+    drawn = {
+        run: jobs.sharing.turns
+        for run, jobs in by_run(start.jobs)
+        if jobs.sharing is not None and jobs.sharing.session is not None and jobs.sharing.turns is not None
+    }
+    if not drawn:
+        return None
+    table = SessionTable.empty(start.times.arrival_s.shape)
+    for run, turns in drawn.items():
+        table.session[run], table.turn[run], table.last[run] = turns.session, turns.place - turns.first, turns.last
+    return table
 
 
 def _waits(station_visits: Sequence[StationVisit], shape: tuple[int, int, int]) -> np.ndarray | None:

@@ -17,6 +17,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, Plan, StationGroup, StationPlan
 from evaluator.simulation.lanes import costs_of, lanes_per_call, limits_of, program_of, results_of, rules_of
+from evaluator.simulation.request_dependencies import session_turns_of
 from evaluator.simulation.routing_tables import choices_of
 from evaluator.speculation import keys
 from evaluator.stations.contract import ChunkJobs, RunKey, StationVisit, by_run, whole_table
@@ -137,9 +138,17 @@ def _lanes(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.Lane:
         limits,
         by_lane(rules_of(serving)),
         nothing,
+        session_turns=_session_turns(group, lanes) if group.key.session_turns else None,
         speculation=_speculation(group, lanes),
         cluster=jax.tree.map(lambda *values: np.stack(values), *clusters),
     )
+
+
+def _session_turns(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.SessionTurns:
+    """Who follows whom: of the jobs of the first side, which have the numbers of the requests."""
+    requests = [(lane.phases[0], slice(None)) for lane in lanes]
+    users = [lane.configuration.users or OPEN_LOOP for lane in lanes]
+    return session_turns_of(requests, users, group.lane_requests + 1)
 
 
 def _costs(group: StationGroup, serving: list[StationPlan]) -> tuple[IterationCost, ...]:

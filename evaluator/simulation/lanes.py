@@ -171,7 +171,10 @@ def _lanes(
         # A program without pipeline ranks has the cost of the whole replica first.
         return fcfs_reserved.Lane(costs[0], limits, branches, speculation, on_demand)
     content = contents_of(serving, lanes, group.lane_requests + 1) if group.key.cached else None
-    session_turns = session_turns_of(lanes, group.lane_requests + 1) if group.key.session_turns else None
+    session_turns = None
+    if group.key.session_turns:
+        requests = [(lane.jobs, lane.served) for lane in lanes]
+        session_turns = session_turns_of(requests, [lane.users for lane in lanes], group.lane_requests + 1)
     return preemptive.Lane(
         costs,
         limits,

@@ -17,6 +17,7 @@ from evaluator.cost.fitted import verdict
 from evaluator.cost.frontend import delay_s
 from evaluator.metrics import OK, Outcomes, bounds_of
 from evaluator.metrics.outcomes import RequestTimes, TokenCounts
+from evaluator.metrics.sessions import SessionTable
 from evaluator.metrics.use import Use, pooled
 from evaluator.plan import Configuration, ReplicaBuild
 from evaluator.plan.simulators import REQUEST
@@ -29,10 +30,12 @@ def outcomes_of(
     chain_result: ChainResult,
     stage_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
+    has_sessions: bool = False,
 ) -> Outcomes:
     """The outcomes of a chunk. The rows of configurations that cannot run hold nothing of meaning.
 
-    ``stage_names`` and ``class_names`` are those of all configurations of the plan.
+    ``stage_names`` and ``class_names`` are those of all configurations of the plan, and ``has_sessions`` says whether
+    any has some of several turns: chunks of a plan have the same variables.
     """
     first_later_s, last_later_s = _around_the_engine(configurations, chain_result)
     judged = [_judged(configuration, chain_result, position) for position, configuration in enumerate(configurations)]
@@ -71,6 +74,9 @@ def outcomes_of(
         request_class=_request_classes(configurations, chain_result, class_names),
         class_names=tuple(class_names),
         stages=chain_result.stages,
+        sessions=(chain_result.sessions or SessionTable.empty(chain_result.times.arrival_s.shape))
+        if has_sessions
+        else None,
         stage_names=tuple(stage_names),
     )
 
@@ -140,7 +146,7 @@ def _judged(configuration: Configuration, chain_result: ChainResult, position: i
 
 def _asked_rps(configuration: Configuration) -> float:
     rate = configuration.workload.arrivals.rate_rps
-    return rate if configuration.workload.sessions.feedback and rate is not None else np.nan
+    return rate if configuration.workload.feedback and rate is not None else np.nan
 
 
 def _sets(configuration: Configuration) -> str:

@@ -13,6 +13,7 @@ from evaluator.scenario import Deployment
 from evaluator.stations.engine.preemptive import BlockContent, ByPrefix, CacheShape, SessionTurns
 from evaluator.stations.lane_jobs import LaneJobs, follows_of
 from evaluator.traffic.block_names import block_names
+from evaluator.traffic.jobs import Jobs
 
 SMALLEST = 256
 
@@ -47,20 +48,23 @@ def contents_of(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs], width: 
     return BlockContent(sources, columns[0], columns[1], per_source, columns[2], columns[3])
 
 
-def session_turns_of(lanes: Sequence[LaneJobs], width: int) -> SessionTurns:
-    """Who follows whom in lanes of ``width`` slots each."""
-    opening, following = np.zeros((len(lanes), width), np.int32), np.full((len(lanes), width), -1, np.int32)
-    openings, think_s = np.zeros(len(lanes), np.int32), np.zeros((len(lanes), width))
-    for number, lane in enumerate(lanes):
-        follows = follows_of(lane)
+def session_turns_of(
+    requests: Sequence[tuple[Jobs, np.ndarray | slice]], users: Sequence[int], width: int
+) -> SessionTurns:
+    """Who follows whom in lanes of ``width`` slots each: of each its jobs, those that it serves in order, its users."""
+    shape = (len(requests), width)
+    opening, following, pause_s = np.zeros(shape, np.int32), np.full(shape, -1, np.int32), np.zeros(shape)
+    openings, sessions = np.zeros((2, len(requests)), np.int32)
+    for number, (jobs, served) in enumerate(requests):
+        follows = follows_of(jobs, served)
         assert follows is not None
-        # Openings of sessions have nobody before them, and come at their own times.
-        first = np.flatnonzero(follows.before < 0)
-        later = np.flatnonzero(follows.before >= 0)
-        opening[number, : len(first)], openings[number] = first, len(first)
-        following[number, follows.before[later]] = later
-        think_s[number, : lane.count] = follows.think_s
-    return SessionTurns(opening, openings, following, think_s)
+        # Openings of sessions have nobody before them; those behind the first of each user wait for one.
+        first = follows.opening
+        opening[number, : len(first)], sessions[number] = first, len(first)
+        openings[number] = min(len(first), users[number])
+        following[number, : len(follows.following)] = follows.following
+        pause_s[number, : len(follows.pause_s)] = follows.pause_s
+    return SessionTurns(opening, openings, sessions, following, pause_s)
 
 
 def by_prefix(deployments: Sequence[Deployment]) -> ByPrefix:

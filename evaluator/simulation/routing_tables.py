@@ -60,7 +60,7 @@ def choices_of(
         counts_what = router_of(phase.router).counts
         if counts_what is not None:
             tables.counter[phase.number] = COUNTERS.index(counts_what)
-        elif phase.number == 0:
+        elif phase.number == 0 and not configuration.workload.feedback:
             # Routers that do not look deal in the order in which requests are sent, which behind stages is another.
             sent = jobs.order
             some = jobs if isinstance(sent, slice) else jobs.some(sent)
@@ -69,7 +69,9 @@ def choices_of(
                 configuration, seed, phase, some
             )
         else:
-            _fill(tables, configuration, seed, phase, jobs, first, start)
+            # Where both sides deal by turns, each has kinds of its own (``plan.joint_pools.joint_program``).
+            first_kind = kinds // 2 if phase.number > 0 and configuration.workload.feedback else 0
+            _fill(tables, configuration, seed, phase, jobs, first, start, first_kind)
         first, start = served.stop, of_phase.stop
     return tables
 
@@ -84,9 +86,16 @@ def _in_order(configuration: Configuration, seed: int, phase: PhasePools, jobs: 
 
 
 def _fill(
-    empty: RoutingTables, configuration: Configuration, seed: int, phase: PhasePools, jobs: Jobs, first: int, start: int
+    empty: RoutingTables,
+    configuration: Configuration,
+    seed: int,
+    phase: PhasePools,
+    jobs: Jobs,
+    first: int,
+    start: int,
+    first_kind: int,
 ) -> None:
-    """The tables for a second side, to which jobs come in an order that is known only in the run."""
+    """The tables for a side to which jobs come in an order that is known only in the run."""
     count, groups = len(jobs), empty.turns.shape[1]
     served = slice(first, first + count)
     # A random choice belongs to the request, whenever it comes; other routers deal by turns.
@@ -97,18 +106,27 @@ def _fill(
             empty.assigned[group, served] = start + phase.assigned(asking, seed)
         return
     if phase.replicas is not None:
-        empty.kind[served] = jobs.demand.model
+        empty.kind[served] = first_kind + jobs.demand.model
         # Who comes n-th of a model and group takes turn n: that is known, though not who it will be.
         for model in np.unique(jobs.demand.model).tolist():
             for group in range(groups):
                 able = phase.replicas.able(model, group if phase.grouped else None)
-                empty.turns[model, group, :count] = start + able[turns(phase.replicas.weights(able), count)]
+                empty.turns[first_kind + model, group, :count] = (
+                    start + able[turns(phase.replicas.weights(able), count)]
+                )
         return
-    _fill_alone(empty, configuration, seed, phase, jobs, first, start)
+    _fill_alone(empty, configuration, seed, phase, jobs, first, start, first_kind)
 
 
 def _fill_alone(
-    empty: RoutingTables, configuration: Configuration, seed: int, phase: PhasePools, jobs: Jobs, first: int, start: int
+    empty: RoutingTables,
+    configuration: Configuration,
+    seed: int,
+    phase: PhasePools,
+    jobs: Jobs,
+    first: int,
+    start: int,
+    first_kind: int,
 ) -> None:
     """The same for a single pool with a router of its own."""
     count, station = len(jobs), phase.stations.start
@@ -120,8 +138,9 @@ def _fill_alone(
     if independent.by_session:
         empty.assigned[:, served] = start + assign(phase.router, sent)
         return
-    empty.kind[served], choices = _in_turn(phase.router, sent, lambda: stream(seed, station))
-    for kind, chosen in enumerate(choices):
+    kinds, choices = _in_turn(phase.router, sent, lambda: stream(seed, station))
+    empty.kind[served] = first_kind + kinds
+    for kind, chosen in enumerate(choices, first_kind):
         empty.turns[kind, :, :count] = start + chosen
 
 

@@ -62,15 +62,14 @@ def _add(
 
 def _release_times(lane: LaneJobs, frontend: Frontend, result: LaneResult) -> np.ndarray:
     """When each request is sent: at its timestamp, or when a user has got an answer, and thought about it."""
-    follows = follows_of(lane)
+    follows = follows_of(lane.jobs, lane.served)
     # Everybody sends once, at the beginning: nobody waits for an answer.
     if lane.users >= lane.count and follows is None:
         return lane.jobs.ready_s[lane.served]
     last_s, output = result.last_token_s[: lane.count], lane.jobs.demand.output_tokens[lane.served]
     answered_s = last_s + delay_s(frontend, result.first_token_s[: lane.count], last_s, output)
     if follows is not None:
-        after_s = answered_s[follows.before] + follows.think_s
-        return np.where(follows.before < 0, lane.jobs.ready_s[lane.served], after_s)
+        return follows.sent_s(lane.jobs.ready_s[lane.served], answered_s, lane.users)
     # A closed loop: whoever has an answer sends the next request, so the n-th that is sent after the first of each
     # user goes when the n-th answer is there. Who of them it is makes no difference, for users are alike.
     answered_s = np.sort(answered_s)

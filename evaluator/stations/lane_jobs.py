@@ -123,20 +123,47 @@ def lanes_of(
 
 
 class TurnOrder(NamedTuple):
-    """Of the requests of a lane, (request,)."""
+    """Of requests, (request,). Those that no other precedes open sessions.
+
+    In an open loop they come at times of their own, in a closed loop the first of each user: then whoever has finished
+    a session opens the next one. So who of the users it is makes no difference, and all that follows an answer follows
+    from the request that it answers.
+    """
 
     before: np.ndarray  # position of the request that it follows, or -1
-    think_s: np.ndarray  # between the answer to that one and this request
+    following: np.ndarray  # position of the request that follows it, or -1
+    pause_s: np.ndarray  # from its answer until its user sends the one that follows, or opens another session
+
+    @property
+    def opening(self) -> np.ndarray:
+        """Positions of the requests that open sessions, in the order in which they do."""
+        return np.flatnonzero(self.before < 0)
+
+    def sent_s(self, ready_s: np.ndarray, answered_s: np.ndarray, users: int) -> np.ndarray:
+        """When each request is sent, (request,): openings at ``ready_s``, but those that wait for one of ``users``."""
+        on_s, opening = answered_s + self.pause_s, self.opening
+        sent_s = np.where(self.before < 0, ready_s, on_s[self.before])
+        # The n-th opening behind the first of each user is when the n-th user has finished a session, and rested.
+        free_s = np.sort(on_s[self.following < 0])
+        sent_s[opening[users:]] = free_s[: max(len(opening) - users, 0)]
+        return sent_s
 
 
-def follows_of(lane: LaneJobs) -> TurnOrder | None:
-    """None where nobody waits for an answer."""
-    sharing = lane.jobs.sharing
+def follows_of(jobs: Jobs, served: np.ndarray | slice) -> TurnOrder | None:
+    """Of jobs that are all requests of a table, in this order; None where nobody waits for an answer."""
+    sharing = jobs.sharing
     if sharing is None or sharing.turns is None or not sharing.feedback:
         return None
-    ids = lane.jobs.id[lane.served]
-    # The inverse of `ids`: a lane with users has all requests, so that ids are a permutation.
+    ids, turns = jobs.id[served], sharing.turns
+    # The inverse of `ids`, which are a permutation.
     position = np.empty(len(ids), dtype=np.int64)
     position[ids] = np.arange(len(ids))
-    previous = sharing.turns.previous[ids]
-    return TurnOrder(np.where(previous < 0, -1, position[previous]), sharing.turns.think_s[ids])
+    previous, number = turns.previous[ids], np.arange(len(ids))
+    before = np.where(previous < 0, -1, position[previous])
+    following, pause_s = np.full(len(ids), -1), np.zeros(len(ids))
+    if turns.rest_s is not None:
+        pause_s[...] = turns.rest_s[ids]
+    later = before >= 0
+    following[before[later]] = number[later]
+    pause_s[before[later]] = turns.think_s[ids][later]
+    return TurnOrder(before, following, pause_s)

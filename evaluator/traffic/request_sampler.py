@@ -16,7 +16,7 @@ from evaluator.traffic.classes import RequestClasses, request_classes
 from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.requests import Tokens, request_tokens, turn_tokens
 from evaluator.traffic.roles import Role
-from evaluator.traffic.sessions import Turns, turns_of
+from evaluator.traffic.sessions import Turns, turns_of, turns_of_trace
 from evaluator.traffic.sharing import Sharing, sharing_of
 
 
@@ -65,15 +65,15 @@ class RequestSampler:
         )
 
     def turns(self, workload: Workload, seed: int) -> Turns | None:
-        """Which requests are the turns of which sessions; None where every session is one request."""
-        return self._turns(self._traffic(workload), seed) if workload.sessions.continued else None
+        """Which requests are the turns of which sessions; None where every session is one request, of no user."""
+        return self._turns(self._traffic(workload), seed) if workload.draws_turns else None
 
     def _traffic(self, workload: Workload) -> Hashable:
         """The key of what tells one table of requests from another; the rate is, where sessions have several turns."""
         sessions, arrivals = workload.sessions, workload.arrivals
         # Which turns fall into the run follows from the rate at which sessions start. A search that changes the rate
         # keeps the requests of the first one, or every trial would have others.
-        first = self._first_rate.get(id(arrivals), arrivals) if sessions.continued else None
+        first = self._first_rate.get(id(arrivals), arrivals) if workload.draws_turns else None
         which = None if first is None else self._key(first)
         lengths, models = self._key(workload.lengths), self._key(workload.models)
         pipelines = self._key(workload.pipelines) if workload.pipelines else 0
@@ -133,19 +133,24 @@ class RequestSampler:
     def _tokens(self, sizes: Hashable, seed: int) -> Tokens:
         workload = cast(Workload, self._alive[sizes])
         turns = self.turns(workload, seed)
-        if turns is None:
+        # Sessions of one turn are requests as all others, in their order.
+        if turns is None or not workload.sessions.continued:
             return request_tokens(workload, seed, workload.requests)
         return turn_tokens(workload, seed, turns)
 
     @kept_with_record(256)
     def _turns(self, traffic: Hashable, seed: int) -> Turns:
         workload = cast(Workload, self._alive[traffic])
+        if workload.traced_tasks and workload.trace is not None:
+            return turns_of_trace(workload.trace, workload.arrivals, seed, workload.requests)
         return turns_of(workload.arrivals, workload.sessions, seed, workload.requests)
 
     @kept_with_record(256)
     def _sharing(self, traffic: Hashable, seed: int) -> Sharing | None:
         workload = cast(Workload, self._alive[traffic])
-        return sharing_of(workload, seed, self.turns(workload, seed))
+        turns = self.turns(workload, seed)
+        inherited = None if turns is None or turns.graph is None else self._tokens(traffic, seed).inherited_tokens
+        return sharing_of(workload, seed, turns, inherited)
 
     @kept_with_record(256)
     def _classes(self, traffic: Hashable, seed: int) -> RequestClasses | None:

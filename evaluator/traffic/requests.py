@@ -30,6 +30,8 @@ class Tokens:
     model: NDArray[np.int64]  # which one it asks for: its number among those of the workload, 0 where it names none
     pipeline: NDArray[np.int64]  # which one it takes, likewise
     branch_tokens: NDArray[np.int64] | None = None  # (request, branch): output tokens, ascending; None: one path each
+    # Of calls of agents the tokens of the prompt that were said before, by whomever; None: no agents.
+    inherited_tokens: NDArray[np.int64] | None = None
 
 
 def request_tokens(workload: Workload, seed: int, count: int) -> Tokens:
@@ -134,11 +136,17 @@ def turn_tokens(workload: Workload, seed: int, turns: Turns) -> Tokens:
     """
     new, output = request_lengths(workload.lengths, seed, int(turns.place.max()) + 1)
     output = scaled(output, workload.reasoning.scale)
+    none = np.zeros_like(turns.place)
+    if turns.graph is not None:
+        assert workload.sessions.agents is not None
+        share, system_tokens = workload.sessions.agents.share, workload.sessions.system_tokens
+        new, output = new[turns.place], output[turns.place]
+        prompt = turns.graph.prompts(turns.previous, new, output, share, system_tokens)
+        return Tokens(prompt, output, none, none, none, inherited_tokens=prompt - new)
     said = np.cumsum(new + output)
     # All that was said up to this turn, less what was said before its session began, less its own answer.
     before = said[turns.place] - (said - new - output)[turns.first] - output[turns.place]
     prompt = workload.sessions.system_tokens + before
-    none = np.zeros_like(prompt)
     return Tokens(prompt, output[turns.place], none, none, none)
 
 

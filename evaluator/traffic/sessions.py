@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass, replace
 
@@ -10,6 +11,8 @@ from numpy.typing import NDArray
 
 from evaluator.errors import InputError
 from evaluator.scenario import Arrivals, Exponential, Geometric, Sessions
+from evaluator.scenario.trace import Ragged, Trace, ragged
+from evaluator.traffic.agents import AgentGraph, agents_drawn, calls_of
 from evaluator.traffic.arrivals import arrival_times, stream
 
 _TURNS, _THINK, _SYSTEM = 3, 4, 5  # random streams
@@ -21,8 +24,11 @@ _PASSED = 5.0  # mean durations of a session that have passed when the run begin
 
 @dataclass(frozen=True, eq=False)
 class Turns:
-    """The requests of sessions that have several turns, (request,), in the order in which they would be sent if answers
-    took no time: the first so many that are sent at all.
+    """The requests of sessions, (request,), in the order in which they would be sent if answers took no time: the first
+    so many that are sent at all.
+
+    Users of a closed loop hold one session after the other, whichever is the next when they are done with one. Their
+    requests are in the order in which they would be sent if all answers took the same time, and nobody thought.
 
     ``place`` is among all turns of all sessions, session after session, whether they are requests or not.
     """
@@ -32,8 +38,11 @@ class Turns:
     first: NDArray[np.int64]  # the place of the first turn of the session
     previous: NDArray[np.int64]  # the row of the turn before; -1: there is none, or it was before the run
     think_s: NDArray[np.float64]  # after the turn before; 0 for the first
-    sent_s: NDArray[np.float64]  # if answers take no time
+    sent_s: NDArray[np.float64]  # if answers take no time; 0 in a closed loop, where nobody knows before the run
+    last: NDArray[np.bool_]  # it ends its session
     arrivals: Arrivals  # by which sessions start, at the rate of their requests
+    rest_s: NDArray[np.float64] | None = None  # closed loop: after the last turn, until the user begins another session
+    graph: AgentGraph | None = None  # None: each turn waits for the one before and for nothing else
 
     def sent_under(self, arrivals: Arrivals, sessions: Sessions, seed: int) -> NDArray[np.float64]:
         """When the same requests are sent if answers take no time, (request,), under another rate of the arrivals.
@@ -65,10 +74,14 @@ def turns_of(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> T
 
     Errors: InputError where so many sessions begin before the run that memory would not do.
     """
+    if sessions.agents is not None:
+        return _calls_of_agents(arrivals, sessions, seed, count)
+    if arrivals.process == "closed_loop":
+        return _turns_of_users(arrivals, sessions, seed, count)
     begins = _begins_s(sessions, arrivals)
     # Sessions that start before the run has had ``count`` requests, and some for chance; doubled below where it was
     # bad luck.
-    number = math.ceil((count + begins * (arrivals.rate_rps or 0.0)) / mean_turns(sessions)) + _SPARE
+    number = math.ceil((count + begins * (arrivals.rate_rps or 0.0)) / sessions.mean_turns) + _SPARE
     if number > MOST_SESSIONS:
         raise InputError(
             f"workload.sessions: at {arrivals.rate_rps:g} requests/s {number:,} sessions begin before the last "
@@ -77,9 +90,9 @@ def turns_of(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> T
     while True:
         counts = turn_counts(sessions, seed, number)
         starts = session_starts(arrivals, sessions, seed, number + 1)
-        session = np.repeat(np.arange(number), counts)
-        first = np.repeat(np.cumsum(counts) - counts, counts)
-        think_s = _think_s(sessions, seed, first)
+        session, first, last = _in_sessions(counts)
+        # Nobody thinks before the first turn of a session, which comes when the session starts.
+        think_s = np.where(np.arange(len(first)) == first, 0.0, _think_s(sessions, seed, len(first)))
         passed = np.cumsum(think_s)
         sent_s = starts[session] + (passed - passed[first]) - begins
         at_once = arrivals.rate_rps is None
@@ -96,24 +109,145 @@ def turns_of(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> T
     row[chosen] = np.arange(count)
     # Turns of a session are next to one another among all turns; row -1 where the one before is no request.
     previous = np.where(chosen > first[chosen], row[chosen - 1], -1)
-    return Turns(session[chosen], chosen, first[chosen], previous, think_s[chosen], sent_s[chosen], arrivals)
+    return Turns(
+        session[chosen], chosen, first[chosen], previous, think_s[chosen], sent_s[chosen], last[chosen], arrivals
+    )
+
+
+def turns_of_trace(trace: Trace, arrivals: Arrivals, seed: int, count: int) -> Turns:
+    """The first ``count`` requests of a trace that says for whose answers each waits."""
+    assert trace.wait_for is not None and trace.wait_s is not None and trace.session is not None
+    rows = [trace.wait_for[row] for row in range(count)]
+    session, whole = trace.session[:count], np.ones(int(trace.session.max()) + 1, dtype=bool)
+    whole[trace.session[count:]] = False
+    last = whole[session]
+    for waited in rows:
+        last[waited] = False  # a task ends with the last of the answers that nobody waits for
+    # Which request of its session it is: in a stable sort by session the rows of each stand together, in their order.
+    order = np.argsort(session, kind="stable")
+    turn = np.empty(count, dtype=np.int64)
+    turn[order] = np.arange(count) - np.searchsorted(session[order], session[order])
+    return Turns(
+        session,
+        turn,
+        np.zeros_like(turn),
+        previous=np.array([waited[0] if len(waited) else -1 for waited in rows], dtype=np.int64),
+        think_s=trace.wait_s[:count],
+        sent_s=arrival_times(arrivals, seed, count),
+        last=last,
+        arrivals=arrivals,
+        graph=AgentGraph(session, ragged([waited[1:].tolist() for waited in rows])),
+    )
+
+
+def _turns_of_users(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> Turns:
+    """The sessions of the users of a closed loop, whole but for the last, as many as have ``count`` turns in all.
+
+    So load generators have it that send a given set of conversations from so many clients, such as vLLM's
+    benchmark_serving_multi_turn: who is done with one takes the next, and in the end fewer and fewer are under way.
+    """
+    assert arrivals.users is not None
+    number = math.ceil(count / sessions.mean_turns) + _SPARE
+    while int((counts := turn_counts(sessions, seed, number)).sum()) < count:
+        number *= 2
+    counts = counts[: int(np.searchsorted(np.cumsum(counts), count)) + 1]
+    session, first, last = _in_sessions(counts)
+    drawn = _think_s(sessions, seed, len(first))
+    place = np.arange(count)
+    order = np.lexsort((place, _begins(counts, arrivals.users)[session[:count]] + place - first[:count]))
+    row = np.empty(count, dtype=np.int64)
+    row[order] = place
+    opens = order == first[order]
+    return Turns(
+        session[order],
+        order,
+        first[order],
+        previous=np.where(opens, -1, row[order - 1]),
+        think_s=np.where(opens, 0.0, drawn[order]),
+        sent_s=np.zeros(count),
+        last=last[order],
+        arrivals=arrivals,
+        # What is drawn for the first turn of a session nobody needs before it: it is what comes after the last one.
+        rest_s=drawn[first[order]],
+    )
+
+
+def _begins(steps: NDArray[np.int64], users: int) -> NDArray[np.int64]:
+    """When sessions of so many steps begin, (session,), if all steps take as long as each other.
+
+    The user who is done first, and of several the one with the session that began first, begins the next session.
+    """
+    begins, free = [], [0] * min(users, len(steps))
+    for number in steps.tolist():
+        begins.append(free[0])
+        heapq.heapreplace(free, free[0] + number)
+    return np.array(begins, dtype=np.int64)
+
+
+def _calls_of_agents(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> Turns:
+    """The calls of the tasks of agents, whole but for the last, as many as have ``count`` calls in all.
+
+    None is under way when the run begins. They are in the order in which they would be made if answers took no time, in
+    a closed loop if all of them took the same time.
+    """
+    assert sessions.agents is not None
+    drawn = turn_counts(sessions, seed, agents_drawn(sessions, count)).tolist()
+    while True:
+        try:
+            calls = calls_of(sessions.agents, iter(drawn), count)
+            break
+        except StopIteration:
+            drawn = turn_counts(sessions, seed, 2 * len(drawn)).tolist()
+    task, first, before = (np.array(column) for column in (calls.task, calls.first, calls.before))
+    tools_s, place = _think_s(sessions, seed, len(calls)), np.arange(count)
+    opens = before < 0
+    think_s = np.where(opens, 0.0, tools_s)
+    sent_s = np.zeros(len(calls))
+    if arrivals.process == "closed_loop":
+        assert arrivals.users is not None
+        steps = calls.steps()
+        longest = np.zeros(task[-1] + 1, dtype=np.int64)
+        np.maximum.at(longest, task, steps + 1)
+        by = _begins(longest, arrivals.users)[task] + steps
+    else:
+        starts = session_starts(arrivals, sessions, seed, int(task[-1]) + 1)
+        for number in range(len(calls)):
+            ready = (sent_s[parent] for parent in calls.parents(number))
+            sent_s[number] = max(ready, default=starts[task[number]]) + think_s[number]
+        by = sent_s
+    order = np.lexsort((place, by[:count]))
+    row = np.empty(count, dtype=np.int64)
+    row[order] = place
+    joins = [row[calls.joins[number]] for number in order.tolist()]
+    return Turns(
+        task[order],
+        order,
+        first[order],
+        previous=np.where(opens[order], -1, row[before[order]]),
+        think_s=think_s[order],
+        sent_s=sent_s[order],
+        last=np.array(calls.last)[order],
+        arrivals=arrivals,
+        rest_s=tools_s[first[order]] if arrivals.process == "closed_loop" else None,
+        graph=AgentGraph(
+            np.array(calls.agent)[order],
+            Ragged(np.concatenate([np.zeros(0, dtype=np.int64), *joins]), np.cumsum([0, *map(len, joins)])),
+        ),
+    )
+
+
+def _in_sessions(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Of all turns of sessions with so many: the session, the place of its first turn, and whether it is its last."""
+    ends = np.cumsum(counts)
+    session = np.repeat(np.arange(len(counts)), counts)
+    return session, np.repeat(ends - counts, counts), np.arange(len(session)) == ends[session] - 1
 
 
 def _begins_s(sessions: Sessions, arrivals: Arrivals) -> float:
     """When the run begins after the first session: so long that hardly any of the first sessions are under way."""
-    if arrivals.rate_rps is None:
+    if arrivals.rate_rps is None or sessions.agents is not None:
         return 0.0
-    think = sessions.think_s
-    mean_s = think.mean if isinstance(think, Exponential) else think
-    return _PASSED * (mean_turns(sessions) - 1.0) * mean_s
-
-
-def mean_turns(sessions: Sessions) -> float:
-    """Of a session. Geometric with the clip m: sum over n < m of P(more than n) = mean (1 - (1 - 1/mean)^m)."""
-    turns = sessions.turns
-    if not isinstance(turns, Geometric):
-        return float(turns)
-    return turns.mean if turns.max is None else turns.mean * (1.0 - (1.0 - 1.0 / turns.mean) ** turns.max)
+    return _PASSED * (sessions.mean_turns - 1.0) * sessions.mean_think_s
 
 
 def turn_counts(sessions: Sessions, seed: int, number: int) -> NDArray[np.int64]:
@@ -139,15 +273,12 @@ def system_prompts(sessions: Sessions, seed: int, session: NDArray[np.int64]) ->
 def session_starts(arrivals: Arrivals, sessions: Sessions, seed: int, number: int) -> NDArray[np.float64]:
     """When the first sessions start, float64 (session,)."""
     if arrivals.rate_rps is not None:
-        arrivals = replace(arrivals, rate_rps=arrivals.rate_rps / mean_turns(sessions))
+        arrivals = replace(arrivals, rate_rps=arrivals.rate_rps / sessions.mean_turns)
     return arrival_times(arrivals, seed, number)
 
 
-def _think_s(sessions: Sessions, seed: int, first: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Before each turn of all sessions; 0 before the first of each."""
-    think = sessions.think_s
-    if isinstance(think, Exponential):
-        drawn = think.mean * stream(seed, _THINK).standard_exponential(len(first))
-    else:
-        drawn = np.full(len(first), think)
-    return np.where(np.arange(len(first)) == first, 0.0, drawn)
+def _think_s(sessions: Sessions, seed: int, turns: int) -> NDArray[np.float64]:
+    """One draw for each turn of all sessions."""
+    if isinstance(sessions.think_s, Exponential):
+        return sessions.think_s.mean * stream(seed, _THINK).standard_exponential(turns)
+    return np.full(turns, sessions.think_s)

@@ -47,12 +47,13 @@ class Sharing:
     """
 
     session: NDArray[np.int64] | None
-    turns: Turns | None  # where sessions send one request after the other
+    turns: Turns | None  # where sessions send one request after the other, or users think between requests
     feedback: bool  # the answer to a turn decides when the next one is sent
     system: NDArray[np.int64] | None  # which system prompt a session of several turns begins with
     system_tokens: int
     hashes: Ragged | None
     hash_block_tokens: int
+    inherited_tokens: NDArray[np.int64] | None = None  # of calls of agents: of their prompts, what was said before
 
     def contents(
         self, ids: NDArray[np.int64], prompt_tokens: NDArray[np.int64], kv_tokens: NDArray[np.int64], block_tokens: int
@@ -67,6 +68,9 @@ class Sharing:
                 yield PrefixContent(self.hashes[row], per_source, prompt // block_tokens)
             return
         assert self.session is not None
+        if self.turns is not None and self.inherited_tokens is not None:
+            yield from self._of_agents(self.turns, ids, kv_tokens, block_tokens)
+            return
         system = np.zeros_like(ids) if self.system is None else self.system[ids]
         shared = self.system_tokens // block_tokens
         for session, prompt, tokens in zip(
@@ -75,24 +79,36 @@ class Sharing:
             # System prompts count down from -1: sessions count up from 0, and no two sources share a number.
             yield PrefixContent((-1 - prompt,) if shared else (), max(shared, 1), tokens // block_tokens, session)
 
+    def _of_agents(
+        self, turns: Turns, ids: NDArray[np.int64], kv_tokens: NDArray[np.int64], block_tokens: int
+    ) -> Iterator[PrefixContent]:
+        assert turns.graph is not None and self.inherited_tokens is not None and self.session is not None
+        system = np.zeros_like(self.session) if self.system is None else self.system
+        sources = turns.graph.sources(turns.previous, self.inherited_tokens, system, block_tokens)
+        for agent, tokens in zip(turns.graph.agent[ids].tolist(), kv_tokens.tolist(), strict=True):
+            yield PrefixContent(sources[agent], 1, tokens // block_tokens, agent)
 
-def sharing_of(workload: Workload, seed: int, turns: Turns | None) -> Sharing | None:
+
+def sharing_of(
+    workload: Workload, seed: int, turns: Turns | None, inherited_tokens: NDArray[np.int64] | None = None
+) -> Sharing | None:
     """What is known of the requests under a seed; None where it is nothing, or no more than common system prompts."""
     sessions, trace = workload.sessions, workload.trace
-    session = None if turns is None else turns.session
+    session = turns.session if turns is not None and sessions.continued else None
     hashes = None
     # A trace says who sent what: drawn sessions have nothing to add to it.
     if trace is not None:
         session = None if trace.session is None else trace.session[: workload.requests]
         hashes = trace.hash_ids
-    if session is None and hashes is None:
+    if session is None and hashes is None and turns is None:
         return None
     return Sharing(
         session=session,
         turns=turns,
-        feedback=sessions.feedback,
+        feedback=workload.feedback,
         system=None if session is None else system_prompts(sessions, seed, session),
         system_tokens=sessions.system_tokens,
         hashes=hashes,
         hash_block_tokens=sessions.hash_block_tokens,
+        inherited_tokens=inherited_tokens,
     )

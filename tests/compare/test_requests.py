@@ -212,10 +212,9 @@ def test_the_users_of_a_closed_loop_send_the_requests(tmp_path, scenario):
 def test_a_closed_loop_of_sessions_is_refused(tmp_path, scenario):
     path = tmp_path / "requests.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens,e2e_s\n0,10,5,1\n")
-    with pytest.raises(
-        InputError, match=r"workload\.sessions\.turns: users of a closed loop do not think between requests"
-    ):
-        compare_requests(path, load_scenario(scenario, [*CLOSED, "workload.sessions={turns: 3}"]))
+    for sessions in ("{turns: 3}", "{think_s: 2}"):
+        with pytest.raises(InputError, match=r"workload\.sessions: a table of requests does not say which of them a"):
+            compare_requests(path, load_scenario(scenario, [*CLOSED, f"workload.sessions={sessions}"]))
 
 
 @pytest.mark.parametrize("content", ['{"input_lens": [1]}', '\ufeff [{"a": 1}]'])

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluator.reference import Limits, Request, simulate
-from evaluator.reference.network import Conversations
+from evaluator.reference.network import Follows
 from evaluator.reference.prefix_cache import PrefixCache
 from tests.reference.build import SECOND, request
 
@@ -126,8 +126,8 @@ def test_a_session_with_room_enough_finds_all_but_the_block_that_was_not_full():
         content = (7,) * ((prompt + output) // BLOCK)
         turns.append(request(number, 0.0, prompt, output, content=content))
         prompt += output
-    follows = [(-1, 0.0), *((number, 10.0) for number in range(len(turns) - 1))]
-    found = simulate(SECOND, "chunked", limits(100), turns, clients=Conversations(turns, follows)).requests
+    follows = Follows([[], [0], [1], [2], [3]], [10.0] * 5, [0.0] * 5)
+    found = simulate(SECOND, "chunked", limits(100), turns, follows=follows).requests
     computed = 0
     for one in found:
         assert one.hit_tokens == min(computed, one.prompt_tokens - 1) // BLOCK * BLOCK
@@ -138,7 +138,6 @@ def test_a_session_with_room_enough_finds_all_but_the_block_that_was_not_full():
 
 def test_conversations_beside_each_other_are_sent_in_the_order_of_their_times():
     both = [request(0, 0.0, 4, 3), request(1, 0.5, 4, 1), request(2, 0.0, 4, 1), request(3, 0.0, 4, 1)]
-    clients = Conversations(both, [(-1, 0.0), (-1, 0.0), (1, 4.0), (0, 2.0)])
-    simulate(SECOND, "chunked", limits(100), both, clients=clients)
+    simulate(SECOND, "chunked", limits(100), both, follows=Follows([[], [], [1], [0]], [0.0, 0.0, 4.0, 2.0], [9.0] * 4))
     assert [one.arrival_s for one in both] == [0.0, 0.5, 6.0, 5.0]
     assert [one.last_token_s for one in both] == [3.0, 2.0, 7.0, 6.0]

@@ -282,9 +282,10 @@ BAD = {
         "workload.sessions.think_from=question",
         r"sessions\.think_from: 'question' is not one of answer, arrival",
     ),
-    "turns in a closed loop": (
-        "workload={arrivals: {process: closed_loop, users: 3, rate_rps: null}, sessions: {turns: 2}}",
-        r"workload\.sessions\.turns: users of a closed loop do not think between requests; use arrivals all_at_once",
+    "users who do not wait": (
+        "workload={arrivals: {process: closed_loop, users: 3, rate_rps: null}, sessions: {turns: 2, think_from: "
+        "arrival}}",
+        r"sessions\.think_from: users of a closed loop wait for their answers before they think; use think_from:",
     ),
     "turns beside cached tokens": (
         "workload={cached_tokens: 9, sessions: {turns: 2}}",

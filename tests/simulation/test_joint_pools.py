@@ -60,6 +60,15 @@ def tandem(draw: Draw) -> dict[str, Any]:
     }
 
 
+def talking(draw: Draw) -> dict[str, Any]:
+    """The same where users hold conversations, or think between requests, and where sessions begin by themselves."""
+    sessions = {"turns": draw.one(1, 3, {"mean": 2.5}), "think_s": draw.one(0.05, {"mean": 0.3})}
+    asked = tandem(draw) | {"workload.sessions": sessions}
+    if sessions["turns"] != 1:
+        asked["workload.arrivals"] = draw.one(asked["workload.arrivals"], {"process": "poisson", "rate_rps": 40.0})
+    return asked
+
+
 def side(draw: Draw) -> dict[str, Any]:
     """What ``mixed``, ``eager`` and ``beside`` have: two models, one of experts and one on costs of two forms."""
     pools = {name: draw.pool("mixed", tensor_parallel=2, model=EXPERTS) for name in "ac"}
@@ -166,10 +175,10 @@ def tight(configurations: Sequence[Configuration]) -> list[Configuration]:
     return found
 
 
-KINDS = [side, tandem, models, ranks]
+KINDS = [side, talking, models, ranks]
 """Few, each with much in it: to compile one takes longer than to run its systems."""
 if THOROUGH:  # programs of their own, whose parts the others have
-    KINDS += [mixed, eager, beside, several, unlike]
+    KINDS += [tandem, mixed, eager, beside, several, unlike]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -252,7 +261,7 @@ def alone(draw: Draw) -> dict[str, Any]:
     }
 
 
-def talking() -> dict[str, Any]:
+def sitting() -> dict[str, Any]:
     """Sessions that keep to a prefill replica, beside a decode side that looks; alike in all that is compiled."""
     sessions = {"turns": {"mean": 3}, "think_s": 0.1, "think_from": "arrival"}
     return {
@@ -266,11 +275,11 @@ def talking() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def designs() -> tuple[Plan, Group, list[Configuration]]:
-    """Random ones, and ``talking`` behind them."""
+    """Random ones, and ``sitting`` behind them."""
     configure()
     nothing = {"deployment.router": "round_robin", "workload.sessions": None}
     random = [nothing | alone(Draw(seed)) for seed in range(8)]
-    whole = plan(of_pools(sweep={"design": {"zip": [*random, talking()]}}, requests=40, lengths=SPREAD))
+    whole = plan(of_pools(sweep={"design": {"zip": [*random, sitting()]}}, requests=40, lengths=SPREAD))
     (group,) = whole.groups
     *some, last = group.configurations
     return whole, group, [*tight(some), last]

@@ -22,6 +22,7 @@ TALKS = (
     "workload.arrivals.rate_rps=10",
     "workload.sessions={turns: {mean: 4}, think_s: {mean: 3}, system_prompts: 2, system_tokens: 500}",
 )
+USERS = "workload.arrivals={process: closed_loop, users: 25, rate_rps: null}"
 DRAFTS = "deployment.speculative={method: ngram, tokens: 3, acceptance: 0.5}"
 FROM_ARRIVAL = "workload.sessions.think_from=arrival"
 CACHING, NO_CACHE = "deployment.kv.prefix_caching=true", "deployment.kv.prefix_caching=false"
@@ -49,6 +50,13 @@ BOTH_ENGINES = {
     "a session's own replica, without a cache": (
         NO_CACHE, FROM_ARRIVAL, "deployment.replicas=3", "deployment.router=session"
     ),
+    "users with conversations": (*TIGHT[:1], USERS),
+    "users, in turn": (CACHING, USERS, "deployment.replicas=3", "deployment.router=random"),
+    "users, by prefix": (CACHING, USERS, "deployment.replicas=3", "deployment.router={prefix_aware: {imbalance: 3}}"),
+    "users, by load": (*TIGHT[:1], USERS, "deployment.replicas=2", "deployment.router=least_kv"),
+    "users who think between requests": (
+        NO_CACHE, USERS, "workload.sessions.turns=1", "deployment.pipeline_parallel=2", "deployment.replicas=2"
+    ),
     **{f"four of {router}": (CACHING, *FOUR, f"deployment.router={router}") for router in ROUTERS},
 }  # fmt: skip
 if THOROUGH:  # programs of their own, whose parts others have
@@ -65,6 +73,19 @@ def turns_of(*overrides):
     """The requests as the plan has them, under the first seed."""
     whole = plan(scenario(*overrides))
     return whole.jobs(whole.configurations[0])[0]
+
+
+@pytest.mark.parametrize("name", ["users with conversations", "users, by load", "users who think between requests"])
+def test_whoever_has_finished_a_conversation_begins_the_next(name):
+    found, turns = DESIGNS.both(name), turns_of(*TALKS, *BOTH_ENGINES[name]).sharing.turns
+    (sent_s, *_), (answered_s, *_) = (found.column(column)[0] for column in ("arrival_s", "last_token_s"))
+    later, opens = np.flatnonzero(turns.previous >= 0), np.flatnonzero(turns.previous < 0)
+    np.testing.assert_allclose(sent_s[later], (answered_s[turns.previous[later]] + turns.think_s[later]), rtol=1e-9)
+    ends = np.setdiff1d(np.arange(len(sent_s)), turns.previous)
+    free_s = np.sort(answered_s[ends] + turns.rest_s[ends])
+    np.testing.assert_allclose(sent_s[opens], np.append(np.zeros(25), free_s)[: len(opens)], rtol=1e-9)
+    # As many users as there are: at any time before they begin to leave each waits or thinks.
+    assert len(opens) > 50 and (turns.rest_s[ends] > 0).all()
 
 
 def test_without_a_cache_turns_are_longer_prompts_to_both_engines():
@@ -265,10 +286,6 @@ BAD = {
     "swap": (
         (CACHING, "deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 1e9}"),
         r"unsupported: kv\.prefix_caching with preemption swap; use preemption recompute",
-    ),
-    "two pools": (
-        ("deployment.pools={p: {role: prefill}, d: {role: decode}}",),
-        r"unsupported: sessions that think from the answer over several pools; use workload\.sessions\.think_from",
     ),
 }
 

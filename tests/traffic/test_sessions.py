@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from evaluator.errors import InputError
-from evaluator.scenario import Arrivals, Exponential, Geometric, Lengths, Sessions, Workload
+from evaluator.scenario import Arrivals, Exponential, Geometric, Lengths, Sessions, Workload, load_scenario
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.roles import ROLES
-from evaluator.traffic.sessions import mean_turns, turn_counts, turns_of
+from evaluator.traffic.sessions import turn_counts, turns_of
 
 POISSON = Arrivals("poisson", rate_rps=5.0)
 TALKS = Sessions(3, 40, turns=Geometric(4.0), think_s=Exponential(20.0))
@@ -25,7 +25,7 @@ def test_mean_turns(turns):
     sessions = Sessions(turns=turns)
     counts = turn_counts(sessions, 0, 40_000)
     assert counts.min() >= 1
-    np.testing.assert_allclose(counts.mean(), mean_turns(sessions), rtol=0.02)
+    np.testing.assert_allclose(counts.mean(), sessions.mean_turns, rtol=0.02)
 
 
 def test_geometric():
@@ -132,3 +132,61 @@ def test_contents_say_system_prompt_and_session():
         by_session[one] == two for one, two in zip(sharing.session.tolist(), sharing.system.tolist(), strict=True)
     )
     np.testing.assert_allclose(np.bincount(list(by_session.values())) / len(by_session), 1 / 3, atol=0.06)
+
+
+# --- users of a closed loop
+
+USERS = Arrivals("closed_loop", users=8)
+
+
+@pytest.mark.parametrize("turns", [1, 3, Geometric(4.0), Geometric(4.0, 5)])
+def test_users_take_whole_sessions_one_after_the_other(turns):
+    sessions = Sessions(turns=turns, think_s=Exponential(20.0))
+    found = turns_of(USERS, sessions, 0, 500)
+    counts = turn_counts(sessions, 0, 600)
+    numbers, held = np.unique(found.session, return_counts=True)
+    np.testing.assert_array_equal(numbers, np.arange(len(numbers)))
+    np.testing.assert_array_equal(held[:-1], counts[: len(numbers) - 1])  # the last one is cut
+    assert 1 <= held[-1] <= counts[len(numbers) - 1] and found.last.sum() == len(numbers) - (
+        held[-1] < counts[len(numbers) - 1]
+    )
+    opens = found.place == found.first
+    # Sessions are sent in their order, the first of each user before all others.
+    np.testing.assert_array_equal(found.session[opens], numbers)
+    assert opens[:8].all() and (found.previous[opens] == -1).all()
+    later = np.flatnonzero(~opens)
+    before = found.previous[later]
+    assert (before < later).all() and (found.place[later] == found.place[before] + 1).all()
+    assert found.rest_s is not None and not found.sent_s.any()
+    np.testing.assert_allclose(np.append(found.think_s[later], found.rest_s[found.last]).mean(), 20.0, rtol=0.2)
+
+
+def test_users_who_think_send_the_requests_of_users_who_do_not():
+    lazy = replace(WORKLOAD, arrivals=USERS, sessions=Sessions(think_s=1.0))
+    one, other = (RequestSampler().jobs(each, 0, MIXED) for each in (lazy, replace(lazy, sessions=Sessions())))
+    np.testing.assert_array_equal(one.demand.prompt_tokens, other.demand.prompt_tokens)
+    assert other.sharing is None and one.session is None and one.sharing.feedback
+    np.testing.assert_array_equal(one.sharing.turns.session, one.id)
+
+
+def test_more_users_hold_the_same_sessions():
+    few, many = (
+        RequestSampler().jobs(replace(WORKLOAD, arrivals=Arrivals("closed_loop", users=users)), 0, MIXED)
+        for users in (4, 60)
+    )
+    at = [np.argsort(jobs.sharing.turns.place) for jobs in (few, many)]
+    for name in ("prompt_tokens", "output_tokens"):
+        one, other = (getattr(jobs.demand, name)[order] for jobs, order in zip((few, many), at, strict=True))
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_is_cut_by_itself_are_two_sessions_of_each_user_and_one():
+    raw = {
+        "workload": {"arrivals": {"process": "closed_loop", "users": 20}, "lengths": {"source": "azure-conv-2023"}},
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm"},
+    }
+    for sessions, ends in (
+        ({}, (100, 100)), ({"think_s": 3}, (100, 100)), ({"turns": 4}, (160, 80)), ({"turns": {"mean": 40}}, (500, 250))
+    ):  # fmt: skip
+        raw["workload"]["sessions"] = sessions
+        assert load_scenario(raw).workload.ends == ends

@@ -20,10 +20,10 @@ from evaluator.plan import Configuration, LinkPlan, Plan, StationPlan
 from evaluator.plan.phases import group_of_replicas
 from evaluator.plan.route import RequestRoutes
 from evaluator.reference import PoolOutcome, Request
-from evaluator.reference.network import Clients, run
 from evaluator.reference.network import EventStation as Stage
+from evaluator.reference.network import run
 from evaluator.reference.serve.phases import PhaseRun, phase_run, phase_served, pool_run
-from evaluator.reference.serve.pool import Observe
+from evaluator.reference.serve.pool import Observe, followers
 from evaluator.reference.serve.routes import RouteFollower, Routes, StepVisits, routes_of
 from evaluator.reference.stations.phase import PhaseStation
 from evaluator.reference.stations.transfers import Sending, Transfers
@@ -109,9 +109,10 @@ def _run(
         links = _transfers(configuration, configuration.link, whole, runs[0].phase, runs[1].phase)
         stages += [links, runs[1].phase]
     delivered = partial(_delivered_after, configuration, runs)
+    follows = followers(jobs, slice(None))
     if routes is None:
         first = [runs[0].phase.parts[index] for index in jobs.id.tolist()]
-        run(stages, first, configuration.users, delivered)
+        run(stages, first, configuration.users, delivered, follows)
         return NetworkRun(runs, links, whole, np.zeros(0))
     passes: dict[int, PhaseRun] = {}
 
@@ -126,14 +127,13 @@ def _run(
     # On routes of their own requests only say who they are; what they ask of a station is in that station's parts.
     requests = [Request(index, ready_s, 1, 1, 1, 0) for index, ready_s in enumerate(jobs.ready_s.tolist())]
     last = _last_visits(routes, len(jobs))
-    clients = Clients(
-        requests, configuration.users, lambda request: delivered(runs[0].phase.parts[last[request.index]])
-    )
     run(
         [*stages, *step_routes.stations.values()],
         requests,
-        clients=clients,
-        onward=RouteFollower(step_routes, clients, requests),
+        configuration.users,
+        lambda request: delivered(runs[0].phase.parts[last[request.index]]),
+        follows,
+        onward=lambda clients: RouteFollower(step_routes, clients, requests),
     )
     return NetworkRun(runs, links, whole, np.array([request.arrival_s for request in requests]), step_routes, passes)
 

@@ -17,13 +17,13 @@ from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.checks import host_space, swap_space, watermark_units
 from evaluator.plan.simulators import by_reports, routed_by
 from evaluator.reference import HostLimits, Iteration, Limits, PoolOutcome, Request, simulate
-from evaluator.reference.network import Conversations
+from evaluator.reference.network import Follows
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE
 from evaluator.speculation import keys, tokens_given
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, table_shape
-from evaluator.stations.lane_jobs import LaneJobs, follows_of, lanes_of
+from evaluator.stations.lane_jobs import LaneJobs, lanes_of
 from evaluator.stations.use import add_kept, check_served, use_of
-from evaluator.traffic.jobs import Demand, branch_units, shared_units
+from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
 from evaluator.traffic.requests import cached_by_content
 
 Observe = Callable[[LaneJobs, Iteration], None]
@@ -95,7 +95,7 @@ def _serve(
         # As many users as requests wait for nobody: an open loop, whose arrivals are all there at the start.
         users=lane.users if lane.users < lane.count else None,
         delay_s=late_s,
-        clients=_conversations(lane, requests, late_s),
+        follows=followers(lane.jobs, lane.served),
         window=replica.kv.window,
         observe=watch,
     )
@@ -209,18 +209,21 @@ def _say_content(requests: Sequence[Request], lane: LaneJobs, kv: KvLayout) -> N
         request.content = content
 
 
-def _conversations(
-    lane: LaneJobs, requests: Sequence[Request], late_s: Callable[[Request], float]
-) -> Conversations | None:
-    """Clients who think about answers, which they have ``late_s`` after the engine; None where nobody waits for one."""
-    follows = follows_of(lane)
-    if follows is None:
+def followers(jobs: Jobs, served: np.ndarray | slice) -> Follows | None:
+    """Which requests are sent after the answers to which; None where nobody waits for one."""
+    sharing = jobs.sharing
+    if sharing is None or sharing.turns is None or not sharing.feedback:
         return None
-
-    def seen_s(request: Request) -> float:
-        return request.last_token_s + late_s(request)
-
-    return Conversations(requests, list(zip(*(column.tolist() for column in follows), strict=True)), seen_s)
+    turns, ids = sharing.turns, jobs.id[served]
+    # The inverse of `ids`, which are a permutation.
+    place = np.empty(len(ids), dtype=np.int64)
+    place[ids] = np.arange(len(ids))
+    before = [[] if previous < 0 else [int(place[previous])] for previous in turns.previous[ids].tolist()]
+    if turns.graph is not None:
+        for waits, row in zip(before, ids.tolist(), strict=True):
+            waits += place[turns.graph.joins[row]].tolist()
+    rest_s = np.zeros(len(ids)) if turns.rest_s is None else turns.rest_s[ids]
+    return Follows(before, turns.think_s[ids].tolist(), rest_s.tolist())
 
 
 def _add(times: RequestTimes, totals: PoolTotals, lane: LaneJobs, outcome: PoolOutcome) -> None:

@@ -20,6 +20,7 @@ _SHORT = {
     "tpot_s": "TPOT",
     "itl_s": "ITL",
     "e2e_s": "end to end",
+    "session_s": "session",
     "slo_attainment": "within SLO",
     "tok_per_s_per_gpu": "output per GPU",
     "tok_per_s_per_user": "speed per user",

@@ -16,7 +16,7 @@ from evaluator.stations.engine.common.arrays import (
     Int,
     IntPerReplica,
 )
-from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
 from evaluator.stations.engine.joint.lockstep_leap import cut_together, first_rank, waits_together
 from evaluator.stations.engine.joint.pools import given_at
 from evaluator.stations.engine.joint.state import (
@@ -76,18 +76,22 @@ def next_arrival(given: Given, cluster: ClusterState) -> Float:
     return jnp.where(comes & (i < given.limits.requests), jnp.maximum(at_s, state.clock), jnp.inf)
 
 
-def _next_of_talks(given: Given, cluster: ClusterState) -> tuple[Float, Int, Flag]:
-    """(when the next request is sent, which one, whether it follows another) by users who think about answers."""
+def _next_of_talks(given: Given, cluster: ClusterState) -> tuple[Float, Int, Flag, Flag]:
+    """By users who think about answers: when the next request is sent, which one, whether somebody has waited for an
+    answer to send it, and whether it opens a session."""
     session_turns, answers = given.session_turns, cluster.state.answers
     assert session_turns is not None and answers is not None
-    opens = cluster.opened < session_turns.openings
-    first = read(session_turns.opening, cluster.opened)
+    opened = cluster.state.released
+    opens = opened < session_turns.openings
+    first = read(session_turns.opening, opened)
     opens_s = jnp.where(opens, read(given.requests.arrival_s, first), jnp.inf)
     due_s, code = answers.first()
     due = code.astype(jnp.int32)
-    # Ties by number, as the reference's calendar of conversations has them (``reference.network.Conversations``).
+    # Ties by number, as the reference's calendar has them (``reference.network.Clients``): NONE, a session that a user
+    # opens, comes before all others.
     sooner = (due_s < opens_s) | ((due_s == opens_s) & (due < first))
-    return jnp.minimum(due_s, opens_s), jnp.where(sooner, due, first), sooner
+    follows = sooner & (due >= 0)
+    return jnp.minimum(due_s, opens_s), jnp.where(follows, due, first), sooner, ~follows
 
 
 def _in_order(given: Given, count: Int) -> Int:
@@ -104,9 +108,12 @@ def _next_request(given: Given, cluster: ClusterState) -> tuple[ClusterState, In
         return cluster, _in_order(given, i)
     if given.session_turns is None:
         return cluster._replace(state=state._replace(answers=answers.without_first(i >= state.released))), i
-    _, i, follows = _next_of_talks(given, cluster)
-    state = state._replace(answers=answers.without_first(follows))
-    return cluster._replace(state=state, opened=cluster.opened + ~follows), i
+    _, i, waited, opens = _next_of_talks(given, cluster)
+    opened = state.released + opens
+    # Users who are free after the last session was opened leave: their entries would stand in front of others.
+    spent = opens & (opened == given.session_turns.sessions)
+    answers = where(spent, lambda answers: answers.without(NONE), answers.without_first(waited))
+    return cluster._replace(state=state._replace(answers=answers, released=opened)), i
 
 
 def send(given: Given, cluster: ClusterState) -> ClusterState:

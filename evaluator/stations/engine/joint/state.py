@@ -116,7 +116,6 @@ class ClusterState(NamedTuple):
     ending: Flag  # what ends at the time of the clock has still to be looked for
     arrived: Int  # requests sent so far
     replica: IntPerRequest
-    opened: Int | None = None  # of users who think about answers: requests sent so far that follow no other
     taken: Array | None = None  # int32 (kind * group,): choices taken from the tables of a router
     several: PoolStates | None = None  # None: one pool
     together: Together | None = None  # None: no ranks in lockstep
@@ -142,7 +141,6 @@ def initial_cluster(given: Given) -> ClusterState:
         ending=jnp.zeros((), bool) | True,
         arrived=jnp.int32(0),
         replica=jnp.full(given.requests.arrival_s.shape, NONE, jnp.int32),
-        opened=None if given.session_turns is None else jnp.int32(0),
         taken=None if turns is None else jnp.zeros(turns.shape[0] * turns.shape[1], jnp.int32),
         several=nothing_yet(given),
         together=_nothing_together(given, zeros) if given.structure.lockstep else None,

@@ -13,7 +13,7 @@ from evaluator.stations.engine.joint.pools import Travel, given_at
 from evaluator.stations.engine.joint.routing import announce, choice, come_to
 from evaluator.stations.engine.joint.state import ClusterState
 from evaluator.stations.engine.preemptive.lane import Given, Network
-from evaluator.stations.engine.preemptive.waiting import seen_s
+from evaluator.stations.engine.preemptive.waiting import answered, seen_s
 
 
 def travel_of(cluster: ClusterState) -> Travel:
@@ -228,7 +228,7 @@ def _computed(given: Given, cluster: ClusterState, j: Int, on: Flag) -> ClusterS
 
 
 def _answer(given: Given, cluster: ClusterState, i: Int, on: Flag) -> ClusterState:
-    """Of a closed loop: a user has the answer and may send the next request, if ``on``.
+    """A user has the answer and may send the next request, if ``on``.
 
     The frontend is that of the pool to which the request went first.
     """
@@ -245,5 +245,4 @@ def _answer(given: Given, cluster: ClusterState, i: Int, on: Flag) -> ClusterSta
         read_once(state.sequences.first_token_s, first),
         read_once(state.sequences.last_token_s, i),
     )
-    answers = state.answers.enter(seen_s(rules, first_s, end_s, output), jnp.int32(0), on)
-    return cluster._replace(state=state._replace(answers=answers))
+    return cluster._replace(state=answered(given, state, first, seen_s(rules, first_s, end_s, output), on))

@@ -60,12 +60,16 @@ NO_COUNTER = -1
 
 
 class SessionTurns(NamedTuple):
-    """Users who send their next request some time after the answer to the one before."""
+    """Users who send their next request some time after the answer to the one before.
 
-    opening: IntPerRequest  # the requests that follow no other, in order of their arrival
-    openings: Int  # how many
+    Who has finished a session opens the next of those that do not come at times of their own, as long as there are any.
+    """
+
+    opening: IntPerRequest  # the requests that follow no other, in the order in which they are sent
+    openings: Int  # how many of them come at times of their own: all in an open loop, else the first of each user
+    sessions: Int  # how many there are
     following: IntPerRequest  # the request that follows, or NONE
-    think_s: FloatPerRequest  # from the answer to the one before until this one is sent
+    pause_s: FloatPerRequest  # from the answer until the one that follows is sent, or another session is opened
 
 
 class CacheShape(NamedTuple):

@@ -236,7 +236,7 @@ class State(NamedTuple):
     replica: ReplicaState  # the one at hand
     totals: PoolTotals  # those that it adds to; what drafts gave is counted in ``accepted`` or by pool, and None here
     queue_links: QueueLinks
-    released: Int  # closed loop: requests sent so far
+    released: Int  # closed loop: requests sent so far; of users who think about answers, sessions opened so far
     sequences: Sequences
     running: LinkedList  # admitted requests, oldest admission first
     prompts: LinkedList  # those of them with prompt tokens that no batch has taken
@@ -319,7 +319,8 @@ def initial_state(given: Given) -> State:
             decoded=not_counted, decoded_tokens=not_counted,
             peaks=no_peaks(given.pipeline_ranks[0]),  # without a pipeline only
         ),
-        queue_links=QueueLinks(none, none, none), released=given.limits.users,
+        queue_links=QueueLinks(none, none, none),
+        released=given.limits.users if given.session_turns is None else number,
         sequences=_initial_sequences(given),
         running=LinkedList.empty(cells), prompts=LinkedList.empty(cells),
         by_end=LinkedList.empty(cells if structure.peaks else 1),

@@ -220,21 +220,26 @@ def _work(given: Given, sequences: Sequences, i: Int) -> Int:
 
 def release_next(given: Given, state: State, i: Int, end_s: Float, on: Flag) -> State:
     """Request ``i`` is done, if ``on``: its user may send another, at once or when the answer has been delivered."""
-    if given.session_turns is not None:
-        following = read(given.session_turns.following, i)
-        sends, delay_s = on & (following >= 0), read(given.session_turns.think_s, jnp.maximum(following, 0))
-        return _answered(given, state, i, end_s, sends, following, delay_s)
-    if given.structure.frontend:
-        return _answered(given, state, i, end_s, on, jnp.int32(0), jnp.float64(0.0))
-    return state._replace(released=state.released + on)
-
-
-def _answered(given: Given, state: State, i: Int, end_s: Float, on: Flag, following: Int, delay_s: Float) -> State:
-    """An answer is on its way to its user, who sends request ``following`` ``delay_s`` after it, if ``on``."""
-    assert state.answers is not None
+    if given.session_turns is None and not given.structure.frontend:
+        return state._replace(released=state.released + on)
     first_s = read_once(state.sequences.first_token_s, i)
-    due_s = seen_s(given.rules, first_s, end_s, read(given.requests.output_tokens, i)) + delay_s
-    return state._replace(answers=state.answers.enter(due_s, following, on))
+    return answered(given, state, i, seen_s(given.rules, first_s, end_s, read(given.requests.output_tokens, i)), on)
+
+
+def answered(given: Given, state: State, i: Int, at_s: Float, on: Flag) -> State:
+    """The answer to request ``i`` reaches its user ``at_s``, if ``on``, who sends another then or thinks before."""
+    assert state.answers is not None
+    turns = given.session_turns
+    if turns is None:
+        return state._replace(answers=state.answers.enter(at_s, jnp.int32(0), on))
+    # NONE in the calendar stands for a session that opens then; which one it is the order of openings says, so that it
+    # makes no difference in which order answers of one time are handed out. In an open loop, and when all sessions have
+    # been opened, the last answer of one releases nobody.
+    following = read(turns.following, i)
+    opens = (turns.openings < turns.sessions) & (state.released < turns.sessions)
+    return state._replace(
+        answers=state.answers.enter(at_s + read(turns.pause_s, i), following, on & ((following >= 0) | opens))
+    )
 
 
 def seen_s(rules: Rules, first_s: Float, end_s: Float, output: Int) -> Float:
