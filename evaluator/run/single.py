@@ -131,9 +131,7 @@ def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outco
             trace.add(sum(replicas[: lane.station]) + replica, iteration)  # pool after pool
 
     chain = chain_result(whole, whole.configurations, observe)
-    outcomes = outcomes_of(
-        whole.configurations, chain, whole.stage_names, whole.class_names, whole.has_sessions
-    )
+    outcomes = outcomes_of(whole.configurations, chain, whole.stage_names, whole.class_names, whole.has_sessions)
     if path is None:
         return outcomes
     pools = [(station.name, station.deployment.ranks) for station in stations]
