@@ -55,6 +55,7 @@ class Case:
     asynchronous: bool = False
     data_parallel: int = 1
     stats_ms: int = 0  # with data_parallel: between two messages of the coordinator
+    lockstep: bool = False  # with data_parallel: ranks share experts, requests go to them in turns
     prefill_blocks: int = 0  # of a prefill side; 0: there is none
     transfer_ticks: int = 0  # for each token of a prompt that is sent to the decode side
     one_by_one: bool = False  # the prefill side sends one request after the other
@@ -107,6 +108,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "chunked local attention": {"windows": True, "chunks": True},
     "chunked local attention, prefix cache": {"windows": True, "chunks": True, "prefix_caching": True},
     "data-parallel ranks": {"data_parallel": True},
+    "ranks in lockstep": {"lockstep": True},
     "prefill and decode apart": {"apart": True},
     "host memory": {"prefix_caching": True, "host": True},
 }
@@ -143,10 +145,16 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
     blocks = int(units.max() * rng.uniform(1.0, rng.choice([1.3, 3.0, 8.0]))) + int(rng.integers(0, 3)) + watermark
     mean_s = (1 + prompts.mean() * TICK_S + outputs.mean() * 1.2) / min(seats, 6)
     gaps = rng.exponential(mean_s * 10 ** rng.uniform(-1.0, 0.5), requests)
-    ranks = int(rng.integers(2, 6)) if has.get("data_parallel") else 1
+    locked = bool(has.get("lockstep"))
+    ranks = int(rng.integers(2, 6)) if has.get("data_parallel") or locked else 1
     gaps /= ranks
     arrivals = np.cumsum(gaps) / TICK_S if rng.random() > 0.1 else np.zeros(requests)
-    if ranks > 1:
+    if locked:
+        # While the first is there: when nobody is, vLLM's ranks go on with dummy batches, and ours do not.
+        outputs[0] = outputs.max() + 2
+        arrivals = np.concatenate([[0], np.sort(rng.integers(0, outputs[0] / TICK_S, requests - 1))])
+        blocks += int(-(-(prompts[0] + outputs[0]) // block))
+    elif ranks > 1:
         # Each at a time that nothing else happens at, iterations of other ranks included: it would depend on the order.
         arrivals = arrivals.astype(int) + np.arange(requests) / 4096
     case = Case(
@@ -161,10 +169,11 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
         asynchronous=asynchronous,
         groups=groups,
         data_parallel=ranks,
+        lockstep=locked,
         prefill_blocks=int(blocks * rng.uniform(0.5, 1.5)) + int(units.max()) if has.get("apart") else 0,
         transfer_ticks=int(rng.choice([0, 1, 4, 16])) if has.get("apart") else 0,
         one_by_one=bool(has.get("apart") and rng.random() < 0.5),
-        stats_ms=int(rng.choice([100, 1000, 7000])) if ranks > 1 else 0,
+        stats_ms=int(rng.choice([100, 1000, 7000])) if ranks > 1 and not locked else 0,
         host_blocks=int(units.max() * rng.choice([0.3, 1.0, 3.0, 20.0])) + 1 if has.get("host") else 0,
         store_ticks=int(rng.choice([0, 1, 8, 60])) if has.get("host") else 0,
         load_ticks=int(rng.choice([0, 1, 8, 60])) if has.get("host") else 0,
@@ -173,7 +182,7 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
     contents = contents_of(rng, prompts, outputs, block) if prefix else [()] * requests
     asks = (
         Ask(
-            float(arrival) if ranks > 1 else int(arrival), int(prompt), int(output), content,
+            float(arrival) if ranks > 1 and not locked else int(arrival), int(prompt), int(output), content,
             int(rng.integers(0, 4)) if case.priority else 0,
             _curve(rng, int(output), drafts),
         )

@@ -68,7 +68,11 @@ def serve(case: Case) -> Log:
     """All iterations of a case on the reference."""
     if case.prefill_blocks:
         return _serve_apart(case)
-    ranks = {"replicas": case.data_parallel, "router": RankBalance(case.stats_ms)} if case.data_parallel > 1 else {}
+    ranks: dict[str, Any] = {}
+    if case.lockstep:
+        ranks = {"replicas": case.data_parallel, "lockstep": case.data_parallel, "router": "round_robin"}
+    elif case.data_parallel > 1:
+        ranks = {"replicas": case.data_parallel, "router": RankBalance(case.stats_ms)}
     return log_of(cost_of(case), "chunked", limits_of(case), requests_of(case), 1 + case.drafts, **ranks)
 
 
@@ -76,7 +80,8 @@ def log_of(cost: Any, policy: str, limits: Limits, requests: list[Request], deco
     """All iterations of the reference on these requests."""
     iterations: list[Iteration] = []
     simulate(cost, policy, limits, requests, tokens=True, observe=iterations.append, **more)
-    in_order = sorted(iterations, key=lambda each: each.start_s)
+    # Of ranks in lockstep those with a dummy batch are told as well.
+    in_order = sorted((each for each in iterations if each.decodes or each.chunks), key=lambda each: each.start_s)
     return Log(
         tuple(step_of(limits.kv_units, decode_tokens, each) for each in in_order),
         tuple(ticks_of(request.first_token_s) for request in requests),

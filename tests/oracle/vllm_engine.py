@@ -240,6 +240,10 @@ def iteration_ticks(output: Any) -> int:
 
 def serve(case: Case, most: int = 100_000) -> Log:
     """All iterations of a case. Errors: RuntimeError where its requests never finish."""
+    if case.lockstep:
+        from tests.oracle import vllm_lockstep
+
+        return vllm_lockstep.serve(case)
     if case.data_parallel > 1:
         from tests.oracle import vllm_data_parallel  # which imports this module
 
