@@ -23,8 +23,8 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
 
     What is completed from the arrival of the first measured request to the last arrival, all of it by requests that
     came before or after: in a steady state as much as comes in. The drain behind the last arrival, in which the design
-    empties, is left out. Where nothing is completed by then, or all requests come at once, it is the work of the
-    measured requests up to their last completion. Of a closed loop whole cycles are counted (``_cycle_start``); where
+    empties, is left out. Where nothing is completed by then, or all requests come at once, it is the work of all that
+    came from then on, up to their last completion. Of a closed loop whole cycles are counted (``_cycle_start``); where
     its users have sessions, up to the arrival that opens the last one: from then on they leave, one after the other.
     """
     arrival_s = outcomes.times.arrival_s
@@ -35,20 +35,24 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     first_s = _cycle_start(outcomes, window.least(arrival_s), last_s)
     ended = outcomes.times.last_token_s
     inside = (ended > first_s[..., None]) & (ended <= last_s[..., None])
-    completed = np.count_nonzero(inside, axis=-1).astype(np.float64)
-    steady = completed > 0
-    # Without a completion before the last arrival the rate is the work over the time until it is done.
-    took_s = np.where(steady, last_s, window.largest(ended)) - first_s
+    steady = inside.any(axis=-1)
+    took_s = last_s - first_s
+    if not steady.all():
+        # Without a completion before the last arrival the rate is the work over the time until it is done. It is that
+        # of all who came, whichever of them the statistics leave out: of requests that come at once, those before the
+        # steady state take their share of this time, too.
+        came = arrival_s >= first_s[..., None]
+        inside = np.where(steady[..., None], inside, came)
+        took_s = np.where(steady, last_s, np.where(came, ended, -np.inf).max(axis=-1)) - first_s
 
     def done(amount: np.ndarray) -> np.ndarray:
         # einsum adds the amounts of a mask without a float copy of either; they are integers and booleans.
-        flowing = np.einsum("...r,...r->...", inside, np.asarray(amount), dtype=np.float64, casting="unsafe")
-        return flowing if steady.all() else np.where(steady, flowing, window.total(amount))
+        return np.einsum("...r,...r->...", inside, np.asarray(amount), dtype=np.float64, casting="unsafe")
 
     accelerators = outcomes.summed("devices") if outcomes.accelerators is None else outcomes.accelerators
     output, prompt = done(outcomes.tokens.output_tokens), done(outcomes.tokens.prompt_tokens)
     work = {
-        "throughput_rps": np.where(steady, completed, window.count),
+        "throughput_rps": np.count_nonzero(inside, axis=-1).astype(np.float64),
         "output_tok_per_s": output,
         "total_tok_per_s": prompt + output,
         "tok_per_s_per_gpu": _ratio(output, accelerators[:, None]),

@@ -44,6 +44,16 @@ def test_a_run_in_which_nothing_ends_before_the_last_arrival_counts_to_its_end()
     assert found["throughput_rps"].item() == pytest.approx(4 / 53)
 
 
+@pytest.mark.parametrize("warmup", [0, 50])
+def test_requests_that_come_at_once_all_count(warmup):
+    """An offline run of 1,000 requests in 100 s is 10 requests/s, whichever of them the statistics leave out."""
+    at_once, ended = np.zeros((1, 1, 1000)), np.arange(1.0, 1001.0)[None, None] / 10.0
+    times = {"arrival_s": at_once, "scheduled_s": at_once, "first_token_s": ended - 0.05, "last_token_s": ended}
+    found = summarise(outcomes(1, 1, 1000, warmup=warmup, **times), LEVELS)
+    assert found["throughput_rps"].item() == pytest.approx(10.0)
+    assert found["output_tok_per_s"].item() == pytest.approx(110.0)
+
+
 @pytest.mark.parametrize("requests", [30, 34, 37, 40])
 def test_a_closed_loop_counts_whole_cycles(requests):
     """Ten users in step, whose waves of 8 s end together: 10/8 requests/s, wherever in a wave the run ends."""
