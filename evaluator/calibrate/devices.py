@@ -24,6 +24,9 @@ PROCESSORS = {
     "l40s": Processors(142, 96e6),  # NVIDIA Ada GPU Architecture whitepaper (2023)
     "rtx-4090": Processors(128, 72e6),  # NVIDIA Ada GPU Architecture whitepaper (2022)
     "rtx-pro-6000": Processors(188, 128e6),  # NVIDIA RTX Blackwell GPU Architecture whitepaper (2025)
+    "mi300x": Processors(304, 256e6),  # AMD CDNA 3 Architecture whitepaper (2023): compute units, Infinity Cache
+    "mi325x": Processors(304, 256e6),  # as the MI300X, with other memory
+    "mi355x": Processors(256, 256e6),  # AMD CDNA 4 Architecture whitepaper (2025)
 }
 
 UNKNOWN = Processors(0, 0.0)

@@ -18,11 +18,13 @@ from evaluator.catalog.calibration import (
     OPTIONAL_CLASSES,
     OPTIONAL_COLLECTIVES,
     Calibration,
+    base_class,
     is_collective,
 )
-from evaluator.catalog.efficiency import GroupEfficiency
+from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, figures_of
 
 _ROOFLINE = ("flops_efficiency", "bandwidth_efficiency", "knee", "launch_s")
+_OF_EVERY_MODEL = {"gemm", "attention_prefill", "attention_decode"}
 NUISANCES = ("expert_skew",)
 """Parameters of how a measurement was made, not of the device: reported, never shipped as a figure."""
 
@@ -40,8 +42,7 @@ def document(fitted: Calibrated) -> dict[str, Any]:
     return {
         "name": fitted.name,
         "hardware": fitted.hardware.name,
-        # A fit in which no row identified any parameter is the starting set under another name.
-        "provenance": "calibrated" if np.isfinite(fitted.result.errors).any() else fitted.base.provenance,
+        "provenance": _provenance(fitted, labels),
         **_engine(fitted.judged),
         "efficiencies": _efficiencies(fitted.base, fitted_values, fitted.wave_tiles),
         "link_efficiency": fitted.base.link_efficiency,
@@ -51,6 +52,16 @@ def document(fitted: Calibrated) -> dict[str, Any]:
         "sources": _sources(fitted, labels),
         "fit": _fit(fitted),
     }
+
+
+def _provenance(fitted: Calibrated, labels: set[str]) -> str:
+    """Where most of an iteration's time is from: measured here, or in part in the set that the fit began with."""
+    # A fit in which no row identified any parameter is the starting set under another name.
+    if not np.isfinite(fitted.result.errors).any():
+        return fitted.base.provenance
+    whole = "iteration" in labels or {base_class(label) for label in labels} >= _OF_EVERY_MODEL
+    # What a data sheet leaves open is known to be; the figures of another device look as if they were measured here.
+    return "calibrated" if whole or fitted.base.provenance == "datasheet" else "extrapolated"
 
 
 def _engine(judged: pd.DataFrame) -> dict[str, str]:
@@ -63,7 +74,8 @@ def _engine(judged: pd.DataFrame) -> dict[str, str]:
 def _efficiencies(base: Calibration, fitted_values: Mapping[str, float], tiles: float) -> dict[str, Any]:
     # Paths are CLASS.FIGURE, or CLASS.SIZE.FIGURE of a collective's group.
     fitted = {path.split(".")[0] for path in fitted_values}
-    classes = [*OPERATOR_CLASSES, *(name for name in OPTIONAL_CLASSES if name in fitted)]
+    stated = fitted | set(base.efficiencies)
+    classes = [*OPERATOR_CLASSES, *(name for name in OPTIONAL_CLASSES if name in stated)]
     classes += [name for name in OPTIONAL_COLLECTIVES if name in fitted or name in base.efficiencies]
     return {name: _class(name, base, fitted_values, tiles) for name in classes}
 
@@ -74,6 +86,11 @@ def _class(name: str, base: Calibration, fitted_values: Mapping[str, float], til
     figures: dict[str, Any] = {
         figure: fitted_values.get(f"{name}.{figure}", getattr(start, figure)) for figure in names
     }
+    if not is_collective(name):
+        # Those beyond the roofline that the starting set has; how many tiles a wave has is the device's own.
+        beyond = {figure: getattr(start, figure) for figure in figures_of(base_class(name))}
+        beyond.pop("wave_tiles", None)
+        figures |= {figure: value for figure, value in beyond.items() if value != BEYOND_ROOFLINE[figure].neutral}
     prefix = f"{name}."
     rest = {path.removeprefix(prefix): value for path, value in fitted_values.items() if path.startswith(prefix)}
     # A collective has figures by the number of devices, each of which was measured by itself.
@@ -82,7 +99,7 @@ def _class(name: str, base: Calibration, fitted_values: Mapping[str, float], til
         size, _, figure = path.rpartition(".")
         if size:
             groups.setdefault(int(size), {})[figure] = _rounded(value)
-        elif figure not in figures:
+        else:
             figures[figure] = value
     # How many tiles a wave has says something only where part of the work is counted in waves.
     if figures.get("wave_share"):

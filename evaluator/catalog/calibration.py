@@ -206,7 +206,7 @@ def _rests_on(of: Calibration) -> str:
     if of.serving_runs:
         # Runs of other devices alone: the host is from a server, the device is not.
         return "sheet_and_runs" if of.provenance == "datasheet" else "other_devices"
-    if of.provenance != "calibrated":
+    if of.provenance == "datasheet":
         return "datasheet"
     return "kernels_and_host" if of.frontend_s else "kernels"  # kernels do not tell what is outside the engine
 

@@ -39,9 +39,9 @@ def calibrate(
         list[Path] | None,
         typer.Argument(
             metavar="DATA...",
-            help="Tables of measurements (.csv or .parquet): our columns, or those of aiconfigurator, Vidur, InferSim, "
-            "Splitwise or LLMServingSim. All of them are fitted together. With --serving: results of load generators, "
-            "as `evaluator compare` takes them.",
+            help="Tables of measurements (.csv or .parquet): our columns, or those of aiconfigurator, AITER, Vidur, "
+            "InferSim, Splitwise or LLMServingSim. All of them are fitted together. With --serving: results of load "
+            "generators, as `evaluator compare` takes them.",
         ),
     ] = None,
     hardware: Annotated[
@@ -264,7 +264,7 @@ def _efficiencies(data: list[Path], hardware: str, name: str, engine: str | None
     """The fit, its document, and what is to be told of it."""
     from evaluator.catalog import load_calibration, load_hardware
 
-    form = load_calibration(start, load_hardware(hardware).name).form
+    form = load_calibration(start, load_hardware(hardware).name, foreign=True).form
     if form != "roofline":  # before minutes of reading
         raise InputError(f"--start {start}: has the form {form} and has no efficiencies to start from; use datasheet")
 

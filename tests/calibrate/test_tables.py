@@ -14,6 +14,7 @@ from evaluator.calibrate.document import document
 from evaluator.calibrate.errors import error_summary
 from evaluator.calibrate.kernels import predictor
 from evaluator.calibrate.selection import select
+from evaluator.calibrate.sources import aiter
 from evaluator.calibrate.table import COLUMNS, TEXT, Table, checked
 from evaluator.catalog import load_calibration, load_hardware
 from evaluator.cost import rates, reach
@@ -105,6 +106,8 @@ def test_kv_in_the_cache_is_left_out():
 SOURCES = {
     "aic_custom_all_reduce.csv": {"all_reduce"},
     "aic_nccl.csv": {"all_gather", "all_to_all"},
+    "aiter_gemm.parquet": {"gemm"},
+    "aiter_fmoe.parquet": {"grouped_gemm"},
     "infersim_gemm.csv": {"gemm"},
     "infersim_attention.csv": {"attention_prefill", "attention_decode"},
     "splitwise_perf_model.csv": {"iteration"},
@@ -203,6 +206,29 @@ def test_experts_without_vectors_or_on_many_devices_are_left_out_and_those_witho
     assert all(part.rows["expert_parallel"].max() == 8 for part in parts)
     shapes = table.rows[table.rows["gated"] == 0][["hidden", "experts", "hardware"]].drop_duplicates()
     assert set(shapes["experts"]) == {128, 512} and "a100-sxm" not in set(shapes["hardware"])
+
+
+def test_winners_of_amd_count_for_both_products_of_a_die_and_of_equal_shapes_the_fastest_does():
+    rows = pd.DataFrame(
+        {
+            "device": ["MI300X or MI325X", "MI300X or MI325X", "MI350X or MI355X", "MI350X or MI355X", "gfx1250"],
+            "compute_units": [304, 304, 256, 256, 64], "precision": "bf16", "batch": [1, 1, 1, 4, 1],
+            "m": 64, "n": 4096, "k": 4096, "latency_us": [30.0, 20.0, 10.0, 40.0, 9.0], "is_suspect": False,
+        }
+    )  # fmt: skip
+    found = aiter.gemm(rows).set_index("hardware")["time_s"]
+    # A batch of products is another operator.
+    assert found.to_dict() == pytest.approx({"mi300x": 2e-5, "mi325x": 2e-5, "mi355x": 1e-5, "gfx1250": 9e-6})
+
+
+def test_experts_of_amd_are_those_that_were_measured():
+    """Times that were copied from other sizes, and kernels that unpack weights, are left out."""
+    one = {"device": "MI350X or MI355X", "compute_units": 256, "activation_dtype": "fp8", "weight_dtype": "fp8",
+           "num_experts": 257, "topk": 9, "hidden_size": 7168, "expert_intermediate_size": 256, "num_tokens": 64,
+           "latency_us": 100.0, "is_copied": False, "is_suspect": False}  # fmt: skip
+    others = [{"is_copied": True, "num_tokens": 1}, {"is_suspect": True, "num_tokens": 2}, {"activation_dtype": "bf16"}]
+    found = aiter.experts(pd.DataFrame([one, *(one | other for other in others)]))
+    assert found[["hardware", "dtype", "tokens", "experts", "top_k"]].values.tolist() == [["mi355x", "fp8", 64, 257, 9]]
 
 
 def test_absurd_and_empty_tables(tmp_path):

@@ -70,11 +70,11 @@ def test_an_engine_without_kernels_on_a_device_has_those_of_vllm(engine):
     own, found = load_calibration("auto", "l40s"), load_calibration("auto", "l40s", engine=engine)
     assert (found.name, found.provenance) == (f"l40s-vllm.serving, for {engine}", "extrapolated")
     assert found.efficiencies == own.efficiencies
-    assert load_calibration("auto", "mi300x", engine=engine) is load_calibration("datasheet", "mi300x")
+    assert load_calibration("auto", "gaudi3", engine=engine) is load_calibration("datasheet", "gaudi3")
 
 
 def test_the_default_engine_is_as_if_none_were_named():
-    for hardware in ("h100-sxm", "l40s", "mi300x"):
+    for hardware in ("h100-sxm", "l40s", "gaudi3"):
         assert load_calibration("auto", hardware, engine=DEFAULT_ENGINE) is load_calibration("auto", hardware)
 
 
