@@ -95,6 +95,7 @@ def result_of(program: Any, lanes: Any, requests: Requests, structure: Any) -> L
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), found)
 
 
+# States are made by ``jax.eval_shape``, of dtypes and shapes alone: JAX would compile each operation on arrays.
 IN_ORDER_CASES = (in_order_build.random_case, in_order_build.random_branched, in_order_build.random_speculating)
 
 
@@ -106,7 +107,7 @@ def test_in_order(case):
     lane, given_requests = lane_local((lanes, requests))
     given = InOrderGiven(lane.cost, lane.limits, given_requests, structure, lane.branches, lane.speculation)
     axes = axes_of(structure) | {"branch": given.cells}
-    state = in_order_state.initial_state(given)
+    state = jax.eval_shape(lambda: in_order_state.initial_state(given))
     result = result_of(fcfs_reserved, lanes, requests, structure)
     for value in (given, state, result):
         assert mismatches(value, type(value), axes, type(value).__name__) == []
@@ -118,7 +119,7 @@ def test_in_order_on_demand():
     lanes, requests = on_demand.lanes_of(on_demand.in_order_cases(Kind(windowed=True), 20))
     lane, given_requests = lane_local((lanes, requests))
     given = InOrderGiven(lane.cost, lane.limits, given_requests, structure, on_demand=lane.on_demand)
-    state = in_order_state.initial_state(given)
+    state = jax.eval_shape(lambda: in_order_state.initial_state(given))
     result = result_of(fcfs_reserved, lanes, requests, structure)
     for value in (given, state, result):
         assert mismatches(value, type(value), axes_of(structure) | {"branch": 1}, type(value).__name__) == []
@@ -130,7 +131,7 @@ def test_preemptive(kind):
     lanes, requests = preemptive_build.stacked(preemptive_build.random_cases(kind, LANES))
     given = AnyOrderGiven(*lane_local(lanes), lane_local(requests), kind.structure)
     axes = axes_of(kind.structure)
-    state = preemptive_state.initial_state(given)
+    state = jax.eval_shape(lambda: preemptive_state.initial_state(given))
     if not kind.peaks:
         state = state._replace(by_end=state.running)  # a chain without cells
     if kind.cached:
@@ -147,11 +148,11 @@ def test_joint(kind):
     pools, requests = coupled_build.stacked(coupled_build.random_cases(kind, LANES))
     pool, of_lane = lane_local(pools), lane_local(requests)
     given = AnyOrderGiven(*pool, of_lane, structure)
-    cluster = coupled_state.initial_cluster(given)
+    cluster = jax.eval_shape(lambda: coupled_state.initial_cluster(given))
     result = result_of(joint, pools, requests, structure)
     chains = ("running", "prompts", *(["by_end"] if kind.peaks else []))  # with a sentinel for each replica
     assert all(getattr(cluster.state, chain).newer.shape == (SLOTS + structure.replicas,) for chain in chains)
-    one = preemptive_state.initial_state(given._replace(structure=kind.structure))
+    one = jax.eval_shape(lambda: preemptive_state.initial_state(given._replace(structure=kind.structure)))
     same = {chain: getattr(one, chain) for chain in chains} | ({} if kind.peaks else {"by_end": one.running})
     cluster = cluster._replace(state=cluster.state._replace(**same))
     if kind.cached:
@@ -159,7 +160,8 @@ def test_joint(kind):
         cluster = cluster._replace(state=cluster.state._replace(cache=cache))
     by_replica = cluster.replicas, cluster.running_batches
     assert {column.shape[0] for column in jax.tree.leaves(by_replica)} == {structure.replicas}
-    (replica, running_batch), alone = jax.tree.map(lambda column: column[0], by_replica), cluster.state.replica
+    first = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[1:], column.dtype), by_replica)
+    (replica, running_batch), alone = first, cluster.state.replica
     replica = replica._replace(number=alone.number, sentinel=alone.sentinel)
     cluster = cluster._replace(replicas=replica, running_batches=running_batch)
     axes = axes_of(structure) | {"replica": structure.replicas, "counter": len(COUNTERS)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from evaluator.device import configure
@@ -45,7 +46,8 @@ def _trips_and_batches(given: Case, kind: Kind) -> tuple[int, int]:
     lane, own = jax.tree.map(lambda values: values[0], (lanes, requests))
     fixed = Given(*lane, own, kind.structure)
     loop_step = jax.jit(lambda state: pipeline_step(fixed, state))
-    state, trips = initial_state(fixed), 0
+    # Of the types that a step returns, so that it is compiled once: some of the start are weak, which JAX tells apart.
+    state, trips = jax.tree.map(lambda value: jnp.asarray(value, value.dtype), initial_state(fixed)), 0
     while state.finished < len(OUTPUTS) and not state.stuck:
         state, trips = loop_step(state), trips + 1
     return trips, int(state.pipeline.completed_batches)
