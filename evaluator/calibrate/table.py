@@ -112,6 +112,7 @@ def checked(frame: pd.DataFrame, where: str) -> pd.DataFrame:
     if "time_s" not in rows:
         raise InputError(f"{where}: column time_s is missing")
     for name, absent in TEXT.items():
+        # As objects: a column whose cells are all empty is read as numbers, which pandas fills with no text.
         rows[name] = rows[name].astype(object).fillna(absent).astype(str) if name in rows else absent
     # Tables without a column for activations were measured on inputs of the weights' dtype.
     rows["activations"] = rows["activations"].where(rows["activations"] != "", rows["dtype"])
@@ -127,6 +128,7 @@ def checked(frame: pd.DataFrame, where: str) -> pd.DataFrame:
         if op_class not in COLUMNS:
             raise InputError(f"{where}: op_class '{op_class}' is unknown; there are: {', '.join(COLUMNS)}")
         for column in (*COLUMNS[op_class], "time_s"):
+            # A column that is not there is NaN, which the message below names as it does an empty cell.
             values = pd.to_numeric(part[column], errors="coerce") if column in rows else pd.Series([np.nan])
             if not (np.isfinite(values) & (values >= 0)).all():
                 raise InputError(f"{where}: rows of {op_class} need numbers of at least 0 in column {column}")

@@ -95,6 +95,7 @@ def errors_of_requests(
     return pd.DataFrame([row | errors]).round(5)
 
 
+# Measured requests tell no gaps, and what the table calls ITL is computed as a TPOT is (``cases.STATISTICS``).
 _MEASURED_AS = {"tpot": "itl"}
 
 

@@ -14,7 +14,7 @@ from evaluator.cost.memory import kv_units
 from evaluator.errors import InputError
 from evaluator.experiments.traffic import MeasuredRequests
 from evaluator.plan import StationPlan, station_group
-from evaluator.plan.simulators import CompileKey, on_demand, program
+from evaluator.plan.simulators import CompileKey, program
 from evaluator.records import kept_with_record
 from evaluator.traffic.jobs import Demand, Jobs
 
@@ -56,10 +56,8 @@ def _check_prompts(server: Server, load: MeasuredRequests) -> None:
 
 def _served(server: Server, loads: Sequence[MeasuredRequests]) -> list[LaneResult]:
     """Data-parallel ranks run together, for a request goes to one by what the others have."""
-    several = server.deployment.ranks > 1
-    shares = several or on_demand(server.deployment) or len(server.replica.pipeline_ranks) > 1
-    given = [(_sharing if shares else _alone)(server, load) for load in loads]
-    return _run(program(server.deployment, joint=several, lockstep=server.design.lockstep), given, len(loads))
+    which = program(server.deployment, joint=server.deployment.ranks > 1, lockstep=server.design.lockstep)
+    return _run(which, [_station(server, load) for load in loads], len(loads))
 
 
 def _run(which: CompileKey, given: Sequence[tuple[StationPlan, Jobs]], lanes_per_call: int) -> list[Any]:
@@ -69,7 +67,7 @@ def _run(which: CompileKey, given: Sequence[tuple[StationPlan, Jobs]], lanes_per
 
     pools = [pool for pool, _ in given]
     # -1: all replicas of the pool are one lane.
-    replica = 0 if which.replicas == 1 else -1  # all together
+    replica = 0 if which.replicas == 1 else -1
     lanes = [
         LaneJobs(number, number, replica, jobs, jobs.order, len(jobs), OPEN_LOOP)
         for number, (_, jobs) in enumerate(given)
@@ -78,24 +76,14 @@ def _run(which: CompileKey, given: Sequence[tuple[StationPlan, Jobs]], lanes_per
     return list(run_lanes(group, pools, lanes, lanes_per_call))
 
 
-def _alone(server: Server, load: MeasuredRequests) -> tuple[StationPlan, Jobs]:
-    """The station and the jobs of one seed where every request has KV of its own."""
-    return _station(server, load, _demand(load), 0)
-
-
-def _sharing(server: Server, load: MeasuredRequests) -> tuple[StationPlan, Jobs]:
-    """The same where requests share the prompts in the prefix cache."""
+def _station(server: Server, load: MeasuredRequests) -> tuple[StationPlan, Jobs]:
+    """The station and the jobs of one seed; requests share the prompts in the prefix cache, where these stay."""
     resident = kept_units(server, load)
-    if resident is None:
-        return _alone(server, load)
-    return _station(server, load, _demand(load, server.experiment.block_tokens), resident)
-
-
-def _station(server: Server, load: MeasuredRequests, demand: Demand, resident: int) -> tuple[StationPlan, Jobs]:
+    demand = _demand(load, None if resident is None else server.experiment.block_tokens)
     # Nothing is served before the kernels of experts are compiled; whoever comes earlier waits for that.
     ready_s = np.maximum(load.arrival_s, load.arrival_s[0] + server.replica.warm_up_s)
     count, budget = len(ready_s), server.design.spec.max_num_batched_tokens
-    station = StationPlan("server", server.deployment, server.design, demand.extremes, budget, resident)
+    station = StationPlan("server", server.deployment, server.design, demand.extremes, budget, resident or 0)
     return station, Jobs(np.arange(count), ready_s, demand, np.ones(count, dtype=bool))
 
 
@@ -109,6 +97,7 @@ def _demand(load: MeasuredRequests, shared_blocks_of: int | None = None) -> Dema
         output_tokens=output,
         cached_tokens=prompt - load.compute_tokens,
         compute_tokens=load.compute_tokens,
+        # The last token of an output is not computed on: its KV is never written.
         kv_tokens=prompt + output - 1,
         later_tokens=nothing,
         shared_tokens=nothing if shared_blocks_of is None else whole_blocks(load, shared_blocks_of),

@@ -129,6 +129,7 @@ async def send(load, request, url, start, time_limit, rows):
         async for at, event in stream(url, body, time_limit):
             if "error" in event:
                 raise OSError(str(event["error"])[:300])
+            # Tokens by the server's own count, in the last event: one event may hold several tokens.
             usage = event.get("usage") or usage
             for choice in event.get("choices") or ():
                 first, last = first or at, at
@@ -219,6 +220,17 @@ def told(load, rows, seconds):
     return lines
 
 
+COLUMNS = "id sent_s prompt_tokens output_tokens ttft_s tpot_s e2e_s cached_tokens error".split()
+
+
+def write(path, rows):
+    """A row for each request, in the order of the load and not in that of the answers."""
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, COLUMNS)
+        writer.writeheader()
+        writer.writerows(sorted(rows, key=lambda row: row["id"]))
+
+
 def main():
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -243,21 +255,7 @@ def main():
     except OSError as error:
         sys.exit(f"error: {error}")
     finally:
-        names = [
-            "id",
-            "sent_s",
-            "prompt_tokens",
-            "output_tokens",
-            "ttft_s",
-            "tpot_s",
-            "e2e_s",
-            "cached_tokens",
-            "error",
-        ]
-        with open(options.out, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, names)
-            writer.writeheader()
-            writer.writerows(sorted(rows, key=lambda row: row["id"]))
+        write(options.out, rows)
     print("\n".join(told(load, rows, seconds)))
     if any(row["error"] for row in rows):
         first = next(row for row in rows if row["error"])

@@ -59,20 +59,8 @@ def iteration_time(
 
     Errors: InputError for numbers below 0, a batch with nothing in it, and designs whose times are not known.
     """
-    columns = {"prompt_tokens": prompt_tokens, "history_tokens": history_tokens, "prompts": prompts,
-               "decodes": decodes, "context_tokens": context_tokens}  # fmt: skip
-    try:
-        given = dict(zip(columns, np.broadcast_arrays(*(np.asarray(column, float) for column in columns.values())),
-                         strict=True))  # fmt: skip
-    except ValueError as error:
-        raise InputError(f"{', '.join(columns)}: numbers or arrays of one shape are needed: {error}") from None
-    for name, values in given.items():
-        if not (np.isfinite(values) & (values >= 0)).all():
-            raise InputError(f"{name}: must be finite and not negative")
-    # Columns broadcast, so that a batch of decodes alone has ``prompts`` of the others beside its 0 prompt tokens.
-    pieces = np.where(given["prompt_tokens"] > 0, given["prompts"], 0.0)
-    if not (pieces + given["decodes"] > 0).all():
-        raise InputError("prompt_tokens, decodes: a batch needs prompt tokens or decodes")
+    given = _columns({"prompt_tokens": prompt_tokens, "history_tokens": history_tokens, "prompts": prompts,
+                      "decodes": decodes, "context_tokens": context_tokens})  # fmt: skip
     drafts = read_speculative(speculative)
     if expert_exchange not in EXCHANGES:
         raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")
@@ -90,6 +78,23 @@ def iteration_time(
         # Whether the memory holds it is another question: here only the time must be known.
         raise InputError(built.reason)
     window = model_window(built.model)
-    computed = prefill_batch(pieces, given["prompt_tokens"], window, given["history_tokens"])
+    computed = prefill_batch(given["prompts"], given["prompt_tokens"], window, given["history_tokens"])
     decoded = decode_batch(given["decodes"], given["context_tokens"], window)
     return np.asarray(time_of(passage(built).cost, together(computed, decoded)), dtype=float)
+
+
+def _columns(columns: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:
+    """The columns of ``iteration_time`` in one shape, with no prompts where these have no tokens."""
+    try:
+        given = dict(zip(columns, np.broadcast_arrays(*(np.asarray(column, float) for column in columns.values())),
+                         strict=True))  # fmt: skip
+    except ValueError as error:
+        raise InputError(f"{', '.join(columns)}: numbers or arrays of one shape are needed: {error}") from None
+    for name, values in given.items():
+        if not (np.isfinite(values) & (values >= 0)).all():
+            raise InputError(f"{name}: must be finite and not negative")
+    # Columns broadcast, so that a batch of decodes alone has ``prompts`` of the others beside its 0 prompt tokens.
+    given["prompts"] = np.where(given["prompt_tokens"] > 0, given["prompts"], 0.0)
+    if not (given["prompts"] + given["decodes"] > 0).all():
+        raise InputError("prompt_tokens, decodes: a batch needs prompt tokens or decodes")
+    return given

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -100,19 +100,9 @@ def forecast(
     examined, feasible = len(able), sum(able)
     scale = designs / max(examined, 1)  # a shard may have no rows
     reasons = _reasons([configuration.status for configuration in whole.configurations])
-    requests = {name: 0.0 for name in RATES}
-    kinds: set[tuple[int, tuple[int, tuple[int, int]]]] = set()
-    compiled: list[str] = []
-    by_token = 0
-    for number, group in enumerate(whole.groups):
-        kind = _kind(group)
-        running = [configuration for configuration in group.configurations if configuration.status == OK]
-        # Of one group, runs of different lengths have arrays of different sizes: each is a program of its own.
-        shapes = {lengths[configuration.config] for configuration in running}
-        kinds |= {(number, shape) for shape in shapes}
-        compiled += [kind] * len(shapes) if kind in COMPILATION_S else []
-        by_token += len(running) if kind == "token by token" else 0
-        requests[kind] += scale * whole.runs * sum(lengths[configuration.config][0] for configuration in running)
+    work = _work(whole, lengths)
+    requests = {kind: scale * count for kind, count in work.requests.items()}
+    compiled = work.compiled
     cores = processors()
     run_s = sum(requests[kind] / rate for kind, rate in RATES.items()) / cores
     # Threads compile side by side, but no more of them than there are programs.
@@ -124,10 +114,10 @@ def forecast(
         examined=examined,
         feasible=round(feasible * scale),
         reasons={reason: round(count * scale) for reason, count in reasons.items()},
-        groups=len(kinds),
+        groups=work.programs,
         compilations=len(compiled),
         requests=round(sum(requests.values())),
-        by_token=round(by_token * scale),
+        by_token=round(work.by_token * scale),
         seconds=START_S * bool(feasible) + compile_s + run_s + DESIGN_S * designs,
         cores=cores,
         peak_bytes=BYTES_AT_START
@@ -135,6 +125,32 @@ def forecast(
         + BYTES_PER_REQUEST * cores * min(max(longest, REQUESTS_PER_CHUNK), sum(requests.values())),
         output_bytes=FILE_BYTES + designs * _row_bytes(whole),
     )
+
+
+class _Work(NamedTuple):
+    """What the examined designs take: their requests by RATES, programs, the kind of each that is compiled, and the
+    designs that are simulated token by token."""
+
+    requests: dict[str, float]
+    programs: int
+    compiled: list[str]
+    by_token: int
+
+
+def _work(whole: Plan, lengths: Mapping[int, tuple[int, tuple[int, int]]]) -> _Work:
+    requests = {name: 0.0 for name in RATES}
+    compiled: list[str] = []
+    programs = by_token = 0
+    for group in whole.groups:
+        kind = _kind(group)
+        running = [configuration for configuration in group.configurations if configuration.status == OK]
+        # Of one group, runs of different lengths have arrays of different sizes: each is a program of its own.
+        shapes = {lengths[configuration.config] for configuration in running}
+        programs += len(shapes)
+        compiled += [kind] * len(shapes) if kind in COMPILATION_S else []
+        by_token += len(running) if kind == "token by token" else 0
+        requests[kind] += whole.runs * sum(lengths[configuration.config][0] for configuration in running)
+    return _Work(requests, programs, compiled, by_token)
 
 
 def _examined(scenario: Scenario, rows: range, by_axes: bool) -> tuple[Scenario, np.ndarray]:

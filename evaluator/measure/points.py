@@ -216,9 +216,8 @@ def _prefills(shards: Shards, dtype: str, devices: int, grid: ShapeGrid) -> Iter
         load = {"batch": batch, "new_tokens": new, "past_tokens": 0}
         shape = _head_columns(heads, kv_heads, size, dtype)
         scores = batch * heads * new * new
-        score_bytes = scores * (
-            BYTES["fp32"] + BYTES[dtype]
-        )  # where attention is not fused: scores and what they weigh
+        # Where attention is not fused: scores and what they weigh.
+        score_bytes = scores * (BYTES["fp32"] + BYTES[dtype])
         moved = batch * new * size * BYTES[dtype]
         yield MeasuredCall(
             "attention_prefill",

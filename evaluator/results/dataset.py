@@ -21,7 +21,7 @@ _CONFIG = Variable("1", "configuration", "row of the grid")
 _STAGE = Variable("1", "stage", "stage of the pipeline, STAGE.STEP for a step of a stage that has several")
 _CLASS = Variable("1", "class", "class of requests")
 _QUANTILE = Variable("1", "quantile", "fraction of the requests")
-_SEED = Variable("1", "seed", "of the random numbers of a repetition")
+_SEED = Variable("1", "seed", "of the requests")
 # What stands as a coordinate where it is not swept, too: one value where all designs have the same.
 _OF_ALL = {
     "model": Variable("1", "model", "what is served; of several pools all, joined by +"),
@@ -60,18 +60,8 @@ def to_dataset(
         "quantile": _described(("quantile",), np.asarray(levels, dtype=np.float64), _QUANTILE),
         # C order, as ``Grid`` lists its points: the last axis varies the fastest.
         **_swept(columns, np.unravel_index(config, shape) if shape else ()),
+        **_trailing(inputs, seeds, stages, classes),
     }
-    if inputs:
-        meaning = "; ".join(f"{name}: {INPUTS[name]}" for name in inputs)
-        coords["input"] = _described(("input",), np.array(inputs), Variable("1", "input", meaning))
-    if stages:
-        coords["stage"] = _described(("stage",), np.array(stages), _STAGE)
-    if classes:
-        coords["class"] = _described(("class",), np.array(classes), _CLASS)
-    if seeds:
-        coords["seed"] = _described(
-            ("seed",), np.array(seeds, dtype=np.int64), Variable("1", "seed", "of the requests")
-        )
     for name, variable in _OF_ALL.items():
         if name in metrics and name not in coords:
             # A constant needs no row per design: a scalar coordinate.
@@ -92,6 +82,23 @@ def to_dataset(
 def _described(dims: tuple[str, ...], values: np.ndarray, variable: Variable) -> tuple | xr.Variable:
     attrs = {"units": variable.units, "long_name": variable.long_name, "description": variable.description}
     return text_variable(dims, values, attrs) if values.dtype == object else (dims, values, attrs)
+
+
+def _trailing(
+    inputs: Sequence[str], seeds: Sequence[int], stages: Sequence[str], classes: Sequence[str]
+) -> dict[str, tuple | xr.Variable]:
+    """The coordinates of the dimensions after ``config`` that only some results have."""
+    labels = {}
+    if inputs:
+        meaning = "; ".join(f"{name}: {INPUTS[name]}" for name in inputs)
+        labels["input"] = _described(("input",), np.array(inputs), Variable("1", "input", meaning))
+    if stages:
+        labels["stage"] = _described(("stage",), np.array(stages), _STAGE)
+    if classes:
+        labels["class"] = _described(("class",), np.array(classes), _CLASS)
+    if seeds:
+        labels["seed"] = _described(("seed",), np.array(seeds, dtype=np.int64), _SEED)
+    return labels
 
 
 def _swept(

@@ -128,15 +128,19 @@ def write_trace(events: Iterator[dict[str, Any]], file: TextIO) -> None:
     """One event per line, so that a trace of any length can be written, and read, piece by piece."""
     file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
     for number, event in enumerate(events):
+        # NaN and infinity are no JSON: better no file than one that no viewer opens.
         file.write((",\n" if number else "") + json.dumps(event, separators=(",", ":"), allow_nan=False))
     file.write("\n]}\n")
 
 
 def _end(slice_: dict[str, Any]) -> float:
+    # Rounded as starts are: else the sum may lie behind the start that it is equal to, and ``_place`` would open a
+    # track.
     return round(slice_["ts"] + slice_["dur"], 3)
 
 
 def _us(seconds: float) -> float:
+    # To the nanosecond: Perfetto counts in no smaller unit.
     return round(1e6 * float(seconds), 3)
 
 

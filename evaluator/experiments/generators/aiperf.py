@@ -24,18 +24,7 @@ def recognised(content: Mapping[str, Any]) -> bool:
 
 def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     """The run of a file; what its warm-up phase measured is left out, as it does itself."""
-    metrics: dict[str, float] = {}
-    for ours, theirs in METRICS.items():
-        given = content.get(theirs)
-        if isinstance(given, Mapping):
-            unit = str(given.get("unit"))
-            # Versions differ in their units, and say them; a factor of a thousand would pass unseen.
-            if unit not in _SECONDS:
-                raise InputError(f"{theirs}.unit must be one of {', '.join(_SECONDS)}, got {unit[:40]!r}")
-            metrics |= statistics_of(ours, given, _SECONDS[unit])
-    for ours, theirs in RATES.items():
-        if value := _average(content, theirs):
-            metrics[ours] = value
+    metrics = _metrics(content)
     # A metric like all others in this file, of which the only statistic is called the average.
     requests = _average(content, "request_count")
     config = content.get("input_config")
@@ -65,6 +54,20 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
             notes=tuple(notes),
         )
     ]
+
+
+def _metrics(content: Mapping[str, Any]) -> dict[str, float]:
+    metrics: dict[str, float] = {}
+    for ours, theirs in METRICS.items():
+        given = content.get(theirs)
+        if isinstance(given, Mapping):
+            unit = str(given.get("unit"))
+            # Versions differ in their units, and say them; a factor of a thousand would pass unseen.
+            if unit not in _SECONDS:
+                raise InputError(f"{theirs}.unit must be one of {', '.join(_SECONDS)}, got {unit[:40]!r}")
+            metrics |= statistics_of(ours, given, _SECONDS[unit])
+    rates = {ours: _average(content, theirs) for ours, theirs in RATES.items()}
+    return metrics | {name: value for name, value in rates.items() if value}
 
 
 def _average(content: Mapping[str, Any], name: str) -> float | None:

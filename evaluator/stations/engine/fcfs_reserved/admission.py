@@ -100,6 +100,8 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Prompt
 
     def has_room(seats: Float, units: Float, released: Int) -> Flag:
         """For what is taken of seats and KV, and for the requests that were sent."""
+        # On demand it is counted and limits nobody (``kv_on_demand``). A prompt that was begun has the KV of its whole
+        # request since its first chunk.
         has_kv = True if given.on_demand is not None else started | (units + kv <= limits.kv_units)
         has_seat = seats + intake.joined + sequences <= limits.max_num_seqs
         drains = limits.policy.drain_first & (seats > 0)
@@ -132,6 +134,7 @@ def _consider(given: Given, state: State, now: Float, start_s: Float, intake: In
     one = _candidate(given, state, now, intake)
     i, complete = intake.head, one.complete
     # The first token comes at the end of this iteration, the last one ``output - 1`` steps later.
+    # An iteration of prompts alone is no step: their first tokens count as of the step before it.
     alone = given.limits.policy.prefill_alone & ~given.limits.prompts_resident
     first_step = state.step + jnp.where(alone, 0, 1)
     attends = one.prompt + 1.0  # in the step after its first token
@@ -168,6 +171,8 @@ def _leaves(given: Given, last_step: Int, i: Int, complete: Flag, taken: Intake)
     last = last_step % ring
     next_leaving = write(taken.next_leaving, i, jnp.where(complete, read(taken.leaving, last), NONE))
     leaving_at = jnp.where(complete, last, ring)
+    # What is written to the padding cell depends on ``next_leaving``, too, so that XLA sees the list's head written
+    # after it was read (rule 2 of ``common.rings``).
     return taken._replace(
         events=mark(taken.events, last, complete),
         leaving=write(taken.leaving, leaving_at, jnp.where(complete, i, read(next_leaving, i))),

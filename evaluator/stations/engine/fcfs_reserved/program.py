@@ -179,21 +179,29 @@ def _loop_step(given: Given, state: State) -> State:
     step = state.step + steps.count
     slot = step % ring
     out = depart(given, intake, growth, step, state.last_token_s, end_s)
+    # A step at which a window fills is an event (``admission._windowed``), and a leap ends at events: only the last
+    # step can be one.
     full = tagged_count(intake.crossing, slot, step) if given.structure.windowed else 0.0
+    # By the tokens of the batch, which are as many in all iterations of a leap.
     touched = run.iterations * share_touched(given.cost, batch_tokens(given.cost, batch))
     contexts = _contexts(state, intake, run, steps.count)
     return State(
         clock=clock,
+        # Nothing can free room for who waits: the queue is given up, else the loop would not end.
         head=jnp.where(clock == jnp.inf, given.limits.requests, intake.head),
         progress=intake.progress,
         step=step,
         decodes=state.decodes + intake.joined - out.count.astype(jnp.float64),
         context=contexts.full - out.context,
         window_context=contexts.window - out.window_context,
+        # A trip without a step has the slot of the trip before, which was counted there.
         window_growing=state.window_growing + intake.joined_growing - jnp.where(steps.count > 0, full, 0.0),
+        # Planned ahead, who leaves holds seat and KV while the next batch is planned: ``planned`` takes them off one
+        # trip later.
         kv=kv.last - out.kv if planned is None else kv.last,
         released=state.released + (out.requests if planned is None else planned.requests),
         gap_from=jnp.where(stalled, state.gap_from, end_s),
+        # Whoever came in with a trip of two steps or more has had its first gap in the second (``enter_gaps``).
         first_gap=jnp.where(stalled, state.first_gap, jnp.where(steps.count > 1, intake.head, state.head)),
         busy_s=state.busy_s + run.took_s,
         iterations=state.iterations + run.iterations,
@@ -243,6 +251,7 @@ def _kv_unit_s(given: Given, final: State) -> Float:
     """KV units in use, integrated over time: what each request holds times how long it holds it, if that is all."""
     if given.on_demand is None and given.branches is None:
         held_s = final.last_token_s - final.scheduled_s
+        # Of who was never served, and of padding, it is inf - inf: NaN compares false.
         return final.kv_unit_s + jnp.sum(jnp.where(held_s < jnp.inf, given.requests.kv_units * held_s, 0.0))
     if final.planned is None:
         return final.kv_unit_s
@@ -258,6 +267,7 @@ def _run_lane(given: Given, start: State) -> LaneResult:
     final = lax.while_loop(goes_on, lambda state: _loop_step(given, state), start)
     none: Float = jnp.zeros(())
     return LaneResult(
+        # Without the padding cell of masked writes (``common.rings``).
         scheduled_s=final.scheduled_s[:-1],
         first_token_s=final.first_token_s[:-1],
         last_token_s=final.last_token_s[:-1],
