@@ -127,7 +127,7 @@ def _read(value: Any, place: Place) -> Speculative:
         raise place.error(
             f"expected a section such as {{method: ngram, tokens: 3, acceptance: 0.6}}, got {shown(value)}"
         )
-    # Keys first, then what they say together.
+    # Keys first: what is asked of them together supposes that each alone is right.
     speculative = Speculative(**read_section(value, table_of(Speculative), place))
     rates = speculative.acceptance
     if isinstance(rates, tuple) and len(rates) != speculative.tokens:

@@ -153,10 +153,9 @@ def _rows(ran: Server, runs: Sequence[Times]) -> list[dict]:
 def _beside(metric: str, of_seeds: Sequence[Mapping[str, float]], measured: float | None, served: bool) -> dict:
     values = np.array([metrics[metric] for metrics in of_seeds])
     scale, unit = (1.0, "1/s") if metric == "throughput_rps" else (1e3, "ms")
-    # Of the mean over the seeds.
-    error = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
+    stderr = np.std(values, ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan
     predicted = float(values.mean())
-    row = {"metric": metric, "unit": unit, "predicted": scale * predicted, "predicted_stderr": scale * float(error)}
+    row = {"metric": metric, "unit": unit, "predicted": scale * predicted, "predicted_stderr": scale * float(stderr)}
     if measured is None:
         return row | {"status": "not measured"}
     # A request that was never served has NaN times, which may not vanish in a mean.

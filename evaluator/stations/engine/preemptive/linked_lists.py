@@ -83,6 +83,7 @@ def unlink(heads: Array, at: Int, links: IntPerRequest, i: Int, on: Flag) -> tup
     first, after = read_once(heads, at), read_once(links, i)
     leads = first == i
     walk = on & ~leads
+    # Singly linked: whoever stands before it is found by walking, but for the first, where the padding cell is written.
     before = lax.while_loop(
         lambda one: walk & (read_once(links, one) != i),
         lambda one: read_once(links, one),

@@ -65,6 +65,7 @@ def enter_accepted(
     def enter(carry: tuple[Int, Int, Float, AcceptedTokens]) -> tuple[Int, Int, Float, AcceptedTokens]:
         ahead, left, attends, accepted = carry
         gain = _gain(given, path, ahead, left)
+        # Tokens come when the step is over, units are needed when it begins (``note_units``).
         step = path.step + ahead + 1
         cell = path.decode_group * given.structure.ring + step % given.structure.ring
         accepted = accepted._replace(tokens=tagged_add(accepted.tokens, cell, step, sign * gain.astype(jnp.int64)))
@@ -90,6 +91,7 @@ def note_units(given: Given, noted: StepCounts, path: SpeculativePath, has_kv: F
     def enter(carry: tuple[Int, Int, Float, Float, StepCounts]) -> tuple[Int, Int, Float, Float, StepCounts]:
         ahead, left, computed, before, noted = carry
         gain = _gain(given, path, ahead, left)
+        # Never fewer: slots of drafts that were rejected are kept for the tokens behind.
         after = jnp.maximum(units(given.rules.kv, computed + rows), before)
         more = jnp.where(has_kv & (ahead == 0), 0.0, after - before)
         step = path.step + ahead
