@@ -93,14 +93,14 @@ def test_sequences_longer_than_the_server_allows_are_told(campaign):
 def test_what_is_undefined_has_no_error(campaign):
     one = entry("a", rates=(2.0,))
     one["workload"]["shared_prefix"]["output_len_tokens"] = 1
-    zero, silent = entry("b", rates=(2.0,), enforce_eager=True), entry("c", rates=(2.0,))
+    zero, silent = entry("b", rates=(2.0,), cpu_kv_offload=True), entry("c", rates=(2.0,))
     found = read_experiments(*campaign([one, zero, silent], [row("a", 0), row("b", 0, ttft=0.0)]))
     table = compare_experiments(found, "datasheet", (0,)).set_index(["exp_id", "metric"])
     assert np.isnan(table.loc[("a", "itl_mean"), "error_pct"]) and np.isnan(table.loc[("b", "ttft_mean"), "error_pct"])
     assert table.loc[("a", "e2e_mean"), "status"] == "ok"
     told = described(table.reset_index())
     assert "without measurements: c" in told
-    assert "enforce_eager is not modelled (1 experiment)" in told
+    assert "cpu_kv_offload is not modelled (1 experiment)" in told
 
 
 def test_quantiles_are_predicted_as_they_are_measured(campaign):
