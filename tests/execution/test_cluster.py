@@ -31,21 +31,21 @@ def test_a_killed_worker_loses_nothing_and_doubles_nothing(tmp_path):
     same(results.read(out), sweep(scenario("workload.seeds=[0, 1]", **GRID)))
 
 
-def test_the_command_starts_a_cluster_of_its_own(tmp_path):
+def test_the_command_starts_a_cluster_of_its_own(evaluator, as_users_run, tmp_path):
     settings = ["--set", "workload.requests=40", "--set", "workload.warmup_requests=5", "--top", "0"]
     done = program("-m", "evaluator", "sweep", "policies", *settings, "--cluster", "dask", "--out", tmp_path / "a.nc")
     assert done.returncode == 0, done.stderr
     assert "40/40 configurations" in done.stderr
-    here = program("-m", "evaluator", "sweep", "policies", *settings, "--out", tmp_path / "b.nc")
-    assert here.returncode == 0, here.stderr
+    code, _, err = evaluator("sweep", "policies", *settings, "--out", tmp_path / "b.nc")
+    assert code == 0, err
     same(results.read(tmp_path / "a.nc"), results.read(tmp_path / "b.nc"))
 
 
-def test_what_a_worker_cannot_use_is_the_users_input(tmp_path):
+def test_what_a_worker_cannot_use_is_the_users_input(evaluator):
     settings = ["--set", "slo={itl: {p90: 1s}}", "--set", "workload.requests=40"]
     done = program("-m", "evaluator", "sweep", "closed-loop", "--simulator", "request", *settings, "--cluster", "dask")
-    here = program("-m", "evaluator", "sweep", "closed-loop", "--simulator", "request", *settings)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (here.returncode, here.stderr.splitlines()[-1])
+    code, _, err = evaluator("sweep", "closed-loop", "--simulator", "request", *settings)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (code, err.splitlines()[-1])
     assert "Traceback" not in done.stderr
 
 
