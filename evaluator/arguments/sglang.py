@@ -16,6 +16,7 @@ ROWS = (
     FlagOfKey("eager", "--disable-cuda-graph", None, {True: True, False: False}),
     FlagOfKey("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
     FlagOfKey("batching.packing", "--schedule-policy", "fcfs", {"fcfs": "fcfs", "longest_prefix": "lpm"}),
+    FlagOfKey("batching.max_queued_requests", "--max-queued-requests"),
     FlagOfKey("batching.schedule_conservativeness", "--schedule-conservativeness", 1.0),
     FlagOfKey("kv.memory_fraction", "--mem-fraction-static"),
     FlagOfKey("kv.block_tokens", "--page-size"),

@@ -55,6 +55,11 @@ def class_statistics(
             columns[f"class_{name}_stderr"] = of_latency.quantiles_stderr
             columns[f"class_{name}_mean"] = of_latency.mean
             columns[f"class_{name}_mean_stderr"] = of_latency.mean_stderr
+        if outcomes.times.refused is not None:
+            gone = of_class & (window.cut(outcomes.times.refused.astype(np.float64)) == 1.0)
+            columns["class_refused_share"] = over_seeds(gone.sum(axis=-1) / np.maximum(of_class.sum(axis=-1), 1))
+        else:
+            columns["class_refused_share"] = np.zeros(outcomes.status.size)
         attainment = np.full((outcomes.status.size, 1), np.nan)
         parts = attainment
         if inside is not None:

@@ -21,12 +21,16 @@ def latencies(outcomes: Outcomes) -> dict[str, np.ndarray]:
     """
     later = np.asarray(outcomes.tokens.longest, dtype=np.float64) - 1.0
     later, times = np.where(later > 0, later, np.nan), outcomes.times
-    return {
+    found = {
         "queue_wait_s": times.scheduled_s - times.arrival_s,
         "ttft_s": times.first_token_s - times.arrival_s,
         "tpot_s": (times.last_token_s - times.first_token_s) / later,
         "e2e_s": times.last_token_s - times.arrival_s,
     }
+    if times.refused is None:
+        return found
+    # Who was sent away has no latency, rather than the shortest of all.
+    return {name: np.where(times.refused, np.nan, values) for name, values in found.items()}
 
 
 def statistic_of(
@@ -59,10 +63,12 @@ def within_objectives(
     values: Mapping[str, np.ndarray],
     objectives: tuple[Bounds, ...],
     members: Mapping[str, np.ndarray] | None = None,
+    refused: np.ndarray | None = None,
 ) -> np.ndarray | None:
     """1.0 where a request is within all its bounds, else 0.0, (config, seed, request); NaN without an objective.
 
-    ``members``, of the shape of the values: which requests are of a class, whose bounds are for them alone.
+    Of the shape of the values, ``members``: which requests are of a class, whose bounds are for them alone;
+    ``refused``: who was sent away and is within no bound.
 
     A bound on a mean or a percentile is what each request is held against. A request without the latency (tpot of a
     single token) is within its bound. ``itl`` belongs to tokens, not to a request, and is not asked here.
@@ -83,4 +89,6 @@ def within_objectives(
             misses, held = misses & of_class, held & of_class
         inside &= ~misses
         asked = asked | held
+    if refused is not None:
+        inside &= ~refused
     return np.where(asked, inside, np.nan)

@@ -87,6 +87,7 @@ class RequestTimes:
     replica: np.ndarray
     hit_tokens: np.ndarray | None = None  # int64: prompt tokens found in a prefix cache; None: there is none
     host_tokens: np.ndarray | None = None  # int64: of these, those that came from host memory; None: there is none
+    refused: np.ndarray | None = None  # bool: sent away on arrival, which the other times say; None: nobody was
     visited: np.ndarray | None = None  # bool: False for requests that only passed by; None: all that came were served
 
     @staticmethod

@@ -6,6 +6,7 @@ import numpy as np
 
 from evaluator.metrics.outcomes import Outcomes
 from evaluator.metrics.power import busy_power
+from evaluator.metrics.statistics import over_seeds
 from evaluator.metrics.use import Use
 from evaluator.metrics.window import Window
 
@@ -44,6 +45,8 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
         came = arrival_s >= first_s[..., None]
         inside = np.where(steady[..., None], inside, came)
         took_s = np.where(steady, last_s, np.where(came, ended, -np.inf).max(axis=-1)) - first_s
+    if outcomes.times.refused is not None:
+        inside = inside & ~outcomes.times.refused
 
     def done(amount: np.ndarray) -> np.ndarray:
         # einsum adds the amounts of a mask without a float copy of either; they are integers and booleans.
@@ -93,7 +96,7 @@ def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
         replicas = use.replicas[:, None]
         share = _ratio(use.devices[:, None], devices)
         # Weighed by devices: a pool of eight that waits counts eight times one that works alone.
-        busy = busy + share * _ratio(use.totals.busy_s, replicas * outcomes.makespan_s)
+        busy = busy + share * _ratio(use.totals.busy_s, use.replica_s(outcomes.makespan_s))
         device_busy_s = use.totals.busy_s * (use.devices[:, None] / replicas)
         flops = flops + device_busy_s * use.peak_flops[:, None]
         moved = moved + device_busy_s * use.peak_bandwidth[:, None]
@@ -121,7 +124,32 @@ def host_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
 
 def _of_prompts(outcomes: Outcomes, window: Window, tokens: np.ndarray | None) -> np.ndarray:
     found = np.zeros(1) if tokens is None else window.total(tokens)
-    return np.broadcast_to(_ratio(found, window.total(outcomes.tokens.prompt_tokens)), outcomes.makespan_s.shape)
+    prompt = outcomes.tokens.prompt_tokens
+    if outcomes.times.refused is not None:
+        prompt = np.where(outcomes.times.refused, 0, prompt)
+    return np.broadcast_to(_ratio(found, window.total(prompt)), outcomes.makespan_s.shape)
+
+
+def refused_share(outcomes: Outcomes, window: Window) -> np.ndarray:
+    """Measured requests that were sent away / all of them, (config, seed)."""
+    refused = outcomes.times.refused
+    share = np.zeros(1) if refused is None else window.total(refused) / window.count
+    return np.broadcast_to(share, outcomes.makespan_s.shape)
+
+
+def attained(outcomes: Outcomes, window: Window, inside: np.ndarray | None) -> np.ndarray:
+    """attained_rps, (config,): measured requests within their bounds / the time in which all of these arrive.
+
+    ``inside`` as of ``latency.within_objectives``, NaN for requests without a bound; NaN where all come at once.
+    """
+    if inside is None:
+        return np.full(outcomes.status.size, np.nan)
+    arrival_s = outcomes.times.arrival_s
+    took_s = window.largest(arrival_s) - window.least(arrival_s)
+    # So many gaps as requests but one lie between the first arrival and the last.
+    scale = (window.count - 1.0) / window.count
+    asked = np.isfinite(inside).any(axis=-1)
+    return over_seeds(np.where(asked, _ratio(scale * np.nansum(inside, axis=-1), took_s), np.nan))
 
 
 def kv_used_mean(outcomes: Outcomes) -> np.ndarray:
@@ -133,7 +161,7 @@ def kv_used_mean(outcomes: Outcomes) -> np.ndarray:
     whole = sum(bytes_of[1:], bytes_of[0])[:, None]
     used = np.zeros_like(outcomes.makespan_s)
     for use, kv_bytes in zip(outcomes.stations, bytes_of, strict=True):
-        capacity = use.kv_capacity_units[:, None] * use.replicas[:, None] * outcomes.makespan_s
+        capacity = use.kv_capacity_units[:, None] * use.replica_s(outcomes.makespan_s)
         used = used + _of_kv(use, _ratio(kv_bytes[:, None], whole) * _ratio(use.totals.kv_unit_s, capacity))
     return used
 
@@ -151,9 +179,31 @@ def _of_kv(use: Use, values: np.ndarray) -> np.ndarray:
 
 
 def price(outcomes: Outcomes, output_tok_per_s: np.ndarray) -> np.ndarray:
-    """usd_per_mtok, (config,): all devices are paid for the whole measured window; NaN where a price is not known."""
-    paid = [use.devices * use.usd_per_hour for use in outcomes.stations]
+    """usd_per_mtok, (config,): all devices are paid for the whole measured window; NaN where a price is not known.
+
+    Of replicas that come and go as many as are there on the mean over the run.
+    """
+    paid = []
+    for use in outcomes.stations:
+        devices = use.devices
+        if use.alive is not None:
+            devices = (
+                devices * over_seeds(_ratio(use.replica_s(outcomes.makespan_s), outcomes.makespan_s)) / use.replicas
+            )
+        paid.append(devices * use.usd_per_hour)
     return 1e6 * _ratio(sum(paid[1:], paid[0]) / SECONDS_PER_HOUR, output_tok_per_s)
+
+
+def fleet(outcomes: Outcomes) -> dict[str, np.ndarray]:
+    """replicas_mean and device_hours over the whole run, (config, seed): what is there and paid for, of all pools."""
+    there, paid_s = np.zeros_like(outcomes.makespan_s), np.zeros_like(outcomes.makespan_s)
+    for use in outcomes.stations:
+        replica_s = use.replica_s(outcomes.makespan_s)
+        there = there + _ratio(replica_s, outcomes.makespan_s)
+        # A link or a delay has neither replicas nor devices.
+        per_replica = np.divide(use.devices, use.replicas, out=np.zeros_like(use.devices), where=use.replicas > 0)
+        paid_s = paid_s + replica_s * per_replica[:, None]
+    return {"replicas_mean": there, "device_hours": paid_s / SECONDS_PER_HOUR}
 
 
 def energy(outcomes: Outcomes) -> np.ndarray:
@@ -167,10 +217,13 @@ def energy(outcomes: Outcomes) -> np.ndarray:
         per_replica = (use.devices / use.replicas)[:, None]
         # Busy time is of replicas, power of devices, of which a replica has ``per_replica``.
         busy_s = use.totals.busy_s * per_replica
-        idle_s = (use.replicas[:, None] * outcomes.makespan_s - use.totals.busy_s) * per_replica
+        idle_s = (use.replica_s(outcomes.makespan_s) - use.totals.busy_s) * per_replica
         tdp, idle = use.power_w[:, None], use.idle_power_w[:, None]
         mfu = np.divide(use.flops, busy_s * use.peak_flops[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
         mbu = np.divide(use.bytes, busy_s * use.peak_bandwidth[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
         joule = joule + busy_s * busy_power(tdp, idle, mfu, mbu) + idle_s * idle
-    tokens = np.asarray(outcomes.tokens.output_tokens).sum(axis=-1, dtype=np.float64)
+    given = outcomes.tokens.output_tokens
+    if outcomes.times.refused is not None:
+        given = np.where(outcomes.times.refused, 0, given)
+    tokens = np.asarray(given).sum(axis=-1, dtype=np.float64)
     return _ratio(joule, np.broadcast_to(tokens, joule.shape))

@@ -15,12 +15,15 @@ from evaluator.metrics.model_error import model_errors
 from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import drift, saturated
 from evaluator.metrics.service import (
+    attained,
     energy,
+    fleet,
     hardware_use,
     host_hit_rate,
     kv_used_max,
     prefix_hit_rate,
     price,
+    refused_share,
     throughput,
 )
 from evaluator.metrics.sessions import session_summary
@@ -147,9 +150,10 @@ def select(outcomes: Outcomes, rows: np.ndarray) -> Outcomes:
 
 
 def _rows_of(use: Use, rows: np.ndarray) -> Use:
-    names = [field.name for field in fields(use) if field.name not in ("name", "totals", "itl")]
+    names = [field.name for field in fields(use) if field.name not in ("name", "totals", "itl", "alive")]
     arrays = {name: getattr(use, name)[rows] for name in names}
-    return replace(use, **arrays, totals=use.totals.rows(rows), itl=_gaps_of(use.itl, rows))
+    alive = None if use.alive is None else [use.alive[row] for row in rows]
+    return replace(use, **arrays, totals=use.totals.rows(rows), itl=_gaps_of(use.itl, rows), alive=alive)
 
 
 def _gaps_of(itl: Sequence[Sequence[WeightedGaps]] | None, rows: np.ndarray) -> list[Sequence[WeightedGaps]] | None:
@@ -168,6 +172,8 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
         summaries["itl_s"] = summary_of_gaps(outcomes.itl, levels)
     rates = throughput(outcomes, window)
     parts = rates | hardware_use(outcomes) | {"joule_per_tok": energy(outcomes)}
+    parts["refused_share"] = refused_share(outcomes, window)
+    parts |= fleet(outcomes)
     parts["prefix_hit_rate"] = prefix_hit_rate(outcomes, window)
     parts["host_hit_rate"] = host_hit_rate(outcomes, window)
     result = _named(summaries) | {name: over_seeds(part) for name, part in parts.items()}
@@ -179,11 +185,15 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
         parts[name], parts[f"{name}_mean"] = statistics.quantile_parts, statistics.mean_parts
     members = members_of(outcomes, window)
     by_class = class_summaries(values, members, levels)
-    inside = within_objectives(values, outcomes.objectives, dict(zip(outcomes.class_names, members, strict=False)))
+    named = dict(zip(outcomes.class_names, members, strict=False))
+    # 1.0, and not NaN in the places of requests that do not count, says that one was refused.
+    refused = None if outcomes.times.refused is None else window.cut(outcomes.times.refused.astype(float)) == 1.0
+    inside = within_objectives(values, outcomes.objectives, named, refused)
     # Within no bound at all, as a value that was cut, would count as a miss.
     if inside is not None:
         inside = window.blank(inside)
     holds = _holds(outcomes, summaries, by_class, levels)
+    result["attained_rps"] = attained(outcomes, window, inside)
     met, parts["slo_attainment"] = _objectives(outcomes, inside, holds)
     result |= met
     met_in = met_by_class(outcomes, holds)

@@ -105,6 +105,18 @@ class Use:
     flops: np.ndarray  # (config, seed): useful FLOPs of the model
     bytes: np.ndarray  # (config, seed): useful bytes of the model
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed]: gaps between the tokens that it gave
+    # [config][seed]: from when until when each replica was there, (replica, 2), of a fleet whose replicas come and go
+    # (``replicas`` are then the most); None: all of them all the time.
+    alive: Sequence[Sequence[np.ndarray | None]] | None = None
+
+    def replica_s(self, makespan_s: np.ndarray) -> np.ndarray:
+        """Seconds that replicas were there, in sum, (config, seed), of runs that took ``makespan_s``."""
+        whole = self.replicas[:, None] * makespan_s
+        for run in np.ndindex(whole.shape) if self.alive is not None else ():
+            spans = self.alive[run[0]][run[1]]  # type: ignore[index]
+            if spans is not None:
+                whole[run] = (spans[:, 1] - spans[:, 0]).sum()
+        return whole
 
     def figure(self, name: str) -> np.ndarray:
         """An array by its name, such as ``devices``, or ``iterations`` of the totals."""

@@ -85,6 +85,18 @@ _OTHERS = {
         "every objective, those of classes too, holds at its own statistic; false without an objective, where not "
         "feasible, and where saturated: a longer run would miss it",
     ),
+    "attained_rps": Variable(
+        "1/s",
+        "requests within the SLO",
+        "requests within all their bounds / time from the first arrival to the last, of the measured requests, mean "
+        "over the seeds; NaN without an objective and where all come at once",
+    ),
+    "refused_share": Variable(
+        "1",
+        "refused requests",
+        "requests sent away since max_queued_requests waited / all measured requests, mean over the seeds; they have "
+        "no latency, miss every objective and are not in the throughput",
+    ),
     "utilisation": Variable("1", "utilisation", f"busy time of the replicas / (replicas x makespan){_BY_ITERATION}"),
     "mfu": Variable(
         "1",
@@ -141,7 +153,10 @@ _OTHERS = {
         "seeds. False: more requests are needed, or the design does not keep up",
     ),
     "usd_per_mtok": Variable(
-        "USD", "cost per million output tokens", "devices x USD per hour / output tokens per hour x 1e6; NaN: no price"
+        "USD",
+        "cost per million output tokens",
+        "devices x USD per hour / output tokens per hour x 1e6, of replicas that come and go "
+        "those of replicas_mean; NaN: no price",
     ),
     "joule_per_tok": Variable(
         "J",
@@ -154,7 +169,23 @@ _OTHERS = {
         "token/J", "output tokens per joule", "1 / joule_per_tok; NaN where a power is not known"
     ),
     "usd_per_hour": Variable("USD/h", "price per hour", "devices x USD per hour of a device; NaN: no price"),
-    "devices": Variable("1", "devices", "devices of all replicas: replicas x tensor_parallel x pipeline_parallel"),
+    "devices": Variable(
+        "1",
+        "devices",
+        "devices of all replicas: replicas x tensor_parallel x pipeline_parallel; of a fleet that scales the most",
+    ),
+    "replicas_mean": Variable(
+        "1",
+        "replicas",
+        "time that replicas are there, from the start of their start-up until they have gone / makespan, of all pools, "
+        "mean over the seeds",
+    ),
+    "device_hours": Variable(
+        "h",
+        "device-hours",
+        "time that replicas are there x devices of a replica, over the whole run, warm-up and drain included, mean "
+        "over the seeds",
+    ),
     "weights_bytes": Variable("byte", "weights per device", "bytes of model weights on one device"),
     "kv_capacity_tokens": Variable("token", "KV capacity", "tokens of KV cache that one replica can hold"),
     "requests_run": Variable("1", "requests simulated", "requests per seed; more than at first under requests: auto"),
@@ -318,6 +349,9 @@ def _classes() -> dict[str, Variable]:
     attainment = "fraction of the requests of the class within all bounds of the scenario and of the class"
     table |= {
         "class_share": Variable("1", "requests of a class", f"share of the requests of the class, {_OVER}", by_class),
+        "class_refused_share": Variable(
+            "1", "refused requests of a class", "requests of the class sent away / all of the class", by_class
+        ),
         "class_throughput_rps": Variable(
             "1/s", "request throughput of a class", f"requests of the class {_RATE}", by_class
         ),

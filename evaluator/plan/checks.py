@@ -226,6 +226,45 @@ def priority_problem(station: StationPlan) -> str | None:
     return None if problem is None else f"unsupported: packing priority with {problem}"
 
 
+def refusal_problem(workload: Workload, station: StationPlan, alone: bool) -> str | None:
+    """What a bound on waiting requests does not go with; None where it does, or there is none.
+
+    ``alone``: no other station, at which a refused request would never come. Who waits for an answer to send the next
+    request would send all of them at once, or never again: that is a client's own rule, which nobody has said.
+    """
+    if station.deployment.batching.max_queued_requests is None:
+        return None
+    others = {
+        "several pools or stages": not alone,
+        f"role {station.deployment.role}": station.deployment.role != "mixed",
+        "a closed loop": workload.arrivals.process == "closed_loop",
+        "sessions that think from the answer": workload.feedback,
+        "data-parallel ranks in lockstep": station.lockstep > 1,
+    }
+    problem = next((what for what, applies in others.items() if applies), None)
+    return None if problem is None else f"unsupported: max_queued_requests with {problem}; leave it out"
+
+
+def scaling_problem(station: StationPlan, alone: bool) -> str | None:
+    """Why replicas cannot come and go; None where they can, or do not. ``alone``: there is no other station."""
+    deployment = station.deployment
+    scaling = deployment.autoscaling
+    if scaling is None:
+        return None
+    if scaling.min_replicas > deployment.replicas:
+        return (
+            f"infeasible: autoscaling.min_replicas {scaling.min_replicas} exceeds replicas {deployment.replicas}, the "
+            "most that there may be; raise the one or lower the other"
+        )
+    others = {
+        "several pools or stages": not alone,
+        f"role {deployment.role}": deployment.role != "mixed",
+        "data_parallel": deployment.data_parallel > 1,
+    }
+    problem = next((what for what, applies in others.items() if applies), None)
+    return None if problem is None else f"unsupported: autoscaling with {problem}; leave it out"
+
+
 def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
     """What a policy that admits by the ratio of new tokens does not go with; None where it does, or is not asked for.
 

@@ -18,8 +18,10 @@ from evaluator.plan.checks import (
     prefix_problem,
     priority_problem,
     ratio_problem,
+    refusal_problem,
     reports_problem,
     routing_problem,
+    scaling_problem,
 )
 from evaluator.plan.joint_pools import lacking_jointly, too_many_together, why_joint
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
@@ -134,6 +136,8 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
             problem = problem or offload_problem(workload, station) or ratio_problem(workload, station)
             problem = problem or priority_problem(station)
+            alone = len(stations) == 1 and not deployment.pipeline
+            problem = problem or refusal_problem(workload, station, alone) or scaling_problem(station, alone)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)
             problem = problem or planning_problem(station) or manager_problem(workload, station)
             problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)

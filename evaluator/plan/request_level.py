@@ -52,6 +52,8 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
         f"data_parallel of {built.model.name}, whose ranks run in lockstep": station.lockstep > 1,
         "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
         f"batching.packing {batching.packing}; use fcfs": batching.packing != "fcfs",
+        "batching.max_queued_requests; leave it out": batching.max_queued_requests is not None,
+        "deployment.autoscaling; leave it out": deployment.autoscaling is not None,
         f"router {name_of(deployment.router)}; use {SHARED_QUEUE.name} or round_robin": is_joint(workload, deployment)
         and not shares_queue(deployment),
         "workload.reasoning.branches": station.extremes.branches > 1,

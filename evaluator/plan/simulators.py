@@ -239,7 +239,7 @@ def is_joint(workload: Workload, deployment: Deployment, frontend: bool = False,
     ``frontend``: as of ``has_frontend``; then, and where users think about answers, the program for several replicas
     runs one replica, too. ``lockstep``: so many data-parallel ranks start every iteration together.
     """
-    if lockstep > 1:
+    if lockstep > 1 or deployment.autoscaling is not None:
         return True
     if workload.feedback:
         return True
@@ -276,6 +276,8 @@ def why_together(workload: Workload, deployment: Deployment, frontend: bool, loc
     """Why the replicas of a pool must run together (``is_joint``), in words; None: each runs by itself."""
     if not is_joint(workload, deployment, frontend, lockstep):
         return None
+    if deployment.autoscaling is not None:
+        return "deployment.autoscaling"
     if workload.feedback:
         return THINKING
     if workload.arrivals.process == "closed_loop":
@@ -294,6 +296,8 @@ def lacking(
     planning, record = batching.planning, policy(batching.policy)
     keys = {
         f"batching.packing {batching.packing}": batching.packing == PRIORITY,
+        "deployment.autoscaling": deployment.autoscaling is not None,
+        "batching.max_queued_requests": batching.max_queued_requests is not None,
         f"batching.policy {record.name} with kv.prefix_caching": record.token_ratio
         and cached_by_content(workload, deployment),
         "kv.offload_bytes": deployment.kv.offload_bytes is not None,

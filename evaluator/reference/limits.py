@@ -43,6 +43,7 @@ class Limits:
     # pipeline rank is free for it.
     batch_queue: bool = False
     asynchronous: bool = False  # the next batch is planned before the tokens of the one under way are known
+    max_queued: int | None = None  # who comes to find so many waiting is refused (SGLang ``--max-queued-requests``)
     full_prompt: bool = False  # on_demand: a request is admitted only where its whole prompt would fit (vLLM PR 37307)
     prefix_caching: bool = False
     kv_reserved: bool = False  # requests come with KV that was reserved for them: see ``queues.Queues.reserve``

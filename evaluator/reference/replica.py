@@ -85,9 +85,14 @@ class Replica:
 
         Returned is the flight whose end was brought forward, if there is one.
         """
+        queues = self.queues
+        if self.limits.max_queued is not None and len(queues.waiting) >= self.limits.max_queued:
+            # Before it is announced: routers never count it. Who is preempted counts as waiting, as in SGLang's queue.
+            request.replica, request.refused = self.index, True
+            request.scheduled_s = request.first_token_s = request.last_token_s = now
+            return None
         if request.replica < 0:
             self.announce(request)
-        queues = self.queues
         self._unseen += 1
         if self.flights and self.flights[0].waits:
             self.flights[0].end_s = now

@@ -62,6 +62,7 @@ class Request:
     last_token_s: float = math.inf
     token_s: list[float] = field(default_factory=list)  # when each output token was there, if that is recorded
     preemptions: int = 0
+    refused: bool = False  # too many waited: it was sent away when it came, which all its times say
     hit_tokens: int = 0  # prompt tokens found in the prefix cache on the first admission
     host_tokens: int = 0  # those behind them that were loaded from the host before it
 

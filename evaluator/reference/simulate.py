@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from evaluator.cost.iteration import IterationCost
@@ -15,8 +15,9 @@ from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.network import Delay, Follows, run
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
-from evaluator.reference.routing import chooser
+from evaluator.reference.routing import Choose, chooser
 from evaluator.reference.running_batch import Iteration
+from evaluator.reference.stations.fleet import FleetStation, ScalingPolicy
 from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import Choice
 
@@ -27,6 +28,7 @@ class PoolOutcome:
 
     requests: list[Request]
     replicas: list[Replica]
+    alive: list[list[float]] = field(default_factory=list)  # of a fleet: from when until when each replica was there
 
     @property
     def busy_s(self) -> float:
@@ -91,6 +93,7 @@ def simulate(
     leap: bool = True,
     tokens: bool = False,
     observe: Callable[[Iteration], None] | None = None,
+    scaling: ScalingPolicy | None = None,
 ) -> PoolOutcome:
     """Serve fresh ``requests`` (in order of arrival) on identical replicas; their times are written into them.
 
@@ -102,6 +105,8 @@ def simulate(
     ``seed``: of a router that draws. A ``RankBalance`` looks at the replicas between iterations, so that it needs
     ``leap`` False or ``tokens``.
 
+    ``scaling``: replicas come and go (``stations.fleet``), of which ``replicas`` are the most.
+
     ``tokens`` records the time of every token and computes each iteration from its sequences. Without it, iterations
     that differ only in contexts that grow by one are summed in closed form (a leap), which gives the same times;
     ``leap`` False turns that off. ``observe`` is called after every iteration, or leap.
@@ -112,10 +117,21 @@ def simulate(
     if isinstance(router, RankBalance) and ((leap and not tokens) or lockstep > 1):
         raise ValueError("RankBalance is of ranks without lockstep, one iteration after the other: say leap False")
     costs: Any = [cost] if hasattr(cost, "_fields") else cost  # a cost is a tuple itself
-    pool = [
-        Replica(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
-        for index in range(replicas)
-    ]
+
+    def make(index: int) -> Replica:
+        return Replica(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
+
+    if scaling is not None:
+        begin_s = requests[0].arrival_s if requests and users is None else 0.0
+
+        def route(serving: Sequence[Replica], changes: int) -> Choose:
+            # Another stream of draws for each fleet: the same one would send the next requests as it sent the first.
+            return chooser(router, serving, seed, changes)
+
+        fleet = FleetStation(scaling, make, route, len(requests), begin_s)
+        run([fleet], requests, users, delay_s, follows)
+        return PoolOutcome(list(requests), fleet.replicas, fleet.alive)
+    pool = [make(index) for index in range(replicas)]
     in_lockstep(pool, lockstep)
     run([PoolStation(pool, chooser(router, pool, seed))], requests, users, delay_s, follows)
     return PoolOutcome(list(requests), pool)

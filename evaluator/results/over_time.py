@@ -19,8 +19,10 @@ LATENCIES = ("ttft_s", "tpot_s", "e2e_s")
 _VARIABLES = {
     "arrivals_rps": ("1/s", "requests that arrive in the window / its length"),
     "completions_rps": ("1/s", "requests whose last token comes in the window / its length"),
+    "refused_rps": ("1/s", "requests that are refused in the window / its length"),
     "output_tok_per_s": ("token/s", "output tokens of the requests that are completed in the window / its length"),
     "in_system": ("1", "requests that have arrived and not all their tokens, mean over the window"),
+    "replicas": ("1", "replicas that are there, from the start of their start-up until they have gone, mean"),
     "ttft_s": ("s", "time to first token of the requests that arrive in the window"),
     "tpot_s": ("s", "time per output token of the requests that arrive in the window"),
     "e2e_s": ("s", "end-to-end latency of the requests that arrive in the window"),
@@ -35,6 +37,7 @@ def over_time(
     levels: Sequence[float] = (0.5, 0.9, 0.99),
     bounds_s: Mapping[str, float] | None = None,
     class_bounds_s: Mapping[str, Mapping[str, float]] | None = None,
+    alive: Sequence[np.ndarray] = (),
 ) -> xr.Dataset:
     """A run in windows of ``every`` (seconds, or text such as ``"10min"``), from its table of requests.
 
@@ -42,7 +45,8 @@ def over_time(
     there: a window tells what its clients saw. ``bounds_s``: the most of ``ttft_s``, ``tpot_s`` and ``e2e_s`` that an
     objective allows a request, ``class_bounds_s`` what it allows one of a class, beside that; without any there is no
     ``attainment``. Requests of no bound are left out of it. With a column ``class`` arrivals, latencies and attainment
-    are there for each class, too. Latencies of windows without arrivals are NaN.
+    are there for each class, too. ``alive``: of each seed, of a fleet, from when until when every replica was there,
+    (replica, 2); then the number of ``replicas`` is told. Latencies of windows without arrivals are NaN.
     Errors: InputError for a width of none, or so small that there would be over MOST_WINDOWS.
     """
     import xarray as xr
@@ -63,18 +67,27 @@ def over_time(
     # The last token may fall on the last edge, which is behind the last window.
     came, went = (np.minimum((times / width).astype(np.int64), count - 1) for times in (arrivals, ends))
     per_second = 1.0 / (width * seeds)
+    # Who was refused goes at once, and neither has tokens nor is completed.
+    refused = requests["refused"].to_numpy() if "refused" in requests else np.zeros(len(requests), dtype=bool)
+    served = went[~refused]
+    tokens = requests["output_tokens"].to_numpy(np.float64)[~refused]
     # Requests that came up to a time, less those that went, integrated from 0 to each edge; of windows the differences.
     waiting = np.diff(_integral(np.sort(arrivals), edges) - _integral(np.sort(ends), edges))
     values: dict[str, tuple[Any, np.ndarray]] = {
         "arrivals_rps": ("time", np.bincount(came, minlength=count) * per_second),
-        "completions_rps": ("time", np.bincount(went, minlength=count) * per_second),
+        "completions_rps": ("time", np.bincount(served, minlength=count) * per_second),
         "output_tok_per_s": (
             "time",
-            np.bincount(went, weights=requests["output_tokens"].to_numpy(np.float64), minlength=count) * per_second,
+            np.bincount(served, weights=tokens, minlength=count) * per_second,
         ),
         # Differences of large sums: an empty system may come out at -1e-12.
         "in_system": ("time", np.maximum(waiting, 0.0) * per_second),
     }
+    if alive:
+        begins, gone = (np.sort(np.concatenate([spans[:, column] for spans in alive])) for column in (0, 1))
+        values["replicas"] = "time", np.diff(_integral(begins, edges) - _integral(gone, edges)) * per_second
+    if "refused" in requests:
+        values["refused_rps"] = "time", np.bincount(came[refused], minlength=count) * per_second
     windows = requests.assign(window=came)
     bounds = {"": bounds_s or {}, **(class_bounds_s or {})}
     if any(bounds.values()):
@@ -111,6 +124,8 @@ def _described(name: str) -> dict[str, str]:
 def _within(requests: pd.DataFrame, bounds: Mapping[str, Mapping[str, float]]) -> np.ndarray:
     """1.0 where a request is within the bounds of all (under the empty name) and of its class, NaN without any."""
     within, asked = np.ones(len(requests)), np.zeros(len(requests), dtype=bool)
+    if "refused" in requests:  # who has no latency misses every bound
+        within[requests["refused"].to_numpy()] = 0.0
     for name, most in bounds.items():
         member = (requests["class"] == name).to_numpy() if name else np.ones(len(requests), dtype=bool)
         for latency, bound_s in most.items():

@@ -38,6 +38,7 @@ class Simulation:
 
     requests: pd.DataFrame
     summary: xr.Dataset
+    alive: tuple[np.ndarray, ...] = ()  # of each seed, of a fleet: from when until when every replica was there
     iterations: pd.DataFrame | None = None  # a row per iteration, where they were asked for
 
     def over_time(self, every: float | str) -> xr.Dataset:
@@ -51,7 +52,7 @@ class Simulation:
             if (name := f"{objective['metric']}_s") in LATENCIES:
                 bounds.setdefault(objective.get("class", ""), {})[name] = objective["bound_s"]
         of_all = bounds.pop("", {})
-        return over_time(self.requests, every, self.summary["quantile"].values.tolist(), of_all, bounds)
+        return over_time(self.requests, every, self.summary["quantile"].values.tolist(), of_all, bounds, self.alive)
 
 
 def simulate(
@@ -103,7 +104,9 @@ def simulate(
     table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
     if progress is not None:
         progress.advance(len(table))
-    return Simulation(table, summary, None if rows is None else rows.table())
+    alive = next((use.alive[0] for use in outcomes.stations if use.alive is not None), ())
+    there = tuple(spans for spans in alive if spans is not None)
+    return Simulation(table, summary, there, None if rows is None else rows.table())
 
 
 def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outcomes:

@@ -41,6 +41,7 @@ from evaluator.keys import (
 from evaluator.kv_managers import MANAGERS
 from evaluator.policies import POLICIES
 from evaluator.routing import Choice
+from evaluator.scenario.autoscaling import Autoscaling, autoscaling_reader
 from evaluator.scenario.pipeline import Stage
 from evaluator.scenario.routers import Routers, router_reader
 from evaluator.scenario.transfer import Transfer, transfer_reader
@@ -109,6 +110,12 @@ class Batching:
         "--schedule-policy lpm.",
     )
     # SGLang's own names for what is SGLang's (`ServerArgs`).
+    max_queued_requests: int | None = key(
+        count(),
+        None,
+        "Most requests that wait at a replica: who comes to find so many is refused, as by SGLang and by gateways; no "
+        "bound where absent.",
+    )
     schedule_conservativeness: float = key(
         number(above=0, most=100),
         1.0,
@@ -352,6 +359,9 @@ class Pool:
     kv: KvCache = key(section(KvCache, check_kv), KvCache(), "The KV cache of a replica.", absent=absent(KvCache))
     speculative: Speculative | None = key(
         speculative_reader, None, "Speculative decoding: tokens are drafted and verified together; absent: none are."
+    )
+    autoscaling: Autoscaling | None = key(
+        autoscaling_reader, None, "Replicas that come and go, of which replicas are the most; absent: all are there."
     )
     # No key of a pool, but ``Deployment`` has it here: messages and the schema list keys in the order of the fields.
     router: Choice | Routers = no_key("round_robin")

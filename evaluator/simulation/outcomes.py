@@ -38,6 +38,8 @@ def outcomes_of(
     any has some of several turns: chunks of a plan have the same variables.
     """
     first_later_s, last_later_s = _around_the_engine(configurations, chain_result)
+    if (refused := chain_result.times.refused) is not None:  # nothing of theirs came to an engine
+        first_later_s[refused] = last_later_s[refused] = 0.0
     judged = [_judged(configuration, chain_result, position) for position, configuration in enumerate(configurations)]
     table = load_errors()
     errors = [

@@ -82,6 +82,21 @@ def test_cobham_wait():
     assert (np.abs(mean - expected) < 5 * error + 0.01 * expected).all()
 
 
+def test_a_bound_on_who_waits_refuses_as_many_as_erlang_says():
+    """M/M/1/N: of arrivals at load a, (1 - a) a^N / (1 - a^(N + 1)) find N = waiting + 1 places taken."""
+    load, mean, waiting = 0.9, 1_000, 3
+    shares = []
+    for seed in range(SEEDS):
+        rng = np.random.default_rng(seed)
+        requests = single_tokens(rng, load, rng.geometric(1 / mean, REQUESTS))
+        simulate(linear_cost(0.0, 1 / mean), "continuous", replace(ONE_AT_A_TIME, max_queued=waiting), requests)
+        shares.append(np.mean([each.refused for each in requests[WARMUP:]]))
+        assert all(each.last_token_s == each.arrival_s for each in requests if each.refused)
+    places = waiting + 1
+    expected = (1 - load) * load**places / (1 - load ** (places + 1))
+    assert np.mean(shares) == pytest.approx(expected, rel=0.05)
+
+
 def chunked_run(rate_rps, requests=2_000):
     rng = np.random.default_rng(3)
     log = []

@@ -201,3 +201,66 @@ def test_priorities_of_a_trace(tmp_path):
 def test_what_priorities_do_not_go_with(changed, message):
     with pytest.raises(evaluator.InputError, match=f"unsupported: packing priority with {message}"):
         evaluator.simulate(by_priority(0, 1, changed, requests=20))
+
+
+SHEDS = {"batching": {"max_queued_requests": 2, "max_num_seqs": 2}}
+
+
+def test_requests_beyond_the_bound_are_refused_and_miss_their_objectives():
+    run = evaluator.simulate(scenario({"a": {"share": 1, "slo": {"ttft": {"p95": "1h"}}}, "b": 1}, requests=300) | {
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", **SHEDS}
+    })  # fmt: skip
+    ds, requests = run.summary.isel(config=0), run.requests
+    measured = requests[requests["measured"]]
+    assert ds.engine == "token" and 0.05 < ds.refused_share < 0.95
+    assert ds.refused_share.item() == pytest.approx(measured.groupby("seed")["refused"].mean().mean())
+    refused = measured[measured["refused"]]
+    assert refused["ttft_s"].isna().all() and (refused["last_token_s"] == refused["arrival_s"]).all()
+    served = measured[~measured["refused"]]
+    assert ds.ttft_s_mean.item() == pytest.approx(served.groupby("seed")["ttft_s"].mean().mean())
+    # Of who asks for an objective it is the share that was served: the objective itself holds for any latency.
+    of_a = measured[measured["class"] == "a"]
+    assert ds.class_slo_attainment.values[0] == pytest.approx(1 - of_a.groupby("seed")["refused"].mean().mean())
+    assert ds.class_refused_share.values[0] == pytest.approx(of_a.groupby("seed")["refused"].mean().mean())
+    # What is served and what is refused is what comes; who is refused holds nobody up.
+    windows = run.over_time("5s")
+    parts = windows.completions_rps.sum() + windows.refused_rps.sum()
+    assert parts.item() == pytest.approx(windows.arrivals_rps.sum().item())
+    longest = requests[~requests["refused"]]["queue_wait_s"].max()
+    assert longest < 4 * requests["e2e_s"].max() / 2
+    attained = [
+        (len(group) - 1) / np.ptp(group["arrival_s"]) * ((group["class"] == "a") & ~group["refused"]).mean()
+        for _, group in measured.groupby("seed")
+    ]
+    assert ds.attained_rps.item() == pytest.approx(np.mean(attained))
+
+
+def test_a_bound_that_nobody_reaches_changes_nothing():
+    loose = {"batching": {"max_queued_requests": 10_000}}
+    plain, bounded = (
+        evaluator.simulate(scenario({"a": 1}, requests=100) | {
+            "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", **more}
+        }).summary
+        for more in ({}, loose)
+    )  # fmt: skip
+    for name in ("ttft_s", "e2e_s_mean", "throughput_rps", "mfu", "attained_rps", "refused_share"):
+        np.testing.assert_allclose(plain[name], bounded[name], rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"workload": {"arrivals": {"process": "closed_loop", "users": 4}}}, "a closed loop"),
+        ({"deployment": {"role": "prefill"}}, "role prefill"),
+        (
+            {"deployment": {"pipeline": 0}, "pipeline": [{"stage": "tool", "seconds": 1}, "prefill", "decode"]},
+            "several",
+        ),
+    ],
+)
+def test_what_a_bound_does_not_go_with(keys, message):
+    base = scenario({"a": 1}, requests=20, **keys.get("workload", {}))
+    more = {name: value for name, value in keys.get("deployment", {}).items() if name != "pipeline"}
+    base["deployment"] |= SHEDS | more
+    with pytest.raises(evaluator.InputError, match=f"unsupported: max_queued_requests with {message}"):
+        evaluator.simulate(base | ({"pipeline": keys["pipeline"]} if "pipeline" in keys else {}))

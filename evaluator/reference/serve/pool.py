@@ -9,6 +9,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from evaluator.catalog import load_link
 from evaluator.cost.frontend import delay_s
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
 from evaluator.kv_managers import manager as kv_manager
@@ -18,9 +19,10 @@ from evaluator.plan.checks import host_space, swap_space, watermark_units
 from evaluator.plan.simulators import by_reports, routed_by
 from evaluator.reference import HostLimits, Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.reference.network import Follows
+from evaluator.reference.stations.fleet import ScalingPolicy
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE
 from evaluator.speculation import keys, tokens_given
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, table_shape
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, by_run, table_shape
 from evaluator.stations.lane_jobs import LaneJobs, lanes_of
 from evaluator.stations.use import add_kept, check_served, use_of
 from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
@@ -50,16 +52,34 @@ def serve_tokens(
         times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
     if any(each.stations[station].deployment.kv.offload_bytes is not None for each in configurations):
         times = replace(times, host_tokens=np.zeros(times.replica.shape, dtype=np.int64))
+    if any(
+        pool.deployment.batching.max_queued_requests for pool in (each.stations[station] for each in configurations)
+    ):
+        times = replace(times, refused=np.zeros(times.replica.shape, dtype=bool))
     gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in configurations]
+    alive: list[list[np.ndarray | None]] = [[None for _ in seeds] for _ in configurations]
     pools = [configuration.stations[station] for configuration in configurations]
     for lane in lanes_of(configurations, jobs, seeds, station):
         outcome, its_gaps = _serve(configurations[lane.position], pools[lane.position], lane, seeds[lane.seed], observe)
         _add(times, totals, lane, outcome)
         gaps[lane.position][lane.seed].append(its_gaps)
+        if outcome.alive:
+            alive[lane.position][lane.seed] = np.array(outcome.alive)
     check_served(configurations, times)
     add_kept(pools, jobs, times, totals)
     itl = [[pooled(parts) for parts in row] for row in gaps]
-    return times, use_of(pools, jobs, totals, itl, times.hit_tokens)
+    use = use_of(pools, _accepted(jobs, times), totals, itl, times.hit_tokens)
+    return times, replace(use, alive=alive) if any(pool.deployment.autoscaling for pool in pools) else use
+
+
+def _accepted(jobs: ChunkJobs, times: RequestTimes) -> ChunkJobs:
+    """The jobs without those that were refused, for whom nothing was computed."""
+    if times.refused is None:
+        return jobs
+    kept: list[list[Jobs]] = [[] for _ in jobs]
+    for run, run_jobs in by_run(jobs):
+        kept[run[0]].append(run_jobs.some(np.flatnonzero(~times.refused[run][run_jobs.id])))
+    return kept
 
 
 def _serve(
@@ -98,12 +118,30 @@ def _serve(
         follows=followers(lane.jobs, lane.served),
         window=replica.kv.window,
         observe=watch,
+        scaling=scaling_of(pool),
     )
     # Gaps count from the first token of the first request that is measured: those of the warm-up are left out by
     # time, since a leap's gaps are of all its members.
     first = lane.measured_from
     since = requests[first].first_token_s if first < len(requests) else math.inf
     return outcome, gaps.after(since)
+
+
+def scaling_of(pool: StationPlan) -> ScalingPolicy | None:
+    """When the replicas of a pool come and go; None where all of them are there all the time."""
+    scaling, replica = pool.deployment.autoscaling, pool.design.ready
+    if scaling is None:
+        return None
+    start_up_s = scaling.start_up_s
+    if scaling.weights_over is not None:
+        # All devices of a replica load their shares over one link.
+        link = load_link(scaling.weights_over)
+        whole = replica.weight_bytes * pool.devices / pool.deployment.replicas
+        start_up_s += link.latency_s + whole / link.bandwidth
+    return ScalingPolicy(
+        scaling.metric, scaling.target, scaling.min_replicas, pool.deployment.replicas, scaling.every_s,
+        scaling.window_s, scaling.cooldown_s, scaling.tolerance, start_up_s,
+    )  # fmt: skip
 
 
 def limits_of(pool: StationPlan, demand: Demand) -> Limits:
@@ -130,6 +168,7 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
         swap_unit_s=swap_unit_s,
         long_prefill_token_threshold=batching.long_prefill_token_threshold,
         packing=batching.packing,
+        max_queued=batching.max_queued_requests,
         full_prompt=kv.full_prompt,
         mixed_chunk=batching.enable_mixed_chunk,
         max_prefill_tokens=batching.max_prefill_tokens,
@@ -229,8 +268,7 @@ def followers(jobs: Jobs, served: np.ndarray | slice) -> Follows | None:
 def _add(times: RequestTimes, totals: PoolTotals, lane: LaneJobs, outcome: PoolOutcome) -> None:
     requests, replica = outcome.requests, lane.replica
     names = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
-    if times.hit_tokens is not None:
-        names.append("hit_tokens")
+    names += [name for name in ("hit_tokens", "refused") if getattr(times, name) is not None]
     columns = {name: [getattr(request, name) for request in requests] for name in names}
     if times.host_tokens is not None:
         # Nobody computed what was loaded, as what was found on the device.

@@ -45,7 +45,9 @@ _SHORT = {
     "class_tpot_s": "TPOT of",
     "class_e2e_s": "E2E of",
     "class_queue_wait_s": "wait of",
+    "attained_rps": "within SLO",
     "class_share": "share of requests of",
+    "class_refused_share": "refused of",
     "class_slo_attainment": "SLO attainment of",
     "class_throughput_rps": "throughput of",
     "class_output_tok_per_s": "output of",
@@ -63,7 +65,7 @@ _UNITS = {
 _IN_MS = ("tpot_s", "itl_s", "class_tpot_s")
 _IN_PERCENT = (
     "slo_attainment", "utilisation", "mfu", "mbu", "kv_used_mean", "kv_used_max", "stage_utilisation", "stage_share",
-    "class_share", "class_slo_attainment",
+    "class_share", "class_slo_attainment", "refused_share", "class_refused_share",
 )  # fmt: skip
 _LOWER = ("usd_per_hour", "_s", "usd_per_mtok", "joule_per_tok", "preemptions", "devices", "weights_bytes")
 _HIGHER = ("slo_attainment", "goodput", "throughput_rps", "tok_per_s", "mfu", "mbu", "kv_capacity", "per_usd")

@@ -24,8 +24,9 @@ def plot_over_time(ds: xr.Dataset, path: str | Path, title: str) -> Path:
 
 def over_time_figure(ds: xr.Dataset, title: str) -> Any:
     """The figure of ``plot_over_time``."""
-    figure = canvas(8.5, 8.2)
-    panels = figure.subplots(4, 1, sharex=True)
+    fleet = "replicas" in ds
+    figure = canvas(8.5, 9.8 if fleet else 8.2)
+    panels = figure.subplots(5 if fleet else 4, 1, sharex=True)
     figure.subplots_adjust(0.1, 0.09, 0.97, 0.89, hspace=0.28)
     begins, window = ds["time"].values, ds.attrs["window_s"]
     scale, unit = next((scale, unit) for least, scale, unit in _UNITS if begins[-1] + window >= least)
@@ -40,8 +41,11 @@ def over_time_figure(ds: xr.Dataset, title: str) -> Any:
     panels[0].set_ylabel("requests/s", fontsize=BODY)
     steps(panels[1], ds["in_system"].values, color=COLOURS[2], label="in the system")
     panels[1].set_ylabel("requests", fontsize=BODY)
+    if fleet:
+        steps(panels[2], ds["replicas"].values, color=COLOURS[3], label="there, starting and draining ones too")
+        panels[2].set_ylabel("replicas", fontsize=BODY)
     for axes, (name, label, factor) in zip(
-        panels[2:], (("ttft_s", "TTFT (s)", 1.0), ("tpot_s", "TPOT (ms)", 1e3)), strict=True
+        panels[-2:], (("ttft_s", "TTFT (s)", 1.0), ("tpot_s", "TPOT (ms)", 1e3)), strict=True
     ):
         for number, level in enumerate(ds["quantile"].values):
             values = factor * ds[name].isel(quantile=number).values

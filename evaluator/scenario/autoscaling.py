@@ -1,0 +1,55 @@
+"""``deployment.autoscaling``: when replicas of a pool start and stop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from evaluator.catalog import load_link
+from evaluator.keys import Reader, choice, count, in_catalog, key, number, quantity, schema_of, section
+
+OUTSTANDING = "outstanding"
+METRICS = (OUTSTANDING, "waiting", "kv")
+
+
+@dataclass(frozen=True)
+class Autoscaling:
+    """An autoscaler of the kind of Kubernetes' and KEDA's. The most replicas are those of the pool.
+
+    It looks every ``every_s`` at ``metric``, summed over the replicas that serve and averaged over ``window_s``, and
+    wants as many replicas as make it ``target`` on each. What starts serves ``start_up_s`` later, and after the weights
+    have come over the link ``weights_over``; what stops takes no requests, answers those that it has, and is paid for
+    until then.
+    """
+
+    target: float = key(number(above=0), says="What the metric is to be on a replica: requests, or a share of its KV.")
+    metric: str = key(
+        choice(*METRICS),
+        OUTSTANDING,
+        "outstanding: requests that a replica has and that are not answered. waiting: those of them that are not yet "
+        "admitted. kv: the share of its KV cache in use.",
+    )
+    min_replicas: int = key(count(), 1, "Fewest replicas, with which a run begins; replicas of the pool are the most.")
+    every_s: float = key(quantity("s", above=0), 15.0, "Time between two looks at the metric.")
+    window_s: float = key(
+        quantity("s", least=0), 60.0, "Over how long the metric is averaged; 0: as it is at the look."
+    )
+    cooldown_s: float = key(
+        quantity("s", least=0), 300.0, "Replicas stop only when none of the looks of so long has wanted them."
+    )
+    tolerance: float = key(
+        number(least=0, most=1), 0.1, "How far the metric may be off its target, relative to it, and nothing changes."
+    )
+    start_up_s: float = key(
+        quantity("s", least=0), 0.0, "Time until a replica serves: machine, image, compiling and warming up."
+    )
+    weights_over: str | None = key(
+        in_catalog("links", load_link),
+        None,
+        "A link of the catalog over which a replica that starts loads its weights, which takes its time beside "
+        "start_up_s; none where absent.",
+    )
+
+
+_section = section(Autoscaling)
+# No section whose keys are merged: a pool that says nothing has what stands beside the pools, or none, as a whole.
+autoscaling_reader = Reader(_section.read, lambda: schema_of(_section))

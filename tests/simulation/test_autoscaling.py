@@ -1,0 +1,123 @@
+"""``deployment.autoscaling`` in scenarios: keys, what it costs, and results over time."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import evaluator
+from evaluator.catalog import load_link
+from evaluator.errors import InputError
+from evaluator.plan import plan
+from evaluator.reference.serve.pool import scaling_of
+from evaluator.scenario import load_scenario
+
+WAVES = {"process": "varying", "rate_rps": 15, "period_s": "2min", "profile": [["0s", 1], ["1min", 9]]}
+POLICY = {"target": 5, "every_s": "5s", "window_s": "10s", "cooldown_s": "20s", "start_up_s": "10s"}
+
+
+def scenario(autoscaling=POLICY, **deployment):
+    return {
+        "workload": {
+            "arrivals": WAVES,
+            "lengths": {"source": "fixed", "prompt_tokens": 1000, "output_tokens": 100},
+            "requests": 1500,
+            "seeds": [0, 1],
+            "find_warmup": False,
+        },
+        "deployment": {
+            "model": "llama-3.1-8b",
+            "hardware": "h100-sxm",
+            "replicas": 6,
+            "router": "least_outstanding",
+            "usd_per_device_hour": 2.0,
+            **({"autoscaling": autoscaling} if autoscaling else {}),
+            **deployment,
+        },
+        "slo": {"ttft": {"p95": "1s"}},
+    }
+
+
+@pytest.fixture(scope="module")
+def run():
+    return evaluator.simulate(scenario())
+
+
+def test_what_is_paid_for_is_what_is_there(run):
+    ds = run.summary.isel(config=0)
+    spans = run.alive
+    hours = np.mean([(span[:, 1] - span[:, 0]).sum() for span in spans]) / 3600
+    assert ds.engine == "token" and ds.devices == 6 and len(spans) == 2
+    assert ds.device_hours.item() == pytest.approx(hours)
+    took = run.requests.groupby("seed").agg({"arrival_s": "min", "last_token_s": "max"})
+    makespan = (took["last_token_s"] - took["arrival_s"]).to_numpy()
+    # Frontends answer later than engines, which are gone by then.
+    assert ds.replicas_mean.item() == pytest.approx(3600 * hours / makespan.mean(), rel=0.01)
+    assert 1 < ds.replicas_mean < 5
+    paid = ds.replicas_mean.item() * 2.0 / 3600 * 1e6 / ds.output_tok_per_s.item()
+    assert ds.usd_per_mtok.item() == pytest.approx(paid)
+
+
+def test_replicas_over_time_follow_the_load(run):
+    ds = run.over_time("10s")
+    assert ds.replicas.min() >= 0 and ds.replicas.max() <= 6
+    whole = sum((span[:, 1] - span[:, 0]).sum() for span in run.alive) / len(run.alive)
+    assert (ds.replicas.sum() * ds.attrs["window_s"]).item() == pytest.approx(whole)
+    busy = ds.arrivals_rps > ds.arrivals_rps.mean()
+    assert ds.replicas[busy].mean() > 1.3 * ds.replicas[~busy][:8].mean()
+
+
+def test_policies_are_swept_and_compared_with_a_static_pool():
+    axes = {"sweep": {"deployment.autoscaling.target": [3, 12], "deployment.autoscaling.min_replicas": [1, 6]}}
+    ds = evaluator.sweep(scenario() | axes).evaluator.unstack()
+    static = evaluator.sweep(scenario(None))
+    hours = ds.device_hours
+    assert (hours.sel(target=12, min_replicas=1) < hours.sel(target=3, min_replicas=1)).item()
+    assert (ds.ttft_s_mean.sel(target=12, min_replicas=1) > ds.ttft_s_mean.sel(target=3, min_replicas=1)).item()
+    # As few as there may be at the most is the static pool.
+    for name in ("ttft_s_mean", "e2e_s", "device_hours", "usd_per_mtok", "utilisation", "replicas_mean"):
+        found = ds[name].sel(target=12, min_replicas=6).values
+        np.testing.assert_allclose(found, static[name].values[0], rtol=1e-9)
+
+
+def test_the_start_up_is_the_weights_over_a_link_and_what_is_said():
+    policy = {"target": 5, "start_up_s": "30s", "weights_over": "ethernet-25g"}
+    (configuration,) = plan(load_scenario(scenario(policy, tensor_parallel=2))).configurations
+    (pool,) = configuration.stations
+    link = load_link("ethernet-25g")
+    loads_s = link.latency_s + 2 * pool.design.ready.weight_bytes / link.bandwidth
+    assert scaling_of(pool).start_up_s == pytest.approx(30 + loads_s) and loads_s > 4
+    assert scaling_of(pool).most == 6
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, r"autoscaling\.target: is required"),
+        ({"target": 0}, r"autoscaling\.target: must be greater than 0"),
+        ({"target": 1, "metric": "cpu"}, r"autoscaling\.metric: 'cpu' is not one of outstanding, waiting, kv"),
+        ({"target": 1, "max_replicas": 3}, r"autoscaling\.max_replicas: unknown key"),
+        ({"target": 1, "every_s": 0}, r"autoscaling\.every_s: must be greater than 0"),
+        ({"target": 1, "weights_over": "string"}, r"autoscaling\.weights_over: "),
+        (
+            {"target": 1, "min_replicas": 9},
+            r"autoscaling\.min_replicas 9 exceeds replicas 6, the most that there may be",
+        ),
+    ],
+)
+def test_what_is_refused(keys, message):
+    with pytest.raises(InputError, match=message):
+        evaluator.simulate(scenario() | {"deployment": scenario()["deployment"] | {"autoscaling": keys}})
+
+
+@pytest.mark.parametrize(
+    ("deployment", "message"),
+    [
+        ({"role": "prefill"}, "role prefill"),
+        ({"data_parallel": 2}, "data_parallel"),
+        ({"pools": {"a": {"role": "mixed"}, "b": {"role": "mixed"}}}, "several pools or stages"),
+    ],
+)
+def test_what_it_does_not_go_with(deployment, message):
+    with pytest.raises(InputError, match=f"unsupported: (pool a: )?autoscaling with {message}; leave it out"):
+        evaluator.simulate(scenario(**deployment))
