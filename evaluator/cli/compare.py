@@ -191,19 +191,25 @@ def _experiments(
     seen = [
         calibration.seen for calibration in fitted if calibration.seen is not None and calibration.hardware != "any"
     ]
-    # The fitted sets were held against the very runs in ``table``: their rows take the place of those of before the
-    # fit, and both errors are told, lest the second pass for a prediction.
     if seen and held_out is None:
-        import pandas as pd
-
-        before, after = compare.headline(table), pd.concat(seen, ignore_index=True)
-        table = pd.concat([after, table[~table["exp_id"].isin(after["exp_id"])]], ignore_index=True)
-        said = ", ".join(f"{name} {value:.1f} %" for name, value in before.items())
-        typer.echo(f"With the fitted sets, which have seen these runs; mean absolute errors before the fit: {said}")
+        table = _with_seen(table, seen)
     report = compare.described(table)
     tell(report, comparison=table)
     errors.write(tables, quiet)
     return table, compare.headline(table), report
+
+
+def _with_seen(table: pd.DataFrame, seen: list[pd.DataFrame]) -> pd.DataFrame:
+    """A comparison with the rows of sets that were fitted to its own runs in the place of those of before the fit."""
+    import pandas as pd
+
+    from evaluator import compare
+
+    before, after = compare.headline(table), pd.concat(seen, ignore_index=True)
+    # Both errors are told, lest the second pass for a prediction.
+    said = ", ".join(f"{name} {value:.1f} %" for name, value in before.items())
+    typer.echo(f"With the fitted sets, which have seen these runs; mean absolute errors before the fit: {said}")
+    return pd.concat([after, table[~table["exp_id"].isin(after["exp_id"])]], ignore_index=True)
 
 
 class _Errors:

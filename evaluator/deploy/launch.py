@@ -180,48 +180,43 @@ def _cached_prefixes(design: Design) -> bool:
 
 def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> list[str]:
     """What of a pool its engine has no flag for, in words."""
-    label = serving_engine(pool.engine).label
-    remarks = []
     # The note has what the flags do not say, for a reader by machine; here it is told to people, but for what makes no
-    # difference to them.
-    for key, value in note.items():
-        # A key that is null in the note is one that the server has and the design has not; only a missing KV capacity
-        # tells anything.
-        if key in _OF_FLEET or (value is None and key != "kv.capacity_tokens"):
-            continue
-        if key == "precision.weights":
-            remarks.append(
-                f"weights in {value} are those of another repository: name one that is quantised so with --model-id"
-            )
-            continue
-        if key == "precision.activations" and value == "fp8" and get(pool.keys, "precision.weights") in (
-            "fp8", "fp8_block", "checkpoint",
-        ):  # fmt: skip
-            continue  # both engines quantise what goes into matrix products with such weights
-        if key == "speculative":
-            acceptance = value["acceptance"]
-            remarks.append(
-                f"the design accepts drafts with chance {acceptance}; what a server accepts depends on texts"
-            )
-            if value["method"] == "eagle":
-                remarks.append("DRAFT_MODEL_ID stands for the repository of the EAGLE head")
-            continue
-        if key == "batching.long_prefill_token_threshold" and pool.engine == "vllm":
-            continue  # above the longest request, where it bounds nothing
-        if key == "batching.planning" and (value == "at_once" or (pool.engine == "sglang" and value == "asynchronous")):
-            continue  # the same where no batch is planned ahead; and SGLang does it where no flag says otherwise
-        if key == "batching.max_num_batched_tokens" and pool.engine == "vllm":
-            remarks.append(
-                f"{key} {value}: {label} takes no fewer without chunks than the longest request has, {pool.longest}"
-            )
-            continue
-        reason = _WHY.get(key, "")
-        has = get(server, key)
-        remarks.append(
-            f"{key} {value}: {label} has no flag for it{'' if has is None else f', and its server has {has}'}"
-            f"{f' ({reason})' if reason else ''}"
-        )
-    return remarks
+    # difference to them. A key that is null in the note is one that the server has and the design has not; only a
+    # missing KV capacity tells anything.
+    told = {key: value for key, value in note.items() if key not in _OF_FLEET}
+    return [
+        remark
+        for key, value in told.items()
+        if value is not None or key == "kv.capacity_tokens"
+        for remark in _remarks_of(pool, key, value, get(server, key))
+    ]
+
+
+def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
+    """Of one key, of which the server ``has`` another value than the design's; none where that is no difference."""
+    label = serving_engine(pool.engine).label
+    if key == "precision.weights":
+        return [f"weights in {value} are those of another repository: name one that is quantised so with --model-id"]
+    if key == "precision.activations" and value == "fp8" and get(pool.keys, "precision.weights") in (
+        "fp8", "fp8_block", "checkpoint",
+    ):  # fmt: skip
+        return []  # both engines quantise what goes into matrix products with such weights
+    if key == "speculative":
+        acceptance = value["acceptance"]
+        accepted = f"the design accepts drafts with chance {acceptance}; what a server accepts depends on texts"
+        head = "DRAFT_MODEL_ID stands for the repository of the EAGLE head"
+        return [accepted, head] if value["method"] == "eagle" else [accepted]
+    if key == "batching.long_prefill_token_threshold" and pool.engine == "vllm":
+        return []  # above the longest request, where it bounds nothing
+    if key == "batching.planning" and (value == "at_once" or (pool.engine == "sglang" and value == "asynchronous")):
+        return []  # the same where no batch is planned ahead; and SGLang does it where no flag says otherwise
+    if key == "batching.max_num_batched_tokens" and pool.engine == "vllm":
+        return [f"{key} {value}: {label} takes no fewer without chunks than the longest request has, {pool.longest}"]
+    reason = _WHY.get(key, "")
+    return [
+        f"{key} {value}: {label} has no flag for it{'' if has is None else f', and its server has {has}'}"
+        f"{f' ({reason})' if reason else ''}"
+    ]
 
 
 # --- scripts

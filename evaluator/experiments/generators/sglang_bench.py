@@ -45,17 +45,6 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
         notes.append(f"{failed:,} of {failed + requests:,} requests failed")
     server = content.get("server_info")
     said = server if isinstance(server, Mapping) else {}
-    # Of a server that was asked for its `server_info`; of other backends the section is missing, and the layout is the
-    # scenario's.
-    layout = {
-        ours: int(value) for ours, theirs in _LAYOUT.items() if (value := as_number(said.get(theirs))) and value >= 1
-    }
-    if said.get("enable_dp_attention"):
-        # SGLang states the devices of all ranks as tp_size where attention is data parallel.
-        layout["tensor_parallel"] = max(1, layout.get("tensor_parallel", 1) // layout.get("data_parallel", 1))
-    stated: dict[str, Any] = layout | (
-        {"engine": "sglang"} if "tp_size" in said else {}
-    )  # told by SGLang's servers alone
     model = said.get("model_path")
     return [
         MeasuredRun(
@@ -67,8 +56,21 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
             prompts,
             outputs,
             model=model if isinstance(model, str) else None,
-            deployment=stated,
+            deployment=_deployment(said),
             failed=failed,
             notes=tuple(notes),
         )
     ]
+
+
+def _deployment(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What a server says of itself when it is asked for its `server_info`."""
+    # Of other backends the section is missing, and the layout is the scenario's.
+    layout: dict[str, Any] = {
+        ours: int(value) for ours, theirs in _LAYOUT.items() if (value := as_number(said.get(theirs))) and value >= 1
+    }
+    if said.get("enable_dp_attention"):
+        # SGLang states the devices of all ranks as tp_size where attention is data parallel.
+        layout["tensor_parallel"] = max(1, layout.get("tensor_parallel", 1) // layout.get("data_parallel", 1))
+    # `tp_size` is told by SGLang's servers alone.
+    return layout | ({"engine": "sglang"} if "tp_size" in said else {})
