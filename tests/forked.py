@@ -20,7 +20,7 @@ _SERVER = multiprocessing.get_context("forkserver")
 _SERVER.set_forkserver_preload(
     ["evaluator.cli.app", "evaluator.cli.sweep", "evaluator.run", "evaluator.execution.schedule",
      "evaluator.accuracy.cases", "evaluator.reference.serve.pool", "typer._adapters", "dask.distributed",
-     "dask.array", "h5netcdf.legacyapi", "xarray.namedarray._array_api", "zarr"]
+     "dask.array", "h5netcdf.legacyapi", "xarray.namedarray._array_api", "zarr", "evaluator.observe"]
 )  # fmt: skip
 _STREAMS = ("stdin", "stdout", "stderr")
 

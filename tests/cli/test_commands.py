@@ -196,13 +196,12 @@ def test_estimate_with_drafts(evaluator):
     refused(evaluator(*given, "0.5,0.4,0.3"), "3 rates for 2 drafted tokens")
 
 
-def test_a_sweep_says_what_it_computed_token_by_token(evaluator, small, programs_run):
-    axis = "sweep={deployment.batching.planning: [at_once, queued]}"
-    code, _, err = evaluator("sweep", small, "--set", axis, "--set", "deployment.pipeline_parallel=2")
-    assert code == 0
-    assert (
-        "4 of 8 configurations were computed token by token: batching.planning queued with pipeline_parallel\n" in err
-    )
+def test_a_sweep_says_what_it_computed_token_by_token(evaluator, small):
+    axis = "sweep={deployment.kv.admission: [reserve, on_demand]}"
+    code, _, err = evaluator("sweep", small, "--set", axis, "--set", "workload.reasoning={branches: 2}")
+    assert code == 0, err
+    reason = "workload.reasoning.branches with kv.admission on_demand"
+    assert f"4 of 8 configurations were computed token by token: {reason}\n" in err
     code, _, err = evaluator("sweep", small, "--simulator", "token")
     assert code == 0 and "token by token" not in err
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -14,6 +12,7 @@ import pytest
 
 from evaluator import load_scenario, simulate
 from evaluator.observe.client import Exchange, _heed
+from tests.forked import Forked
 
 SCENARIO = """
 name: small
@@ -315,13 +314,11 @@ def test_a_version_at_the_end_of_the_address_and_a_choice_of_a_sweep(observe, se
 def test_an_interrupted_run_keeps_what_it_has(server, small, tmp_path, number):
     server.gap_s = 0.02
     out = tmp_path / "observed.csv"
-    command = [
-        sys.executable, "-m", "evaluator", "observe", server.url, str(small), "--requests", str(out),
-        *settings("workload.arrivals.rate_rps=20", "workload.requests=2000"),
-    ]  # fmt: skip
+    words = ["observe", server.url, small, "--requests", out]
+    words += settings("workload.arrivals.rate_rps=20", "workload.requests=2000")
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        process = Forked("from evaluator.cli import main; main()", words)
         while len(server.bodies) < 15 and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(number)
