@@ -23,6 +23,7 @@ longer than the longest output, so that no two steps to come share a cell. ``eve
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import jax.numpy as jnp
@@ -52,7 +53,9 @@ def read_once(array: Array, index: Int) -> Array:
     """
     if array.shape == (1,):
         return array[0]
-    return lax.cond(index >= 0, lambda: read(array, index), lambda: jnp.zeros((), array.dtype))
+    # Where the condition holds, JAX need not look for a negative index, which it would count from the end.
+    element = partial(lax.dynamic_slice, array, (index,), (1,), allow_negative_indices=False)
+    return lax.cond(index >= 0, lambda: element()[0], lambda: jnp.zeros((), array.dtype))
 
 
 def write(array: Array, index: Int, value: Array) -> Array:
