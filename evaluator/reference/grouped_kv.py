@@ -44,6 +44,7 @@ class GroupedKv(OnBlockPool):
         # Groups of one kind are looked up together, those of full attention first (vLLM
         # ``HybridKVCacheCoordinator.verify_and_split_kv_cache_groups``).
         kinds = dict.fromkeys(sorted(self._groups, key=lambda group: group.window is not None))
+        self._looks_once = len(kinds) == 2 and KvGroup() in kinds
         self._alike = [(kind, [i for i, group in enumerate(self._groups) if group == kind]) for kind in kinds]
         under_way = limits.max_num_batched_tokens * (2 if limits.asynchronous else 1)
         self._most = [group.most_blocks(under_way, self._block) for group in self._groups]
@@ -56,7 +57,10 @@ class GroupedKv(OnBlockPool):
         return self._find(request, request.target - 1)[0] * self._block if self._caches else 0
 
     def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int, fits: int = 0) -> bool:
-        whole, found = self._find(request, hit_tokens) if hit_tokens else (0, [[] for _ in self._groups])
+        # Looked for as in ``lookup``, and not among the tokens that it found: where chunks begin within blocks, that
+        # would be another prefix.
+        whole, found = self._find(request, request.target - 1) if hit_tokens else (0, [[] for _ in self._groups])
+        assert whole * self._block == hit_tokens
         computed = whole * self._block
         needed = self._first_need(units, computed, found, [None] * len(self._groups))
         if fits:
@@ -173,7 +177,9 @@ class GroupedKv(OnBlockPool):
                 blocks = self._find_alike(kind, members, names[:length])
                 length = len(blocks[0])
                 found.update(zip(members, blocks, strict=True))
-            if length == most:
+            # vLLM (``is_simple_hybrid``) looks once where there is one kind beside full attention: where a chunk begins
+            # within a block, it takes a prefix that ends in the chunk before, of which it has nothing.
+            if length == most or self._looks_once:
                 return length, [found[index][:length] for index in range(len(self._groups))]
             most = length
 

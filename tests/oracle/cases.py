@@ -137,8 +137,8 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
     groups: tuple[int, ...] = ()
     if has.get("windows"):
         groups = _groups(rng, bool(has.get("states")), longest)
-        if has.get("chunks"):  # of one size, as vLLM has them, and of whole blocks
-            groups = tuple(group and -max(-(-max(groups) // block) * block, 2) for group in groups)
+        if has.get("chunks"):  # of one size, as vLLM has them
+            groups = tuple(group and -max(groups) for group in groups)
         under_way = budget * (1 + asynchronous)  # tokens that a window holds beside its own
         bounds = [-(-(abs(group) - 1 + under_way) // block) + 1 for group in groups if abs(group) > 1]
         units = sum((np.minimum(units, bound) for bound in bounds), units * groups.count(0) + groups.count(-1))
