@@ -55,6 +55,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "eight-gpus.png": Command("optimize eight-gpus"),
     "disaggregation.png": designs.draw_disaggregation,
     "prefix-caching.png": Command("sweep prefix-caching"),
+    "conversations.png": Command("sweep conversations"),
     "rag-placement.png": rag.draw,
     "kv-storage.png": kv_storage.draw,
     "bestserve.png": bestserve.draw,
