@@ -102,10 +102,12 @@ def test_the_scenarios_of_the_docs_can_run():
 
 def test_the_deployments_of_the_docs_can_run():
     text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
-    pools, drafts = map(loads_yaml, blocks("deployments.md", "yaml"))
+    pools, drafts, offloaded, users, agents = map(loads_yaml, blocks("deployments.md", "yaml"))
     assert len(feasible({key: text[key] for key in ("name", "workload", "slo")} | pools)) == 4
     axes = {key: axis for key, axis in text["sweep"].items() if key != "deployment.batching"}  # 512 tokens are too few
     feasible(text | {"deployment": text["deployment"] | drafts["deployment"], "sweep": axes})
+    for each in (users, users | {"deployment": users["deployment"] | offloaded["deployment"]}, agents):
+        assert len(feasible(each)) == 1
 
 
 def test_the_pipelines_of_the_docs_can_run():
@@ -116,34 +118,32 @@ def test_the_pipelines_of_the_docs_can_run():
     assert [configuration.status[:12] for configuration in found.configurations] == ["ok", "ok"]
 
 
-def test_the_stage_of_the_docs_runs(tmp_path):
-    (code,) = [block for block in blocks("pipelines.md", "python") if "register(" in block]
-    (tmp_path / "translate.py").write_text(code, encoding="utf-8")
-    command = [sys.executable, str(tmp_path / "translate.py")]
-    printed = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
-    one, two = map(float, printed.stdout.strip(" []\n").split())
-    assert one == pytest.approx(5 * 0.08**2 / (2 * (1 - 5 * 0.08)), rel=0.1)  # M/D/1
-    assert 0 < two < one / 4
-
-
 ONE_BY_ONE = "import runpy, sys; [(runpy.run_path(path, run_name='__main__'), print('end')) for path in sys.argv[1:]]"
 
 
-def printed_by(folder, codes):
-    """The numbers that each of several programs of the docs prints; one process runs them all, and imports once."""
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """The numbers that programs of the docs print, a stage and parts; one process runs them all and imports once."""
+    folder = tmp_path_factory.mktemp("programs")
+    (stage,) = [block for block in blocks("pipelines.md", "python") if "register(" in block]
+    codes = [stage, *blocks("parts.md", "python")]
     paths = [folder / f"part{number}.py" for number in range(len(codes))]
     for path, code in zip(paths, codes, strict=True):
         path.write_text(code, encoding="utf-8")
     command = [sys.executable, "-c", ONE_BY_ONE, *map(str, paths)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
-    return [[float(word) for word in of_one.split()] for of_one in printed.split("end\n")[:-1]]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    return [[float(word) for word in re.findall(r"[^\s\[\]]+", of_one)] for of_one in told.split("end\n")[:-1]]
 
 
-def test_the_parts_of_the_docs_run(tmp_path):
-    policy, router, units, hooks = printed_by(tmp_path, blocks("parts.md", "python"))
+def test_the_stage_of_the_docs_runs(printed):
+    one, two = printed[0]
+    assert one == pytest.approx(5 * 0.08**2 / (2 * (1 - 5 * 0.08)), rel=0.1)  # M/D/1
+    assert 0 < two < one / 4
+
+
+def test_the_parts_of_the_docs_run(printed):
+    policy, router, units, hooks = printed[1:]
     continuous, unbounded = policy
     assert 0 < unbounded < continuous  # iterations of all prompts that wait are fewer
     in_turn, by_length = router

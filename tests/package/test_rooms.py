@@ -120,7 +120,7 @@ def test_a_room_imports_only_rooms_before_it(room):
 
 
 def test_every_exception_is_still_one():
-    stale = set(EXCEPTIONS) - violations(PACKAGE.rglob("*.py"))
+    stale = set(EXCEPTIONS) - violations({PACKAGE / file for file, _ in EXCEPTIONS})
     assert not stale, f"{sorted(stale)} are no exceptions any more: take them out of EXCEPTIONS"
 
 

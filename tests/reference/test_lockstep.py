@@ -93,7 +93,7 @@ def test_all_ranks_are_busy_and_those_with_work_iterate():
 
 @pytest.mark.parametrize("seed", range(tried(8)))
 def test_in_a_pipeline_leaping_changes_nothing(seed):
-    scenario = random_scenario(3000 + seed, replicas=4, pipeline_ranks=2 + seed % 2, prefix_caching=False)
+    scenario = random_scenario(3000 + seed, 20, replicas=4, pipeline_ranks=2 + seed % 2, prefix_caching=False)
     exact = scenario.run(tokens=True, lockstep=2)
     assert_same(exact, scenario.run(lockstep=2))
 
