@@ -275,6 +275,8 @@ def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
         said.append(f"the pools {', '.join(pools)}, which serve stages, are left out")
     if len(workload.pipelines) > 1:
         said.append("requests of several pipelines are sent alike: what their other stages do to them is left out")
+    if any(entry.priority for entry in workload.classes.values()):
+        said.append("requests are sent without the priorities of their classes: the load says none")
     if workload.reasoning.several:
         said.append("requests with several branches are sent with one: their longest")
     for where in (deployment, *(deployment.pools or {}).values()):

@@ -53,12 +53,16 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
         return np.einsum("...r,...r->...", inside, np.asarray(amount), dtype=np.float64, casting="unsafe")
 
     accelerators = outcomes.summed("devices") if outcomes.accelerators is None else outcomes.accelerators
+    there = np.broadcast_to(accelerators[:, None], outcomes.makespan_s.shape)
+    for use in outcomes.stations:
+        if use.alive is not None:  # a fleet, which is the only pool: as many as are there on the mean
+            there = there * _ratio(use.replica_s(outcomes.makespan_s), use.replicas[:, None] * outcomes.makespan_s)
     output, prompt = done(outcomes.tokens.output_tokens), done(outcomes.tokens.prompt_tokens)
     work = {
         "throughput_rps": np.count_nonzero(inside, axis=-1).astype(np.float64),
         "output_tok_per_s": output,
         "total_tok_per_s": prompt + output,
-        "tok_per_s_per_gpu": _ratio(output, accelerators[:, None]),
+        "tok_per_s_per_gpu": _ratio(output, there),
     }
     return {name: _ratio(amount, took_s) for name, amount in work.items()}
 

@@ -65,7 +65,9 @@ _SERVICE = {
     ),
     "total_tok_per_s": Variable("token/s", "total throughput", f"prompt and output tokens of requests {_RATE}"),
     "tok_per_s_per_gpu": Variable(
-        "token/s", "output throughput per GPU", "output_tok_per_s / devices, without the CPUs of stages"
+        "token/s",
+        "output throughput per GPU",
+        "output_tok_per_s / devices, without the CPUs of stages; of a fleet that scales those of replicas_mean",
     ),
 }
 

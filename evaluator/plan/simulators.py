@@ -46,6 +46,7 @@ class CompileKey:
     fewer_ranks: bool = False  # some of several pools has fewer
     peaks: bool = False  # in ``preemptive`` only: some lane admits by the future peak of its KV (LightLLM)
     asynchronous: bool = False  # batches are planned before the one under way ends
+    priorities: bool = False  # in ``preemptive`` only: requests wait by their priorities
     token_ratio: bool = False  # in ``preemptive`` only: all lanes admit by a ratio of new tokens (SGLang)
     swapping: bool = False  # in ``preemptive`` only: preempted requests may go to host memory
     kv_manager: str = ""  # in ``preemptive`` only: the one that keeps the KV by hooks of its own
@@ -105,6 +106,7 @@ def program(
     """
     width = draft_width(drafts)
     pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
+    priorities = deployment.batching.packing == PRIORITY
     # Before the order of requests: replicas that run together have the general moves anyway.
     if joint:
         most, locked = together(deployment.ranks), lockstep > 1
@@ -112,6 +114,7 @@ def program(
             True,
             pipeline_ranks,
             peaks=peaks,
+            priorities=priorities,
             replicas=most,
             frontend=frontend,
             drafts=width,
@@ -127,6 +130,7 @@ def program(
             True,
             pipeline_ranks,
             peaks=peaks,
+            priorities=priorities,
             asynchronous=ahead,
             token_ratio=policy(deployment.batching.policy).token_ratio,
             swapping=swapping,
@@ -295,7 +299,13 @@ def lacking(
     batching = deployment.batching
     planning, record = batching.planning, policy(batching.policy)
     keys = {
-        f"batching.packing {batching.packing}": batching.packing == PRIORITY,
+        # Where KV runs short the program preempts who was admitted last, and with a threshold several prompts are under
+        # way, which by priority go in turn with the decodes.
+        f"batching.packing {PRIORITY} with kv.admission on_demand": batching.packing == PRIORITY
+        and on_demand(deployment),
+        f"batching.packing {PRIORITY} with long_prefill_token_threshold": batching.packing == PRIORITY
+        and batching.long_prefill_token_threshold > 0,
+        f"batching.packing {PRIORITY} with several pools in one loop": batching.packing == PRIORITY and not alone,
         "deployment.autoscaling": deployment.autoscaling is not None,
         "batching.max_queued_requests": batching.max_queued_requests is not None,
         f"batching.policy {record.name} with kv.prefix_caching": record.token_ratio

@@ -20,6 +20,7 @@ from evaluator.plan.simulators import grows_by_blocks, in_any_order, on_demand, 
 from evaluator.policies import policy
 from evaluator.policies.token_ratio import ratios
 from evaluator.replica.batched_costs import costs_of as replica_costs
+from evaluator.scenario.deployment import PRIORITY
 from evaluator.simulation.request_dependencies import by_prefix, cache_shape, contents_of, session_turns_of
 from evaluator.simulation.routing_tables import tables_of_pool
 from evaluator.speculation import keys
@@ -186,6 +187,7 @@ def _lanes(
         None if group.key.replicas == 1 else _cluster(group, serving, lanes),
         _host_memory(serving) if group.key.swapping else None,
         _new_tokens(serving) if group.key.token_ratio else None,
+        _priorities(group, lanes) if group.key.priorities else None,
     )
 
 
@@ -213,6 +215,15 @@ def _on_demand(group: StationGroup, serving: list[StationPlan], lanes: list[Lane
         prompt_units=np.maximum(prompts - shared, 0),
         shared_units=shared,
     )
+
+
+def _priorities(group: StationGroup, lanes: list[LaneJobs]) -> np.ndarray:
+    """The priorities by which requests wait, (lane, request + 1)."""
+    priorities = np.zeros((len(lanes), group.lane_requests + 1), dtype=np.int32)
+    for row, lane in zip(priorities, lanes, strict=True):
+        if lane.jobs.classes is not None:
+            row[: lane.count] = lane.jobs.classes.of(lane.jobs.id[lane.served]).priority
+    return priorities
 
 
 def _host_memory(serving: list[StationPlan]) -> preemptive.HostMemory:
@@ -316,7 +327,7 @@ def rules_of(serving: list[StationPlan]) -> Rules:
         full_prompt=column((deployment.kv.full_prompt for deployment in deployments), bool),
         # 0 means that there is no threshold, as vLLM has it.
         long_prefill_tokens=column(batching.long_prefill_token_threshold or np.inf for batching in batchings),
-        least_work=column((batching.packing == "least_work_left" for batching in batchings), bool),
+        least_work=column((batching.packing in ("least_work_left", PRIORITY) for batching in batchings), bool),
         look_every=column((record.look_every for record in policies), np.int32),
         kv=KvUnits(*map(column, zip(*map(units_of, kvs), strict=True))),
         frontend_s=column(frontend.frontend_s for frontend in frontends),

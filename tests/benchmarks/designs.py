@@ -63,6 +63,15 @@ def _drafts(one: xr.Dataset) -> str:
     )
 
 
+def draw_day(path: Path) -> None:
+    """A day of a fleet that follows its load."""
+    import evaluator
+    from evaluator.report.picture.over_time import plot_over_time
+
+    run = evaluator.simulate(SCENARIOS / "day-of-chat.yaml", select={"target": "12", "replicas": "3"})
+    plot_over_time(run.over_time("15min"), path, "A day of chat, and a fleet that follows it")
+
+
 def draw_policies(path: Path) -> None:
     """TTFT, TPOT and SLO attainment over the rate, a line for each batching policy."""
     _draw(path, "policies", _policy, POLICIES, "Five ways of batching: Llama-3.1-70B, TP 4 on H100, chat")

@@ -56,6 +56,7 @@ def test_what_is_paid_for_is_what_is_there(run):
     assert 1 < ds.replicas_mean < 5
     paid = ds.replicas_mean.item() * 2.0 / 3600 * 1e6 / ds.output_tok_per_s.item()
     assert ds.usd_per_mtok.item() == pytest.approx(paid)
+    assert ds.tok_per_s_per_gpu.item() == pytest.approx(ds.output_tok_per_s.item() / ds.replicas_mean.item(), rel=0.01)
 
 
 def test_replicas_over_time_follow_the_load(run):
@@ -75,7 +76,15 @@ def test_policies_are_swept_and_compared_with_a_static_pool():
     assert (hours.sel(target=12, min_replicas=1) < hours.sel(target=3, min_replicas=1)).item()
     assert (ds.ttft_s_mean.sel(target=12, min_replicas=1) > ds.ttft_s_mean.sel(target=3, min_replicas=1)).item()
     # As few as there may be at the most is the static pool.
-    for name in ("ttft_s_mean", "e2e_s", "device_hours", "usd_per_mtok", "utilisation", "replicas_mean"):
+    for name in (
+        "ttft_s_mean",
+        "e2e_s",
+        "device_hours",
+        "usd_per_mtok",
+        "utilisation",
+        "replicas_mean",
+        "tok_per_s_per_gpu",
+    ):
         found = ds[name].sel(target=12, min_replicas=6).values
         np.testing.assert_allclose(found, static[name].values[0], rtol=1e-9)
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import evaluator
+from evaluator.plan import plan
 from evaluator.report.table.ranked import ranked_table
 from evaluator.scenario import load_scenario
+from evaluator.simulation import simulate_configurations
 from evaluator.traffic.classes import request_classes
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import request_tokens
@@ -264,3 +266,44 @@ def test_what_a_bound_does_not_go_with(keys, message):
     base["deployment"] |= SHEDS | more
     with pytest.raises(evaluator.InputError, match=f"unsupported: max_queued_requests with {message}"):
         evaluator.simulate(base | ({"pipeline": keys["pipeline"]} if "pipeline" in keys else {}))
+
+
+def test_the_program_serves_by_priority_as_the_reference_does():
+    sizes = {"prompt_mean": 800, "prompt_cv": 1, "prompt_max": 6000, "output_mean": 60, "output_cv": 1}
+    lengths = {"source": "lognormal", **sizes}
+    classes = {"a": {"share": 2}, "b": {"share": 1, "priority": 3}, "c": {"share": 1, "priority": -2}}
+    design = scenario(classes, requests=150, lengths=lengths)
+    design["deployment"] |= {
+        "batching": {"packing": "priority", "max_num_batched_tokens": 512},
+        "kv": {"admission": "reserve", "capacity_tokens": 9000},
+    }
+    design["sweep"] = {"deployment.batching.max_num_seqs": [2, 6, 24]}
+    runs = {}
+    for simulator in ("token", "iteration"):
+        whole = plan(load_scenario(design), simulator=simulator)
+        assert [each.simulator for each in whole.configurations] == [simulator] * 3
+        (group,) = whole.groups
+        runs[simulator] = simulate_configurations(whole, group.configurations).times
+    for name in ("scheduled_s", "first_token_s", "last_token_s"):
+        np.testing.assert_allclose(getattr(runs["iteration"], name), getattr(runs["token"], name), rtol=1e-9)
+    waits = (runs["token"].scheduled_s - runs["token"].arrival_s)[0]
+    number = np.array([request_classes(load_scenario(design).workload, seed).number for seed in (0, 1)])
+    first, middle, last = (waits[number == which].mean() for which in (2, 0, 1))
+    assert first < 0.5 * middle < 0.5 * last
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"kv": {"admission": "on_demand"}}, "batching.packing priority with kv.admission on_demand"),
+        (
+            {"batching": {"packing": "priority", "long_prefill_token_threshold": 64}, "kv": {"admission": "reserve"}},
+            "batching.packing priority with long_prefill_token_threshold",
+        ),
+    ],
+)
+def test_what_of_priorities_the_reference_keeps(keys, reason):
+    design = scenario({"a": 1}, requests=20)
+    design["deployment"] |= {"batching": {"packing": "priority"}} | keys
+    (configuration,) = plan(load_scenario(design)).configurations
+    assert configuration.simulator == "token" and configuration.lacking == (reason,)

@@ -33,7 +33,7 @@ class Rules(NamedTuple):
     watermark_units: Float  # on_demand: an admission leaves this much free
     full_prompt: Flag  # on_demand: and is made only where the whole prompt would fit
     long_prefill_tokens: Float  # most prompt tokens of one request in an iteration; infinite: no bound
-    least_work: Flag  # the waiting request with the fewest tokens left goes first
+    least_work: Flag  # the waiting request with the fewest tokens left goes first, or by ``Lane.priorities``
     look_every: Int  # LightLLM: decode iterations between two looks at the waiting queue; 0: another policy
     kv: KvUnits  # each field a Float
     frontend_s: Float  # closed loop with a frontend: an answer reaches its user so much later, and
@@ -194,6 +194,9 @@ class Lane(NamedTuple):
     cluster: Cluster | None = None  # None: one replica by itself
     host_memory: HostMemory | None = None  # None: preempted requests are computed anew
     new_tokens: NewTokenRules | None = None  # None: a policy other than SGLang's (``token_ratio``)
+    # Whoever waits goes by these, the smallest first, in the place of the work left: ``rules.least_work`` is on then.
+    # KV is reserved, since who gives way where it runs short is not who was admitted last. None: nobody has any.
+    priorities: IntPerRequest | None = None
 
 
 class Structure(NamedTuple):
@@ -249,6 +252,7 @@ class Given(NamedTuple):
     cluster: Cluster | None
     host_memory: HostMemory | None
     new_tokens: NewTokenRules | None
+    priorities: IntPerRequest | None
     requests: Requests
     structure: Structure
     pool: Int | None = None  # of several pools: the number of the one whose figures these are

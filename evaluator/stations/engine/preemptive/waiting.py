@@ -2,7 +2,7 @@
 
 First come, first served: arrivals in a line, and in front of them a stack of preempted requests, the last preempted on
 top (vLLM prepends a preempted request to the waiting queue). Least work left: all waiting requests go by the tokens
-that are left to compute and to generate, ties by request number.
+that are left to compute and to generate, ties by request number; by priority: by that of their classes, likewise.
 
 So the queue has two parts, of which either may be empty: a *line*, a linked list to which arrivals are appended, and a
 *heap* for those that go by a priority. A stack is a heap whose priorities fall, which costs nothing here: the heap is a
@@ -209,7 +209,9 @@ def _without_top(links: QueueLinks, top: Int, on: Flag) -> tuple[QueueLinks, Int
 
 
 def _work(given: Given, sequences: Sequences, i: Int) -> Int:
-    """Tokens left to compute and to generate."""
+    """Tokens left to compute and to generate, or in their place the priority."""
+    if given.priorities is not None:
+        return read(given.priorities, i)
     target = read_once(sequences.target, i)
     computed = jnp.minimum(read_once(sequences.computed, i), target)
     return target - computed + read(given.requests.output_tokens, i) - read_once(sequences.generated, i)
