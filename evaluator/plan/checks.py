@@ -64,8 +64,7 @@ def reports_problem(station: StationPlan) -> str | None:
         f"batching.planning {deployment.batching.planning}; use planning at_once": deployment.batching.planning
         != AT_ONCE,
     }
-    problem = next((what for what, applies in others.items() if applies), None)
-    return None if problem is None else f"unsupported: router {name_of(deployment.router)} with {problem}"
+    return _left_out(f"router {name_of(deployment.router)}", others)
 
 
 def policy_problem(deployment: Deployment, built: ReplicaBuild) -> str | None:
@@ -222,8 +221,7 @@ def priority_problem(station: StationPlan) -> str | None:
         "several branches of a request; use one": station.extremes.branches > 1,
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
     }
-    problem = next((what for what, applies in others.items() if applies), None)
-    return None if problem is None else f"unsupported: packing priority with {problem}"
+    return _left_out("packing priority", others)
 
 
 def refusal_problem(workload: Workload, station: StationPlan, alone: bool) -> str | None:
@@ -241,8 +239,7 @@ def refusal_problem(workload: Workload, station: StationPlan, alone: bool) -> st
         "sessions that think from the answer": workload.feedback,
         "data-parallel ranks in lockstep": station.lockstep > 1,
     }
-    problem = next((what for what, applies in others.items() if applies), None)
-    return None if problem is None else f"unsupported: max_queued_requests with {problem}; leave it out"
+    return _left_out("max_queued_requests", others, "; leave it out")
 
 
 def scaling_problem(station: StationPlan, alone: bool) -> str | None:
@@ -261,8 +258,7 @@ def scaling_problem(station: StationPlan, alone: bool) -> str | None:
         f"role {deployment.role}": deployment.role != "mixed",
         "data_parallel": deployment.data_parallel > 1,
     }
-    problem = next((what for what, applies in others.items() if applies), None)
-    return None if problem is None else f"unsupported: autoscaling with {problem}; leave it out"
+    return _left_out("autoscaling", others, "; leave it out")
 
 
 def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
@@ -366,8 +362,7 @@ def groups_problem(workload: Workload, station: StationPlan) -> str | None:
         "system prompts alone in kv.prefix_caching, which are resident here; leave out prefix_caching": not cached
         and shared_tokens(workload, deployment) > 0,
     }
-    problem = next((what for what, applies in others.items() if applies), None)
-    return None if problem is None else f"unsupported: kv.layer_groups with {problem}"
+    return _left_out("kv.layer_groups", others)
 
 
 def drafts_problem(station: StationPlan) -> str | None:
