@@ -95,9 +95,11 @@ class Replica:
             self.announce(request)
         self._unseen += 1
         if self.flights and self.flights[0].waits:
-            self.flights[0].end_s = now
             queues.arrive(request)
-            return self.flights[0]
+            # Once of several that arrive together: each entry of the calendar whose time is the flight's ends it.
+            brought_forward = self.flights[0].end_s > now
+            self.flights[0].end_s = now
+            return self.flights[0] if brought_forward else None
         # A leap was sent because nobody could be admitted before its end. That stays true for an arrival that has to
         # stand behind others who wait; one that may stand first could be admitted in the next iteration.
         joins_early = not queues.waiting or not queues.waiting.stable

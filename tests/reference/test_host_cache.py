@@ -63,6 +63,13 @@ def test_who_looks_for_blocks_on_their_way_waits_for_them():
     assert requests[2].scheduled_s > 1000.0  # its third block is of the host alone, and not there yet
 
 
+def test_several_arrivals_at_once_end_the_wait_for_a_copy_once():
+    requests = three(later_s=200.0)
+    requests += [request(index, 203.0, 4, 1, content=(index,)) for index in (3, 4)]  # while nothing but a load goes on
+    simulate(COST, "chunked", limits(host=HostLimits(100, load_block_s=10.0)), requests)
+    assert [each.scheduled_s for each in requests[2:]] == [220.0, 203.0, 203.0]
+
+
 def test_answers_are_stored_if_that_is_asked_for():
     def found(prompts_only: bool) -> int:
         turns = [request(0, 0.0, 8, 9, content=(1, 2, 3, 4)), request(1, 50.0, 32, 1, content=(7,) * 8),
