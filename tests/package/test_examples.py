@@ -110,6 +110,19 @@ def test_the_deployments_of_the_docs_can_run():
         assert len(feasible(each)) == 1
 
 
+def test_the_traffic_of_the_docs_can_run(capsys):
+    text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
+    for asked in map(loads_yaml, blocks("traffic.md", "yaml")):
+        workload, deployment = (text[part] | asked.get(part, {}) for part in ("workload", "deployment"))
+        deployment |= {"hardware": "h200-sxm", "tensor_parallel": 4}
+        deployment["batching"] = {"max_num_seqs": 64} | asked.get("deployment", {}).get("batching", {})
+        assert len(feasible({"name": "traffic", "workload": workload, "deployment": deployment})) == 1
+    (program,) = blocks("traffic.md", "python")
+    exec(program, {})
+    seconds, met = capsys.readouterr().out.split(maxsplit=1)
+    assert 0 < float(seconds) < 1 and met.split() == ["[[", "True", "False]]"]
+
+
 def test_the_pipelines_of_the_docs_can_run():
     pipeline, retrieval = map(loads_yaml, blocks("pipelines.md", "yaml"))
     configurations = feasible(pipeline)
