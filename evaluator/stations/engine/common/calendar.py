@@ -74,14 +74,6 @@ class Calendar(NamedTuple):
         place, times, codes = lax.while_loop(sinks, sink, (jnp.minimum(size, 0), self.time_s, self.code))
         return Calendar(write(times, place, moved_s), write(codes, place, moved), size)
 
-    def without(self, code: int) -> Calendar:
-        """Without the entries of a code, however many; in time linear in the slots."""
-        there = jnp.arange(self.code.shape[0]) < self.size
-        kept = there & (self.code != code)
-        # In order, which is a heap; what is not there comes behind it.
-        time_s, codes = lax.sort((jnp.where(kept, self.time_s, jnp.inf), self.code), num_keys=2)
-        return Calendar(time_s, codes, kept.sum(dtype=jnp.int32))
-
 
 def _earlier(time_s: Float, code: Array, other_s: Float, other: Array) -> Flag:
     return (time_s < other_s) | ((time_s == other_s) & (code < other))
