@@ -38,8 +38,8 @@ class Simulation:
 
     requests: pd.DataFrame
     summary: xr.Dataset
-    alive: tuple[np.ndarray, ...] = ()  # of each seed, of a fleet: from when until when every replica was there
     iterations: pd.DataFrame | None = None  # a row per iteration, where they were asked for
+    alive: tuple[np.ndarray, ...] = ()  # of each seed, of a fleet: from when until when every replica was there
 
     def over_time(self, every: float | str) -> xr.Dataset:
         """The run in windows of ``every`` (seconds, or text such as ``"10min"``): arrivals, completions, requests in
@@ -106,7 +106,7 @@ def simulate(
         progress.advance(len(table))
     alive = next((use.alive[0] for use in outcomes.stations if use.alive is not None), ())
     there = tuple(spans for spans in alive if spans is not None)
-    return Simulation(table, summary, there, None if rows is None else rows.table())
+    return Simulation(table, summary, None if rows is None else rows.table(), there)
 
 
 def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outcomes:
