@@ -20,6 +20,7 @@ WHOLE = ("model", "hardware", "router", "transfer", "speculative")
 EVERY_SERVER = {
     "kv.preemption": "recompute",
     "kv.offload_answers": False,
+    "kv.layer_groups": False,
     "replicas": 1,
     "expert_parallel": 1,
     "redundant_experts": 0,

@@ -199,7 +199,8 @@ def _rests_on(of: Calibration) -> str:
     if of.form != "roofline":
         # Neither form has efficiencies: what is below speaks of sets that have them.
         return EAGER if of.form == EAGER else "iterations"
-    if of.provenance == TRANSFERRED:
+    # A set that says of itself that it is extrapolated has products or attention of other devices.
+    if of.provenance in (TRANSFERRED, "extrapolated"):
         return TRANSFERRED
     if of.hardware in of.serving_runs:
         return "runs"

@@ -37,6 +37,7 @@ def compare_requests(path: str | Path, scenario: Scenario) -> tuple[pd.DataFrame
     from evaluator.run import simulate
 
     measured = read_requests(path)
+    _state_priorities(measured, scenario, path)
     # As a trace, which the loader reads and checks as it does any other; errors name the user's file.
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.csv"
@@ -98,8 +99,22 @@ def as_run(statistics: pd.DataFrame, label: str, scenario: Scenario) -> pd.DataF
     return table.reindex(columns=[*COLUMNS, EXPECTED, "engine"])
 
 
+def _state_priorities(measured: pd.DataFrame, scenario: Scenario, path: str | Path) -> None:
+    """Gives each request the priority of its class. Errors: InputError where the table does not say which it is of."""
+    priorities = {name: entry.priority or 0 for name, entry in scenario.workload.classes.items()}
+    if "priority" in measured or not any(priorities.values()):
+        return
+    if "class" not in measured:
+        raise InputError(
+            f"{path}: has no column class, by which requests have the priorities of workload.classes; add it, or a "
+            "column priority, or leave out the priorities"
+        )
+    measured["priority"] = measured["class"].map(priorities).fillna(0).astype(int)
+
+
 def _write_trace(path: Path, requests: pd.DataFrame) -> None:
     columns = ["arrival_s", "prompt_tokens", "output_tokens", "cached_tokens"]
+    columns += [name for name in ("class", "priority") if name in requests]
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -130,6 +145,8 @@ def _with_trace(scenario: Scenario, trace: Path, count: int) -> Scenario:
         cached_tokens=0,
         sessions=Sessions(),
         models={},
+        # Which request is of which class, and how long it is, the table says.
+        classes={},
     )
     return replace(scenario, workload=workload)
 

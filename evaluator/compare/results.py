@@ -202,10 +202,14 @@ def simulated(run: MeasuredRun, scenario: Scenario, folder: Path) -> Simulation:
     workload = replace(
         scenario.workload, arrivals=arrivals, lengths=lengths, requests=run.requests, warmup_requests=0,
         cooldown_requests=0, find_warmup=False, seeds=(0,), models={},
+        # Nor classes: a file does not say which request is of which, and their lengths would take the place of its own.
+        classes={},
         # Measured lengths are what was generated, thoughts included: a scale would count these twice.
         reasoning=Reasoning() if run.prompt_tokens is not None else scenario.workload.reasoning,
         # System prompts stay: they are of the prompts, not of who sends them when.
-        sessions=replace(scenario.workload.sessions, turns=Sessions().turns, think_s=Sessions().think_s),
+        sessions=replace(
+            scenario.workload.sessions, turns=Sessions().turns, think_s=Sessions().think_s, agents=None
+        ),
     )  # fmt: skip
     try:
         return simulate(replace(scenario, workload=workload))
@@ -237,6 +241,8 @@ def _write_trace(path: Path, run: MeasuredRun) -> None:
 def predicted(simulation: Simulation, percents: Sequence[float] = (50, 90, 95, 99)) -> dict[str, float]:
     """Every metric as a generator computes it of what its client saw: over all requests, to the last answer."""
     table = simulation.requests
+    if "refused" in table:  # an error to a generator, which neither its latencies nor its throughput have
+        table = table[~table["refused"]]
     ttft, e2e, output = (table[name].to_numpy(dtype=float) for name in ("ttft_s", "e2e_s", "output_tokens"))
     values = latencies_of_requests(ttft, e2e, output, percents)
     # The first token ends no gap.
@@ -299,7 +305,9 @@ def _common(run: MeasuredRun, scenario: Scenario) -> dict[str, Any]:
     if not isinstance(run.prompt_tokens, np.ndarray):
         has_means = run.prompt_tokens is not None and run.output_tokens is not None
         notes.append("lengths: means of the file for all requests" if has_means else "lengths: those of the scenario")
-    if scenario.workload.sessions.turns != Sessions().turns:
+    if scenario.workload.classes:
+        notes.append("classes of the scenario are left out: the file does not say which request is of which")
+    if scenario.workload.sessions.continued:
         # A file tells the rate or the users of requests, and not when a turn came after the answer before.
         notes.append("turns of the scenario are requests of their own here; compare its table of requests to keep them")
     return {

@@ -13,6 +13,7 @@ import numpy as np
 
 from evaluator.arguments import WHOLE, leaves, tree_of
 from evaluator.catalog.model import Model
+from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.deploy.choice import choose
 from evaluator.errors import InputError, InputWarning
@@ -275,8 +276,9 @@ def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
         said.append(f"the pools {', '.join(pools)}, which serve stages, are left out")
     if len(workload.pipelines) > 1:
         said.append("requests of several pipelines are sent alike: what their other stages do to them is left out")
-    if any(entry.priority for entry in workload.classes.values()):
-        said.append("requests are sent without the priorities of their classes: the load says none")
+    of_trace = workload.trace is not None and workload.trace.priority is not None
+    if of_trace or any(entry.priority for entry in workload.classes.values()):
+        said.append("requests are sent without their priorities: the load says none")
     if workload.reasoning.several:
         said.append("requests with several branches are sent with one: their longest")
     for where in (deployment, *(deployment.pools or {}).values()):
@@ -285,6 +287,13 @@ def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
             said.append(
                 f"hardware {_described(where.hardware)} is hypothetical: the flags are those of the design, and no "
                 "such device runs them; one that exists is described in a FILE.yaml"
+            )
+        known = device(where.hardware) if isinstance(where.hardware, WhatIf) else load_hardware(where.hardware)
+        made_by = known.maker
+        if made_by not in ("NVIDIA", "") and where.role != STAGE:
+            said.append(
+                f"containers are NVIDIA's builds of the engine, and ask for nvidia.com/gpu: devices of {made_by} want "
+                "their own image and resource"
             )
         if isinstance(where.model, WhatIf):
             said.append(

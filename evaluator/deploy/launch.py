@@ -47,6 +47,7 @@ _OF_FLEET = (
     "role",
 )
 """Keys that say nothing of a server: what runs it, how many there are, what they cost."""
+_SCALING = "autoscaling"
 _WHY = {
     "kv.admission": "a request of the design enters only if its whole KV fits, and the server preempts",
     "speculative": "how much is accepted is not the server's to say",
@@ -105,7 +106,8 @@ def _launch(design: Design, pool: PoolDesign, port: int, model_id: str | None) -
     # The flags are read back as a reader of the script would: what a server of this release does without a
     # flag is told as its value.
     remarks = [*missing, *_remarks(pool, note, line.keys(flags, line.release(server))[0])]
-    if not line.arguments.version.startswith(dotted(line.release(server))):
+    # Without a release the recorded one is served (`version_of`), which has all of its own flags.
+    if server["engine_version"] is not None and not line.arguments.version.startswith(dotted(line.release(server))):
         remarks.append(
             f"flags are checked by the arguments of {line.arguments.version}, and those that release "
             f"{server['engine_version']} is known not to have are left out: it may lack others"
@@ -183,8 +185,9 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
     # The note has what the flags do not say, for a reader by machine; here it is told to people, but for what makes no
     # difference to them. A key that is null in the note is one that the server has and the design has not; only a
     # missing KV capacity tells anything.
-    told = {key: value for key, value in note.items() if key not in _OF_FLEET}
-    return [
+    told = {key: value for key, value in note.items() if key not in _OF_FLEET and not key.startswith(_SCALING)}
+    scales = any(key.startswith(_SCALING) and value is not None for key, value in note.items())
+    return [f"autoscaling: all {pool.replicas} replicas are started, and no autoscaler is"] * scales + [
         remark
         for key, value in told.items()
         if value is not None or key == "kv.capacity_tokens"
@@ -210,6 +213,10 @@ def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
         return []  # above the longest request, where it bounds nothing
     if key == "batching.planning" and (value == "at_once" or (pool.engine == "sglang" and value == "asynchronous")):
         return []  # the same where no batch is planned ahead; and SGLang does it where no flag says otherwise
+    if key == "kv.layer_groups" and pool.engine == "vllm":
+        return []  # what vLLM does with such models where no flag says otherwise
+    if key == "batching.policy" and value == "token_ratio" and pool.engine == "sglang":
+        return []  # SGLang's own order, which is what it does
     if key == "batching.max_num_batched_tokens" and pool.engine == "vllm":
         return [f"{key} {value}: {label} takes no fewer without chunks than the longest request has, {pool.longest}"]
     reason = _WHY.get(key, "")

@@ -39,6 +39,9 @@ def read_requests(path: str | Path) -> pd.DataFrame:
     reused = 0 if cached is None else _checked(path, table.fillna({cached: 0}), cached, 0).astype(int)
     # One prompt token at least is computed (vLLM bounds a hit by `num_tokens - 1`), whatever the table says.
     requests["cached_tokens"] = np.minimum(reused, requests["prompt_tokens"] - 1)
+    for name in ("class", "priority"):
+        if name in table:
+            requests[name] = table[name]
     requests["request"] = table["request_index"] if "request_index" in table else np.arange(len(table))
     for metric, unit in measured.items():
         times = pd.to_numeric(table[f"{metric}_{unit}"], errors="coerce") * _UNITS[unit]

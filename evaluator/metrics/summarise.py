@@ -37,6 +37,8 @@ from evaluator.metrics.window import Window
 
 _TEXTS = ("status", "engine", "provenance", "calibration_set", "model_error_basis")
 DEFAULT_QUANTILES = (0.5, 0.9, 0.95, 0.99)
+NEVER_S = 1e12
+"""A latency that misses every bound. Finite: between a time and infinity quantiles would be interpolated to NaN."""
 
 
 def quantile_levels(objectives: Sequence[Bounds], extra: Sequence[float] = DEFAULT_QUANTILES) -> np.ndarray:
@@ -192,7 +194,14 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     # Within no bound at all, as a value that was cut, would count as a miss.
     if inside is not None:
         inside = window.blank(inside)
-    holds = _holds(outcomes, summaries, by_class, levels)
+    asked, asked_by_class = summaries, by_class
+    if refused is not None and refused.any():
+        # Who was refused misses every objective, those at a quantile or a mean, too: a latency that no bound allows,
+        # where the told statistics are of those who were served.
+        missed = {name: np.where(refused, NEVER_S, value) for name, value in values.items()}
+        asked = summaries | {name: summary(value, levels) for name, value in missed.items()}
+        asked_by_class = class_summaries(missed, members, levels)
+    holds = _holds(outcomes, asked, asked_by_class, levels)
     result["attained_rps"] = attained(outcomes, window, inside)
     met, parts["slo_attainment"] = _objectives(outcomes, inside, holds)
     result |= met

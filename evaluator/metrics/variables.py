@@ -53,7 +53,7 @@ _ERROR = (
 )
 _RATE = (
     "completed from the arrival of the first measured request to the last arrival / that time; where none is completed "
-    "by then, or all come at once: measured requests / the time to their last completion"
+    "by then, or all come at once: all requests that came from then on / the time to their last completion"
 )
 
 _BY_ITERATION = "; NaN under simulator request, which follows requests and not iterations"
@@ -170,7 +170,11 @@ _OTHERS = {
     "tok_per_joule": Variable(
         "token/J", "output tokens per joule", "1 / joule_per_tok; NaN where a power is not known"
     ),
-    "usd_per_hour": Variable("USD/h", "price per hour", "devices x USD per hour of a device; NaN: no price"),
+    "usd_per_hour": Variable(
+        "USD/h",
+        "price per hour",
+        "devices x USD per hour of a device, of a fleet that scales those of replicas_mean; NaN: no price",
+    ),
     "devices": Variable(
         "1",
         "devices",

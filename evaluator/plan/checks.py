@@ -58,6 +58,8 @@ def reports_problem(station: StationPlan) -> str | None:
     # A frontend knows the ranks of its own server. Ranks with experts report whole iterations of all of them, and a
     # server that plans ahead reports between plans: neither was compared with vLLM's.
     others = {
+        f"engine {deployment.engine}, which balances its ranks in turn; use router round_robin": deployment.engine
+        != "vllm",
         "several replicas, which are servers of their own; use data_parallel for the ranks of one": deployment.replicas
         > 1,
         "data-parallel ranks in lockstep; use router least_outstanding": station.lockstep > 1,

@@ -49,6 +49,10 @@ class Autoscaling:
         "start_up_s; none where absent.",
     )
 
+    def __str__(self) -> str:
+        """As a row of a table has it: what is wanted of what, and the fewest replicas."""
+        return f"{self.metric} {self.target:g} from {self.min_replicas}"
+
 
 _section = section(Autoscaling)
 # No section whose keys are merged: a pool that says nothing has what stands beside the pools, or none, as a whole.

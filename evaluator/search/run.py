@@ -238,12 +238,18 @@ def _dataset(
     values |= known_of(configurations)
     # A design is known by its row of the product, which stays its name where conditions leave rows out.
     values["config"] = whole.grid.numbers(values["config"])
-    price = np.array([np.nan if design.usd_per_hour is None else design.usd_per_hour for design in configurations])
+    # Of replicas that come and go those count that were there, as in the cost of a token.
+    there = np.ones(len(configurations))
+    for row, design in enumerate(configurations):
+        first = design.stations[0].deployment  # a fleet that scales is alone
+        if first.autoscaling is not None:
+            there[row] = values["replicas_mean"][row] / first.replicas
+    price = there * [np.nan if design.usd_per_hour is None else design.usd_per_hour for design in configurations]
     values["usd_per_hour"] = price
     # Not of a search for the fewest replicas, whose rate was given.
     if "goodput_rps" in values:
-        values["goodput_rps_per_gpu"] = values["goodput_rps"] / np.array(
-            [design.accelerators for design in configurations]
+        values["goodput_rps_per_gpu"] = values["goodput_rps"] / (
+            there * [design.accelerators for design in configurations]
         )
         with np.errstate(divide="ignore", invalid="ignore"):
             values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)

@@ -117,7 +117,7 @@ def test_a_set_keeps_what_it_rests_on_where_it_is_composed():
         (None, {}, ("runs", "other_releases")),  # the newest
         (None, {"calibration": "datasheet"}, ("datasheet",)),  # no server of any release
         (None, {"hardware": "gaudi3"}, ("datasheet",)),
-        (None, {"hardware": "mi300x"}, ("kernels_and_host",)),  # no server of any release
+        (None, {"hardware": "mi300x"}, ("transferred",)),  # no server of any release
         (None, {"parallel": Parallel(4, pipeline=2)}, ("other_layouts",)),  # has the largest error as it is
     ],
 )

@@ -66,7 +66,7 @@ def test_auto_takes_serving_runs_before_kernels_before_the_datasheet():
 def test_sets_of_amd_say_what_is_of_others(hardware):
     """Only products were measured: a set that looks calibrated would promise what attention does, too."""
     found = load_calibration("auto", hardware)
-    assert found.provenance == "extrapolated" and found.rests_on == "kernels_and_host"
+    assert found.provenance == "extrapolated" and found.rests_on == "transferred"
     kernels = load_calibration(f"{hardware}-vllm", hardware)
     assert "not measured here" in kernels.sources["attention_decode"]
     # As fractions of the peak AMD's winners are behind NVIDIA's, most of all in fp8 with block scales.

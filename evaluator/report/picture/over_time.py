@@ -38,6 +38,8 @@ def over_time_figure(ds: xr.Dataset, title: str) -> Any:
 
     steps(panels[0], ds["arrivals_rps"].values, color=COLOURS[0], label="arrive")
     steps(panels[0], ds["completions_rps"].values, color=COLOURS[1], label="are completed")
+    if "refused_rps" in ds:
+        steps(panels[0], ds["refused_rps"].values, color=COLOURS[3], label="are refused")
     panels[0].set_ylabel("requests/s", fontsize=BODY)
     steps(panels[1], ds["in_system"].values, color=COLOURS[2], label="in the system")
     panels[1].set_ylabel("requests", fontsize=BODY)
