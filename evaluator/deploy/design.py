@@ -288,13 +288,14 @@ def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
                 f"hardware {_described(where.hardware)} is hypothetical: the flags are those of the design, and no "
                 "such device runs them; one that exists is described in a FILE.yaml"
             )
-        known = device(where.hardware) if isinstance(where.hardware, WhatIf) else load_hardware(where.hardware)
-        made_by = known.maker
-        if made_by not in ("NVIDIA", "") and where.role != STAGE:
-            said.append(
-                f"containers are NVIDIA's builds of the engine, and ask for nvidia.com/gpu: devices of {made_by} want "
-                "their own image and resource"
-            )
+        # A pool that says nothing has the hardware beside the pools, which is told once.
+        if where.hardware is not None and where.role != STAGE:
+            known = device(where.hardware) if isinstance(where.hardware, WhatIf) else load_hardware(where.hardware)
+            if known.maker not in ("NVIDIA", ""):
+                said.append(
+                    "containers are NVIDIA's builds of the engine, and ask for nvidia.com/gpu: devices of "
+                    f"{known.maker} want their own image and resource"
+                )
         if isinstance(where.model, WhatIf):
             said.append(
                 f"model {_described(where.model)} is hypothetical: name a repository that has such a model with "

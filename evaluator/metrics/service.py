@@ -36,6 +36,8 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     first_s = _cycle_start(outcomes, window.least(arrival_s), last_s)
     ended = outcomes.times.last_token_s
     inside = (ended > first_s[..., None]) & (ended <= last_s[..., None])
+    if outcomes.times.refused is not None:  # they leave as they come, and complete nothing
+        inside &= ~outcomes.times.refused
     steady = inside.any(axis=-1)
     took_s = last_s - first_s
     if not steady.all():
@@ -203,8 +205,8 @@ def fleet(outcomes: Outcomes) -> dict[str, np.ndarray]:
     there, paid_s = np.zeros_like(outcomes.makespan_s), np.zeros_like(outcomes.makespan_s)
     for use in outcomes.stations:
         replica_s = use.replica_s(outcomes.makespan_s)
-        there = there + _ratio(replica_s, outcomes.makespan_s)
-        # A link or a delay has neither replicas nor devices.
+        # A link or a delay has servers, which are no replicas: they have no devices.
+        there = there + np.where(use.devices[:, None] > 0, _ratio(replica_s, outcomes.makespan_s), 0.0)
         per_replica = np.divide(use.devices, use.replicas, out=np.zeros_like(use.devices), where=use.replicas > 0)
         paid_s = paid_s + replica_s * per_replica[:, None]
     return {"replicas_mean": there, "device_hours": paid_s / SECONDS_PER_HOUR}

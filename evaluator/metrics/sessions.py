@@ -37,13 +37,18 @@ class SessionTable:
 
 
 def session_summary(
-    table: SessionTable, arrival_s: np.ndarray, last_token_s: np.ndarray, window: Window, levels: np.ndarray
+    table: SessionTable,
+    arrival_s: np.ndarray,
+    last_token_s: np.ndarray,
+    window: Window,
+    levels: np.ndarray,
+    refused: np.ndarray | None = None,
 ) -> Summary:
     """Statistics of the sessions that a measured request opens; NaN where there is none that is there as a whole.
 
     Of a run that ends while sessions are under way, long ones are cut more often than short ones. So sessions are
     counted in the order in which they begin, up to the first that is not there as a whole: whether one of them counts
-    says nothing of how long it is.
+    says nothing of how long it is. A session with a ``refused`` turn has no answer to that one, and does not count.
     """
     measured = window.counted(arrival_s.shape)
     took_s = np.full((*arrival_s.shape[:-1], int(table.session.max(initial=0)) + 1), np.nan)
@@ -57,4 +62,6 @@ def session_summary(
         cut = np.isfinite(begins_s) & np.isinf(ends_s)
         until = int(cut.argmax()) if cut.any() else len(cut)
         took_s[run][:until] = (ends_s - begins_s)[:until]
+        if refused is not None:
+            took_s[run][np.unique(session[refused[run] & (session >= 0)])] = np.nan
     return summary(took_s, levels)

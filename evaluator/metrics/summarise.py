@@ -215,7 +215,9 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     result |= model_errors(outcomes, window, result)
     if outcomes.sessions is not None:
         times = outcomes.times
-        of_sessions = session_summary(outcomes.sessions, times.arrival_s, times.last_token_s, window, levels)
+        of_sessions = session_summary(
+            outcomes.sessions, times.arrival_s, times.last_token_s, window, levels, times.refused
+        )
         result |= _named({"session_s": of_sessions})
     result |= stage_statistics(outcomes.stage_names, outcomes.stages, window, levels, outcomes.status.size)
     return result, parts

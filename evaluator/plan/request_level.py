@@ -54,6 +54,7 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
         f"batching.packing {batching.packing}; use fcfs": batching.packing != "fcfs",
         "batching.max_queued_requests; leave it out": batching.max_queued_requests is not None,
         "deployment.autoscaling; leave it out": deployment.autoscaling is not None,
+        "sessions that think from the answer": workload.feedback,
         f"router {name_of(deployment.router)}; use {SHARED_QUEUE.name} or round_robin": is_joint(workload, deployment)
         and not shares_queue(deployment),
         "workload.reasoning.branches": station.extremes.branches > 1,

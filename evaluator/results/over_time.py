@@ -85,9 +85,7 @@ def over_time(
     }
     if alive:
         begins, gone = (np.sort(np.concatenate([spans[:, column] for spans in alive])) for column in (0, 1))
-        # The last window goes beyond the run, whose replicas are there until its end.
-        lasts = np.maximum(np.minimum(edges[1:], end) - edges[:-1], 1e-9)
-        values["replicas"] = "time", np.diff(_integral(begins, edges) - _integral(gone, edges)) / (seeds * lasts)
+        values["replicas"] = "time", np.diff(_integral(begins, edges) - _integral(gone, edges)) * per_second
     if "refused" in requests:
         values["refused_rps"] = "time", np.bincount(came[refused], minlength=count) * per_second
     windows = requests.assign(window=came)

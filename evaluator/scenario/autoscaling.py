@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from evaluator.catalog import load_link
-from evaluator.keys import Reader, choice, count, in_catalog, key, number, quantity, schema_of, section
+from evaluator.keys import Place, Reader, choice, count, in_catalog, key, number, quantity, schema_of, section
 
 OUTSTANDING = "outstanding"
 METRICS = (OUTSTANDING, "waiting", "kv")
@@ -54,6 +54,13 @@ class Autoscaling:
         return f"{self.metric} {self.target:g} from {self.min_replicas}"
 
 
-_section = section(Autoscaling)
+def _check(scaling: Autoscaling, place: Place) -> None:
+    if scaling.metric == "kv" and scaling.target is not None and scaling.target > 1:
+        raise place.key("target").error(
+            f"is a share of the KV cache with metric kv, and {scaling.target:g} is more than all of it; use 0.8, say"
+        )
+
+
+_section = section(Autoscaling, _check)
 # No section whose keys are merged: a pool that says nothing has what stands beside the pools, or none, as a whole.
 autoscaling_reader = Reader(_section.read, lambda: schema_of(_section))

@@ -35,7 +35,8 @@ _MOONCAKE = {"timestamp": "arrival_s", "input_length": "prompt_tokens", "output_
 CONTENT = ("session", "hash_ids")
 """Columns that say what prompts share: sessions, and hashes of blocks."""
 _WAITS = ("wait_for", "wait_s")
-WORDS = (*NAMES, *CONTENT, *_WAITS)
+"""As ``_in_order_of_waits`` has them; columns of that name in other files are somebody else's, and not read."""
+WORDS = (*NAMES, *CONTENT)
 
 Columns = tuple[dict[str, np.ndarray], dict[str, Sequence[Any]], tuple[str, ...]]
 """Columns of numbers, columns of ``WORDS`` as they are in the file, and the names of all columns."""
@@ -188,17 +189,18 @@ def _read_jsonl(file: str, wanted: Iterable[str]) -> Columns:
         rows.append({str(_MOONCAKE.get(key, key)): value for key, value in row.items()})  # by our names
         if "timestamp" in row and isinstance(row["timestamp"], int | float):
             rows[-1]["arrival_s"] = _float(row["timestamp"]) / 1000.0
+    words = WORDS
     if any("wait_for" in row for row in rows):
-        rows = _in_order_of_waits(file, rows)
+        rows, words = _in_order_of_waits(file, rows), (*WORDS, *_WAITS)
     header: tuple[str, ...] = tuple(dict.fromkeys(key for row in rows for key in row))
     columns: dict[str, list[Any]] = {}
-    for name in (name for name in (*wanted, *WORDS) if name in header):
+    for name in (name for name in (*wanted, *words) if name in header):
         for number, row in enumerate(rows, 1):
             if name not in row:
                 raise InputError(f"{file}: row {number} has no {name}")
         columns[name] = [row[name] for row in rows]
-    numbers = {name: _numbers(file, name, values) for name, values in columns.items() if name not in WORDS}
-    return numbers, {name: columns[name] for name in WORDS if name in columns}, header
+    numbers = {name: _numbers(file, name, values) for name, values in columns.items() if name not in words}
+    return numbers, {name: columns[name] for name in words if name in columns}, header
 
 
 def _in_order_of_waits(file: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -225,9 +227,11 @@ def _in_order_of_waits(file: str, rows: list[dict[str, Any]]) -> list[dict[str, 
         if before:
             # When it comes is for the run to say; here it stands behind those that it waits for.
             row["arrival_s"] = max(parent["arrival_s"] for parent in before)
-        elif "arrival_s" not in row:
-            raise InputError(f"{file}: row {number} waits for no other and has no timestamp")
-        of_task = row.get("session_id") or (before[0]["session"] if before else name)
+        elif type(row.get("arrival_s")) not in (int, float):
+            raise InputError(f"{file}: row {number} waits for no other and has no timestamp, a number of milliseconds")
+        of_task = row.get("session_id")
+        if of_task is None:
+            of_task = before[0]["session"] if before else name
         row["session"] = str(of_task)
         places[name] = number - 1
     order = sorted(range(len(rows)), key=lambda place: rows[place]["arrival_s"])

@@ -376,6 +376,17 @@ def _check_sessions(workload: Workload, place: Place) -> None:
             "users of a closed loop wait for their answers before they think; use think_from: answer, or arrivals with "
             "a rate"
         )
+    arrivals = workload.arrivals
+    if arrivals.process == "trace" and read_trace(arrivals.file, TIMES).wait_for is not None:
+        # Else requests would come with those whose answers they wait for.
+        if not workload.traced_tasks:
+            raise place.key("lengths").error(
+                f"{arrivals.file} says whose answers requests wait for (wait_for): use its lengths, too"
+            )
+        if sessions.think_from == "arrival":
+            raise here.key("think_from").error(
+                "requests of a trace with wait_for wait for answers; use think_from: answer"
+            )
     trace = workload.trace
     if trace is None or trace.hash_ids is None:
         return

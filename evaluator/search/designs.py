@@ -259,7 +259,10 @@ def _most_replicas(scenario: Scenario, simulator: str) -> int | None:
     budget, rate = scenario.budget, scenario.demand.rate_rps
     if not _searches_replicas(scenario) or not (budget.fill or rate is not None):
         return None
-    single = replace(scenario, deployment=replace(scenario.deployment, replicas=1))
+    # A fleet that scales has fewer than its fewest only here, where one replica stands for its size and its rate.
+    scaling = scenario.deployment.autoscaling
+    scaling = None if scaling is None else replace(scaling, min_replicas=1)
+    single = replace(scenario, deployment=replace(scenario.deployment, replicas=1, autoscaling=scaling))
     whole = plan(single, simulator=simulator)
     able = [
         configuration

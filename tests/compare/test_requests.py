@@ -11,6 +11,7 @@ from evaluator.catalog import load_calibration
 from evaluator.catalog.store import names
 from evaluator.compare import compare_requests
 from evaluator.errors import InputError
+from evaluator.run import simulate
 from evaluator.scenario import load_scenario
 from tests.campaign import entry, row
 
@@ -62,6 +63,31 @@ def test_a_run_measured_by_the_engine_is_met_request_by_request(requests, scenar
     assert statistics["error_pct"].abs().max() < 1e-6
     assert set(statistics["statistic"]) == {"mean", "p50", "p90", "p99", "mean absolute difference"}
     assert (statistics.query("metric == 'tpot'")["requests"] <= 30).all()
+
+
+def test_classes_and_priorities_are_those_of_the_table(tmp_path, scenario):
+    """Drawn anew, interactive requests would wait for others, and have the lengths of their class."""
+    classes = {
+        "quick": {"share": 0.5, "priority": 0},
+        "slow": {
+            "share": 0.5,
+            "priority": 1,
+            "lengths": {"source": "fixed", "prompt_tokens": 900, "output_tokens": 90},
+        },
+    }
+    asked = {
+        "workload": {"arrivals": {"process": "poisson", "rate_rps": 20}, "classes": classes, "requests": 40,
+                     "lengths": {"source": "fixed", "prompt_tokens": 90, "output_tokens": 30}},
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm",
+                       "batching": {"packing": "priority", "max_num_seqs": 2}},
+    }  # fmt: skip
+    table = simulate(asked).requests
+    table.to_csv(tmp_path / "own.csv", index=False)
+    _, statistics = compare_requests(tmp_path / "own.csv", load_scenario(asked))
+    assert statistics["error_pct"].abs().max() < 1e-6
+    table.drop(columns=["class"]).to_csv(tmp_path / "own.csv", index=False)
+    with pytest.raises(InputError, match="has no column class, by which requests have the priorities"):
+        compare_requests(tmp_path / "own.csv", load_scenario(asked))
 
 
 def test_bad_request_files_are_refused(tmp_path, scenario):

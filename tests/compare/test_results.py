@@ -160,6 +160,36 @@ def test_turns_that_are_not_sent_are_told(closed):
     assert "turns of the scenario are requests" in compare_results(read_runs(closed), talks)["notes"].iloc[0]
 
 
+@pytest.mark.parametrize(
+    ("more", "note"),
+    [
+        ({"classes": {"a": {"share": 1, "lengths": {"source": "fixed", "prompt_tokens": 9, "output_tokens": 9}}}},
+         "classes of the scenario are left out"),
+        ({"sessions": {"turns": 3, "think_s": 1, "agents": {"fan_out": 2}}}, "turns of the scenario are requests"),
+    ],
+)  # fmt: skip
+def test_a_load_is_what_the_file_says(closed, more, note):
+    """Neither classes with lengths of their own nor tasks of agents take the place of its requests."""
+    asked = load_scenario({
+        "workload": {"arrivals": {"process": "poisson", "rate_rps": 1},
+                     "lengths": {"source": "fixed", "prompt_tokens": 300, "output_tokens": 40}, **more},
+        "deployment": DEPLOYMENT,
+    })  # fmt: skip
+    table = compare_results(read_runs(closed), asked)
+    assert note in table["notes"].iloc[0] and table["error_pct"].abs().max() == pytest.approx(0, abs=1e-6)
+
+
+def test_a_design_that_refuses_is_compared_by_whom_it_serves(closed):
+    few = {"max_queued_requests": 1, "max_num_seqs": 2}
+    asked = load_scenario({
+        "workload": {"arrivals": {"process": "poisson", "rate_rps": 1},
+                     "lengths": {"source": "fixed", "prompt_tokens": 300, "output_tokens": 40}},
+        "deployment": DEPLOYMENT | {"batching": few},
+    })  # fmt: skip
+    values = predicted(evaluator.simulate(asked))
+    assert all(np.isfinite(values[name]) for name in ("ttft_mean", "e2e_mean", "output_tok_per_s"))
+
+
 def test_records_of_inferencex_bring_layout_and_precision():
     mixed, apart = read_runs(RECORDED / "inferencex-records.json")
     served_by = described(mixed, None).deployment

@@ -103,6 +103,10 @@ def test_the_start_up_is_the_weights_over_a_link_and_what_is_said():
     ("keys", "message"),
     [
         ({}, r"autoscaling\.target: is required"),
+        (
+            {"target": 24, "metric": "kv"},
+            r"autoscaling\.target: is a share of the KV cache with metric kv, and 24 is more",
+        ),
         ({"target": 0}, r"autoscaling\.target: must be greater than 0"),
         ({"target": 1, "metric": "cpu"}, r"autoscaling\.metric: 'cpu' is not one of outstanding, waiting, kv"),
         ({"target": 1, "max_replicas": 3}, r"autoscaling\.max_replicas: unknown key"),
@@ -130,3 +134,10 @@ def test_what_is_refused(keys, message):
 def test_what_it_does_not_go_with(deployment, message):
     with pytest.raises(InputError, match=f"unsupported: (pool a: )?autoscaling with {message}; leave it out"):
         evaluator.simulate(scenario(**deployment))
+
+
+def test_searches_price_what_is_there_and_size_a_fleet_by_one_replica():
+    found = evaluator.optimize(scenario(POLICY | {"min_replicas": 2}, replicas=3), rate_rps=5)
+    (row,) = np.flatnonzero(found.status.values == "ok")[:1]
+    most, there = found.devices.values[row], found.replicas_mean.values[row]
+    assert 2 <= there <= most and found.usd_per_hour.values[row] == pytest.approx(2.0 * there)

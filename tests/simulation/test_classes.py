@@ -237,6 +237,20 @@ def test_requests_beyond_the_bound_are_refused_and_miss_their_objectives():
     assert ds.attained_rps.item() == pytest.approx(np.mean(attained))
 
 
+def test_a_design_that_refuses_most_meets_no_objective_at_a_quantile():
+    """The latencies that are told are of who was served; bounds are held against all who asked."""
+    asked = scenario({"a": {"share": 1, "slo": {"ttft": {"p95": "1h"}}}}, requests=300)
+    asked |= {"deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", **SHEDS}, "slo": {"ttft": {"p90": "1h"}}}
+    ds = evaluator.simulate(asked).summary.isel(config=0)
+    assert ds.refused_share > 0.1 and ds.ttft_s.max() < 3600
+    assert not ds.slo_met and not ds.class_slo_met.any()
+    # Who is refused completes nothing: it is no end by which the rate would be taken for that of a steady state.
+    long = asked | {"workload": asked["workload"] | {
+        "lengths": {"source": "fixed", "prompt_tokens": 500, "output_tokens": 3000}, "requests": 30
+    }}  # fmt: skip
+    assert evaluator.simulate(long).summary.throughput_rps.item() > 0
+
+
 def test_a_bound_that_nobody_reaches_changes_nothing():
     loose = {"batching": {"max_queued_requests": 10_000}}
     plain, bounded = (

@@ -11,7 +11,8 @@ import pytest
 from evaluator.errors import InputError
 from evaluator.plan import plan
 from evaluator.run import simulate
-from evaluator.scenario import Agents, Arrivals, Exponential, Geometric, Lengths, Sessions, Workload
+from evaluator.scenario import Agents, Arrivals, Exponential, Geometric, Lengths, Sessions, Workload, load_scenario
+from evaluator.scenario.trace import read_trace
 from evaluator.traffic.agents import calls_of
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.request_sampler import RequestSampler
@@ -207,9 +208,34 @@ BAD = {
     "behind": ((row("a", ["b"]), row("b", timestamp=0)), r"row 1, wait_for: no row before it has the request_id 'b'"),
     "twice": ((row("a", timestamp=0), row("a", ["a"])), r"row 2, request_id: must be a text that no other row has"),
     "no list": ((row("a", timestamp=0, wait_for="b"),), r"row 1, wait_for: must be a list of request_id, got 'b'"),
+    "no number": ((row("a", timestamp="0"),), r"row 1 waits for no other and has no timestamp, a number"),
+    "null": ((row("a", timestamp=None),), r"row 1 waits for no other and has no timestamp, a number"),
     "no time": ((row("a"),), r"row 1 waits for no other and has no timestamp"),
     "delay": ((row("a", timestamp=0), row("b", ["a"], delay=-1)), r"row 2, delay: must be milliseconds of at least 0"),
 }
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"sessions": {"think_from": "arrival"}}, r"think_from: requests of a trace with wait_for wait for answers"),
+        ({"lengths": {"source": "fixed", "prompt_tokens": 9, "output_tokens": 9}}, "use its lengths, too"),
+    ],
+)
+def test_requests_that_wait_for_others_are_not_sent_with_them(tmp_path, changed, message):
+    path = tmp_path / "t.jsonl"
+    trace_of(path, row("a", timestamp=0), row("b", ["a"]))
+    arrivals = {"process": "trace", "file": str(path)}
+    with pytest.raises(InputError, match=message):
+        load_scenario({
+            "workload": {"arrivals": arrivals, "lengths": {"trace": str(path)}, **changed},
+            "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm"},
+        })  # fmt: skip
+
+
+def test_columns_of_other_files_that_are_called_so_are_not_read(tmp_path):
+    (tmp_path / "t.csv").write_text("arrival_s,prompt_tokens,output_tokens,wait_for,wait_s\n0,9,9,somebody,\n1,9,9,,\n")
+    assert read_trace(str(tmp_path / "t.csv"), ("arrival_s", "prompt_tokens", "output_tokens")).wait_for is None
 
 
 @pytest.mark.parametrize(("rows", "message"), BAD.values(), ids=list(BAD))
