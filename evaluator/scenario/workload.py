@@ -377,7 +377,7 @@ def _check_sessions(workload: Workload, place: Place) -> None:
             "a rate"
         )
     arrivals = workload.arrivals
-    if arrivals.process == "trace" and read_trace(arrivals.file, TIMES).wait_for is not None:
+    if arrivals.process == "trace" and arrivals.file and read_trace(arrivals.file, TIMES).wait_for is not None:
         # Else requests would come with those whose answers they wait for.
         if not workload.traced_tasks:
             raise place.key("lengths").error(
