@@ -140,12 +140,11 @@ def offload_problem(workload: Workload, station: StationPlan) -> str | None:
             "infeasible: kv.offload_bytes without a prefix cache by content; use kv.prefix_caching, and "
             "workload.sessions.turns or a trace with a column session or hash_ids, or leave it out"
         )
-    planning, packing = deployment.batching.planning, deployment.batching.packing
+    packing = deployment.batching.packing
     others = {
         "kv.admission reserve; use on_demand": not on_demand(deployment),
         f"policy {record.name}; use policy chunked": record.whole_prompts or record.prefill_alone,
         f"batching.packing {packing}; use fcfs": packing != "fcfs",
-        f"batching.planning {planning}; use at_once": planning == ASYNCHRONOUS,
         "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
         "data-parallel ranks in lockstep; use replicas": station.lockstep > 1,
         "deployment.speculative; leave out speculative": station.drafts > 0,

@@ -9,6 +9,9 @@ An iteration has three parts. The scheduler looks (``look``), starts loads (``lo
 (``plan``). The worker starts the copies (``begin``): those to the host of the iteration before, so that no token waits
 for them, then the loads, and notes which transfers have ended. The scheduler is told of these when the iteration ends
 (``tell``). Each direction of the link does one copy after the other.
+
+Planned asynchronously the worker starts the copies of a batch while the one before is computed. They wait for its end
+on the device; the worker itself waits only for those that make room, so that it notes what has ended by then.
 """
 
 from __future__ import annotations
@@ -64,6 +67,7 @@ class _Known:
     looked_at: int = 0  # of its blocks, from the first on: stored or left to others
     transfers: dict[HostCopy, None] = field(default_factory=dict)
     loaded: bool = False  # its load has ended
+    blocks: Sequence[int] = ()  # that it had when it was preempted last
     gone: bool = False  # all that it will ever store is planned
 
 
@@ -144,6 +148,8 @@ class HostCache:
         self._at_once: dict[HostCopy, None] = {}  # to be complete before this batch begins
         self._under_way: tuple[deque[HostCopy], deque[HostCopy]] = deque(), deque()  # stores, loads
         self._free_s = [-math.inf, -math.inf]  # when each direction has done all that was begun
+        self._copies = 0  # planned, of which the scheduler has not been told the end
+        self.worker_free_s = -math.inf  # when the worker has started what it was told of
         self.loaded: list[tuple[int, int]] = []  # since the last batch: (request, tokens)
         pool.taken = []
 
@@ -180,6 +186,7 @@ class HostCache:
         self._loading.update(dict.fromkeys(names))
         transfer = HostCopy(request, names)
         known.transfers[transfer] = None
+        self._copies += 1
         self._loads.append(transfer)
         self.loaded.append((request.index, tokens))
 
@@ -193,11 +200,18 @@ class HostCache:
         """A request runs whose load has ended: vLLM counts its blocks as given to it anew."""
         self._pool.note(request.blocks)
 
+    def preempt(self, request: Request) -> None:
+        """It is about to give its blocks back."""
+        self._known[request].blocks = list(request.blocks)
+
     def finish(self, request: Request) -> None:
-        """A request is done, and about to give its blocks back."""
+        """A request is done, and about to give its blocks back.
+
+        Of one that got its last token after it was preempted, vLLM stores what its blocks hold by then.
+        """
         known = self._known.get(request)
         if known is not None:
-            self._finished.append((request, list(request.blocks)))
+            self._finished.append((request, list(request.blocks or known.blocks)))
             for transfer in known.transfers:
                 self._watch(transfer)
 
@@ -228,6 +242,11 @@ class HostCache:
             self._known[request].gone = True
             self._forget(request)
 
+    @property
+    def busy(self) -> bool:
+        """There is something to plan or to tell, whoever waits or runs (vLLM ``has_pending_push_work``)."""
+        return self._copies > 0 or bool(self._finished)
+
     def unstored(self) -> Iterable[Request]:
         """Requests whose blocks found no room before."""
         return self._again
@@ -237,6 +256,7 @@ class HostCache:
         for transfer in ended:
             known = self._known[transfer.request]
             del known.transfers[transfer]
+            self._copies -= 1
             if transfer.stores:
                 self.blocks.stored(transfer.names)
                 for block in transfer.blocks:
@@ -263,19 +283,25 @@ class HostCache:
         """Nothing waits for the next batch to be begun."""
         return not self._deferred
 
-    def begin(self, now: float) -> tuple[float, list[HostCopy]]:
-        """Start what was planned: when the batch may begin, and the transfers that have ended by then."""
+    def begin(self, now: float, device_free_s: float = -math.inf) -> tuple[float, list[HostCopy]]:
+        """Start what was planned: when the batch may begin, and the transfers of which it tells the end.
+
+        ``device_free_s``: when the device is done with the batches before, for which copies wait.
+        """
+        done = max(now, self.worker_free_s)
+        ready = max(done, device_free_s)
         at_once, self._at_once = self._at_once, {}
         for transfer in (*self._deferred, *(transfer for transfer in self._stores if transfer in at_once)):
-            self._start(transfer, now)
+            self._start(transfer, ready)
         self._deferred, self._stores = [transfer for transfer in self._stores if transfer not in at_once], []
-        start = max([now, *(transfer.end_s for transfer in at_once)])
+        self.worker_free_s = done = max([done, *(transfer.end_s for transfer in at_once)])
+        start = max(ready, done)
         for transfer in self._loads:
             self._start(transfer, start)
         self._loads = []
         ended = []
         for transfers in self._under_way:
-            while transfers and transfers[0].end_s <= start:
+            while transfers and transfers[0].end_s <= done:
                 ended.append(transfers.popleft())
         return start, ended
 
@@ -321,5 +347,6 @@ class HostCache:
         sources = [blocks[position] for position in range(first, last) if known.names[position] in stored]
         transfer = HostCopy(request, new, sources)
         known.transfers[transfer] = None
+        self._copies += 1
         self._stores.append(transfer)
         return transfer

@@ -78,8 +78,8 @@ class Limits:
             raise ValueError("prefix_caching needs kv_groups of attention")
         if self.host and not (self.prefix_caching and self.admission == "on_demand" and self.packing == "fcfs"):
             raise ValueError("host needs prefix_caching, admission on_demand and packing fcfs")
-        if self.host and (self.kv_groups or self.drafts or self.asynchronous or self.kv_reserved or self.manager):
-            raise ValueError("host goes without kv_groups, drafts, asynchronous, kv_reserved and manager")
+        if self.host and (self.kv_groups or self.drafts or self.kv_reserved or self.manager):
+            raise ValueError("host goes without kv_groups, drafts, kv_reserved and manager")
         if self.asynchronous and not self.batch_queue:
             raise ValueError("asynchronous needs batch_queue")
         if self.prefix_caching and self.preemption == "swap":

@@ -31,6 +31,11 @@ class RankPipeline:
     def __len__(self) -> int:
         return len(self.costs)
 
+    @property
+    def free_s(self) -> float:
+        """When the first rank has done all that was sent."""
+        return self._free_s[0]
+
     def enter(self, now: float, batch: BatchStatistics, more_s: float) -> tuple[float, float]:
         """Send a batch through: when the first rank starts on it, and when the last one is done with it.
 

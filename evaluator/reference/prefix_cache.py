@@ -76,6 +76,15 @@ class PrefixCache(OnBlockPool):
     def release(self, request: Request) -> None:
         self.shrink(request, 0)
 
+    def give_up(self, request: Request) -> list[int]:
+        """Its blocks, which it has no longer and nobody else gets: ``give_back`` takes them."""
+        blocks, request.blocks, request.units = request.blocks, [], 0
+        return blocks
+
+    def give_back(self, blocks: list[int]) -> None:
+        """What a request gave up is free."""
+        self.pool.give_back(list(reversed(blocks)))
+
     def _shared_blocks(self, request: Request, most: int) -> list[int]:
         """The longest chain of blocks that are there, from the beginning."""
         blocks: list[int] = []

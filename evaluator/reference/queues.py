@@ -34,6 +34,8 @@ class Queues:
         self.host: HostCache | None = None
         if limits.host and isinstance(self.kv, PrefixCache):
             self.host = HostCache(limits.host, self.kv.pool, limits.block_tokens)
+        self.writing: set[Request] = set()  # asynchronous, with a host: who takes part in the batch under way
+        self._given_up: list[list[int]] = []  # blocks of those of them that were preempted
         self.loading: dict[Request, bool] = {}  # of the waiting, those with blocks from the host; whether they came
         self.on_demand = limits.admission == "on_demand"
         self.by_priority = limits.packing == "priority"
@@ -574,7 +576,7 @@ class Queues:
         if request in self.leaving:  # its last token comes all the same, so that it need not wait
             del self.leaving[request], self.running[request]
             self.seats -= 1
-            self.kv.release(request)
+            self._release(request)
             request.preemptions += 1
             self.preemptions += 1
             self.preempted.append(request)
@@ -591,7 +593,7 @@ class Queues:
         self.seats -= request.width
         self.work_tokens -= request.work_tokens
         units = self._units(request, request.computed)
-        self.kv.release(request)
+        self._release(request)
         # Where host memory is full it is computed anew.
         if self.limits.preemption == "swap" and self._swapped_units + units <= self.limits.swap_units:
             request.swapped = True
@@ -609,7 +611,28 @@ class Queues:
         # to be preempted is the one that was admitted first.
         self.waiting.push_back(request)
 
+    def _release(self, request: Request) -> None:
+        """The KV of one that is preempted. A load must not fill blocks that the batch under way still writes to.
+
+        So these are free when it has ended (vLLM ``Scheduler._free_request_blocks``, ``defer_block_free``).
+        """
+        if self.host:
+            self.host.preempt(request)
+        if request in self.writing and isinstance(self.kv, PrefixCache):
+            self._given_up.append(self.kv.give_up(request))
+        else:
+            self.kv.release(request)
+
     # -- after an iteration
+
+    def written(self, last: bool) -> None:
+        """A batch has ended, after which no other is under way (``last``) or one is."""
+        if isinstance(self.kv, PrefixCache):
+            for blocks in self._given_up:
+                self.kv.give_back(blocks)
+            self._given_up.clear()
+        if last:
+            self.writing = set()
 
     def give_up_seats(self, request: Request) -> None:
         """A request has a token more on each branch. Those with their last one leave their seats and their KV."""

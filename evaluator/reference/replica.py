@@ -68,6 +68,7 @@ class Replica:
         self._queued = limits.batch_queue and self._most_flights > 1
         self._batches: deque[RunningBatch | None] = deque()  # with a batch queue: under way; None for an empty one
         self._waits = False  # with a batch queue: for its oldest batch
+        self._rounds = (0, -1)  # see ``_is_stuck``; with the tokens that were to come then
         self._observe = observe
         self._preempted: list[Request] = []  # since the last batch was sent
         self.report: Callable[[Replica, int, float], None] | None = None  # told who waits, before and after a batch
@@ -200,27 +201,42 @@ class Replica:
         members = {chunk.request: chunk.high for chunk in batch.chunks}
         if batch.decodes is not None:
             again = (request for request in host.unstored() if request in batch.decodes.members)
-            for request in (*batch.decodes.due(1), *again):  # the token before fills a block
-                members[request] = batch.decodes.computed(request) + 1
+            # The token before fills a block. That of the batch under way is not known yet, and is not stored.
+            unknown = self.queues.writing
+            late = batch.decodes.due() if unknown else ()
+            for request in (*batch.decodes.due(1), *late, *again):
+                members[request] = batch.decodes.computed(request) + (request not in unknown)
         host.plan(members.items(), self.queues.preempted)
 
     def _fill_batch_queue(self, now: float) -> list[RunningBatch]:
         """Plan batches as the engine core does, until it waits for the oldest of them or has nothing to do.
 
         Where nobody can take part the batch is an empty one, which has its place in the queue until it is the oldest
-        (vLLM ``EngineCore.step_with_batch_queue``).
+        (vLLM ``EngineCore.step_with_batch_queue``). With a host it tells of copies, too, which keep the engine going.
         """
         launched: list[RunningBatch] = []
+        host, in_vain = self.queues.host, 0
         while not self._waits:
-            if self.queues.running or self.queues.waiting:
+            if host and self._is_stuck:
+                break
+            if self.queues.running or self.queues.waiting or (host and host.busy):
                 batch = self.form(now)
                 flight = self._send(batch, now) if batch else None
+                if host:
+                    if not batch and self.queues.preempted:
+                        rounds, left = self._rounds[0], self.queues.output_tokens
+                        self._rounds = (rounds + 1 if left == self._rounds[1] else 1, left)
+                        if self._is_stuck:
+                            break
+                    flight = flight or self._only_copies(host, batch, now)
+                    changed = flight.busy or flight.ended or self.queues.preempted or not host.has_begun_all
+                    in_vain = 0 if changed else in_vain + 1
                 # An empty batch with nothing under way and nobody preempted will be empty for ever: stop planning, or
                 # this loop would not end.
                 if flight is None and not self.flights and not self.queues.preempted:
                     self._batches.clear()
                     break  # who waits can never be admitted
-                launched += [flight] if flight else []
+                launched += [flight] if flight and flight.busy else []
                 self._batches.append(flight)
                 if len(self._batches) < self._most_flights:
                     continue
@@ -228,11 +244,43 @@ class Replica:
                 if self._policy.token_ratio:
                     self.form(now)  # with nobody there SGLang's ratio starts anew
                 break
-            if self._batches[0] is None:
+            oldest = self._batches[0]
+            if oldest is None:
                 self._batches.popleft()
+            elif host and not oldest.busy and oldest.end_s <= now:
+                self._batches.popleft()
+                host.tell(oldest.ended)
             else:
                 self._waits = True
+                if not oldest.busy:  # the worker waits for copies that make room
+                    self.flights.appendleft(oldest)
+                    self.queues.under_way.appendleft(oldest.batch)
+                    launched.append(oldest)
+            # The engine goes round and round, and all batches in the queue were planned since nothing changes.
+            if host and in_vain > 2 and not self.flights:
+                self._batches.clear()
+                if host.next_s == math.inf:
+                    break
+                self._waits = True
+                flight = RunningBatch(batch, self.weigh(batch)[0], now, host.next_s, busy=False, waits=True)
+                self.flights.append(flight)
+                self.queues.under_way.append(batch)
+                launched.append(flight)
         return launched
+
+    @property
+    def _is_stuck(self) -> bool:
+        """Again and again all that ran were preempted, and none of them had a token or came in between.
+
+        With a host, blocks of the preempted are free an iteration later, and so prompts may preempt one another for
+        ever, as in vLLM 0.28. A round that helps leaves at least a block more in the prefix cache.
+        """
+        return self._rounds[0] > self.queues.kv.capacity
+
+    def _only_copies(self, host: HostCache, batch: Batch, now: float) -> RunningBatch:
+        """An empty batch, which is over when the worker has begun the copies that it was told of."""
+        ended = host.begin(now, self.pipeline.free_s)[1]
+        return RunningBatch(batch, self.weigh(batch)[0], now, host.worker_free_s, busy=False, ended=ended)
 
     def form(self, now: float) -> Batch:
         """The next batch, maybe empty, which is to be sent at once."""
@@ -261,7 +309,7 @@ class Replica:
         sums, copy_s = self.weigh(batch)
         host, ended = self.queues.host, list[HostCopy]()
         if host:
-            now, ended = host.begin(now)
+            now, ended = host.begin(now, self.pipeline.free_s)
         start, end = self.pipeline.enter(now, sums, copy_s)
         flight = self.take_off(batch, sums, start, end)
         if host:
@@ -322,6 +370,9 @@ class Replica:
             self.queues.decoding, self.queues.aside = self.queues.aside, None
         self.kv_units_max = max(self.kv_units_max, self._kv_used())
         if self.limits.asynchronous:
+            if self.queues.host:
+                self.queues.writing = {chunk.request for chunk in batch.chunks}
+                self.queues.writing.update(batch.decodes.members if batch.decodes else ())
             # Each decode has a token, and each prompt is complete, when the next batch is planned; who leaves keeps its
             # KV and its place until this batch has ended (vLLM ``AsyncScheduler``: ``num_output_placeholders``).
             flight.finished = self._complete(flight)
@@ -380,9 +431,12 @@ class Replica:
         self._integrate_kv(now)
         if self._observe and flight.busy:
             self._observe(self._report(flight))
+        if flight.busy and queues.writing:
+            queues.written(last=not self.flights)
         if self._queued:
-            self._batches.popleft()
             self._waits = False
+            if not flight.waits:
+                self._batches.popleft()
         if self.limits.asynchronous:  # but who lost its last token meanwhile (``Queues.retract``)
             finished = [request for request in flight.finished if request.finished]
         else:
@@ -407,6 +461,8 @@ class Replica:
             # filled is not whole.
             queues.kv.register(request, request.known_tokens - 1)
             queues.depart(request)
+        elif queues.host:
+            queues.host.finish(request)
 
     def _complete(self, flight: RunningBatch) -> list[Request]:
         """The tokens of a batch; those with their last one are returned."""

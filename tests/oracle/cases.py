@@ -111,6 +111,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "ranks in lockstep": {"lockstep": True},
     "prefill and decode apart": {"apart": True},
     "host memory": {"prefix_caching": True, "host": True},
+    "host memory, asynchronous": {"prefix_caching": True, "host": True, "asynchronous": True},
 }
 """What each family of random cases always has; chunks, thresholds and preemption are in all of them."""
 

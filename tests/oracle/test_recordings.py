@@ -34,7 +34,7 @@ def recorded(path: Path) -> list[tuple[Case, Log]]:
 
 
 def test_there_is_a_recording_of_every_feature():
-    assert len(RECORDINGS) == 19
+    assert len(RECORDINGS) == 20
     assert sum(path.stat().st_size for path in RECORDINGS) < 400_000
 
 
@@ -57,6 +57,13 @@ def test_a_difference_is_told_in_full():
 
 def test_cases_are_drawn_from_their_seed():
     assert random_case("drafts", 3) == random_case("drafts", 3) != random_case("drafts", 4)
+
+
+@pytest.mark.parametrize("seed", [12, 100], ids=["head of the queue", "preempted by one another"])
+def test_what_gets_stuck_as_in_vllm_comes_to_an_end(seed):
+    """With host memory and planning ahead: vLLM was seen to have these left for ever."""
+    log = ours.serve(random_case("host memory, asynchronous", seed))
+    assert (len(log.steps), log.last_ticks.count(-1)) == {12: (34, 34), 100: (183, 39)}[seed]
 
 
 def lane_of(case: Case, kind: Kind) -> Lane:

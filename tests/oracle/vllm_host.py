@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as offloading
@@ -44,6 +45,7 @@ class _Worker:
         self._free = [-math.inf, -math.inf]
         self.ends: dict[int, int] = {}
         self._requests: dict[int, str] = {}
+        self._free_to_begin = 0  # behind the copies that it had to wait for
 
     def _start(self, job: int, what: tuple[str, int], direction: int, now: int) -> None:
         self.ends[job] = int(max(now, self._free[direction])) + what[1] * self._ticks[direction]
@@ -51,18 +53,25 @@ class _Worker:
         self._requests[job] = what[0]
         self.under_way[direction].append(job)
 
-    def begin(self, meta: Any, now: int) -> int:
-        """``handle_preemptions`` and ``start_kv_transfers``: when the batch begins."""
+    def begin(self, meta: Any, now: int, device_free: int = 0) -> tuple[int, int]:
+        """``handle_preemptions`` and ``start_kv_transfers``: when they are done, and when the batch may begin.
+
+        Copies wait for what the device has to do (``SingleDirectionOffloadingHandler``: ``stream.wait_stream``), the
+        worker only for those that it is told to wait for.
+        """
+        done = max(now, self._free_to_begin)
+        ready = max(done, device_free)
         stores = {job: (each.req_id, len(each.src_spec.block_ids)) for job, each in meta.store_jobs.items()}
         at_once = sorted(meta.jobs_to_flush or ())
         self._deferred.update((job, stores.pop(job)) for job in at_once if job in stores)
         for job, what in self._deferred.items():
-            self._start(job, what, 0, now)
+            self._start(job, what, 0, ready)
         self._deferred = stores
-        start = max([now, *(self.ends[job] for job in at_once if job in self.ends)])
+        self._free_to_begin = done = max([done, *(self.ends[job] for job in at_once if job in self.ends)])
+        start = max(ready, done)
         for job, each in meta.load_jobs.items():
             self._start(job, (each.req_id, len(each.dst_spec.block_ids)), 1, start)
-        return start
+        return done, start
 
     @property
     def idle(self) -> bool:
@@ -112,17 +121,35 @@ class _Recorded:
         self._connector.build_connector_meta = built
         scheduler._free_request = freed
 
-    @property
-    def host_blocks(self) -> int:
-        return len(self._connector.manager._policy.blocks)
+    def step(self, step: Step) -> Step:
+        """The same with what the connector was asked to load since the one before."""
+        loaded, self.loaded = tuple(sorted(self.loaded)), []
+        return replace(step, loaded=loaded, host_blocks=len(self._connector.manager._policy.blocks))
 
 
 def serve(case: Case) -> Log:
-    """All iterations. Errors: RuntimeError where requests never finish."""
+    """All iterations. Errors: RuntimeError where requests never finish, but where vLLM's get stuck.
+
+    Planned ahead, who was preempted in flight stands before requests whose blocks have come from the host, wants to
+    load, too, and finds no room beside what is kept for these, which are not looked at behind it. Or prompts preempt
+    one another for blocks that are free an iteration later, all are admitted again, and do the same once more.
+    """
     engine, worker = Engine(case), _Worker(case)
+    steps = (_ahead if case.asynchronous else _one_by_one)(case, engine, worker)
+    if min(engine.last) < 0 and engine.scheduler.running:
+        raise RuntimeError(f"{case.feature} {case.seed}: requests never finish")
+    return Log(tuple(steps), tuple(engine.first), tuple(engine.last))
+
+
+def _in_order_of_arrival(case: Case) -> deque[int]:
+    return deque(sorted(range(len(case.requests)), key=lambda index: case.requests[index].arrival_ticks))
+
+
+def _one_by_one(case: Case, engine: Engine, worker: _Worker) -> list[Step]:
+    """``EngineCore.step``: a batch is planned when the one before has ended."""
     scheduler, recorded = engine.scheduler, _Recorded(engine)
     steps: list[Step] = []
-    arriving = deque(sorted(range(len(case.requests)), key=lambda index: case.requests[index].arrival_ticks))
+    arriving = _in_order_of_arrival(case)
     now = 0
     while True:
         while arriving and case.requests[arriving[0]].arrival_ticks <= now:
@@ -131,14 +158,12 @@ def serve(case: Case) -> Log:
             preempted = len(engine.preempted)
             output = scheduler.schedule()
             given = engine.samples(output)
-            start = worker.begin(output.kv_connector_metadata, now)
-            told = worker.ended(start)
+            done, start = worker.begin(output.kv_connector_metadata, now)
+            told = worker.ended(done)
             end = start
             if output.total_num_scheduled_tokens:
                 end = start + iteration_ticks(output)
-                step = engine.step(output, start, end)
-                loaded, recorded.loaded = tuple(sorted(recorded.loaded)), []
-                steps.append(Step(*list(vars(step).values())[:6], loaded, recorded.host_blocks))
+                steps.append(recorded.step(engine.step(output, start, end)))
             _update(engine, output, given, told, end)
             changed = told.kv_connector_worker_meta.completed_jobs or len(engine.preempted) > preempted
             if output.total_num_scheduled_tokens or changed or start > now or not worker.idle:
@@ -147,11 +172,60 @@ def serve(case: Case) -> Log:
         times = [worker.ends[jobs[0]] for jobs in worker.under_way if jobs]
         times += [case.requests[arriving[0]].arrival_ticks] if arriving else []
         if not times:
-            break
+            return steps
         now = max(now, min(times))
-    if min(engine.last) < 0:
-        raise RuntimeError(f"{case.feature} {case.seed}: requests never finish")
-    return Log(tuple(steps), tuple(engine.first), tuple(engine.last))
+
+
+def _ahead(case: Case, engine: Engine, worker: _Worker) -> list[Step]:
+    """``EngineCore.step_with_batch_queue``: two batches are under way, empty ones too.
+
+    Where nothing can run the engine goes round and round, which takes no time here: once that changes nothing any more,
+    the clock goes to the end of the next copy or to the next arrival.
+    """
+    scheduler, recorded = engine.scheduler, _Recorded(engine)
+    steps: list[Step] = []
+    arriving = _in_order_of_arrival(case)
+    queue: deque[tuple[Any, dict[str, int], KVConnectorOutput, int]] = deque()
+    now = free = in_vain = rounds = 0
+    progress = before = 0  # tokens and arrivals, and those when last all that ran were preempted
+    while True:
+        while arriving and case.requests[arriving[0]].arrival_ticks <= now:
+            engine.submit(arriving.popleft())
+            progress += 1
+        if scheduler.has_requests():
+            preempted = len(engine.preempted)
+            output = scheduler.schedule()
+            runs, given = output.total_num_scheduled_tokens > 0, engine.samples(output)
+            changed = runs or len(engine.preempted) > preempted
+            progress += sum(given.values())
+            if changed and not runs:
+                rounds, before = rounds + 1 if progress == before else 1, progress
+                if rounds > case.blocks:
+                    return steps
+            end, start = worker.begin(output.kv_connector_metadata, now, free)
+            told = worker.ended(end)
+            if runs:
+                end = free = start + iteration_ticks(output)
+                steps.append(recorded.step(engine.step(output, start, end)))
+            changed |= bool(told.kv_connector_worker_meta.completed_jobs) or not worker.idle
+            in_vain = 0 if changed else in_vain + 1
+            queue.append((output, given, told, end))
+            if len(queue) < 2 and (runs or scheduler.has_requests()):
+                continue
+        elif not queue:
+            if not arriving:
+                return steps
+            now = max(now, case.requests[arriving[0]].arrival_ticks)
+            continue
+        output, given, told, end = queue.popleft()
+        now = max(now, end)
+        _update(engine, output, given, told, now)
+        if in_vain > 2:  # all that is in the queue was planned since
+            times = [worker.ends[jobs[0]] for jobs in worker.under_way if jobs]
+            times += [case.requests[arriving[0]].arrival_ticks] if arriving else []
+            if not times:
+                return steps
+            now, in_vain = max(now, min(times)), 0
 
 
 def _update(engine: Engine, output: Any, given: dict[str, int], told: KVConnectorOutput, now: int) -> None:

@@ -14,8 +14,10 @@ def decodes_first(queues: Queues, policy: BatchingPolicy) -> Batch:
     one prompt gets of an iteration, so that others can go on beside it. Decodes come first even where a prompt under
     way was admitted before them, as vLLM documents it.
     """
-    # Blocks that windows have passed are free for whoever comes later in vLLM's order: it decides who finds any.
-    if queues.by_priority or queues.limits.kv_groups:
+    # Blocks that windows have passed are free for whoever comes later in vLLM's order: it decides who finds any. So it
+    # does where those of the preempted are not free at once, and a prompt that is cut short may come before decodes.
+    late = queues.limits.host and queues.limits.asynchronous and queues.limits.long_prefill_token_threshold
+    if queues.by_priority or queues.limits.kv_groups or late:
         chunks, room = queues.run_in_order()
         if not queues.short_of_kv:
             chunks += queues.admit_all(room, whole=False)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from evaluator import simulate, sweep
+from evaluator.errors import InputError
 from tests.scenario.build import scenario
 
 TURNS = (
@@ -52,6 +53,22 @@ def test_a_slower_link_makes_requests_wait():
     assert waits[1] > 2 * waits[0]
 
 
+AHEAD = "deployment.batching.planning=asynchronous"
+
+
+def test_planned_asynchronously_it_finds_the_same_and_hides_the_time_of_planning():
+    at_once, ahead = (simulate(scenario(*TURNS, OFFLOAD, *more)).summary for more in ((), (AHEAD,)))
+    np.testing.assert_allclose(ahead["host_hit_rate"], at_once["host_hit_rate"], rtol=0.02)
+    assert ahead["ttft_s_mean"].item() < at_once["ttft_s_mean"].item()
+
+
+def test_where_vllm_gets_stuck_the_scenario_says_so():
+    short = ("workload.arrivals.rate_rps=30", "deployment.kv.capacity_tokens=6000")
+    threshold = "deployment.batching.long_prefill_token_threshold=7"
+    with pytest.raises(InputError, match=r"configuration 0: \d+ requests never end: .* no kv.offload_bytes"):
+        simulate(scenario(*TURNS, OFFLOAD, AHEAD, *short, threshold))
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
@@ -64,7 +81,6 @@ def test_a_slower_link_makes_requests_wait():
             ("deployment.batching.policy=continuous",),
             "unsupported: kv.offload_bytes with policy continuous; use policy",
         ),
-        (("deployment.batching.planning=asynchronous",), "unsupported: .* batching.planning asynchronous; use at_once"),
         (
             ("deployment.batching.packing=least_work_left",),
             "unsupported: .* batching.packing least_work_left; use fcfs",
