@@ -98,11 +98,8 @@ def test_the_block_that_was_used_the_longest_ago_goes_and_none_that_is_under_way
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"prefix_caching": False}, {"admission": "reserve"}, {"packing": "priority"}, {"drafts": 2},
-        {"asynchronous": True},
-    ],
-)  # fmt: skip
+    [{"prefix_caching": False}, {"admission": "reserve"}, {"packing": "priority"}, {"drafts": 2}],
+)
 def test_host_memory_needs_a_cache_by_content_on_demand(given):
     with pytest.raises(ValueError, match=r"^host "):
         limits(host=HostLimits(4), **given)
