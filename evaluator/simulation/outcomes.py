@@ -23,6 +23,7 @@ from evaluator.plan import Configuration, ReplicaBuild
 from evaluator.plan.simulators import REQUEST
 from evaluator.simulation.chain import ChainResult
 from evaluator.stations.contract import Gaps
+from evaluator.stations.use import stuck_problem
 
 
 def outcomes_of(
@@ -128,11 +129,17 @@ def _together(use: Use, other: Use) -> Use:
 
 
 def _judged(configuration: Configuration, chain_result: ChainResult, position: int) -> tuple[str, str]:
-    """Status and provenance: of costs fitted to measured iterations, whether the run kept to their range.
+    """Status and provenance as the run shows them: whether all requests ended, and of costs fitted to measured
+    iterations whether it kept to their range.
 
     Of several pools the first problem counts, and the least sure provenance.
     """
     names = {station.design.provenance for station in configuration.stations}
+    stuck = None
+    if configuration.status == OK:
+        stuck = stuck_problem(configuration, chain_result.times.last_token_s[position])
+    if stuck is not None:
+        return stuck, _least_sure(names)
     if configuration.status == OK:
         names = set()
         uses = {use.name: use for use in chain_result.uses}

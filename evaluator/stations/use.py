@@ -11,7 +11,6 @@ from evaluator.cost.batch import attention_area
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.utilisation import ideal_time
-from evaluator.errors import InputError
 from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, StationPlan
 from evaluator.records import kept_with_record
@@ -21,24 +20,33 @@ from evaluator.traffic.jobs import Demand, Jobs
 
 
 def check_served(configurations: Sequence[Configuration], times: RequestTimes) -> None:
-    """RuntimeError where an engine left a job unserved: the plan lets none pass that the limits never admit.
-
-    InputError where vLLM would not serve it either, which only its run tells: see ``docs/equality.md``, host memory.
-    """
+    """RuntimeError where an engine left a job unserved: the plan lets none pass that the limits never admit."""
     for configuration, last_token_s in zip(configurations, times.last_token_s, strict=True):
         # A request whose KV never fits would wait for ever at the head of its queue; the plan refuses those, and this
         # catches what it overlooks before infinite latencies reach a table.
-        left = int((~np.isfinite(last_token_s)).sum())
-        if left and any(station.deployment.kv.offload_bytes for station in configuration.stations):
-            raise InputError(
-                f"configuration {configuration.config}: {left:,} requests never end: short of KV, vLLM gets stuck with"
-                " kv.offload_bytes; use a smaller batching.max_num_seqs, more tensor_parallel or no kv.offload_bytes"
-            )
-        if left:
+        if not np.isfinite(last_token_s).all() and not _may_get_stuck(configuration):
             raise RuntimeError(
                 f"configuration {configuration.config}: the {configuration.simulator} engine never admitted a request"
                 " that the plan let pass"
             )
+
+
+def stuck_problem(configuration: Configuration, last_token_s: np.ndarray) -> str | None:
+    """Why requests of a run never end, (seed, request), which only the run tells; None where all do.
+
+    vLLM does not serve them either: see ``docs/equality.md``, host memory.
+    """
+    left = int((~np.isfinite(last_token_s)).sum())
+    if not left or not _may_get_stuck(configuration):
+        return None
+    return (
+        f"infeasible: {left:,} requests never end: short of KV, vLLM gets stuck with kv.offload_bytes; use a smaller "
+        "batching.max_num_seqs, more tensor_parallel or no kv.offload_bytes"
+    )
+
+
+def _may_get_stuck(configuration: Configuration) -> bool:
+    return any(station.deployment.kv.offload_bytes for station in configuration.stations)
 
 
 def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, times: RequestTimes, totals: PoolTotals) -> None:

@@ -65,8 +65,15 @@ def test_planned_asynchronously_it_finds_the_same_and_hides_the_time_of_planning
 def test_where_vllm_gets_stuck_the_scenario_says_so():
     short = ("workload.arrivals.rate_rps=30", "deployment.kv.capacity_tokens=6000")
     threshold = "deployment.batching.long_prefill_token_threshold=7"
-    with pytest.raises(InputError, match=r"configuration 0: \d+ requests never end: .* no kv.offload_bytes"):
-        simulate(scenario(*TURNS, OFFLOAD, AHEAD, *short, threshold))
+    stuck = (*TURNS, OFFLOAD, AHEAD, *short, threshold)
+    with pytest.raises(InputError, match=r"infeasible: \d+ requests never end: .* no kv.offload_bytes"):
+        simulate(scenario(*stuck))
+    # One design that gets stuck is a row of a sweep, and the others are what they are.
+    both = "sweep={deployment.batching.long_prefill_token_threshold: [7, 0]}"
+    ds = sweep(scenario(*TURNS, OFFLOAD, AHEAD, *short, both))
+    first, second = ds["status"].values
+    assert re.match(r"infeasible: \d+ requests never end", first) and second == "ok"
+    assert np.isnan(ds["ttft_s_mean"].values[0]) and np.isfinite(ds["ttft_s_mean"].values[1])
 
 
 @pytest.mark.parametrize(
