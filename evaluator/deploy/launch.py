@@ -26,6 +26,7 @@ from evaluator.catalog.published import model_name, repository_of
 from evaluator.catalog.read_model import load_model
 from evaluator.deploy.design import Design, PoolDesign
 from evaluator.errors import InputError
+from evaluator.policies import policy
 from evaluator.traffic.requests import Tokens, request_tokens
 from evaluator.yaml import dumps_yaml
 
@@ -215,7 +216,7 @@ def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
         return []  # the same where no batch is planned ahead; and SGLang does it where no flag says otherwise
     if key == "kv.layer_groups" and pool.engine == "vllm":
         return []  # what vLLM does with such models where no flag says otherwise
-    if key == "batching.policy" and value == "token_ratio" and pool.engine == "sglang":
+    if key == "batching.policy" and pool.engine == "sglang" and policy(value).token_ratio:
         return []  # SGLang's own order, which is what it does
     if key == "batching.max_num_batched_tokens" and pool.engine == "vllm":
         return [f"{key} {value}: {label} takes no fewer without chunks than the longest request has, {pool.longest}"]
