@@ -66,8 +66,8 @@ def serve_tokens(
         if outcome.alive:
             alive[lane.position][lane.seed] = np.array(outcome.alive)
     check_served(configurations, times)
-    # What is still infinite is of a run that got stuck, whose row is told by its status: differences of infinities would
-    # warn at every turn, those of what is not known are not known.
+    # What is still infinite is of a run that got stuck, of whose row the status alone is told. NaN, because NumPy
+    # warns of differences of infinities, of which later statistics have many.
     for column in (times.scheduled_s, times.first_token_s, times.last_token_s):
         column[np.isinf(column)] = np.nan
     add_kept(pools, jobs, times, totals)
