@@ -38,12 +38,13 @@ def class_statistics(
     members: list[np.ndarray],
     summaries: list[dict[str, Summary]],
     inside: np.ndarray | None,
+    refused: np.ndarray | None,
     met: list[np.ndarray],
 ) -> dict[str, np.ndarray]:
     """The variables by class, (config, class) and (config, class, quantile); none where there are no classes.
 
-    ``inside`` (config, seed, request) as of ``within_objectives``; ``met`` of each class whether its own objectives
-    hold, (config,), and false where it has none.
+    ``inside`` (config, seed, request) as of ``within_objectives``, ``refused`` of the same shape who was sent away
+    (None: nobody); ``met`` of each class whether its own objectives hold, (config,), and false where it has none.
     """
     if not members:
         return {}
@@ -55,8 +56,8 @@ def class_statistics(
             columns[f"class_{name}_stderr"] = of_latency.quantiles_stderr
             columns[f"class_{name}_mean"] = of_latency.mean
             columns[f"class_{name}_mean_stderr"] = of_latency.mean_stderr
-        if outcomes.times.refused is not None:
-            gone = of_class & (window.cut(outcomes.times.refused.astype(np.float64)) == 1.0)
+        if refused is not None:
+            gone = of_class & refused
             columns["class_refused_share"] = over_seeds(gone.sum(axis=-1) / np.maximum(of_class.sum(axis=-1), 1))
         else:
             columns["class_refused_share"] = np.zeros(outcomes.status.size)
@@ -85,19 +86,3 @@ def _rates(outcomes: Outcomes, window: Window, number: int) -> dict[str, np.ndar
         counted = replace(outcomes, tokens=replace(outcomes.tokens, output_tokens=amount))
         rates[name] = over_seeds(throughput(counted, window)["output_tok_per_s"])
     return rates
-
-
-def met_by_class(outcomes: Outcomes, holds: list[np.ndarray]) -> list[np.ndarray]:
-    """Of each class whether all of its own objectives hold, (config,), and false where it has none.
-
-    ``holds`` says of each objective whether it does, true where a configuration does not have it.
-    """
-    result = []
-    for name in outcomes.class_names:
-        met, asked = np.ones(outcomes.status.size, dtype=bool), np.zeros(outcomes.status.size, dtype=bool)
-        for bound, held in zip(outcomes.objectives, holds, strict=True):
-            if bound.request_class == name:
-                met &= held
-                asked |= ~np.isnan(bound.bound_s)
-        result.append(met & asked)
-    return result

@@ -35,9 +35,10 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
         last_s = np.where((outcomes.users[:, None] > 0) & np.isfinite(leave_s), leave_s, last_s)
     first_s = _cycle_start(outcomes, window.least(arrival_s), last_s)
     ended = outcomes.times.last_token_s
-    inside = (ended > first_s[..., None]) & (ended <= last_s[..., None])
-    if outcomes.times.refused is not None:  # they leave as they come, and complete nothing
-        inside &= ~outcomes.times.refused
+    # Who is refused leaves on arrival, and completes nothing.
+    refused = outcomes.times.refused
+    answered = np.ones(1, dtype=bool) if refused is None else ~refused
+    inside = (ended > first_s[..., None]) & (ended <= last_s[..., None]) & answered
     steady = inside.any(axis=-1)
     took_s = last_s - first_s
     if not steady.all():
@@ -45,10 +46,8 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
         # of all who came, whichever of them the statistics leave out: of requests that come at once, those before the
         # steady state take their share of this time, too.
         came = arrival_s >= first_s[..., None]
-        inside = np.where(steady[..., None], inside, came)
+        inside = np.where(steady[..., None], inside, came & answered)
         took_s = np.where(steady, last_s, np.where(came, ended, -np.inf).max(axis=-1)) - first_s
-    if outcomes.times.refused is not None:
-        inside = inside & ~outcomes.times.refused
 
     def done(amount: np.ndarray) -> np.ndarray:
         # einsum adds the amounts of a mask without a float copy of either; they are integers and booleans.
@@ -58,7 +57,7 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     there = np.broadcast_to(accelerators[:, None], outcomes.makespan_s.shape)
     for use in outcomes.stations:
         if use.alive is not None:  # a fleet, which is the only pool: as many as are there on the mean
-            there = there * _ratio(use.replica_s(outcomes.makespan_s), use.replicas[:, None] * outcomes.makespan_s)
+            there = there * use.share_there(outcomes.makespan_s)
     output, prompt = done(outcomes.tokens.output_tokens), done(outcomes.tokens.prompt_tokens)
     work = {
         "throughput_rps": np.count_nonzero(inside, axis=-1).astype(np.float64),
@@ -193,9 +192,7 @@ def price(outcomes: Outcomes, output_tok_per_s: np.ndarray) -> np.ndarray:
     for use in outcomes.stations:
         devices = use.devices
         if use.alive is not None:
-            devices = (
-                devices * over_seeds(_ratio(use.replica_s(outcomes.makespan_s), outcomes.makespan_s)) / use.replicas
-            )
+            devices = devices * over_seeds(use.share_there(outcomes.makespan_s))
         paid.append(devices * use.usd_per_hour)
     return 1e6 * _ratio(sum(paid[1:], paid[0]) / SECONDS_PER_HOUR, output_tok_per_s)
 

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 import numpy as np
 
 from evaluator.errors import InputError
-from evaluator.metrics.classes import class_statistics, class_summaries, members_of, met_by_class
+from evaluator.metrics.classes import class_statistics, class_summaries, members_of
 from evaluator.metrics.elasticity import elasticities
 from evaluator.metrics.latency import VARIABLE, latencies, place_of, within_objectives
 from evaluator.metrics.model_error import model_errors
@@ -205,8 +205,8 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     result["attained_rps"] = attained(outcomes, window, inside)
     met, parts["slo_attainment"] = _objectives(outcomes, inside, holds)
     result |= met
-    met_in = met_by_class(outcomes, holds)
-    result |= class_statistics(outcomes, window, members, by_class, inside, met_in)
+    met_in = [_met(outcomes, holds, name) for name in outcomes.class_names]
+    result |= class_statistics(outcomes, window, members, by_class, inside, refused, met_in)
     tpot = summaries["tpot_s"].mean
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
     result |= _state(outcomes, window, settled)
@@ -287,12 +287,21 @@ def _objectives(
         per_seed = mean(inside)
         attainment = over_seeds(per_seed)
         parts = per_seed if seeds > 1 else batch_means(inside[:, 0])
-    met, asked = np.ones(configs, dtype=bool), np.zeros(configs, dtype=bool)
+    met = _met(outcomes, holds)
+    return {"slo_attainment": attainment, "slo_attainment_stderr": seed_stderr(parts), "slo_met": met}, parts
+
+
+def _met(outcomes: Outcomes, holds: list[np.ndarray], of_class: str | None = None) -> np.ndarray:
+    """Whether all objectives hold, or those of a class, (config,); false for a configuration that has none of them.
+
+    ``holds`` says of each objective whether it does, true where a configuration does not have it.
+    """
+    met, asked = np.ones(outcomes.status.size, dtype=bool), np.zeros(outcomes.status.size, dtype=bool)
     for bound, held in zip(outcomes.objectives, holds, strict=True):
-        met &= held
-        asked |= ~np.isnan(bound.bound_s)
-    attained = {"slo_attainment": attainment, "slo_attainment_stderr": seed_stderr(parts), "slo_met": met & asked}
-    return attained, parts
+        if of_class in (None, bound.request_class):
+            met &= held
+            asked |= ~np.isnan(bound.bound_s)
+    return met & asked
 
 
 def _holds(

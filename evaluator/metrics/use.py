@@ -118,6 +118,11 @@ class Use:
                 whole[run] = (spans[:, 1] - spans[:, 0]).sum()
         return whole
 
+    def share_there(self, makespan_s: np.ndarray) -> np.ndarray:
+        """Part of the replicas that are there, on the mean over runs of ``makespan_s``, (config, seed)."""
+        whole_s = self.replicas[:, None] * makespan_s
+        return np.divide(self.replica_s(makespan_s), whole_s, out=np.full(whole_s.shape, np.nan), where=whole_s > 0)
+
     def figure(self, name: str) -> np.ndarray:
         """An array by its name, such as ``devices``, or ``iterations`` of the totals."""
         return getattr(self.totals if name in PoolTotals._fields else self, name)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.errors import InputError
+from evaluator.metrics.latency import within_objectives
+from evaluator.metrics.outcomes import Bounds
 from evaluator.units import parse_quantity
 
 if TYPE_CHECKING:
@@ -123,16 +125,17 @@ def _described(name: str) -> dict[str, str]:
 
 def _within(requests: pd.DataFrame, bounds: Mapping[str, Mapping[str, float]]) -> np.ndarray:
     """1.0 where a request is within the bounds of all (under the empty name) and of its class, NaN without any."""
-    within, asked = np.ones(len(requests)), np.zeros(len(requests), dtype=bool)
-    if "refused" in requests:  # who has no latency misses every bound
-        within[requests["refused"].to_numpy()] = 0.0
-    for name, most in bounds.items():
-        member = (requests["class"] == name).to_numpy() if name else np.ones(len(requests), dtype=bool)
-        for latency, bound_s in most.items():
-            # Not "<=": a request of one token has no TPOT, and is within its bound.
-            within[member & (requests[latency] > bound_s).to_numpy()] = 0.0
-            asked |= member
-    return np.where(asked, within, np.nan)
+    values = {name: requests[name].to_numpy(np.float64)[None, None] for most in bounds.values() for name in most}
+    objectives = tuple(
+        Bounds(latency.removesuffix("_s"), "mean", np.array([bound_s]), name)
+        for name, most in bounds.items()
+        for latency, bound_s in most.items()
+    )
+    members = {name: (requests["class"] == name).to_numpy()[None, None] for name in bounds if name}
+    refused = requests["refused"].to_numpy()[None, None] if "refused" in requests else None
+    within = within_objectives(values, objectives, members, refused)
+    assert within is not None
+    return within[0, 0]
 
 
 def _of_arrivals(

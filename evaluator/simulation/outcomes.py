@@ -135,21 +135,20 @@ def _judged(configuration: Configuration, chain_result: ChainResult, position: i
     Of several pools the first problem counts, and the least sure provenance.
     """
     names = {station.design.provenance for station in configuration.stations}
-    stuck = None
-    if configuration.status == OK:
-        stuck = stuck_problem(configuration, chain_result.times.last_token_s[position])
+    if configuration.status != OK:
+        return configuration.status, _least_sure(names)
+    stuck = stuck_problem(configuration, chain_result.times.last_token_s[position])
     if stuck is not None:
         return stuck, _least_sure(names)
-    if configuration.status == OK:
-        names = set()
-        uses = {use.name: use for use in chain_result.uses}
-        for station in configuration.stations:
-            # The largest of any seed, since one run beyond the measured range is enough.
-            peaks = uses[station.name].totals.peaks[position].max(axis=0)
-            problem, provenance = verdict(station.design.calibration, station.design.ready.fit, peaks)
-            if problem is not None:
-                return f"unsupported: {problem}", provenance
-            names.add(provenance)
+    names = set()
+    uses = {use.name: use for use in chain_result.uses}
+    for station in configuration.stations:
+        # The largest of any seed, since one run beyond the measured range is enough.
+        peaks = uses[station.name].totals.peaks[position].max(axis=0)
+        problem, provenance = verdict(station.design.calibration, station.design.ready.fit, peaks)
+        if problem is not None:
+            return f"unsupported: {problem}", provenance
+        names.add(provenance)
     return configuration.status, _least_sure(names)
 
 

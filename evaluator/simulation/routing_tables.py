@@ -71,7 +71,7 @@ def choices_of(
         else:
             # Where both sides deal by turns, each has kinds of its own (``plan.joint_pools.joint_program``).
             first_kind = kinds // 2 if phase.number > 0 and configuration.workload.feedback else 0
-            _fill(tables, configuration, seed, phase, jobs, first, start, first_kind)
+            _fill(tables, _Side(configuration, seed, phase, jobs, first, start, first_kind))
         first, start = served.stop, of_phase.stop
     return tables
 
@@ -85,17 +85,21 @@ def _in_order(configuration: Configuration, seed: int, phase: PhasePools, jobs: 
     return assign(phase.router, sent)
 
 
-def _fill(
-    empty: RoutingTables,
-    configuration: Configuration,
-    seed: int,
-    phase: PhasePools,
-    jobs: Jobs,
-    first: int,
-    start: int,
-    first_kind: int,
-) -> None:
+class _Side(NamedTuple):
+    """A side of a configuration and its jobs; the first of their slots, of its replicas and of its kinds."""
+
+    configuration: Configuration
+    seed: int
+    phase: PhasePools
+    jobs: Jobs
+    first: int
+    start: int
+    first_kind: int
+
+
+def _fill(empty: RoutingTables, side: _Side) -> None:
     """The tables for a side to which jobs come in an order that is known only in the run."""
+    _, seed, phase, jobs, first, start, first_kind = side
     count, groups = len(jobs), empty.turns.shape[1]
     served = slice(first, first + count)
     # A random choice belongs to the request, whenever it comes; other routers deal by turns.
@@ -115,20 +119,12 @@ def _fill(
                     start + able[turns(phase.replicas.weights(able), count)]
                 )
         return
-    _fill_alone(empty, configuration, seed, phase, jobs, first, start, first_kind)
+    _fill_alone(empty, side)
 
 
-def _fill_alone(
-    empty: RoutingTables,
-    configuration: Configuration,
-    seed: int,
-    phase: PhasePools,
-    jobs: Jobs,
-    first: int,
-    start: int,
-    first_kind: int,
-) -> None:
+def _fill_alone(empty: RoutingTables, side: _Side) -> None:
     """The same for a single pool with a router of its own."""
+    configuration, seed, phase, jobs, first, start, first_kind = side
     count, station = len(jobs), phase.stations.start
     replicas, served = configuration.stations[station].deployment.ranks, slice(first, first + count)
     sent = Sent(jobs.demand.prompt_tokens, replicas, stream(seed, station), jobs.session)

@@ -18,7 +18,7 @@ from evaluator.reference import Iteration, PoolOutcome, Request
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.replica import Replica
 from evaluator.reference.routing import PhaseRouter, chooser
-from evaluator.reference.serve.pool import Observe, TokenGaps, branches_of, curve_of, limits_of
+from evaluator.reference.serve.pool import Observe, TokenGaps, branches_of, curve_of, limits_of, say_priorities
 from evaluator.reference.stations.phase import Choose, PhaseStation
 from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import stream
@@ -99,9 +99,7 @@ def _parts(jobs: Jobs) -> dict[int, Request]:
     columns = (jobs.ready_s, demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, np.zeros_like(jobs.id))
     rows = zip(jobs.id.tolist(), *(column.tolist() for column in columns), strict=True)
     requests = {index: Request(index, *row) for index, *row in rows}
-    if jobs.classes is not None:
-        for request, priority in zip(requests.values(), jobs.classes.of(jobs.id).priority.tolist(), strict=True):
-            request.priority = priority
+    say_priorities(requests.values(), jobs, slice(None))
     session_of = None if jobs.sharing is None else jobs.sharing.session
     if session_of is not None:  # the ids of later visits follow those of all requests (``network.all_visits``)
         for request in requests.values():

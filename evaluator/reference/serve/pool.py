@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -224,14 +224,18 @@ def _requests(lane: LaneJobs, pool: StationPlan) -> list[Request]:
             request.branches, request.branch_units = of_request
     for request, key in zip(requests, keys(lane.draws, lane.jobs.id[lane.served]), strict=True) if pool.drafts else ():
         request.curve = curve_of(pool, key, request.output_tokens)
-    if lane.jobs.classes is not None:
-        priorities = lane.jobs.classes.of(lane.jobs.id[lane.served]).priority
-        for request, priority in zip(requests, priorities.tolist(), strict=True):
-            request.priority = priority
+    say_priorities(requests, lane.jobs, lane.served)
     if lane.jobs.session is not None:
         for request, session in zip(requests, lane.jobs.session[lane.served].tolist(), strict=True):
             request.session = session
     return requests
+
+
+def say_priorities(requests: Iterable[Request], jobs: Jobs, served: np.ndarray | slice) -> None:
+    """Gives the requests of these jobs the priorities of their classes, where there are any."""
+    if jobs.classes is not None:
+        for request, priority in zip(requests, jobs.classes.of(jobs.id[served]).priority.tolist(), strict=True):
+            request.priority = priority
 
 
 def branches_of(tokens: np.ndarray, units: np.ndarray) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
