@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 
 from evaluator.reference.batch import Batch, PromptChunk
 from evaluator.reference.grouped_kv import GroupedKv
-from evaluator.reference.host_cache import HostCache
 from evaluator.reference.kv import CountedKv, Kv
 from evaluator.reference.limits import Limits
 from evaluator.reference.packing import PACKINGS, ReservedFirst, WaitingQueue
@@ -31,12 +30,6 @@ class Queues:
         self.limits = limits
         of_the_engine = GroupedKv if limits.kv_groups else PrefixCache if limits.prefix_caching else CountedKv
         self.kv: Kv = (limits.manager or of_the_engine)(limits)
-        self.host: HostCache | None = None
-        if limits.host and isinstance(self.kv, PrefixCache):
-            self.host = HostCache(limits.host, self.kv.pool, limits.block_tokens)
-        self.writing: set[Request] = set()  # asynchronous, with a host: who takes part in the batch under way
-        self._given_up: list[list[int]] = []  # blocks of those of them that were preempted
-        self.loading: dict[Request, bool] = {}  # of the waiting, those with blocks from the host; whether they came
         self.on_demand = limits.admission == "on_demand"
         self.by_priority = limits.packing == "priority"
         packing = PACKINGS[limits.packing]
@@ -179,17 +172,13 @@ class Queues:
                 # Preempted while it is in flight: it cannot go on before the token that is to come is known.
                 skipped.append(self.waiting.pop())
                 continue
-            if self.host and self.seats + request.width > self.limits.max_num_seqs:
-                break  # whoever is looked at counts as a user of the blocks that it finds on the host
-            # KV that was swapped out comes back whole, so that the prefix cache has nothing to add.
-            hit = 0 if request.swapped or request in self.loading else self.kv.lookup(request)
-            if self.host:
-                passes = self._from_host(self.host, request, hit)
-                if passes is False:
-                    break
-                if passes is None:
-                    skipped.append(self.waiting.pop())
-                    continue
+            hit = self.found(request)
+            passes = self.may_pass(request, hit)
+            if passes is False:
+                break
+            if passes is None:
+                skipped.append(self.waiting.pop())
+                continue
             # ``computed`` is above 0 before admission where a prefix comes from elsewhere (a KV store, a prefill
             # replica) or was swapped out.
             start = max(request.computed, hit)
@@ -218,38 +207,14 @@ class Queues:
         self.waiting.skip(skipped)
         return chunks
 
-    def _from_host(self, host: HostCache, request: Request, hit: int) -> bool | None:
-        """Whether the first who waits can be admitted as far as the host goes; None: others may, while it waits.
+    def found(self, request: Request) -> int:
+        """Tokens of a waiting request that the prefix cache has."""
+        # KV that was swapped out comes back whole, so that the prefix cache has nothing to add.
+        return 0 if request.swapped else self.kv.lookup(request)
 
-        vLLM ``Scheduler.schedule``, ``load_kv_async``: it gets the blocks of what is loaded, and no seat.
-        """
-        if request in self.loading:
-            if not self.loading[request]:
-                if not host.take_load(request):
-                    return None
-                self.loading[request] = True
-                self.kv.register(request, request.computed)
-                # The next token comes from the last one of the prompt, which is computed whatever is loaded.
-                request.computed = min(request.computed, request.target - 1)
-            return True
-        tokens = host.look(request, hit)
-        if not tokens:
-            return None if tokens is None else True
-        # It will not run before it is loaded, and cannot be preempted: what prompts under way need is left to them.
-        under_way = [*self.prompts, *self.loading]
-        others = sum(max(self._units(each, each.target) - each.units, 0) for each in under_way)
-        units = self._units(request, hit + tokens)
-        fits = self._units(request, request.target) if self.limits.full_prompt else 0
-        keep_free = self.limits.watermark_units if self.running else 0
-        if not self.kv.admit(request, units, hit, keep_free, max(fits, units + others)):
-            return False
-        host.load(request, hit, tokens)
-        self.loading[request] = False
-        self.work_tokens -= hit + tokens - request.computed
-        request.computed = hit + tokens
-        if request.admission < 0:
-            request.hit_tokens, request.host_tokens = hit, tokens
-        return None
+    def may_pass(self, request: Request, hit: int) -> bool | None:
+        """Whether the first who waits can be looked at now; None: it waits for something, and others go before it."""
+        return True
 
     def admit(self, request: Request, start: int, tokens: int, hit: int) -> PromptChunk:
         """Admit the first who waits, for whom there is a place and KV, with the first chunk of its prompt."""
@@ -301,17 +266,14 @@ class Queues:
         self._swap_in(request)
         # Only the first admission counts as a hit. After a preemption a request finds its own blocks again, which
         # says nothing of what requests share.
-        if request.admission < 0 and request not in self.loading:
+        if request.admission < 0:
             request.hit_tokens = hit
         self.work_tokens -= start - request.computed
         request.computed = start
         # A preempted request gets a new place in the order, behind all that run: it is among the first to be
         # preempted again (vLLM appends it to ``Scheduler.running``).
         request.admission = self._admissions
-        came = self.loading.pop(request, False)
-        if came and self.host:
-            self.host.admit(request)
-        self.cached.append((request.index, start if came else hit))
+        self.cached.append((request.index, hit))
         self._admissions += 1
         self.admitted += 1
         return True
@@ -612,27 +574,10 @@ class Queues:
         self.waiting.push_back(request)
 
     def _release(self, request: Request) -> None:
-        """The KV of one that is preempted. A load must not fill blocks that the batch under way still writes to.
-
-        So these are free when it has ended (vLLM ``Scheduler._free_request_blocks``, ``defer_block_free``).
-        """
-        if self.host:
-            self.host.preempt(request)
-        if request in self.writing and isinstance(self.kv, PrefixCache):
-            self._given_up.append(self.kv.give_up(request))
-        else:
-            self.kv.release(request)
+        """The KV of one that is preempted."""
+        self.kv.release(request)
 
     # -- after an iteration
-
-    def written(self, last: bool) -> None:
-        """A batch has ended, after which no other is under way (``last``) or one is."""
-        if isinstance(self.kv, PrefixCache):
-            for blocks in self._given_up:
-                self.kv.give_back(blocks)
-            self._given_up.clear()
-        if last:
-            self.writing = set()
 
     def give_up_seats(self, request: Request) -> None:
         """A request has a token more on each branch. Those with their last one leave their seats and their KV."""
@@ -667,7 +612,5 @@ class Queues:
         """A request has its last token."""
         del self.running[request]
         self.context_tokens -= request.context_tokens
-        if self.host:
-            self.host.finish(request)
         if not request.held:
             self.kv.release(request)

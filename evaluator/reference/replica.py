@@ -10,7 +10,6 @@ from evaluator.cost.iteration import BatchStatistics, IterationCost, alike_steps
 from evaluator.cost.quantities import PEAKS, raised
 from evaluator.policies import policy as policy_named
 from evaluator.reference.batch import Batch, exact_statistics, statistics
-from evaluator.reference.host_cache import HostCache, HostCopy
 from evaluator.reference.limits import Limits
 from evaluator.reference.pipeline import RankPipeline
 from evaluator.reference.queues import Queues
@@ -20,7 +19,9 @@ from evaluator.reference.schedulers import limits_under, scheduler
 
 
 class Replica:
-    """``tokens``: the time of every token is recorded and no iteration is leapt over (as without ``leap``).
+    """Batches of a queue, one after the other or, with ranks, several under way; ``HostReplica`` spills its cache.
+
+    ``tokens``: the time of every token is recorded and no iteration is leapt over (as without ``leap``).
 
     Nor is any where drafts are verified: contexts then grow unevenly.
     """
@@ -42,7 +43,7 @@ class Replica:
         self.limits = limits_under(record, limits)
         self.pipeline = RankPipeline(costs)
         self.window = window or 0
-        self.queues = Queues(self.limits, self.window)
+        self.queues = self._make_queues()
         self.flights: deque[RunningBatch] = deque()
         self.granted: list[Request] = []  # who got room since somebody asked; for the asker to empty
         self.outstanding = 0  # requests that were sent here and have not finished
@@ -60,20 +61,23 @@ class Replica:
         # A leap stands for iterations that differ in the lengths of contexts alone. Over several pipeline ranks the
         # batches of other ranks lie between two iterations of this one, drafts make contexts grow unevenly, and a
         # batch planned asynchronously is known before its tokens are: none of these leaps. Nor do KV groups, whose
-        # windows give blocks back on the way, nor a prefix cache with a host, which is told of whole blocks.
+        # windows give blocks back on the way.
         self._leap = leap and not (
-            tokens or len(self.pipeline) > 1 or limits.drafts or limits.asynchronous or limits.kv_groups or limits.host
+            tokens or len(self.pipeline) > 1 or limits.drafts or limits.asynchronous or limits.kv_groups
         )
         self._most_flights = 2 if limits.asynchronous else len(self.pipeline)
         self._queued = limits.batch_queue and self._most_flights > 1
         self._batches: deque[RunningBatch | None] = deque()  # with a batch queue: under way; None for an empty one
         self._waits = False  # with a batch queue: for its oldest batch
-        self._rounds = (0, -1)  # see ``_is_stuck``; with the tokens that were to come then
+        self._empty_in_turn = self._queued  # an empty batch takes its turn, even where it preempted somebody
         self._observe = observe
         self._preempted: list[Request] = []  # since the last batch was sent
         self.report: Callable[[Replica, int, float], None] | None = None  # told who waits, before and after a batch
         self._unseen = 0  # arrivals since the last batch was formed
         self.lockstep_ranks: tuple[Replica, ...] = (self,)  # whose batches start and end with those of this one
+
+    def _make_queues(self) -> Queues:
+        return Queues(self.limits, self.window)
 
     def announce(self, request: Request) -> None:
         """A request is to be served here, now or later."""
@@ -95,12 +99,10 @@ class Replica:
         if request.replica < 0:
             self.announce(request)
         self._unseen += 1
-        if self.flights and self.flights[0].waits:
-            queues.arrive(request)
-            # Once of several that arrive together: each entry of the calendar whose time is the flight's ends it.
-            brought_forward = self.flights[0].end_s > now
-            self.flights[0].end_s = now
-            return self.flights[0] if brought_forward else None
+        return self._arrive(request, now)
+
+    def _arrive(self, request: Request, now: float) -> RunningBatch | None:
+        queues = self.queues
         # A leap was sent because nobody could be admitted before its end. That stays true for an arrival that has to
         # stand behind others who wait; one that may stand first could be admitted in the next iteration.
         joins_early = not queues.waiting or not queues.waiting.stable
@@ -169,74 +171,33 @@ class Replica:
         # is free.
         while len(self.flights) < len(self.pipeline):
             batch = self.form(now)
-            flight = self._send(batch, now) if batch else None
-            if self.queues.host and not batch:
-                flight = self._wait_for_host(self.queues.host, batch, now)
+            flight = self._send(batch, now) if batch else self._wait(batch, now)
             if flight is None:
                 break
             launched.append(flight)
         return launched
 
-    def _wait_for_host(self, host: HostCache, batch: Batch, now: float) -> RunningBatch | None:
-        """Nobody can take part: what stands for the time until the engine looks again, if it will."""
-        while True:
-            start, ended = host.begin(now)
-            if start > now:  # blocks that somebody is to load into are still being stored
-                flight = RunningBatch(batch, self.weigh(batch)[0], now, start, busy=False, ended=ended)
-                break
-            host.tell(ended)
-            if not (ended or self.queues.preempted) and host.has_begun_all:
-                if host.next_s == math.inf:
-                    return None
-                flight = RunningBatch(batch, self.weigh(batch)[0], now, host.next_s, busy=False, waits=True)
-                break
-            batch = self.form(now)
-            if batch:
-                return self._send(batch, now)
-        self.flights.append(flight)
-        self.queues.under_way.append(batch)
-        return flight
-
-    def _plan_host(self, host: HostCache, batch: Batch) -> None:
-        members = {chunk.request: chunk.high for chunk in batch.chunks}
-        if batch.decodes is not None:
-            again = (request for request in host.unstored() if request in batch.decodes.members)
-            # The token before fills a block. That of the batch under way is not known yet, and is not stored.
-            unknown = self.queues.writing
-            late = batch.decodes.due() if unknown else ()
-            for request in (*batch.decodes.due(1), *late, *again):
-                members[request] = batch.decodes.computed(request) + (request not in unknown)
-        host.plan(members.items(), self.queues.preempted)
+    def _wait(self, batch: Batch, now: float) -> RunningBatch | None:
+        """Nobody can take part: the next look comes with the next arrival, unless a flight stands for the wait."""
+        return None
 
     def _fill_batch_queue(self, now: float) -> list[RunningBatch]:
         """Plan batches as the engine core does, until it waits for the oldest of them or has nothing to do.
 
         Where nobody can take part the batch is an empty one, which has its place in the queue until it is the oldest
-        (vLLM ``EngineCore.step_with_batch_queue``). With a host it tells of copies, too, which keep the engine going.
+        (vLLM ``EngineCore.step_with_batch_queue``).
         """
         launched: list[RunningBatch] = []
-        host, in_vain = self.queues.host, 0
         while not self._waits:
-            if host and self._is_stuck:
-                break
-            if self.queues.running or self.queues.waiting or (host and host.busy):
+            if self.queues.running or self.queues.waiting:
                 batch = self.form(now)
                 flight = self._send(batch, now) if batch else None
-                if host:
-                    if not batch and self.queues.preempted:
-                        rounds, left = self._rounds[0], self.queues.output_tokens
-                        self._rounds = (rounds + 1 if left == self._rounds[1] else 1, left)
-                        if self._is_stuck:
-                            break
-                    flight = flight or self._only_copies(host, batch, now)
-                    changed = flight.busy or flight.ended or self.queues.preempted or not host.has_begun_all
-                    in_vain = 0 if changed else in_vain + 1
                 # An empty batch with nothing under way and nobody preempted will be empty for ever: stop planning, or
                 # this loop would not end.
                 if flight is None and not self.flights and not self.queues.preempted:
                     self._batches.clear()
                     break  # who waits can never be admitted
-                launched += [flight] if flight and flight.busy else []
+                launched += [flight] if flight else []
                 self._batches.append(flight)
                 if len(self._batches) < self._most_flights:
                     continue
@@ -244,43 +205,11 @@ class Replica:
                 if self._policy.token_ratio:
                     self.form(now)  # with nobody there SGLang's ratio starts anew
                 break
-            oldest = self._batches[0]
-            if oldest is None:
+            if self._batches[0] is None:
                 self._batches.popleft()
-            elif host and not oldest.busy and oldest.end_s <= now:
-                self._batches.popleft()
-                host.tell(oldest.ended)
             else:
                 self._waits = True
-                if not oldest.busy:  # the worker waits for copies that make room
-                    self.flights.appendleft(oldest)
-                    self.queues.under_way.appendleft(oldest.batch)
-                    launched.append(oldest)
-            # The engine goes round and round, and all batches in the queue were planned since nothing changes.
-            if host and in_vain > 2 and not self.flights:
-                self._batches.clear()
-                if host.next_s == math.inf:
-                    break
-                self._waits = True
-                flight = RunningBatch(batch, self.weigh(batch)[0], now, host.next_s, busy=False, waits=True)
-                self.flights.append(flight)
-                self.queues.under_way.append(batch)
-                launched.append(flight)
         return launched
-
-    @property
-    def _is_stuck(self) -> bool:
-        """Again and again all that ran were preempted, and none of them had a token or came in between.
-
-        With a host, blocks of the preempted are free an iteration later, and so prompts may preempt one another for
-        ever, as in vLLM 0.28. A round that helps leaves at least a block more in the prefix cache.
-        """
-        return self._rounds[0] > self.queues.kv.capacity
-
-    def _only_copies(self, host: HostCache, batch: Batch, now: float) -> RunningBatch:
-        """An empty batch, which is over when the worker has begun the copies that it was told of."""
-        ended = host.begin(now, self.pipeline.free_s)[1]
-        return RunningBatch(batch, self.weigh(batch)[0], now, host.worker_free_s, busy=False, ended=ended)
 
     def form(self, now: float) -> Batch:
         """The next batch, maybe empty, which is to be sent at once."""
@@ -289,8 +218,6 @@ class Replica:
         decodes = len(batch.decodes) * self.limits.decode_tokens if batch.decodes is not None else 0
         taken = decodes + sum(chunk.high - chunk.low + chunk.padding for chunk in batch.chunks)
         self._reserve(self.limits.max_num_batched_tokens - taken)
-        if self.queues.host:
-            self._plan_host(self.queues.host, batch)
         return batch
 
     def _next_batch(self) -> Batch:
@@ -298,23 +225,15 @@ class Replica:
             self.queues.begin()
             batch = self._schedule(self.queues, self._policy)
             self._preempted += self.queues.preempted
-            # With a batch queue the empty batch takes its turn there instead (``_fill_batch_queue``); with a host it
-            # is looked at between iterations (``_wait_for_host``).
-            if batch or not self.queues.preempted or self._queued or self.queues.host:
+            if batch or not self.queues.preempted or self._empty_in_turn:
                 batch.decodes = batch.decodes or None
                 return batch
             # Whoever ran was preempted: that takes no time, and the next look may admit it.
 
     def _send(self, batch: Batch, now: float) -> RunningBatch:
         sums, copy_s = self.weigh(batch)
-        host, ended = self.queues.host, list[HostCopy]()
-        if host:
-            now, ended = host.begin(now, self.pipeline.free_s)
         start, end = self.pipeline.enter(now, sums, copy_s)
         flight = self.take_off(batch, sums, start, end)
-        if host:
-            flight.ended, flight.loaded, flight.host_blocks = ended, host.loaded, len(host.blocks)
-            host.loaded = []
         flight.experts_touched = self.pipeline.experts_touched(sums)
         if batch.decodes is not None and self._leap:
             # The leap ends where the time is no longer affine in the number of iterations (``alike_steps``: at the
@@ -370,9 +289,6 @@ class Replica:
             self.queues.decoding, self.queues.aside = self.queues.aside, None
         self.kv_units_max = max(self.kv_units_max, self._kv_used())
         if self.limits.asynchronous:
-            if self.queues.host:
-                self.queues.writing = {chunk.request for chunk in batch.chunks}
-                self.queues.writing.update(batch.decodes.members if batch.decodes else ())
             # Each decode has a token, and each prompt is complete, when the next batch is planned; who leaves keeps its
             # KV and its place until this batch has ended (vLLM ``AsyncScheduler``: ``num_output_placeholders``).
             flight.finished = self._complete(flight)
@@ -431,8 +347,7 @@ class Replica:
         self._integrate_kv(now)
         if self._observe and flight.busy:
             self._observe(self._report(flight))
-        if flight.busy and queues.writing:
-            queues.written(last=not self.flights)
+        self._has_written(flight)
         if self._queued:
             self._waits = False
             if not flight.waits:
@@ -447,9 +362,10 @@ class Replica:
             elif request in queues.running:
                 queues.depart(request)
         self.outstanding -= len(finished)
-        if queues.host:
-            queues.host.tell(flight.ended)
         return finished
+
+    def _has_written(self, flight: RunningBatch) -> None:
+        """The device writes no more to the blocks of this batch: before whoever is done gives its own back."""
 
     def _leave_late(self, request: Request) -> None:
         """Whoever was planned to leave does, unless it was preempted meanwhile."""
@@ -461,8 +377,6 @@ class Replica:
             # filled is not whole.
             queues.kv.register(request, request.known_tokens - 1)
             queues.depart(request)
-        elif queues.host:
-            queues.host.finish(request)
 
     def _complete(self, flight: RunningBatch) -> list[Request]:
         """The tokens of a batch; those with their last one are returned."""

@@ -10,6 +10,7 @@ from typing import Any
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.quantities import PEAKS
 from evaluator.reference.data_parallel import RankBalance
+from evaluator.reference.host_replica import replica_class
 from evaluator.reference.limits import Limits
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.network import Delay, Follows, run
@@ -119,7 +120,8 @@ def simulate(
     costs: Any = [cost] if hasattr(cost, "_fields") else cost  # a cost is a tuple itself
 
     def make(index: int) -> Replica:
-        return Replica(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
+        made = replica_class(limits)
+        return made(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
 
     if scaling is not None:
         begin_s = requests[0].arrival_s if requests and users is None else 0.0

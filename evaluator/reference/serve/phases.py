@@ -15,6 +15,7 @@ from evaluator.plan.phases import PhasePools
 from evaluator.plan.route import RequestRoutes
 from evaluator.plan.simulators import by_reports, routed_by
 from evaluator.reference import Iteration, PoolOutcome, Request
+from evaluator.reference.host_replica import replica_class
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.replica import Replica
 from evaluator.reference.routing import PhaseRouter, chooser
@@ -65,7 +66,7 @@ def phase_run(
         pool_gaps = [TokenGaps(_until(jobs)) for _ in range(station.deployment.ranks)]
         pools.append(
             [
-                Replica(
+                replica_class(limits)(
                     index, built.pipeline_ranks, station.deployment.batching.policy, limits,
                     window=built.kv.window, leap=not by_reports(station.deployment),
                     observe=partial(_watch, of_replica, observe, lane),
@@ -164,7 +165,7 @@ def pool_run(
     lane = LaneJobs(*run, -1, jobs, slice(0, 0), 0, OPEN_LOOP, number, by_id=True)
     built, limits = station.design.ready, limits_of(station, nobody)
     replicas = [
-        Replica(
+        replica_class(limits)(
             index, built.pipeline_ranks, station.deployment.batching.policy, limits,
             window=built.kv.window, leap=not by_reports(station.deployment),
             observe=None if observe is None else partial(observe, lane),
