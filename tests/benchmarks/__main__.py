@@ -22,6 +22,7 @@ from tests.benchmarks import (  # noqa: F401
     rag,
     reference,
     request_level,
+    scalar,
     search,
     session,
     sweep,
