@@ -27,7 +27,6 @@ from evaluator.stations.engine.fcfs_reserved.state import State
 class Intake(NamedTuple):
     """The part of the state that admission changes, and what it has gathered for the iteration."""
 
-    more: Flag  # the last candidate went in completely: look at the next
     waits: Flag  # the last candidate would go in, but has not arrived, or waits for who leaves with the batch under way
     next_arrival: Float
     head: Int
@@ -50,15 +49,16 @@ class Intake(NamedTuple):
 class PromptCandidate(NamedTuple):
     """The request at the head of the waiting queue, and what the iteration takes of it."""
 
+    taken: Flag  # it goes in, whole or in part
     arrival_s: Float
     prompt: Float
     output: Float
     kv: Float
     sequences: Float  # branches, 1 where there are none
     waits: Flag  # it does not go in, but would if it had arrived and nobody were about to leave
-    starts: Flag  # it is scheduled for the first time
+    starts: Flag  # if it goes in, it is scheduled for the first time
     complete: Flag  # the rest of its prompt goes in
-    tokens: Float  # prompt tokens computed
+    tokens: Float  # prompt tokens computed, if it goes in
     before: Float  # tokens of the prompt whose KV is there already
 
 
@@ -68,17 +68,21 @@ def admit(given: Given, state: State, now: Float, start_s: Float) -> Intake:
     Arrivals are looked at ``now``: planned ahead, that is earlier.
     """
     zero = jnp.zeros((), jnp.float64)
-    false = jnp.zeros((), bool)
     intake = Intake(
-        ~false, false, zero, state.head, state.progress, state.kv, PromptSums.empty(), *(zero,) * 5,
+        jnp.zeros((), bool), zero, state.head, state.progress, state.kv, PromptSums.empty(), *(zero,) * 5,
         state.events, state.leaving, state.crossing, state.next_leaving, state.scheduled_s,
         state.accepted,
     )  # fmt: skip
-    return lax.while_loop(
-        lambda intake: intake.more,
-        lambda intake: _consider(given, state, now, start_s, intake),
-        intake,
-    )
+
+    def take_and_look(carry: tuple[Intake, PromptCandidate]) -> tuple[Intake, PromptCandidate]:
+        intake = _take(given, state, start_s, *carry)
+        # After a part of a prompt the head is the same, for which no budget is left.
+        return intake, _candidate(given, state, now, intake)
+
+    # Looked at before the loop, so that a trip in which nobody goes in, as most of them, writes nothing.
+    start = intake, _candidate(given, state, now, intake)
+    intake, last = lax.while_loop(lambda carry: carry[1].taken, take_and_look, start)
+    return intake._replace(waits=last.waits, next_arrival=last.arrival_s)
 
 
 def _candidate(given: Given, state: State, now: Float, intake: Intake) -> PromptCandidate:
@@ -116,22 +120,22 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Prompt
         fits = has_budget & has_room(state.decodes + planned.sequences, intake.kv, state.released)
     taken = fits & (arrival <= now)
     return PromptCandidate(
+        taken,
         arrival,
         prompt,
         output,
         kv,
         sequences,
         waits=would_fit & ~taken,
-        starts=taken & ~started,
-        complete=taken & (share == rest),
-        tokens=jnp.where(taken, share, 0.0),
+        starts=~started,
+        complete=share == rest,
+        tokens=share,
         before=prompt - compute + intake.progress,
     )
 
 
-def _consider(given: Given, state: State, now: Float, start_s: Float, intake: Intake) -> Intake:
-    """Look at the head of the waiting queue and take what the policy and the limits allow of it."""
-    one = _candidate(given, state, now, intake)
+def _take(given: Given, state: State, start_s: Float, intake: Intake, one: PromptCandidate) -> Intake:
+    """Take what the policy and the limits allow of the head of the waiting queue."""
     i, complete = intake.head, one.complete
     # The first token comes at the end of this iteration, the last one ``output - 1`` steps later.
     # An iteration of prompts alone is no step: their first tokens count as of the step before it.
@@ -141,9 +145,6 @@ def _consider(given: Given, state: State, now: Float, start_s: Float, intake: In
     if given.speculation is None:
         attends = attends + given.limits.prompts_resident
     taken = intake._replace(
-        more=complete,
-        waits=one.waits,
-        next_arrival=one.arrival_s,
         head=i + complete,
         progress=jnp.where(complete, 0.0, intake.progress + one.tokens),
         kv=intake.kv if given.on_demand is not None else intake.kv + jnp.where(one.starts, one.kv, 0.0),

@@ -75,13 +75,15 @@ def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: Bat
     stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
     first_s = once(~stuck, lambda: batch_time(given.cost, batch))
     slope_s = decode_growth(given.cost, batch, state.window_growing)
-    until_arrival = iterations_until(jnp.maximum(intake.next_arrival - start_s, 0.0), first_s, slope_s)
+    repeats = _may_repeat(given, intake)
+    ends_early = repeats & intake.waits
+    wait_s = jnp.maximum(intake.next_arrival - start_s, 0.0)
+    until_arrival = once(ends_early, lambda: iterations_until(wait_s, first_s, slope_s))
     if state.planned is not None:
         # The second iteration is planned when the first starts: an arrival comes in one later than it would else.
         until_arrival = until_arrival + 1.0
-    most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
+    most = jnp.where(ends_early, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
     most = jnp.minimum(most, alike_steps(given.cost, batch)).astype(jnp.int32)
-    repeats = _may_repeat(given, intake)
     to_event = steps_to_event(intake.events, state.step, given.structure.ring)
     count = jnp.where(stuck, 0, jnp.where(repeats, jnp.minimum(to_event, most), 1))
     return Leap(count.astype(jnp.float64), first_s, slope_s), count
