@@ -26,8 +26,8 @@ FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
 """As XLA compiles: for this very processor, and no operation on numbers that IEEE 754 does not allow."""
 
 TERMS = (
-    "graph_tokens iteration_s token_s sequence_s context_s spread_s unsplit_s late_s late_decodes window_context_s decode_s "
-    "join_s prefill_token_s ramp_s ramp_tokens handover_s handover_tokens pieces_s between_s captured_tokens"
+    "graph_tokens iteration_s token_s sequence_s context_s spread_s unsplit_s late_s late_decodes window_context_s "
+    "decode_s join_s prefill_token_s ramp_s ramp_tokens handover_s handover_tokens pieces_s between_s captured_tokens"
 ).split()
 TABLES = ("token_rows", "sequence_rows", "prefill_rows", "ramp_rows")
 ABSENT = ("expert_rows", "prefill_window_rows", "expert_ramp_rows", "beside_rows")
