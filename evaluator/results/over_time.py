@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,60 +63,93 @@ def over_time(
             f"windows of {width:g} s: a run of {end:,.0f} s takes 1 to {MOST_WINDOWS:,} windows; use "
             f"{max(end / 100, 1e-3):.3g} s"
         )
-    count = max(1, int(np.ceil(end / width)))
-    edges = width * np.arange(count + 1)
-    seeds = requests["seed"].nunique()
-    arrivals, ends = (requests[name].to_numpy(np.float64) for name in ("arrival_s", "last_token_s"))
-    # The last token may fall on the last edge, which is behind the last window.
-    came, went = (np.minimum((times / width).astype(np.int64), count - 1) for times in (arrivals, ends))
-    per_second = 1.0 / (width * seeds)
-    # Who was refused goes at once, and neither has tokens nor is completed.
-    refused = requests["refused"].to_numpy() if "refused" in requests else np.zeros(len(requests), dtype=bool)
-    served = went[~refused]
-    tokens = requests["output_tokens"].to_numpy(np.float64)[~refused]
-    # Requests that came up to a time, less those that went, integrated from 0 to each edge; of windows the differences.
-    waiting = np.diff(_integral(np.sort(arrivals), edges) - _integral(np.sort(ends), edges))
-    values: dict[str, tuple[Any, np.ndarray]] = {
-        "arrivals_rps": ("time", np.bincount(came, minlength=count) * per_second),
-        "completions_rps": ("time", np.bincount(served, minlength=count) * per_second),
-        "output_tok_per_s": (
-            "time",
-            np.bincount(served, weights=tokens, minlength=count) * per_second,
-        ),
-        # Differences of large sums: an empty system may come out at -1e-12.
-        "in_system": ("time", np.maximum(waiting, 0.0) * per_second),
-    }
-    if alive:
-        begins, gone = (np.sort(np.concatenate([spans[:, column] for spans in alive])) for column in (0, 1))
-        values["replicas"] = "time", np.diff(_integral(begins, edges) - _integral(gone, edges)) * per_second
-    if "refused" in requests:
-        values["refused_rps"] = "time", np.bincount(came[refused], minlength=count) * per_second
-    windows = requests.assign(window=came)
+    windows = _Windows(width, max(1, int(np.ceil(end / width))), requests["seed"].nunique())
+    by_window = requests.assign(window=windows.of(requests["arrival_s"].to_numpy(np.float64)))
     bounds = {"": bounds_s or {}, **(class_bounds_s or {})}
     if any(bounds.values()):
-        windows["within"] = _within(windows, bounds)
-    values |= {name: (("time", *dims), data) for name, (dims, data) in _of_arrivals(windows, count, levels).items()}
-    coords = {}
-    if "class" in windows:
-        names = sorted(set(windows["class"]))
+        by_window["within"] = _within(by_window, bounds)
+    values = _flows(by_window, windows)
+    if alive:
+        begins, gone = (np.sort(np.concatenate([spans[:, column] for spans in alive])) for column in (0, 1))
+        values["replicas"] = ("time",), windows.present(begins, gone)
+    seen = _of_arrivals(by_window, windows.count, levels)
+    values |= {name: (("time", *dims), data) for name, (dims, data) in seen.items()}
+    coords: dict[str, Any] = {
+        "time": ("time", windows.edges[:-1], {"units": "s", "description": f"beginning of a window of {width:g} s"}),
+        "quantile": ("quantile", np.asarray(levels, dtype=np.float64), {"units": "1"}),
+    }
+    if "class" in by_window:
+        names = sorted(set(by_window["class"]))
         coords["class"] = ("class", np.array(names), {"units": "1", "description": "class of requests"})
-        of_classes = [windows[windows["class"] == name] for name in names]
-        by_class = [_of_arrivals(each, count, levels) for each in of_classes]
-        for name, (dims, _) in by_class[0].items():
-            stacked = np.stack([columns[name][1] for columns in by_class], axis=1)
-            values[f"class_{name}"] = ("time", "class", *dims), stacked
-        each_class = [np.bincount(each["window"], minlength=count) * per_second for each in of_classes]
-        values["class_arrivals_rps"] = ("time", "class"), np.stack(each_class, axis=1)
-    attributes = {name: _described(name) for name in values}
+        values |= _of_classes([by_window[by_window["class"] == name] for name in names], windows, levels)
     return xr.Dataset(
-        {name: (dims, data, attributes[name]) for name, (dims, data) in values.items()},
-        coords={
-            "time": ("time", edges[:-1], {"units": "s", "description": f"beginning of a window of {width:g} s"}),
-            "quantile": ("quantile", np.asarray(levels, dtype=np.float64), {"units": "1"}),
-            **coords,
-        },
-        attrs={"window_s": width, "seeds": seeds},
+        {name: (dims, data, _described(name)) for name, (dims, data) in values.items()},
+        coords=coords,
+        attrs={"window_s": width, "seeds": windows.seeds},
     )
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Windows of the same length side by side, and how many runs are counted in each of them."""
+
+    width_s: float
+    count: int
+    seeds: int
+
+    @property
+    def edges(self) -> np.ndarray:
+        return self.width_s * np.arange(self.count + 1)
+
+    def of(self, times_s: np.ndarray) -> np.ndarray:
+        """The number of the window of each time."""
+        # The last token may fall on the last edge, which is behind the last window.
+        return np.minimum((times_s / self.width_s).astype(np.int64), self.count - 1)
+
+    def rate(self, numbers: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+        """Events per second and run of each window; ``numbers``: of the window of every event."""
+        return np.bincount(numbers, weights, self.count) / (self.width_s * self.seeds)
+
+    def present(self, came_s: np.ndarray, went_s: np.ndarray) -> np.ndarray:
+        """How many are there, in the mean over each window; both sorted, each by itself.
+
+        Those that came up to a time, less those that went, integrated from 0 to each edge; of windows the differences.
+        """
+        passed = np.diff(_integral(came_s, self.edges) - _integral(went_s, self.edges))
+        # Differences of large sums: with nobody there it may come out at -1e-12.
+        return np.maximum(passed, 0.0) / (self.width_s * self.seeds)
+
+
+def _flows(requests: pd.DataFrame, windows: _Windows) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """Who came and went, what was handed out, and how many were there."""
+    arrivals, ends = (requests[name].to_numpy(np.float64) for name in ("arrival_s", "last_token_s"))
+    came, went = requests["window"].to_numpy(), windows.of(ends)
+    # Who was refused goes at once, and neither has tokens nor is completed.
+    refused = requests["refused"].to_numpy() if "refused" in requests else np.zeros(len(requests), dtype=bool)
+    served, tokens = went[~refused], requests["output_tokens"].to_numpy(np.float64)[~refused]
+    flows = {
+        "arrivals_rps": windows.rate(came),
+        "completions_rps": windows.rate(served),
+        "output_tok_per_s": windows.rate(served, tokens),
+        "in_system": windows.present(np.sort(arrivals), np.sort(ends)),
+    }
+    if "refused" in requests:
+        flows["refused_rps"] = windows.rate(came[refused])
+    return {name: (("time",), values) for name, values in flows.items()}
+
+
+def _of_classes(
+    of_classes: Sequence[pd.DataFrame], windows: _Windows, levels: Sequence[float]
+) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """Arrivals, latencies and attainment of each class, side by side behind time."""
+    rates = [windows.rate(requests["window"].to_numpy()) for requests in of_classes]
+    values: dict[str, tuple[tuple[str, ...], np.ndarray]] = {
+        "class_arrivals_rps": (("time", "class"), np.stack(rates, axis=1))
+    }
+    seen = [_of_arrivals(requests, windows.count, levels) for requests in of_classes]
+    for name, (dims, _) in seen[0].items():
+        values[f"class_{name}"] = ("time", "class", *dims), np.stack([each[name][1] for each in seen], axis=1)
+    return values
 
 
 def _described(name: str) -> dict[str, str]:
