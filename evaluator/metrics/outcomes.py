@@ -119,6 +119,7 @@ class TokenCounts:
     output_tokens: np.ndarray  # of all stations together, and of all branches of a request
     cached_tokens: np.ndarray | None = None  # of the prompt, that were not computed: known before, or found in a cache
     host_tokens: np.ndarray | None = None  # of the cached ones, those that came from host memory
+    decode_hit_tokens: np.ndarray | None = None  # of the prompt, that the prefix cache of a decode side had
     path_tokens: np.ndarray | None = None  # output of the branch that ends last; None: each request has one
 
     @property

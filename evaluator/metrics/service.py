@@ -127,6 +127,11 @@ def host_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
     return _of_prompts(outcomes, window, outcomes.tokens.host_tokens)
 
 
+def decode_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
+    """Prompt tokens of the measured requests that the decode side had in its cache / all their prompt tokens."""
+    return _of_prompts(outcomes, window, outcomes.tokens.decode_hit_tokens)
+
+
 def _of_prompts(outcomes: Outcomes, window: Window, tokens: np.ndarray | None) -> np.ndarray:
     found = np.zeros(1) if tokens is None else window.total(tokens)
     prompt = outcomes.tokens.prompt_tokens

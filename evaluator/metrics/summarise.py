@@ -16,6 +16,7 @@ from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import drift, saturated
 from evaluator.metrics.service import (
     attained,
+    decode_hit_rate,
     energy,
     fleet,
     hardware_use,
@@ -178,6 +179,7 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     parts |= fleet(outcomes)
     parts["prefix_hit_rate"] = prefix_hit_rate(outcomes, window)
     parts["host_hit_rate"] = host_hit_rate(outcomes, window)
+    parts["decode_hit_rate"] = decode_hit_rate(outcomes, window)
     result = _named(summaries) | {name: over_seeds(part) for name, part in parts.items()}
     result |= {f"{name}_stderr": seed_stderr(rate) for name, rate in rates.items()}
     result["kv_used_max"] = kv_used_max(outcomes).max(axis=1)

@@ -133,6 +133,13 @@ _OTHERS = {
         "prompt tokens of the measured requests whose KV was there when they were admitted / all their prompt tokens, "
         "mean over the seeds",
     ),
+    "decode_hit_rate": Variable(
+        "1",
+        "prefix cache hit rate of the decode side",
+        "prompt tokens of the measured requests that were in the prefix cache of their decode replica, so that with "
+        "transfer.backpressure nobody sent them / all their prompt tokens, mean over the seeds; prefix_hit_rate is "
+        "the prefill side's",
+    ),
     "host_hit_rate": Variable(
         "1",
         "host memory hit rate",
@@ -272,6 +279,7 @@ BY_SEED = (
     "accepted_per_iteration",
     "prefix_hit_rate",
     "host_hit_rate",
+    "decode_hit_rate",
     "joule_per_tok",
 )
 """Variables that are means over the seeds, and can be had of each."""

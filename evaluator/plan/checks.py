@@ -107,7 +107,9 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
         return None
     record = policy(deployment.batching.policy)
     others = {
-        f"role {deployment.role}; use role mixed": deployment.role != "mixed",
+        # A prefix that stays for good is kept by replicas that compute prompts and give answers alone.
+        f"system prompts alone and role {deployment.role}; use role mixed, or workload.sessions.turns": not by_content
+        and deployment.role != "mixed",
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
         f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
         f"{built.model.name}, whose layers do not all keep every token; use another model": not kv.groups
@@ -130,8 +132,11 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
     )
 
 
-def offload_problem(workload: Workload, station: StationPlan) -> str | None:
-    """Why blocks of the prefix cache cannot be kept in host memory, too; None where they can, or are not."""
+def offload_problem(workload: Workload, station: StationPlan, pools: int) -> str | None:
+    """Why blocks of the prefix cache cannot be kept in host memory, too; None where they can, or are not.
+
+    ``pools``: how many give the answers.
+    """
     deployment, record = station.deployment, policy(station.deployment.batching.policy)
     if deployment.kv.offload_bytes is None:
         return None
@@ -142,6 +147,8 @@ def offload_problem(workload: Workload, station: StationPlan) -> str | None:
         )
     packing = deployment.batching.packing
     others = {
+        f"role {deployment.role}; use role mixed": deployment.role != "mixed",
+        "several pools; use one": pools > 1,
         "kv.admission reserve; use on_demand": not on_demand(deployment),
         f"policy {record.name}; use policy chunked": record.whole_prompts or record.prefill_alone,
         f"batching.packing {packing}; use fcfs": packing != "fcfs",

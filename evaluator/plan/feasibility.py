@@ -112,12 +112,13 @@ def _stages_status(
     workload: Workload, planned: PlannedPools, passes: tuple[StationPlan, ...], several: tuple[str, ...]
 ) -> str:
     """ok, or the first problem of the stages; ``several``: what couples them with the pools, if anything does."""
-    pipeline, all_routes, llm = planned.pipeline, planned.all_routes, planned.answering
+    pipeline, all_routes = planned.pipeline, planned.all_routes
+    llm = [pool for _, pool in planned.pools]
     assert pipeline is not None
     return _first(
         lambda: stages_problem(workload, llm, pipeline, all_routes),
         lambda: passes_problem(passes),
-        lambda: content_problem(workload, llm, several[0]) if several else None,
+        lambda: content_problem(workload, llm, pipeline, several[0]) if several else None,
         lambda: ahead_problem(pipeline, all_routes[0], several[0]) if several else None,
     )
 
@@ -134,7 +135,7 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
             problem = problem or policy_problem(deployment, built)
             problem = problem or groups_problem(workload, station)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
-            problem = problem or offload_problem(workload, station) or ratio_problem(workload, station)
+            problem = problem or offload_problem(workload, station, len(stations)) or ratio_problem(workload, station)
             problem = problem or priority_problem(station)
             alone = len(stations) == 1 and not deployment.pipeline
             problem = problem or refusal_problem(workload, station, alone) or scaling_problem(station, alone)
@@ -166,7 +167,7 @@ def _engines(
     # Pools that are coupled are one lane, whose size is that of all of them; else each pool has lanes of its own.
     if several:
         missing += [
-            *lacking_jointly(several, workload),
+            *lacking_jointly(several, workload, stations),
             *too_many_together(several[0], stations, workload),
         ]
     else:
@@ -199,11 +200,6 @@ class PlannedPools:
     demands: tuple[Demand, ...]
     pipeline: PipelinePlan | None
     all_routes: tuple[RequestRoutes, ...]
-
-    @property
-    def answering(self) -> Deployment:
-        """The pool that requests come to first."""
-        return self.pools[0][1]
 
     @property
     def sending(self) -> Transfer | None:

@@ -57,7 +57,7 @@ def why_joint(
     return tuple(name for name, applies in reasons.items() if applies)
 
 
-def lacking_jointly(whys: Sequence[str], workload: Workload) -> tuple[str, ...]:
+def lacking_jointly(whys: Sequence[str], workload: Workload, stations: Sequence[StationPlan]) -> tuple[str, ...]:
     """What only the reference knows of pools in one loop; why they are in one, ``whys``, is said with it.
 
     The loop is of pools alone: stages of a pipeline in front of them and behind are served before and after it. That is
@@ -68,7 +68,9 @@ def lacking_jointly(whys: Sequence[str], workload: Workload) -> tuple[str, ...]:
     round_trips = [why for why in whys if "pipeline" in why]
     if round_trips:
         return tuple(round_trips)
-    return (f"{whys[0]} with workload.reasoning.branches",) if workload.reasoning.several else ()
+    cached = any(cached_by_content(workload, station.deployment) for station in stations)
+    others = {"kv.prefix_caching": cached, "workload.reasoning.branches": workload.reasoning.several}
+    return tuple(f"{whys[0]} with {name}" for name, applies in others.items() if applies)
 
 
 def too_many_together(why: str, stations: Sequence[StationPlan], workload: Workload) -> tuple[str, ...]:

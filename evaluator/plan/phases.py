@@ -15,6 +15,7 @@ from evaluator.routing import Choice, Sent, assign, name_of, router_of, stream
 from evaluator.routing.phases import SHARED, Asking, PhaseReplicas, assign_in_phase
 from evaluator.scenario import Deployment, Workload
 from evaluator.traffic.jobs import Demand
+from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, Role
 
 Pools = Sequence[tuple[str, Deployment]]
@@ -41,7 +42,8 @@ class PhasePools:
     @property
     def looks(self) -> bool:
         """Its router looks at the state of the replicas."""
-        return router_of(self.router).counts is not None
+        router = router_of(self.router)
+        return router.counts is not None or router.by_prefix
 
     def assigned(self, asking: Asking, seed: int) -> np.ndarray:
         """The replica that serves each request, (job,), numbered pool after pool."""
@@ -101,13 +103,13 @@ def phases_problem(workload: Workload, pools: Pools, phases: Sequence[PhasePools
     for phase in phases:
         several = [pools[number] for number in phase.stations]
         if phase.replicas is not None:
-            problem = _several_problem(phase, several)
+            problem = _several_problem(workload, phase, several)
             if problem is not None:
                 return problem
     return models_problem(workload, pools) or (_groups_problem(pools, groups) if len(phases) > 1 else None)
 
 
-def _several_problem(phase: PhasePools, several: Pools) -> str | None:
+def _several_problem(workload: Workload, phase: PhasePools, several: Pools) -> str | None:
     weighed = [name for name, deployment in several if deployment.weight is not None]
     router = name_of(phase.router)
     if weighed and router not in SHARED:
@@ -117,8 +119,16 @@ def _several_problem(phase: PhasePools, several: Pools) -> str | None:
         )
     if router not in SHARED and not phase.looks:
         return f"unsupported: router {router} over several pools of one role; use {' or '.join(SHARED)}, or one pool"
-    if len(several) > 1 and any(deployment.kv.prefix_caching for _, deployment in several):
-        return "unsupported: kv.prefix_caching with several pools of one role; use one pool, or leave it out"
+    if len(several) > 1 and any(shared_tokens(workload, deployment) for _, deployment in several):
+        return (
+            "unsupported: kv.prefix_caching of system prompts alone with several pools of one role; use one pool or "
+            "workload.sessions.turns, or leave it out"
+        )
+    if router_of(phase.router).by_prefix and len({deployment.kv.block_tokens for _, deployment in several}) > 1:
+        return (
+            f"unsupported: router {router} over pools with different kv.block_tokens, in which a prompt has different "
+            "blocks; use the same or another router"
+        )
     return None
 
 

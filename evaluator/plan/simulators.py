@@ -310,6 +310,8 @@ def lacking(
         "batching.max_queued_requests": batching.max_queued_requests is not None,
         f"batching.policy {record.name} with kv.prefix_caching": record.token_ratio
         and cached_by_content(workload, deployment),
+        "kv.prefix_caching on a decode side": ROLES[deployment.role].prompt_resident
+        and cached_by_content(workload, deployment),
         "kv.offload_bytes": deployment.kv.offload_bytes is not None,
         f"batching.policy {record.name} with enable_mixed_chunk": record.token_ratio and batching.enable_mixed_chunk,
         f"batching.planning {planning} with pipeline_parallel": planning == QUEUED and deployment.pipeline_parallel > 1,

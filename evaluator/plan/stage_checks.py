@@ -32,9 +32,12 @@ def passes_problem(passes: Sequence[StationPlan]) -> str | None:
 
 
 def stages_problem(
-    workload: Workload, llm: Deployment, pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]
+    workload: Workload, llm: Sequence[Deployment], pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]
 ) -> str | None:
-    """What the stages of a pipeline cannot do with one another, or with the workload; None where they can."""
+    """What the stages of a pipeline cannot do with one another, or with the workload; None where they can.
+
+    ``llm``: the pools that give the answers.
+    """
     return _steps_problem(pipeline, all_routes) or _with_workload_problem(workload, llm, pipeline, all_routes)
 
 
@@ -73,7 +76,7 @@ def _steps_problem(pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]) 
 
 
 def _with_workload_problem(
-    workload: Workload, llm: Deployment, pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]
+    workload: Workload, llm: Sequence[Deployment], pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]
 ) -> str | None:
     if workload.reasoning.several and pipeline.repeats:
         return (
@@ -82,7 +85,7 @@ def _with_workload_problem(
         )
     works = [visit.work for routes in all_routes for visit in routes.visits if visit.work is not None]
     if any(np.any(np.asarray(work.adds_tokens)) for work in works) and (
-        cached_by_content(workload, llm) or shared_tokens(workload, llm)
+        any(cached_by_content(workload, pool) or shared_tokens(workload, pool) for pool in llm)
     ):
         return (
             "unsupported: kv.prefix_caching with stages that add tokens to prompts: what these are is not known; "
@@ -91,11 +94,18 @@ def _with_workload_problem(
     return None
 
 
-def content_problem(workload: Workload, llm: Deployment, joint: str) -> str | None:
+def content_problem(workload: Workload, llm: Sequence[Deployment], pipeline: PipelinePlan, joint: str) -> str | None:
     """Why blocks cannot be found by their content where all stations run in one loop, for what is ``joint``."""
-    if not cached_by_content(workload, llm):
+    if not any(cached_by_content(workload, pool) for pool in llm):
         return None
-    return f"unsupported: kv.prefix_caching by content with {joint}; leave it out"
+    if any(pool.kv.offload_bytes is not None for pool in llm):
+        return f"unsupported: kv.offload_bytes with {joint}; leave it out"
+    # What a request asks when it comes again is not the prompt whose blocks the workload knows.
+    if pipeline.repeats:
+        return (
+            "unsupported: kv.prefix_caching by content with pipeline that comes to the LLM more than once; leave it out"
+        )
+    return None
 
 
 def ahead_problem(pipeline: PipelinePlan, routes: RequestRoutes, joint: str) -> str | None:

@@ -124,8 +124,13 @@ class Queues:
                 under_way = (max(self._units(each, each.target) - each.units, 0) for each in self.prompts)
                 keep_free = sum(under_way) + (keep_free if self.running else 0)
             units = self._decode_units(request, slots) if self.on_demand else request.kv_units
-            if not self.kv.admit(request, units, 0, keep_free):
+            # What is in the cache here need not be sent: NIXL asks the prefill side for the tokens that are not
+            # computed locally (vLLM 0.28 ``nixl/pull_scheduler.get_num_new_matched_tokens``), and ``allocate_slots``
+            # makes the request a user of the blocks found, which nobody takes while the others are under way.
+            hit = self.kv.lookup(request)
+            if not self.kv.admit(request, units, hit, keep_free):
                 break
+            request.hit_tokens = hit
             self._rooms += 1
             request.room = self._rooms
             granted.append(self.expected.popleft())
@@ -198,6 +203,9 @@ class Queues:
             if tokens is None or not self._place(request, start, tokens, hit, whole_kv, padding):
                 break
             if not tokens:
+                # A prompt that came from a prefill side can be found from now on (vLLM
+                # ``_update_waiting_for_remote_kv``: ``cache_blocks`` when its KV has come).
+                self.register(request, request.computed)
                 self.decoding.join(request)
                 self.newcomers.append(request)
                 room -= beside
@@ -209,6 +217,8 @@ class Queues:
 
     def found(self, request: Request) -> int:
         """Tokens of a waiting request that the prefix cache has."""
+        if request.units:  # it was told with its room (``reserve``)
+            return request.hit_tokens
         # KV that was swapped out comes back whole, so that the prefix cache has nothing to add.
         return 0 if request.swapped else self.kv.lookup(request)
 
@@ -248,8 +258,10 @@ class Queues:
             # chunk. A request that only decodes needs the slot of its next token (and of its drafts).
             slots = max(request.target if whole_kv else 0, start + (tokens or self.limits.decode_tokens))
             units = self._units(request, slots + padding) if tokens else self._decode_units(request, slots)
-            # vLLM ``allocate_slots``: no watermark where nothing runs, or a request might never be admitted.
-            keep_free = self.limits.watermark_units if self.running else 0
+            # vLLM ``allocate_slots``: no watermark where nothing runs, or a request might never be admitted. Nor of
+            # one whose room was reserved, which takes no more.
+            holds_room = self.limits.kv_reserved and request.units > 0
+            keep_free = self.limits.watermark_units if self.running and not holds_room else 0
             fits = self._units(request, request.target) if self.limits.full_prompt else 0
         if not self.kv.admit(request, units, hit, keep_free, fits):
             return False

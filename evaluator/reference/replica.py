@@ -121,6 +121,7 @@ class Replica:
         # runs goes before who is to come.
         if self.queues.on_demand:
             return self._cut_short(now)
+        self.catch_up(now)  # blocks that a leap has filled by now can be found
         self._integrate_kv(now)
         self._reserve()
         return None
@@ -316,7 +317,7 @@ class Replica:
         # short of KV, the next iteration may preempt again.
         if batch.chunks or queues.admitted or queues.short_of_kv:
             return 1
-        if queues.waiting and self.limits.prefix_caching:
+        if (queues.waiting or queues.expected) and self.limits.prefix_caching:
             return 1  # what the head finds in the cache may change
         # Until the first member has its last token, or fills its window of attention. On demand also no further than
         # the free blocks last: the iteration that finds none has to preempt, and is put together by itself.

@@ -57,6 +57,8 @@ def requests_table(
         # Nothing was cached: a column all the same, since tables of several runs are put together.
         "cached_tokens": np.zeros(1, dtype=np.int64) if tokens.cached_tokens is None else tokens.cached_tokens,
     }
+    if tokens.decode_hit_tokens is not None:
+        columns["decode_cached_tokens"] = tokens.decode_hit_tokens
     if tokens.path_tokens is not None:
         columns["path_tokens"] = tokens.path_tokens
     if outcomes.sessions is not None:

@@ -243,6 +243,8 @@ def _measured(visit: StationVisit) -> np.ndarray:
 def _later_tokens(result: ChainResult, visit: StationVisit, itl: Gaps | None) -> ChainResult:
     """With the tokens that a later engine gives, and the gap before the first of them."""
     last_token_s, tokens = result.times.last_token_s.copy(), _copied(result.tokens)
+    if visit.times.hit_tokens is not None:
+        tokens = replace(tokens, decode_hit_tokens=np.zeros_like(tokens.prompt_tokens))
     gaps = None if result.itl is None else [list(seeds) for seeds in result.itl]
     handed = HandedOn(np.zeros_like(last_token_s), np.zeros_like(last_token_s))
     for run, jobs in by_run(visit.jobs):
@@ -257,6 +259,8 @@ def _later_tokens(result: ChainResult, visit: StationVisit, itl: Gaps | None) ->
             # Kept apart, because clients see this gap longer than the engines do (``outcomes._gaps``).
             handed.gap_s[run][ids], handed.sequences[run][ids] = across, weights
         last_token_s[run][jobs.id] = visit.times.last_token_s[run][jobs.id]
+        if tokens.decode_hit_tokens is not None and visit.times.hit_tokens is not None:
+            tokens.decode_hit_tokens[run][jobs.id] = visit.times.hit_tokens[run][jobs.id]
         tokens.longest[run][jobs.id] += jobs.demand.output_tokens
         if tokens.path_tokens is not None:  # then ``longest`` is another array than the output of all branches
             tokens.output_tokens[run][jobs.id] += jobs.demand.made_tokens

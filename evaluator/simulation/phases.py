@@ -35,6 +35,8 @@ def serve_phase(
         # Jobs of other pools are there with numbers outside of this one's replicas, and are not served.
         times, *use = serve(of_pool)
         uses += use
+        if times.hit_tokens is not None and times_of_phase.hit_tokens is None:  # some of the pools have caches
+            times_of_phase = replace(times_of_phase, hit_tokens=np.zeros_like(times.hit_tokens))
         counts = np.array(
             [
                 configuration.stations[configuration.phases[phase].stations[number]].deployment.ranks
@@ -49,7 +51,7 @@ def serve_phase(
     return times_of_phase, *uses
 
 
-_SERVED = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
+_SERVED = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s", "hit_tokens")
 
 
 def _mine(jobs: Jobs, replicas: int) -> np.ndarray:

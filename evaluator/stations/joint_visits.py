@@ -72,6 +72,8 @@ def _phase_visit(
     configurations: Sequence[Configuration], phase: PhasePools, jobs: ChunkJobs, runs: Mapping[RunKey, JointResult]
 ) -> StationVisit:
     times = RequestTimes.empty(table_shape(jobs))
+    if any("hit_tokens" in run.phases[phase.number] for run in runs.values()):
+        times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
     for key, run in runs.items():
         times.put(key, jobs[key[0]][key[1]].id, **run.phases[phase.number])
     check_served(configurations, times)
@@ -110,7 +112,7 @@ def _use(
         chosen = served.replica[key][run_jobs.id].astype(np.int64) - pool.first
         pool_jobs[key[0]][key[1]] = replace(run_jobs, chosen=chosen)
         itl[key[0]][key[1]] = pool.gaps
-    return use_of(pools, pool_jobs, totals, itl)
+    return use_of(pools, pool_jobs, totals, itl, served.hit_tokens)
 
 
 def _link_visit(

@@ -111,12 +111,15 @@ def _useful(
         # Of one rank's stage: sums over pipeline ranks are worth the peak of the devices of one.
         devices = design.rank_devices / design.spec.parallel.pipeline
         window = design.replica.kv.window
-        # What a prefix cache had nobody computed; where a router told jobs to several pools, each has its own; all
-        # other configurations share the work of their traffic.
-        if hit_tokens is not None:
-            work = work_of(run_jobs.demand.with_hits(hit_tokens[run][run_jobs.id]), window)
-        elif run_jobs.chosen is not None:
-            work = work_of(_served(pools[run[0]], run_jobs), window)
+        # What a prefix cache had nobody computed, nor on a decode side what came from elsewhere; where a router told
+        # jobs to several pools, each has its own; all other configurations share the work of their traffic.
+        computes = not pools[run[0]].role.prompt_resident
+        if (hit_tokens is not None and computes) or run_jobs.chosen is not None:
+            mine = _served(pools[run[0]], run_jobs)
+            demand = run_jobs.demand[mine]
+            if hit_tokens is not None and computes:
+                demand = demand.with_hits(hit_tokens[run][run_jobs.id[mine]])
+            work = work_of(demand, window)
         else:
             work = useful_work(run_jobs.demand, window)
         counts = totals.iterations[run], totals.experts_touched[run]
@@ -137,10 +140,11 @@ def _reading(work: BatchStatistics, totals: PoolTotals, run: tuple[int, int]) ->
     )
 
 
-def _served(pool: StationPlan, jobs: Jobs) -> Demand:
-    """Of jobs that were told where to go, those of this pool."""
-    assert jobs.chosen is not None
-    return jobs.demand[np.flatnonzero((jobs.chosen >= 0) & (jobs.chosen < pool.deployment.ranks))]
+def _served(pool: StationPlan, jobs: Jobs) -> np.ndarray:
+    """The positions of the jobs of this pool: of those that were told where to go, or of all."""
+    if jobs.chosen is None:
+        return np.arange(len(jobs))
+    return np.flatnonzero((jobs.chosen >= 0) & (jobs.chosen < pool.deployment.ranks))
 
 
 def _column(values: Iterable[float | None]) -> np.ndarray:

@@ -110,6 +110,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "data-parallel ranks": {"data_parallel": True},
     "ranks in lockstep": {"lockstep": True},
     "prefill and decode apart": {"apart": True},
+    "prefill and decode apart, prefix cache": {"apart": True, "prefix_caching": True},
     "host memory": {"prefix_caching": True, "host": True},
     "host memory, asynchronous": {"prefix_caching": True, "host": True, "asynchronous": True},
 }

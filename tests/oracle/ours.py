@@ -109,7 +109,9 @@ def _serve_apart(case: Case) -> Log:
     ]
     transfers = Transfers(
         *sides,
-        lambda index, *_: Sending(case.requests[index].prompt_tokens * case.transfer_ticks * TICK_S, 0.0),
+        lambda index, *_: Sending(
+            (answers[index].prompt_tokens - answers[index].hit_tokens) * case.transfer_ticks * TICK_S, 0.0
+        ),
         latency_s=0.0, one_by_one=case.one_by_one, by_layer=False, backpressure=True, choose=sides[1].choose,
         groups=None,
     )  # fmt: skip

@@ -21,7 +21,8 @@ class _Connector:
 
     def __init__(self, decodes: bool) -> None:
         self.decodes = decodes
-        self.loads: list[int] = []  # requests that have got blocks for a prompt to come
+        self.loads: list[tuple[int, int]] = []  # requests that have got blocks for a prompt to come, tokens of it
+        self.found: dict[int, int] = {}  # by request: tokens that its own cache had then, until it is admitted
         self._asked: set[str] = set()
 
     def __getattr__(self, name: str) -> Any:
@@ -36,7 +37,8 @@ class _Connector:
     def update_state_after_alloc(self, request: Request, blocks: Any, external: int) -> None:
         self._asked.add(request.request_id)
         if external:
-            self.loads.append(int(request.request_id))
+            self.loads.append((int(request.request_id), external))
+            self.found[int(request.request_id)] = request.num_prompt_tokens - external
 
     def request_finished(self, request: Request, blocks: Any) -> tuple[bool, None]:
         return not self.decodes, None
@@ -78,7 +80,7 @@ class _Side:
                 self.under_way = output, given, end
                 step = self.engine.step(output, now, end)
                 # What is found is what its own cache has, not what has been sent to it.
-                found = tuple((index, 0) for index, _ in step.cached)
+                found = tuple((index, self.connector.found.pop(index, tokens)) for index, tokens in step.cached)
                 self.steps.append(Step(now, end, step.tokens, step.preempted, found, step.free_blocks))
                 return
             self.engine.update(output, given, now)
@@ -105,7 +107,8 @@ def serve(case: Case) -> Log:
         computed = prefill.finish(now) if prefill in ended else []
         if decode in ended:
             decode.finish(now)
-        for transfer in sorted(each for each in under_way if each[0] <= now):
+        # Of those that end together the first to begin: blocks that come free together are forgotten in this order.
+        for transfer in sorted((each for each in under_way if each[0] <= now), key=lambda each: each[0]):
             under_way.remove(transfer)
             pending_ends += [(False, transfer[1]), (True, transfer[1])]
         for decodes, request in list(pending_ends):
@@ -119,9 +122,9 @@ def serve(case: Case) -> Log:
         for side in sides:
             if side.under_way is None:
                 side.begin(now)
-        for request in decode.connector.loads:
+        for request, tokens in decode.connector.loads:
             start = max(now, link_free) if case.one_by_one else now
-            link_free = start + case.requests[request].prompt_tokens * case.transfer_ticks
+            link_free = start + tokens * case.transfer_ticks
             under_way.append((link_free, request))
         decode.connector.loads = []
     if min(decode.engine.last) < 0:

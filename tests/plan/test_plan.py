@@ -367,7 +367,10 @@ def test_system_prompts_need_room_in_the_kv_cache():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"deployment__role": "prefill"}, "with role prefill; use role mixed"),
+        (
+            {"deployment__role": "prefill"},
+            "with system prompts alone and role prefill; use role mixed, or workload.sessions.turns, or leave it out",
+        ),
         ({"deployment__model": "gpt-oss-20b"}, "do not all keep every token; use another model, or leave it out"),
         (
             {

@@ -98,6 +98,7 @@ def test_numbers_of_replicas_that_run_together_share_a_program():
 BOTH = {"llama-3.1-8b": 3, "qwen3-8b": 1}
 LLAMA, QWEN = ({"model": model} for model in BOTH)
 PREFILL, DECODE, MIXED = ({"role": role} for role in ("prefill", "decode", "mixed"))
+CACHED = {"role": "mixed", "kv": {"prefix_caching": True}}
 
 
 def of_pools(pools, models=None, **deployment):
@@ -106,13 +107,14 @@ def of_pools(pools, models=None, **deployment):
     return configuration
 
 
-def load(pools, models=None, lengths=None, **deployment):
-    return load_scenario(_tree(pools, models, lengths, **deployment))
+def load(pools, models=None, lengths=None, sessions=None, **deployment):
+    return load_scenario(_tree(pools, models, lengths, sessions, **deployment))
 
 
-def _tree(pools, models, lengths, **deployment):
+def _tree(pools, models, lengths, sessions=None, **deployment):
     workload = {"arrivals": {"process": "poisson", "rate_rps": 4}, "requests": 200, "models": models,
-                "lengths": lengths or {"source": "fixed", "prompt_tokens": 100, "output_tokens": 10}}  # fmt: skip
+                "lengths": lengths or {"source": "fixed", "prompt_tokens": 100, "output_tokens": 10},
+                "sessions": sessions}  # fmt: skip
     served = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "pools": pools, **deployment}
     return {"workload": workload, "deployment": served}
 
@@ -227,8 +229,29 @@ REFUSED = {
     ),
     "prefix": (
         {"a": {**MIXED, "kv": {"prefix_caching": True}}, "b": MIXED},
-        {},
-        "unsupported: kv.prefix_caching with several pools of one role; use one pool, or leave it out",
+        {"sessions": {"system_prompts": 1, "system_tokens": 100}},
+        "unsupported: kv.prefix_caching of system prompts alone with several pools of one role; use one pool or "
+        "workload.sessions.turns, or leave it out",
+    ),
+    "blocks": (
+        {"a": CACHED, "b": {**CACHED, "kv": {**CACHED["kv"], "block_tokens": 32}}},
+        {"sessions": {"turns": 3}, "router": "prefix_aware"},
+        "unsupported: router prefix_aware over pools with different kv.block_tokens, in which a prompt has different",
+    ),
+    "not all caches": (
+        {"a": CACHED, "b": {**CACHED, "kv": {**CACHED["kv"], "prefix_caching": False}}},
+        {"sessions": {"turns": 3}, "router": "prefix_aware"},
+        "infeasible: pool b: router prefix_aware without a prefix cache; use kv.prefix_caching, and ",
+    ),
+    "a session's pool": (
+        {"a": CACHED, "b": CACHED},
+        {"sessions": {"turns": 3}, "router": "session"},
+        "unsupported: router session over several pools of one role; use round_robin or random, or one pool",
+    ),
+    "host memory": (
+        {"p": CACHED | PREFILL, "d": CACHED | DECODE},
+        {"sessions": {"turns": 3}, "kv": {"offload_bytes": 1e10, "offload_bandwidth": 1e10}},
+        "unsupported: pool p: kv.offload_bytes with role prefill; use role mixed, or leave it out",
     ),
     "memory": (
         {"a": MIXED, "b": {**MIXED, "hardware": "a30"}},
@@ -236,6 +259,26 @@ REFUSED = {
         "infeasible: pool b: does not fit",
     ),
 }  # fmt: skip
+
+
+def test_caches_of_pools_that_do_not_wait_for_one_another_run_vectorised():
+    kept = {"prefix_caching": True}
+    turns, answered = ({"turns": 3, "think_from": since} for since in ("arrival", "answer"))
+    both = {"p": PREFILL, "d": DECODE}
+    first = {"p": {**PREFILL, "kv": kept}, "d": DECODE}
+    of_decode = "kv.prefix_caching on a decode side"
+    coupled = "sessions that think from the answer over several pools with kv.prefix_caching"
+    for pools, sessions, lacking in (
+        (first, turns, ()),
+        ({"a": CACHED, "b": CACHED}, turns, ()),
+        ({"a": MIXED, "b": MIXED}, answered, ()),
+        ({"a": CACHED, "b": MIXED}, answered, (coupled,)),
+        ({name: {**pool, "kv": kept} for name, pool in both.items()}, turns, (of_decode,)),
+    ):
+        configuration = of_pools(pools, sessions=sessions)
+        assert (configuration.status, configuration.lacking) == (OK, lacking)
+    # Nobody has them who does not ask for them.
+    assert not any(station.deployment.kv.prefix_caching for station in of_pools(both, sessions=turns).stations)
 
 
 @pytest.mark.parametrize("case", REFUSED)

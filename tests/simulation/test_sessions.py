@@ -42,6 +42,12 @@ BOTH_ENGINES = {
     "by prefix": (CACHING, "deployment.replicas=3", "deployment.router={prefix_aware: {imbalance: 3}}"),
     "long prompts apart": (CACHING, "deployment.replicas=3", "deployment.router={heavy_light: {prompt_tokens: 900}}"),
     "least work first": (*TIGHT, "deployment.replicas=2", "deployment.batching.packing=least_work_left"),
+    "a prefill side's prompts": (
+        CACHING, FROM_ARRIVAL, "deployment.role=prefill", "deployment.replicas=3", "deployment.router=session"
+    ),
+    "pools side by side": (
+        CACHING, FROM_ARRIVAL, "deployment.pools={a: {role: mixed}, b: {role: mixed, hardware: l40s, replicas: 2}}"
+    ),
     "by load": (*TIGHT, "deployment.replicas=2", "deployment.router=least_kv"),
     "answers in pipelines": (
         NO_CACHE, "deployment.pipeline_parallel=2", "deployment.replicas=2", "deployment.router=least_work"

@@ -191,7 +191,14 @@ def _transfers(
             layers = float(np.broadcast_to(link.layers(ways), len(tokens))[0])
             of_ways[way] = link.service_s(tokens, ways).tolist(), (1.0 - 1.0 / layers) if link.by_layer else 0.0
         service_s, ahead = of_ways[way]
-        return Sending(service_s[places[index]], ahead)
+        place = places[index]
+        # With its room a request learns what the cache there has of its prompt; without back-pressure nobody asks
+        # before the KV is sent, all of it.
+        hit = decode.parts[index].hit_tokens
+        if not hit:
+            return Sending(service_s[place], ahead)
+        missing = np.minimum(tokens[[place]], decode.parts[index].prompt_tokens - hit)
+        return Sending(float(link.service_s(missing, np.array([way]))[0]), ahead)
 
     routed = configuration.phases[1].replicas is not None or link.backpressure
     return Transfers(
@@ -267,6 +274,8 @@ def _llm_visit(
         some = run_jobs.some(np.flatnonzero(run_jobs.id // count == number))
         visit_jobs[key[0]].append(replace(some, id=some.id - number * count))
     times = RequestTimes.empty(table_shape(visit_jobs))
+    if llm_visit.times.hit_tokens is not None:
+        times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
     for key, run_jobs in by_run(visit_jobs):
         shifted = run_jobs.id + number * len(jobs[key[0]][key[1]])  # the ids by which the LLM knew this visit
         times.put(

@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluator.cost.memory import kv_units
 from evaluator.metrics.use import PoolTotals, WeightedGaps, pooled
-from evaluator.plan import Configuration
+from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.phases import PhasePools
 from evaluator.plan.route import RequestRoutes
 from evaluator.plan.simulators import by_reports, routed_by
@@ -28,7 +28,8 @@ from evaluator.stations.contract import JobColumns, RunKey
 from evaluator.stations.joint_visits import PoolServed
 from evaluator.stations.lane_jobs import OPEN_LOOP, LaneJobs
 from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
-from evaluator.traffic.requests import Tokens
+from evaluator.traffic.requests import Tokens, cached_by_content
+from evaluator.traffic.sharing import PrefixContent
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +63,9 @@ def phase_run(
     kv_reserved = phase.role.prompt_resident and configuration.link is not None and configuration.link.backpressure
     for number in phase.stations:
         station = configuration.stations[number]
-        built, limits = station.design.ready, replace(limits_of(station, jobs.demand), kv_reserved=kv_reserved)
+        built, limits = station.design.ready, limits_of(station, jobs.demand)
+        by_content = cached_by_content(configuration.workload, station.deployment)
+        limits = replace(limits, kv_reserved=kv_reserved, prefix_caching=by_content)
         pool_gaps = [TokenGaps(_until(jobs)) for _ in range(station.deployment.ranks)]
         pools.append(
             [
@@ -127,6 +130,7 @@ def _choose(
     branches = [
         branches_of(tokens, branch_units(jobs.demand, pool.design.ready.kv)) for pool in pools if tokens is not None
     ]
+    contents = [_contents(configuration, pool, jobs) for pool in pools]
     router: Callable[..., Replica]  # of one pool without groups, of a side with them
     if phase.replicas is None:
         router = chooser(phase.router, replicas, seed, phase.stations.start)
@@ -137,10 +141,14 @@ def _choose(
         router = PhaseRouter(phase.replicas, phase.router, replicas, models.tolist(), stream(seed, phase.number))
 
     def choose(request: Request, now: float, group: int | None = None) -> Replica:
+        position = places[request.index]
+        # A router that goes by prefixes looks for it in all pools, which then have blocks of one size.
+        request.content = contents[0][position] if contents[0] else ()
+        replica = router(request, now, *(() if group is None else (group,)))
         # The pool's own figures are set once the replica is known: pools of a phase may keep a request's KV in
         # other blocks or dtypes.
-        replica = router(request, now, *(() if group is None else (group,)))
-        pool, position = pool_of[replica.index], places[request.index]
+        pool = pool_of[replica.index]
+        request.content = contents[pool][position] if contents[pool] else ()
         request.kv_units, request.shared_units = int(units[pool][position]), int(shared[pool][position])
         request.curve = curve_of(pools[pool], drawn[position], request.output_tokens)
         if branches:
@@ -148,6 +156,15 @@ def _choose(
         return replica
 
     return choose
+
+
+def _contents(configuration: Configuration, pool: StationPlan, jobs: Jobs) -> list[PrefixContent]:
+    """What is in the blocks of each job, in the order of the jobs; none where the pool keeps nothing by its content."""
+    if not cached_by_content(configuration.workload, pool.deployment):
+        return []
+    assert jobs.sharing is not None
+    demand, block_tokens = jobs.demand, pool.design.ready.kv.block_tokens
+    return list(jobs.sharing.contents(jobs.id, demand.prompt_tokens, demand.kv_tokens, block_tokens))
 
 
 def pool_run(
@@ -190,6 +207,8 @@ def phase_served(run: PhaseRun) -> tuple[JobColumns, tuple[PoolServed, ...]]:
     names = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
     served = {name: np.array([getattr(part, name) for part in parts], dtype=float) for name in names}
     served["replica"] = np.array([part.replica for part in parts], dtype=np.int64)
+    if any(replica.limits.prefix_caching for replica in run.phase.pool.replicas):
+        served["hit_tokens"] = np.array([part.hit_tokens for part in parts], dtype=np.int64)
     return served, tuple(_pool_served(run, replicas, served) for replicas in run.pools)
 
 
