@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,6 +25,9 @@ WEAKEST = 1e-3
 
 ROUNDING = 1e-12
 """Directions weaker than this share of the strongest differ by rounding alone."""
+
+DIRECTIONS = 16
+"""Parameters by which a program differentiates at once."""
 
 ROWS_PER_PARAMETER = 2
 """With fewer rows (as many degrees of freedom as parameters) there are no standard errors."""
@@ -53,31 +56,113 @@ class Fit:
     evaluations: int
 
 
-def fit(start: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> Fit:
-    """Fit all parameters to all targets.
+class Fitting:
+    """Parameters and targets to be fitted to one another: to all rows or, in turn, to some of them.
 
-    Minimises sum rho((log predicted - log measured)^2) + sum ((z - z0) / sigma)^2 over the unbounded coordinates z, rho
-    soft L1 (scipy.optimize.least_squares). Parameters that share no target are fitted apart. A parameter that the
-    data do not identify, by the singular values of the Jacobian, is held at its prior and the rest is fitted again.
+    Each target is compiled once, whatever is then fitted: which parameters, and which rows.
     """
-    # JAX arrays, so that the parameters can be put into them by ``at[...].set``.
-    base = jax.tree.map(jnp.asarray, start)
-    inner = np.array([parameter.inner(parameter.start) for parameter in parameters])
-    errors = np.full(len(parameters), np.nan)
-    singular: list[np.ndarray] = []
-    evaluations = 0
-    # A class has no figure in common with most others: small problems, each with a Jacobian of its own.
-    for which, block in _blocks(base, parameters, targets):
-        solved = _fit_block(base, [parameters[index] for index in which], block)
-        inner[which], errors[which] = solved.inner, solved.errors
-        singular.append(solved.singular_values)
-        evaluations += solved.evaluations
-    new = np.asarray(values(parameters, inner))
-    slopes = np.array([parameter.slope(value) for parameter, value in zip(parameters, new, strict=True)])
-    slopes = np.maximum(slopes, np.finfo(float).tiny)  # an infinite error at a bound stays infinite
-    rate = jax.tree.map(np.asarray, put(base, parameters, new))
-    strengths = np.concatenate([*singular, []])
-    return Fit(tuple(parameters), new, errors * slopes, ~np.isnan(errors), rate, strengths, evaluations)
+
+    def __init__(self, start: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> None:
+        # JAX arrays, so that the parameters can be put into them by ``at[...].set``.
+        self._base = jax.tree.map(jnp.asarray, start)
+        self._parameters = tuple(parameters)
+        self._prior = np.array([parameter.inner(parameter.start) for parameter in parameters])
+        self._targets = {target.label: _Moved(self._base, parameters, target, self._prior) for target in targets}
+
+    def fit(self, rows: Mapping[str, np.ndarray] | None = None) -> Fit:
+        """Fit all parameters to the targets, or to ``rows`` (indices) of those that are named.
+
+        Minimises sum rho((log predicted - log measured)^2) + sum ((z - z0) / sigma)^2 over the unbounded coordinates
+        z, rho soft L1 (scipy.optimize.least_squares). Parameters that share no target are fitted apart. A parameter
+        that the data do not identify, by the singular values of the Jacobian, is held at its prior and the rest is
+        fitted again.
+        """
+        if rows is None:
+            rows = {label: np.arange(len(moved.log_s)) for label, moved in self._targets.items()}
+        parts = [_Part(self._targets[label], np.asarray(of_target)) for label, of_target in rows.items()]
+        inner = self._prior.copy()
+        errors = np.full(len(inner), np.nan)
+        singular: list[np.ndarray] = []
+        evaluations = 0
+        # A class has no figure in common with most others: small problems, each with a Jacobian of its own.
+        for which, block in _blocks(parts):
+            solved = _fit_block(_Block(self._prior, which, block))
+            inner[which], errors[which] = solved.inner, solved.errors
+            singular.append(solved.singular_values)
+            evaluations += solved.evaluations
+        parameters = self._parameters
+        new = np.asarray(values(parameters, inner))
+        slopes = np.array([parameter.slope(value) for parameter, value in zip(parameters, new, strict=True)])
+        slopes = np.maximum(slopes, np.finfo(float).tiny)  # an infinite error at a bound stays infinite
+        rate = jax.tree.map(np.asarray, put(self._base, parameters, new))
+        strengths = np.concatenate([*singular, []])
+        return Fit(parameters, new, errors * slopes, ~np.isnan(errors), rate, strengths, evaluations)
+
+
+class _Moved:
+    """The logarithms of a target's predictions, and how parameters move them: one compiled program."""
+
+    def __init__(self, base: Rates, parameters: Sequence[Parameter], target: Target, prior: np.ndarray) -> None:
+        self.log_s = np.log(target.time_s)
+        # Short rows are mostly launches, of which timers see every interruption.
+        self.weights = np.sqrt(np.minimum(1.0, target.time_s / SHORT_S))
+
+        def logs(inner: Any) -> Any:
+            return jnp.log(target.predict(put(base, parameters, values(parameters, inner, jnp))))
+
+        def pushed(inner: Any, directions: Any) -> Any:
+            # Forward mode: some ten parameters and thousands of rows.
+            along = jax.vmap(lambda direction: jax.jvp(logs, (inner,), (direction,)), out_axes=(None, -1))
+            return along(directions)
+
+        self._pushed = jax.jit(pushed)
+        self._unit = np.eye(len(prior))
+        self.at_prior = self.at(prior, np.arange(len(prior)))[1]
+
+    def at(self, inner: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The logarithms, (row,), and their derivatives by the coordinates ``which``, (row, which)."""
+        columns = []
+        # As many directions in each call, so that one program serves blocks of any number of parameters.
+        for first in range(0, len(which), DIRECTIONS):
+            some = which[first : first + DIRECTIONS]
+            directions = np.zeros((DIRECTIONS, len(inner)))
+            directions[: len(some)] = self._unit[some]
+            logs, slopes = self._pushed(inner, directions)
+            columns.append(np.asarray(slopes)[:, : len(some)])
+        return np.asarray(logs), np.hstack(columns)
+
+
+class _Part(NamedTuple):
+    moved: _Moved
+    rows: np.ndarray  # which of the target's
+
+
+class _Block:
+    """Residuals of some parts, and their derivatives by the parameters that move them."""
+
+    def __init__(self, prior: np.ndarray, which: Sequence[int], parts: Sequence[_Part]) -> None:
+        self._all, self._which, self._parts = prior.copy(), np.array(which), parts
+        self.prior = prior[self._which]
+        self._known: tuple[np.ndarray, tuple[np.ndarray, np.ndarray]] | None = None
+
+    def at(self, inner: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        # The solver asks for the residuals of a point and then for their derivatives.
+        if self._known is None or not np.array_equal(self._known[0], inner):
+            self._all[self._which] = inner
+            both = []
+            for moved, rows in self._parts:
+                logs, slopes = moved.at(self._all, self._which)
+                weights = moved.weights[rows]
+                both.append((weights * (logs - moved.log_s)[rows], weights[:, None] * slopes[rows]))
+            residuals, jacobians = zip(*both, strict=True)
+            self._known = inner.copy(), (np.concatenate(residuals), np.vstack(jacobians))
+        return self._known[1]
+
+    def residuals(self, inner: np.ndarray) -> np.ndarray:
+        return self.at(inner)[0]
+
+    def jacobian(self, inner: np.ndarray) -> np.ndarray:
+        return self.at(inner)[1]
 
 
 class _Solved(NamedTuple):
@@ -87,43 +172,36 @@ class _Solved(NamedTuple):
     evaluations: int
 
 
-def _fit_block(base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> _Solved:
-    prior = np.array([parameter.inner(parameter.start) for parameter in parameters])
-    residuals, jacobian = _residuals(base, parameters, targets)
+def _fit_block(block: _Block) -> _Solved:
+    prior = block.prior
     # At the prior, too: a parameter that the data drive to a bound moves nothing there (``_stronger``).
-    before = np.asarray(jacobian(prior))
-    free = np.ones(len(parameters), dtype=bool)
+    before = block.jacobian(prior)
+    free = np.ones(len(prior), dtype=bool)
     inner, evaluations = prior.copy(), 0
     while free.any():
         # Fit, take away the parameter that the data say least of, fit again: dropping several at once may drop one
         # that is only weak because of another.
-        solved = _solve(residuals, jacobian, prior, inner, free)
+        solved = _solve(block, inner, free)
         inner[free], evaluations = solved.x, evaluations + solved.nfev
-        sensitivity = np.asarray(jacobian(inner))
+        sensitivity = block.jacobian(inner)
         weak = _weakest(_stronger(before, sensitivity), free)
         if weak is None:
             break
         free[weak], inner[weak] = False, prior[weak]
-    errors, singular = np.full(len(parameters), np.nan), np.array([])
+    errors, singular = np.full(len(prior), np.nan), np.array([])
     if free.any():
-        errors[free] = _standard_errors(np.asarray(residuals(inner)), sensitivity[:, free])
+        errors[free] = _standard_errors(block.residuals(inner), sensitivity[:, free])
         singular = np.linalg.svd(sensitivity[:, free], compute_uv=False) / np.sqrt(len(sensitivity))
     return _Solved(inner, errors, singular, evaluations)
 
 
-def _blocks(
-    base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]
-) -> list[tuple[list[int], list[Target]]]:
-    """Connected components of the graph of parameters and the targets that they move; lonely ones are left out."""
-    inner = np.array([parameter.inner(parameter.start) for parameter in parameters])
-    moves = []
-    for target in targets:
-        moves.append(_moves(base, parameters, target, inner))
-    blocks: list[tuple[set[int], list[Target]]] = []
-    for target, row in zip(targets, moves, strict=True):
-        moved, members = set(np.flatnonzero(row).tolist()), [target]
+def _blocks(parts: Sequence[_Part]) -> list[tuple[list[int], list[_Part]]]:
+    """Connected components of the graph of parameters and the parts that they move; lonely ones are left out."""
+    blocks: list[tuple[set[int], list[_Part]]] = []
+    for part in parts:
+        moved, members = set(np.flatnonzero(_moves(part)).tolist()), [part]
         apart = []
-        # A target joins all blocks that share a parameter with it.
+        # A part joins all blocks that share a parameter with it.
         for which, block in blocks:
             if which & moved:
                 moved, members = moved | which, [*block, *members]
@@ -133,15 +211,11 @@ def _blocks(
     return [(sorted(which), block) for which, block in blocks if which]
 
 
-def _moves(base: Rates, parameters: Sequence[Parameter], target: Target, inner: np.ndarray) -> np.ndarray:
-    """Which parameters move any prediction of the target, (parameter,) of bool."""
-
-    def predictions(z: Any) -> Any:
-        return jnp.log(target.predict(put(base, parameters, values(parameters, z, jnp))))
-
-    # A few rows over the whole table tell which parameters matter; the Jacobian of all would cost as much as the fit.
-    few = np.unique(np.linspace(0, len(target.time_s) - 1, 200).astype(int))
-    return (np.asarray(jax.jit(jax.jacfwd(predictions))(inner))[few] != 0).any(axis=0)
+def _moves(part: _Part) -> np.ndarray:
+    """Which parameters move any prediction of the part, (parameter,) of bool."""
+    # A few rows over the whole table tell which parameters matter.
+    few = np.unique(np.linspace(0, len(part.rows) - 1, 200).astype(int))
+    return (part.moved.at_prior[part.rows[few]] != 0).any(axis=0)
 
 
 def _stronger(one: np.ndarray, other: np.ndarray) -> np.ndarray:
@@ -149,24 +223,9 @@ def _stronger(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.where(np.linalg.norm(one, axis=0) > np.linalg.norm(other, axis=0), one, other)
 
 
-def _residuals(base: Rates, parameters: Sequence[Parameter], targets: Sequence[Target]) -> tuple[Any, Any]:
-    measured = [jnp.log(target.time_s) for target in targets]
-    # Short rows are mostly launches, of which timers see every interruption.
-    weights = [np.sqrt(np.minimum(1.0, target.time_s / SHORT_S)) for target in targets]
+def _solve(block: _Block, start: np.ndarray, free: np.ndarray) -> Any:
+    prior = block.prior
 
-    def residuals(inner: Any) -> Any:
-        rate = put(base, parameters, values(parameters, inner, jnp))
-        parts = [
-            weight * (jnp.log(target.predict(rate)) - log)
-            for target, log, weight in zip(targets, measured, weights, strict=True)
-        ]
-        return jnp.concatenate(parts)
-
-    # Forward mode: some ten parameters and thousands of rows.
-    return jax.jit(residuals), jax.jit(jax.jacfwd(residuals))
-
-
-def _solve(residuals: Any, jacobian: Any, prior: np.ndarray, start: np.ndarray, free: np.ndarray) -> Any:
     def whole(part: np.ndarray) -> np.ndarray:
         inner = prior.copy()
         inner[free] = part
@@ -175,9 +234,9 @@ def _solve(residuals: Any, jacobian: Any, prior: np.ndarray, start: np.ndarray, 
     # The prior is scaled to count as one measurement of a typical error.
     scale = LOSS_SCALE / PRIOR_SIGMA
     return least_squares(
-        lambda part: np.concatenate([np.asarray(residuals(whole(part))), scale * (part - prior[free])]),
+        lambda part: np.concatenate([block.residuals(whole(part)), scale * (part - prior[free])]),
         start[free],
-        lambda part: np.vstack([np.asarray(jacobian(whole(part)))[:, free], scale * np.eye(int(free.sum()))]),
+        lambda part: np.vstack([block.jacobian(whole(part))[:, free], scale * np.eye(int(free.sum()))]),
         loss="soft_l1",
         f_scale=LOSS_SCALE,
         x_scale="jac",

@@ -13,7 +13,7 @@ import pandas as pd
 
 from evaluator.calibrate import iterations, kernels
 from evaluator.calibrate.devices import PROCESSORS, UNKNOWN, Processors
-from evaluator.calibrate.fit import Fit, Target, fit
+from evaluator.calibrate.fit import Fit, Fitting, Target
 from evaluator.calibrate.parameters import (
     FITTED,
     Parameter,
@@ -58,7 +58,6 @@ def calibrate(
     *,
     engine: str | None = None,
     start: str = "datasheet",
-    most: int = MOST_ROWS,
 ) -> Calibrated:
     """Fit the set ``name`` of ``hardware`` to measurements; ``start`` is the set it starts from and keeps near to.
 
@@ -72,13 +71,13 @@ def calibrate(
     parts, left = select(read, device, processors, engine)
     rate = _starting_rates(device, base, processors)
     parameters = _parameters(parts, rate, processors)
-    result = fit(rate, parameters, [_target(part, thin(part, most), device) for part in parts])
+    fitting = Fitting(rate, parameters, [_target(part, thin(part, MOST_ROWS), device) for part in parts])
+    result = fitting.fit()
     # All errors NaN: every parameter was held at its prior.
     if not result.identified.any():
         raise InputError(f"{', '.join(table.name for table in read)}: no parameter depends on these rows")
     judged = [
-        _rotated(part, rate, parameters, device) if _rotates(part) else judge(part, result.rates, device)
-        for part in parts
+        _rotated(part, fitting, device) if _rotates(part) else judge(part, result.rates, device) for part in parts
     ]
     return Calibrated(
         name, device, base, read, result, pd.concat(judged, ignore_index=True), left, float(processors.tiles)
@@ -169,12 +168,12 @@ def _rotates(part: ClassRows) -> bool:
     return len(part.rows) <= SMALL and len(set(part.fold)) > 1
 
 
-def _rotated(part: ClassRows, rate: Rates, parameters: Sequence[Parameter], device: Hardware) -> pd.DataFrame:
+def _rotated(part: ClassRows, fitting: Fitting, device: Hardware) -> pd.DataFrame:
     """A class of few rows, every row predicted by a fit that has not seen its shape."""
     rows = part.rows.assign(label=part.label, fitted=False, predicted_s=np.nan)
     for fold in sorted(set(part.fold)):
         seen, aside = np.flatnonzero(part.fold != fold), np.flatnonzero(part.fold == fold)
         # Only this class is fitted anew: of the others it has no figure, or has them from this fit.
-        result = fit(rate, parameters, [_target(part, seen, device)])
+        result = fitting.fit({part.label: seen})
         rows.loc[aside, "predicted_s"] = np.asarray(_predictor(part, part.rows.iloc[aside], device)(result.rates))
     return rows

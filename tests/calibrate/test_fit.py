@@ -7,7 +7,7 @@ import pytest
 from evaluator.calibrate import calibrate
 from evaluator.calibrate.document import document, written
 from evaluator.calibrate.errors import error_summary
-from evaluator.calibrate.fit import WEAKEST, Target, _weakest, fit
+from evaluator.calibrate.fit import WEAKEST, Fitting, Target, _weakest
 from evaluator.calibrate.kernels import predictor
 from evaluator.calibrate.parameters import class_parameters, fixed, put, values
 from evaluator.calibrate.picture import draw
@@ -45,7 +45,7 @@ def test_the_truth_is_found_within_its_errors(h100):
     rows = measured(gemm_rows(), fixed(rate, {"gemm": TRUTH}), device)
     parameters = class_parameters("gemm", rate, without=("wave_share",))
     target = Target("gemm", predictor("gemm", rows, reach(device)), rows["time_s"].to_numpy())
-    result = fit(rate, parameters, [target])
+    result = Fitting(rate, parameters, [target]).fit()
     for parameter, value, error in zip(result.parameters, result.values, result.errors, strict=True):
         true = TRUTH[parameter.name.removeprefix("gemm.")]
         assert value == pytest.approx(true, abs=4 * error), parameter.name
@@ -58,7 +58,7 @@ def test_what_the_data_do_not_tell_stays_at_its_prior(h100):
     device, rate = h100
     rows = measured(gemm_rows(sizes=(1,)), rate, device)
     target = Target("gemm", predictor("gemm", rows, reach(device)), rows["time_s"].to_numpy())
-    result = fit(rate, class_parameters("gemm", rate, without=("wave_share",)), [target])
+    result = Fitting(rate, class_parameters("gemm", rate, without=("wave_share",)), [target]).fit()
     known = dict(zip((each.name for each in result.parameters), result.identified, strict=True))
     assert known["gemm.bandwidth_efficiency"] and known["gemm.launch_s"]
     assert not known["gemm.flops_efficiency"]
