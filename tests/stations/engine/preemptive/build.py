@@ -123,6 +123,8 @@ def random_case(seed: int, kind: Kind) -> Case:
     seats, budget = int(rng.integers(1, 41)), int(rng.choice([2, 16, 64, 512, 2048]))
     if policy in CHUNKING:
         seats = min(seats, budget)
+        prompt, compute = fcfs_reserved.in_few_chunks(case.prompt_tokens, case.compute_tokens, budget)
+        case = replace(case, prompt_tokens=prompt, compute_tokens=compute)
     else:  # whole prompts need room, after a preemption with all that was generated
         longest = int((case.prompt_tokens + case.output_tokens).max())
         budget = max(budget, longest + (40 if policy in ("mixed", "orca") else 0))
