@@ -12,7 +12,7 @@ from evaluator.catalog.what_if import WhatIf
 from evaluator.plan.simulators import routed_by
 from evaluator.plan.station import StationPlan
 from evaluator.routing import Choice, Sent, assign, name_of, router_of, stream
-from evaluator.routing.phases import SHARED, Asking, PhaseReplicas, assign_in_phase
+from evaluator.routing.phases import BY_REQUEST, SHARED, Asking, PhaseReplicas, assign_in_phase
 from evaluator.scenario import Deployment, Workload
 from evaluator.traffic.jobs import Demand
 from evaluator.traffic.requests import shared_tokens
@@ -117,7 +117,10 @@ def _several_problem(workload: Workload, phase: PhasePools, several: Pools) -> s
             f"infeasible: pool {weighed[0]} has a weight, which router {router} takes no heed of; "
             f"leave it out or use router {' or '.join(SHARED)}"
         )
-    if router not in SHARED and not phase.looks:
+    # Sessions dealt out in turn to the groups would meet in each with the same few of its replicas.
+    if phase.grouped and router == "session":
+        return f"unsupported: router session with transfer.groups; use {' or '.join(SHARED)}, or groups: 1"
+    if router not in (*SHARED, *BY_REQUEST) and not phase.looks:
         return f"unsupported: router {router} over several pools of one role; use {' or '.join(SHARED)}, or one pool"
     if len(several) > 1 and any(shared_tokens(workload, deployment) for _, deployment in several):
         return (

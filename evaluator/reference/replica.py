@@ -190,7 +190,8 @@ class Replica:
         """
         launched: list[RunningBatch] = []
         while not self._waits:
-            if self.queues.running or self.queues.waiting:
+            # Who is to come when there is room is among vLLM's waiting, so that an idle engine looks for its room, too.
+            if self.queues.running or self.queues.waiting or self.queues.expected:
                 batch = self.form(now)
                 flight = self._send(batch, now) if batch else None
                 # An empty batch with nothing under way and nobody preempted will be empty for ever: stop planning, or

@@ -119,8 +119,11 @@ class PhaseRouter:
     def _chooser(self, model: int, group: int | None) -> Choose:
         numbers = self._side.able(model, group)
         able, weights = [self._replicas[number] for number in numbers], self._side.weights(numbers)
-        if router_of(self._choice).independent is None:
+        independent = router_of(self._choice).independent
+        if independent is None:
             return chooser(self._choice, able)
+        if independent.by_session:
+            return lambda request, now: able[request.session % len(able)]
         if self._drawn is None:
             return _in_turn(able, weights)
         drawn = self._drawn

@@ -45,22 +45,28 @@ class PhaseReplicas:
 
 @dataclass(frozen=True, eq=False)
 class Asking:
-    """Requests that ask a side for a replica, (job,): their ids, models and groups (None: any) in order of arrival."""
+    """Requests that ask a side for a replica, (job,): their ids, models and groups (None: any) in order of arrival.
+
+    ``session``: the numbers of their sessions, where they are known.
+    """
 
     id: NDArray[np.int64]
     model: NDArray[np.int64]
     group: NDArray[np.int64] | None
+    session: NDArray[np.int64] | None = None
 
 
 SHARED = ("round_robin", "random")
 """The routers that share requests out by weight, whatever the state of the replicas."""
+BY_REQUEST = ("random", "session")
+"""Those whose choice is the request's own, whoever comes before it."""
 
 
 def assign_in_phase(phase: PhaseReplicas, router: str, draws: np.random.Generator, asking: Asking) -> NDArray[np.int64]:
     """The replica of the side that serves each request, int64 (job,).
 
     ``round_robin``: the able replicas in turn, see ``turns``. ``random``: by a number that is drawn for each request by
-    its id, so that it does not depend on the order in which they come.
+    its id, so that it does not depend on the order in which they come. ``session``: the sessions in turn.
     """
     groups = 1 if asking.group is None else max(phase.group) + 1
     kind = asking.model if asking.group is None else asking.model * groups + asking.group
@@ -71,7 +77,13 @@ def assign_in_phase(phase: PhaseReplicas, router: str, draws: np.random.Generato
         of_kind = np.flatnonzero(kind == number)
         able = phase.able(number // groups, None if asking.group is None else number % groups)
         weights = phase.weights(able)
-        which = turns(weights, len(of_kind)) if drawn is None else drawn_by(weights, drawn[asking.id[of_kind]])
+        if router == "session":
+            assert asking.session is not None  # else the plan refuses the router
+            which = asking.session[of_kind] % len(able)
+        elif drawn is not None:
+            which = drawn_by(weights, drawn[asking.id[of_kind]])
+        else:
+            which = turns(weights, len(of_kind))
         replicas[of_kind] = able[which]
     return replicas
 

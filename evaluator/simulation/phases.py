@@ -91,5 +91,6 @@ def chosen_replicas(configuration: Configuration, seed: int, phase: int, jobs: J
         groups = max(where.replicas.group) + 1
         group = group_of_replicas(counts, groups)[jobs.origin.replica][order]
     replicas = np.empty(len(jobs), dtype=np.int64)
-    replicas[order] = where.assigned(Asking(jobs.id[order], jobs.demand.model[order], group), seed)
+    session = None if jobs.session is None else jobs.session[order]
+    replicas[order] = where.assigned(Asking(jobs.id[order], jobs.demand.model[order], group, session), seed)
     return replicas

@@ -13,7 +13,7 @@ from evaluator.plan.joint_pools import FEWEST_KINDS
 from evaluator.plan.phases import PhasePools, group_of_replicas
 from evaluator.plan.simulators import routed_by
 from evaluator.routing import COUNTERS, Choice, HeavyLight, Sent, assign, name_of, router_of, stream
-from evaluator.routing.phases import Asking, turns
+from evaluator.routing.phases import BY_REQUEST, Asking, turns
 from evaluator.stations.engine.common.rings import NONE
 from evaluator.stations.engine.preemptive import NO_COUNTER, RouterChoices
 from evaluator.stations.lane_jobs import LaneJobs
@@ -79,7 +79,7 @@ def choices_of(
 def _in_order(configuration: Configuration, seed: int, phase: PhasePools, jobs: Jobs) -> np.ndarray:
     """The replicas of jobs that come in the order of their numbers, (job,)."""
     if phase.replicas is not None:
-        return phase.assigned(Asking(jobs.id, jobs.demand.model, None), seed)
+        return phase.assigned(Asking(jobs.id, jobs.demand.model, None, jobs.session), seed)
     replicas = configuration.stations[phase.stations.start].deployment.ranks
     sent = Sent(jobs.demand.prompt_tokens, replicas, stream(seed, phase.stations.start), jobs.session)
     return assign(phase.router, sent)
@@ -102,11 +102,11 @@ def _fill(empty: RoutingTables, side: _Side) -> None:
     _, seed, phase, jobs, first, start, first_kind = side
     count, groups = len(jobs), empty.turns.shape[1]
     served = slice(first, first + count)
-    # A random choice belongs to the request, whenever it comes; other routers deal by turns.
-    if phase.replicas is not None and name_of(phase.router) == "random":
+    # A random choice belongs to the request, whenever it comes, and a session's to the session; others deal by turns.
+    if phase.replicas is not None and name_of(phase.router) in BY_REQUEST:
         for group in range(groups):
             of_group = np.full(count, group) if phase.grouped else None
-            asking = Asking(jobs.id, jobs.demand.model, of_group)
+            asking = Asking(jobs.id, jobs.demand.model, of_group, jobs.session)
             empty.assigned[group, served] = start + phase.assigned(asking, seed)
         return
     if phase.replicas is not None:

@@ -243,10 +243,20 @@ REFUSED = {
         {"sessions": {"turns": 3}, "router": "prefix_aware"},
         "infeasible: pool b: router prefix_aware without a prefix cache; use kv.prefix_caching, and ",
     ),
-    "a session's pool": (
-        {"a": CACHED, "b": CACHED},
+    "a session within groups": (
+        {"p": {**PREFILL, "replicas": 2}, "d": {**DECODE, "replicas": 2}},
+        {"sessions": {"turns": 3}, "router": "session", "transfer": {"groups": 2}},
+        "unsupported: router session with transfer.groups; use round_robin or random, or groups: 1",
+    ),
+    "no sessions": (
+        {"a": MIXED, "b": MIXED},
+        {"router": "session"},
+        "infeasible: pool a: router session without sessions; use workload.sessions.turns, a trace with",
+    ),
+    "a session's weight": (
+        {"a": {**MIXED, "weight": 2}, "b": MIXED},
         {"sessions": {"turns": 3}, "router": "session"},
-        "unsupported: router session over several pools of one role; use round_robin or random, or one pool",
+        "infeasible: pool a has a weight, which router session takes no heed of; leave it out or use router",
     ),
     "host memory": (
         {"p": CACHED | PREFILL, "d": CACHED | DECODE},

@@ -48,18 +48,18 @@ def random_side(rng: np.random.Generator) -> PhaseReplicas:
     return PhaseReplicas((0,) * len(kinds), model, group, tuple(rng.choice([1.0, 0.5, 4.0], len(kinds)).tolist()))
 
 
-@pytest.mark.parametrize("router", ["round_robin", "random"])
+@pytest.mark.parametrize("router", ["round_robin", "random", "session"])
 @pytest.mark.parametrize("grouped", [True, False])
 def test_one_after_the_other_or_all_at_once(router, grouped):
     rng = np.random.default_rng(0)
     phase, count = random_side(rng), 400
     model, group, order = rng.integers(0, 2, count), rng.integers(0, 2, count), rng.permutation(count)
-    asking = Asking(order, model[order], group[order] if grouped else None)
+    asking = Asking(order, model[order], group[order] if grouped else None, order // 3)
     found = assign_in_phase(phase, router, stream(3, 1), asking)
     assert (np.array(phase.model)[found] == model[order]).all()
     assert not grouped or (phase.groups[found] == group[order]).all()
     in_turn = PhaseRouter(phase, router, list(range(len(phase))), model.tolist(), stream(3, 1))
-    asked = [Request(int(index), 0.0, 1, 1, 1, 1) for index in order]
+    asked = [Request(int(index), 0.0, 1, 1, 1, 1, session=int(index) // 3) for index in order]
     one_by_one = [in_turn(request, 0.0, int(group[request.index]) if grouped else None) for request in asked]
     assert one_by_one == found.tolist()
 

@@ -46,7 +46,8 @@ BOTH_ENGINES = {
         CACHING, FROM_ARRIVAL, "deployment.role=prefill", "deployment.replicas=3", "deployment.router=session"
     ),
     "pools side by side": (
-        CACHING, FROM_ARRIVAL, "deployment.pools={a: {role: mixed}, b: {role: mixed, hardware: l40s, replicas: 2}}"
+        CACHING, FROM_ARRIVAL, "deployment.pools={a: {role: mixed}, b: {role: mixed, hardware: l40s, replicas: 2}}",
+        "deployment.router=session"
     ),
     "by load": (*TIGHT, "deployment.replicas=2", "deployment.router=least_kv"),
     "answers in pipelines": (

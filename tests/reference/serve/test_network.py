@@ -152,6 +152,18 @@ def transfers(monkeypatch):
     return found
 
 
+@pytest.mark.parametrize("planning", ["at_once", "asynchronous", "queued"])
+def test_an_idle_decode_side_gives_room_at_once(transfers, planning):
+    """Also where its engine core plans batches ahead, and has none to plan while nobody has come."""
+    batching = {"policy": "chunked", "planning": planning}
+    pools = {name: {**pool, "pipeline_parallel": 1 + (planning == "queued")} for name, pool in PAIR.items()}
+    alone = {"process": "closed_loop", "users": 1}
+    design = {"batching": batching, "kv": {"admission": "on_demand"}, "transfer": {"backpressure": True}}
+    ran(of_pools(pools, arrivals=alone, requests=10, **design))
+    (done,) = transfers
+    assert len(done.done) > 5 and all(one.started_s == one.ready_s for one in done.done.values())
+
+
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("shared", ["per_replica", "none"])
 def test_rooms_are_never_more_than_there_is_and_the_first_gets_the_first(transfers, seed, shared):

@@ -204,6 +204,10 @@ def test_nothing_waits_for_ever_and_leaps_change_nothing(seed, monkeypatch):
     for pool in pools.values():
         pool["kv"] = {**pool["kv"], "block_tokens": 16, "prefix_caching": draw.one(True, True, False)}
         pool["replicas"] = draw.one(1, 3)
+        if pool["batching"]["policy"] == "chunked":
+            pool["batching"]["planning"] = draw.one("at_once", "asynchronous")
+        if pool["role"] != "prefill" and pool["batching"].get("planning", "at_once") == "at_once":
+            pool["speculative"] = draw.one(None, draw.drafts())
     cached = all(pool["kv"]["prefix_caching"] for pool in pools.values())
     routers = ["round_robin", "least_outstanding", "least_kv"]
     if cached:
@@ -261,9 +265,25 @@ def test_a_router_that_knows_the_caches_of_a_side_comes_back_to_them(runs, side)
 def test_a_router_that_knows_the_caches_of_all_pools():
     rates = {
         router: ran(conversations(SIDE_BY_SIDE, CACHES, router=router)).tokens.cached_tokens.mean()
-        for router in ("round_robin", "prefix_aware")
+        for router in ("round_robin", "prefix_aware", "session")
     }
-    assert rates["prefix_aware"] > rates["round_robin"] + 50
+    assert min(rates["prefix_aware"], rates["session"]) > rates["round_robin"] + 50
+
+
+@pytest.mark.parametrize("sessions", [ANSWERED, FROM_ARRIVAL], ids=["in one loop", "one after the other"])
+def test_a_session_keeps_to_a_replica_of_all_pools(runs, sessions):
+    pools = {f"{name}{number}": {**PAIR[name], "replicas": number} for name in PAIR for number in (1, 2)}
+    scenario = conversations(pools, CACHES, sessions, router="session")
+    whole, configuration = planned(scenario)
+    assert configuration.joint_pools == (sessions is ANSWERED)
+    found = chain_result(whole, [configuration])
+    (jobs,) = whole.jobs(configuration)
+    np.testing.assert_array_equal(found.times.replica[0, 0], jobs.session % 3)
+    for run in runs:
+        np.testing.assert_array_equal(_replicas(run, 1), jobs.session % 3)
+    # So a decode replica finds in its cache what is known of the conversation.
+    later = np.flatnonzero(jobs.sharing.turns.previous >= 0)
+    assert (found.tokens.decode_hit_tokens[0, 0, later] >= 496).mean() > 0.95
 
 
 # --- what is told
