@@ -128,6 +128,8 @@ class OperatorEfficiency:
     beside_resident: float = _figure(0.0, "attention_decode", unit="heads", start=250.0)
     # how much longer than the mean the longest context of a batch is, of the mean
     unequal: float = _figure(0.0, "attention_decode", start=1.0, fitted=False)
+    # how much of waiting for the longest is left, at least, with more decodes than fill the device
+    late_beyond: float = _figure(0.0, "attention_decode", high=1.0, start=1.0, fitted=False)
     # all-reduce: by devices that take part
     devices: Mapping[int, GroupEfficiency] = field(default_factory=dict)
 

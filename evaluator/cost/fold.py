@@ -126,7 +126,8 @@ def fold_rates(work: Coefficients, rate: Rates, overheads: bool = True) -> CostP
         spread_s=total(times.spread_s, "decode"),
         unsplit_s=total(times.unsplit_s, "decode"),
         late_s=total(times.late_s, "decode"),
-        late_decodes=_filling(work, times),
+        late_decodes=xp.maximum(_of_decodes(work, times.filling), 1e-9),
+        late_beyond=_of_decodes(work, times.beyond),
         window_context_s=_homogeneous(work, times, "decode_window"),
         decode_s=total(times.sequence_s, "decode", "decode_window"),
         join_s=total(times.join_s, "decode", "decode_window"),
@@ -164,12 +165,10 @@ def _expert_rows(work: Coefficients, times: UnitTimes, rate: Rates) -> OperatorR
     return expert_rows
 
 
-def _filling(work: Coefficients, times: UnitTimes) -> Scalar:
-    """Decodes that fill the device, by the first kind of attention, for a model has one number of KV heads mostly."""
-    xp = array_namespace(*times)
+def _of_decodes(work: Coefficients, values: PerOperator) -> Scalar:
+    """A figure of the first kind of decode attention, for a model has one number of KV heads mostly; 0 without any."""
     # A slice, so that a model without decode attention gives an empty sum and not an IndexError under jit.
-    first = work.scaling["decode"][:1]
-    return xp.maximum(xp.sum(_take(times.filling, first), axis=-1), 1e-9)
+    return array_namespace(values).sum(_take(values, work.scaling["decode"][:1]), axis=-1)
 
 
 def _slower_beside_prompts(work: Coefficients, rate: Rates) -> np.ndarray:

@@ -111,6 +111,7 @@ class CostParameters(NamedTuple):
     unsplit_s: Batched  # s at least, per token of the mean context, where a context is not split
     late_s: Batched  # s on top, per token of the mean context, because the longest ends last; see ``waiting``
     late_decodes: Batched  # decodes that just fill the device, above 0
+    late_beyond: Batched  # how much of that is left, at least, with more decodes than these
     window_context_s: Batched  # s per token attended to by a decode in windowed layers
     decode_s: Batched  # s per decoding sequence
     join_s: Batched  # s per iteration with decodes
@@ -243,7 +244,7 @@ def decode_context_s(parameters: CostParameters, decodes: Batched) -> Batched:
     xp = array_namespace(parameters.context_s, decodes)
     # Of no decodes the context is 0, too, so that any finite factor will do.
     per_decode = 1.0 / xp.maximum(decodes, 1.0)
-    late_s = parameters.late_s * waiting(decodes, parameters.late_decodes)
+    late_s = parameters.late_s * waiting(decodes, parameters.late_decodes, parameters.late_beyond)
     split_s = parameters.context_s + (parameters.spread_s + late_s) * per_decode
     return xp.maximum(split_s, parameters.unsplit_s * per_decode)
 

@@ -18,16 +18,19 @@ CHUNK_TILE = 128
 """Rows of a tile of FlashAttention-2 for heads of 128 (``Flash_fwd_kernel_traits``)."""
 
 
-def waiting(decodes: Batched, filling: Batched) -> Batched:
+def waiting(decodes: Batched, filling: Batched, beyond: Batched = 0.0) -> Batched:
     """How much of the time that the longest context takes beyond the mean one the device waits for it, 0 to 1.
 
     All of it if there are just as many decodes as fill the device (``filling``): every processor has one context, and
-    all but one are done early. With fewer, kernels split the contexts; with more, a processor whose context is short
-    takes another. Unequal contexts of a measured run (``calibration/rtx-pro-6000-vllm.serving.yaml``) bear it out.
+    all but one are done early. With fewer, kernels split the contexts. With more, a processor whose context is short
+    takes another, and a kernel that starts the contexts in any order waits for a part of the longest all the same
+    (``beyond``). Unequal contexts of measured runs bear it out: FlashAttention-2 waits for less the more there are
+    (``calibration/rtx-pro-6000-vllm.serving.yaml``), TensorRT-LLM's generated kernels for all of it
+    (``calibration/b200-sxm-vllm.serving.yaml``).
     """
-    xp = array_namespace(decodes, filling)
+    xp = array_namespace(decodes, filling, beyond)
     # The smaller of the two quotients is 1 where decodes and processors are as many, and falls to either side.
-    return xp.minimum(decodes / filling, filling / xp.maximum(decodes, 1.0))
+    return xp.minimum(decodes / filling, xp.maximum(filling / xp.maximum(decodes, 1.0), beyond))
 
 
 class BesideRows(NamedTuple):

@@ -98,6 +98,7 @@ class Rates(NamedTuple):
     beside_cache_bytes: PerClass  # keys and values of a KV head that stay in the cache for its next query head
     beside_resident: PerClass  # query heads of decodes that run at the same time
     unequal: PerClass  # longest over mean context of the decodes in a batch, less 1
+    late_beyond: PerClass  # of waiting for the longest, what is left at least with more decodes than fill the device
     group_launch_s: PerSize  # collectives: s per call
     group_efficiency: PerSize  # of the link's bandwidth, as ``bandwidth_efficiency``
     group_ramp_s: PerSize  # s beyond launch and volume that a large message takes

@@ -62,6 +62,7 @@ class UnitTimes(NamedTuple):
     longest_s: PerOperator  # s per token of the mean context beside prompts, along the longest one
     late_s: PerOperator  # s per token of the mean context
     filling: PerOperator  # decodes
+    beyond: PerOperator  # 0 to 1
     call_s: PerOperator  # s per decode beside prompts
     block_s: PerOperator  # s per decode and tile of a chunk
     overlap: PerOperator  # 0 to 1
@@ -210,6 +211,7 @@ def _beside_times(work: Coefficients, rate: Rates, sizes: Any) -> dict[str, Any]
         "longest_s": walk_s * (1.0 + rate.unequal[kind]),
         "late_s": walk_s * rate.unequal[kind],
         "filling": rate.beside_resident[kind] / np.maximum(work.kv_heads, 1.0),
+        "beyond": rate.late_beyond[kind],
         "call_s": rate.beside_head_s[kind] * heads,
         "block_s": rate.beside_tile_s[kind] * heads,
         "overlap": rate.beside_knee[kind],

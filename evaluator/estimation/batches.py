@@ -46,13 +46,16 @@ def iteration_time(
     eager: bool = False,
     speculative: Speculative | Mapping[str, Any] | None = None,
     sampling: TokenSampling | Mapping[str, Any] | None = None,
+    unequal: float | None = None,
 ) -> NDArray[np.float64]:
     """Seconds of one iteration for each batch of an array, of the common shape of the columns that say what is in it.
 
     A batch has ``prompts`` pieces of prompts, each of which computes ``prompt_tokens`` tokens behind ``history_tokens``
     whose KV is there (chunks before it, a cached prefix), and ``decodes`` sequences, each of which attends to
     ``context_tokens`` tokens, the new one included. Where ``prompt_tokens`` is 0 there are no prompts. Of a pipeline it
-    is the time through all ranks, of data-parallel ranks that of ranks with such a batch each. Model, hardware and
+    is the time through all ranks, of data-parallel ranks that of ranks with such a batch each. ``unequal``: how much
+    longer than the mean the longest context of a batch is, of the mean; None: as in a chat, where the calibration set
+    knows what it costs. The time is affine in it. Model, hardware and
     calibration are names of the catalog, or what its readers return; memory is not looked at.
 
     >>> iteration_time("llama-3.1-8b", "h100-sxm", prompt_tokens=[2048, 0], decodes=[0, 64], context_tokens=1000)
@@ -72,7 +75,10 @@ def iteration_time(
         drafting=None if drafts is None else drafts.drafting,
         asked=asked_of_sampler(sampling, Place("iteration_time", "sampling")),
         eager=eager,
+        unequal=unequal,
     )  # fmt: skip
+    if unequal is not None and not (np.isfinite(unequal) and unequal >= 0.0):
+        raise InputError(f"unequal: must be finite and not negative, not {unequal}")
     built = build(spec)
     if built.memory is None:
         # Whether the memory holds it is another question: here only the time must be known.

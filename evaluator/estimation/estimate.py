@@ -134,6 +134,7 @@ def estimate(
         drafting=None if drafts is None else drafts.drafting,
         asked=asked_of_sampler(sampling, Place("estimate", "sampling")),
         eager=eager,
+        unequal=0.0,  # sequences of one length, which are where the others are
     )  # fmt: skip
     if expert_exchange not in EXCHANGES:
         raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")

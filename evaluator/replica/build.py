@@ -85,16 +85,21 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
         calibration = load_calibration(calibration, hardware, foreign=True, engine=spec.engine)
     # A set may be of no engine of ours (measured kernels alone): that is not one of another engine.
     of_other_engine = calibration.engine in ENGINES and calibration.engine != spec.engine
-    calibration = _as_used(Same(calibration), hardware.hypothetical or of_other_engine, spec.eager, spec.change)
+    calibration = _as_used(
+        Same(calibration), hardware.hypothetical or of_other_engine, spec.eager, spec.unequal, spec.change
+    )
     if spec.change is not None:
         hardware = changed_hardware(hardware, spec.change)
     return model, hardware, calibration
 
 
 @lru_cache(maxsize=1024)
-def _as_used(calibration: Same[Calibration], beyond: bool, eager: bool, change: Change | None) -> Calibration:
+def _as_used(
+    calibration: Same[Calibration], beyond: bool, eager: bool, unequal: float | None, change: Change | None
+) -> Calibration:
     """A set, maybe ``beyond`` what it was fitted to (on a device that nobody measured, for another engine), with an
-    input changed; the same object for all that ask so. ``eager``: the engine has no CUDA graphs."""
+    input changed; the same object for all that ask so. ``eager``: the engine has no CUDA graphs. ``unequal``: of the
+    contexts of its decodes."""
     efficiency_of = calibration.of
     # A data sheet says no more of a device that was measured than of another: only what was fitted can be
     # extrapolated.
@@ -103,6 +108,12 @@ def _as_used(calibration: Same[Calibration], beyond: bool, eager: bool, change: 
     if eager:
         # Batches are padded to the next graph only where there are graphs.
         efficiency_of = replace(efficiency_of, graphs=False, graph_tokens=0.0)
+    decodes = efficiency_of.efficiencies.get("attention_decode")
+    # Without the time of a walk along one context it is all the same how long the longest is: the very object stays,
+    # by which costings are shared.
+    if unequal is not None and decodes is not None and decodes.beside_walk_s > 0.0:
+        classes = {**efficiency_of.efficiencies, "attention_decode": replace(decodes, unequal=unequal)}
+        efficiency_of = replace(efficiency_of, efficiencies=classes)
     return efficiency_of if change is None else changed_calibration(efficiency_of, change)
 
 

@@ -45,7 +45,9 @@ def default_budget(batching_policy: str, engines: int, decodes: int, longest_pro
     return max(engines, beside + (longest_prompt if record.whole_prompts else 0))
 
 
-def replica_spec(deployment: Deployment, longest_prompt: int, asked: AskedOfSampler = AS_PUBLISHED) -> ReplicaSpec:
+def replica_spec(
+    deployment: Deployment, longest_prompt: int, asked: AskedOfSampler = AS_PUBLISHED, unequal: float | None = None
+) -> ReplicaSpec:
     """One replica of a deployment, under prompts of at most ``longest_prompt`` tokens to compute."""
     kv = deployment.kv
     return ReplicaSpec(
@@ -72,12 +74,15 @@ def replica_spec(deployment: Deployment, longest_prompt: int, asked: AskedOfSamp
         asked=asked,
         grouped=kv.layer_groups and (2 if deployment.batching.planning == ASYNCHRONOUS else 1),
         eager=deployment.eager,
+        unequal=unequal,
     )
 
 
-def design(deployment: Deployment, longest_prompt: int, asked: AskedOfSampler = AS_PUBLISHED) -> ReplicaBuild:
+def design(
+    deployment: Deployment, longest_prompt: int, asked: AskedOfSampler = AS_PUBLISHED, unequal: float | None = None
+) -> ReplicaBuild:
     """The design of one replica of a deployment; the same object for all deployments with the same spec."""
-    return _built(replica_spec(deployment, longest_prompt, asked), times_forgotten())
+    return _built(replica_spec(deployment, longest_prompt, asked, unequal), times_forgotten())
 
 
 @shared_while_used(latest=1024)

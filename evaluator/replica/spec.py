@@ -27,6 +27,8 @@ class ReplicaSpec:
     value; memory stays. ``drafting``: of speculative decoding; None: there is none. ``asked``: of the sampler.
     ``grouped``: layers of a hybrid model keep their KV in groups, and so many batches are under way; 0: they do not.
     ``eager``: the engine captures no CUDA graphs, and its host launches the kernels of every iteration.
+    ``unequal``: how much longer than the mean the longest context of a batch of decodes is, of the mean; None: as the
+    calibration set says.
     """
 
     model: Model | WhatIf | str
@@ -45,3 +47,4 @@ class ReplicaSpec:
     asked: AskedOfSampler = AS_PUBLISHED
     grouped: int = 0
     eager: bool = False
+    unequal: float | None = None

@@ -34,6 +34,7 @@ class Extremes:
     least_output: int
     least_sequence: int
     branches: int = 1
+    unequal: float = 0.0  # longest context of a batch of decodes over the mean one, less 1: ``unequal_contexts``
 
     @staticmethod
     def of(several: Sequence[Extremes]) -> Extremes:
@@ -42,7 +43,9 @@ class Extremes:
         if len(several) == 1:
             return several[0]
         columns = zip(fields(Extremes), zip(*map(astuple, several), strict=True), strict=True)
-        return Extremes(*((min if field.name.startswith("least_") else max)(column) for field, column in columns))
+        extreme = Extremes(*((min if field.name.startswith("least_") else max)(column) for field, column in columns))
+        # No limit is checked against it: the mean, which does not grow with the number of seeds.
+        return replace(extreme, unequal=round(sum(each.unequal for each in several) / len(several), 2))
 
     @property
     def alike(self) -> bool:
@@ -113,7 +116,8 @@ class Demand:
         sizes = (self.compute_tokens, self.output_tokens, whole)
         most = (int(size.max(initial=0)) for size in (*sizes, self.kv_tokens, self.cached_tokens))
         least = (int(size.min()) if len(size) else 0 for size in sizes)
-        return replace(Extremes(*most, *least), branches=int(np.max(self.branches, initial=1)))
+        branches = int(np.max(self.branches, initial=1))
+        return Extremes(*most, *least, branches, unequal_contexts(self.prompt_tokens, self.output_tokens))
 
     @cached_property
     def after_prefill(self) -> tuple[NDArray[np.int64], Demand]:
@@ -147,6 +151,32 @@ class Demand:
         pairs = ((getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__)
         both: list[Any] = [None if any(column is None for column in pair) else np.concatenate(pair) for pair in pairs]
         return Demand(*both)
+
+
+AT_A_TIME = 64
+"""Decodes of the batch whose longest context is told: the more there are, the longer, by a tenth for twice as many."""
+
+_MOMENTS, _JOBS = 8, 2048
+"""Contexts taken of each job, and jobs that are enough to tell how unequal they are."""
+
+
+def unequal_contexts(prompt: NDArray[np.int64], output: NDArray[np.int64]) -> float:
+    """How much longer than the mean the longest context of AT_A_TIME decodes is expected to be, of the mean.
+
+    A job is in as many batches as it decodes tokens, and its context grows from its prompt to all of it meanwhile. The
+    batch is drawn from the contexts so weighted: the largest of n draws is at most x with the nth power of the chance
+    that one is. Rounded, so that workloads alike share their designs.
+    """
+    some = slice(None, None, -(-len(prompt) // _JOBS) or 1)
+    start, decoded = prompt[some].astype(float), np.maximum(output[some] - 1.0, 0.0)
+    if not decoded.any():
+        return 0.0
+    moments = (np.arange(_MOMENTS) + 0.5) / _MOMENTS
+    contexts = (start[:, None] + decoded[:, None] * moments).ravel()
+    order, share = np.argsort(contexts), np.repeat(decoded / decoded.sum(), _MOMENTS) / _MOMENTS
+    contexts, share = contexts[order], share[order]
+    longest = np.diff(np.minimum(np.cumsum(share), 1.0) ** AT_A_TIME, prepend=0.0)
+    return round(float(contexts @ longest / (contexts @ share * longest.sum())) - 1.0, 2)
 
 
 def _resident(

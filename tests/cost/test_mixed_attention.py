@@ -97,8 +97,19 @@ def test_the_device_waits_longest_where_contexts_just_fill_it():
     assert late == pytest.approx([32 * 1.7e-8 * 2000, 0.25 * 32 * 1.7e-8 * 2000])
 
 
-def test_times_stay_affine_in_the_context_for_leaps():
-    cost = folded(LLAMA_8B, stated(unequal=2.0))
+def test_a_kernel_that_starts_contexts_in_any_order_waits_with_more_of_them_too():
+    assert waiting(np.array([5.0, 10.0, 40.0]), 10.0, 0.5).tolist() == [0.5, 1.0, 0.5]
+    alone = {"beside_context_s": 0.0, "beside_walk_s": 4e-9, "beside_resident": 148.0, "late_beyond": 1.0}
+    equal, unequal = (folded(LLAMA_8B, stated(**alone, unequal=longer)) for longer in (0.0, 2.0))
+    assert not len(unequal.beside_rows.work)  # nothing is said of decodes beside prompts
+    for batch, share in ((decode_batch(9.25, 1000.0, None), 0.5), (decode_batch(200.0, 1000.0, None), 1.0)):
+        late = float(iteration_time(unequal, batch)) - float(iteration_time(equal, batch))
+        assert late == pytest.approx(share * 32 * 4e-9 * 2000)
+
+
+@pytest.mark.parametrize("beyond", [0.0, 1.0])
+def test_times_stay_affine_in_the_context_for_leaps(beyond):
+    cost = folded(LLAMA_8B, stated(unequal=2.0, late_beyond=beyond))
     first, later = decode_batch(30.0, 700.0, None), decode_batch(30.0, 701.0, None)
     growth = decode_growth(cost, first, 0.0)
     assert float(iteration_time(cost, later)) == pytest.approx(float(iteration_time(cost, first)) + growth, rel=1e-12)

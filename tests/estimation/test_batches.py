@@ -35,9 +35,25 @@ def test_decodes_beside_a_prompt_take_time():
     assert alone < beside
 
 
+def test_times_are_affine_in_how_unequal_contexts_are():
+    """Where the set knows what the longest context costs (B200, and with it B300); elsewhere it is all the same."""
+    batch = {"decodes": [1, 32], "context_tokens": 4000}
+    for device in ("b200-sxm", "b300-sxm"):
+        equal, once, twice, chat = (
+            evaluator.iteration_time("qwen3-32b", device, **batch, unequal=longer) for longer in (0.0, 1.0, 2.0, None)
+        )
+        np.testing.assert_allclose(twice - once, once - equal, rtol=1e-9)
+        # 32 decodes of 8 KV heads more than fill the device: 64 layers wait for 4,000 tokens of one of them.
+        assert (once - equal)[1] == pytest.approx(64 * 4000 * 4.16e-9) and (chat > twice).all()
+    one, other = (evaluator.iteration_time("qwen3-32b", "h100-sxm", **batch, unequal=longer) for longer in (0.0, 2.0))
+    assert (one == other).all()
+
+
 @pytest.mark.parametrize(
     "columns, told",
     [
+        ({"decodes": 1, "unequal": -0.1}, "unequal: must be finite and not negative, not -0.1"),
+        ({"decodes": 1, "unequal": float("inf")}, "unequal: must be finite and not negative, not inf"),
         ({}, "prompt_tokens, decodes: a batch needs prompt tokens or decodes"),
         ({"decodes": [1, -1]}, "decodes: must be finite and not negative"),
         ({"decodes": float("nan")}, "decodes: must be finite and not negative"),

@@ -75,6 +75,7 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         unsplit_s=1e-6 * rng.uniform() * scale,
         late_s=2e-7 * scale,
         late_decodes=3.0,
+        late_beyond=0.6,
         window_context_s=1e-7 * scale if windowed else 0.0,
         expert_skew=rng.uniform(0.0, 2.0) if experts else 0.0,
         touched_spread=0.4 if experts else 0.0,

@@ -9,7 +9,7 @@ import pytest
 
 from evaluator.scenario import Arrivals, Deployment, KvCache, Lengths, Sessions, Workload
 from evaluator.traffic.arrivals import arrival_times
-from evaluator.traffic.jobs import Extremes
+from evaluator.traffic.jobs import AT_A_TIME, Extremes, unequal_contexts
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, hands_on
@@ -34,7 +34,7 @@ def test_jobs_of_the_roles():
     assert (prefill.demand.later_tokens == 9).all()
     assert not decode.demand.compute_tokens.any() and (decode.demand.kv_tokens == 110).all()
     assert decode.demand.extremes == Extremes(
-        0, 10, 110, 110, cached=30, least_prompt=0, least_output=10, least_sequence=110
+        0, 10, 110, 110, cached=30, least_prompt=0, least_output=10, least_sequence=110, unequal=0.04
     )
     for jobs in (prefill, decode):
         np.testing.assert_array_equal(jobs.ready_s, mixed.ready_s)
@@ -107,3 +107,35 @@ def test_a_system_prompt_comes_before_the_drawn_one():
         demand = sampler.jobs(workload, 0, MIXED, shared).demand
         assert (demand.prompt_tokens == 140).all() and (demand.shared_tokens == shared).all()
         assert (demand.compute_tokens == compute).all() and (demand.kv_tokens == 149).all()
+
+
+def test_contexts_are_as_unequal_as_the_longest_of_a_drawn_batch():
+    """Against batches that are drawn: who decodes longer is in more of them, and its context grows meanwhile."""
+    rng = np.random.default_rng(0)
+    prompt, output = rng.lognormal(6, 1, 1500).astype(int) + 1, rng.lognormal(5, 0.8, 1500).astype(int) + 1
+    decoded = output - 1.0
+    who = rng.choice(len(prompt), (4000, AT_A_TIME), p=decoded / decoded.sum())
+    contexts = prompt[who] + decoded[who] * rng.random(who.shape)
+    drawn = contexts.max(axis=1).mean() / contexts.mean() - 1
+    assert unequal_contexts(prompt, output) == pytest.approx(drawn, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "prompt, output, unequal",
+    [
+        ([1000], [1], 0.0),  # no decodes
+        ([], [], 0.0),
+        ([1000] * 9, [1001] * 9, 0.29),  # between 1,000 and 2,000 tokens
+        ([10**6] * 100_000, [2] * 100_000, 0.0),
+        ([10, 1000], [1, 101], 0.04),  # the first never decodes
+    ],
+)
+def test_contexts_of_like_requests_are_nearly_equal(prompt, output, unequal):
+    assert unequal_contexts(np.array(prompt, dtype=np.int64), np.array(output, dtype=np.int64)) == unequal
+
+
+def test_several_seeds_have_the_mean_of_how_unequal_their_contexts_are():
+    one = RequestSampler().jobs(FIXED, 0, MIXED).demand.extremes
+    assert Extremes.of([one, replace(one, prompt=71, unequal=one.unequal + 1.0)]) == replace(
+        one, prompt=71, unequal=round(one.unequal + 0.5, 2)
+    )

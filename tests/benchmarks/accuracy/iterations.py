@@ -47,12 +47,21 @@ def predicted_ms(part: pd.DataFrame, layout: tuple) -> np.ndarray:
     # The file has what decodes attended to before; with the new token they attend to one more.
     context = np.where(decodes > 0, part["decode_kv_tokens"].to_numpy() / np.maximum(decodes, 1) + 1, 0)
     empty = computed + decodes == 0
-    times = evaluator.iteration_time(
-        replace(load_model(MODELS[model]), nucleus_sampling=False), HARDWARE,
-        prompt_tokens=computed / prompts, history_tokens=history / prompts, prompts=prompts,
-        decodes=np.where(empty, 1, decodes), context_tokens=context,
-        tensor_parallel=int(tensor), expert_parallel=int(expert), data_parallel=int(data),
-    )  # fmt: skip
+
+    def seconds(unequal: float | None) -> np.ndarray:
+        return evaluator.iteration_time(
+            replace(load_model(MODELS[model]), nucleus_sampling=False), HARDWARE,
+            prompt_tokens=computed / prompts, history_tokens=history / prompts, prompts=prompts,
+            decodes=np.where(empty, 1, decodes), context_tokens=context, unequal=unequal,
+            tensor_parallel=int(tensor), expert_parallel=int(expert), data_parallel=int(data),
+        )  # fmt: skip
+
+    equal_s, twice_s = seconds(0.0), seconds(1.0)
+    # Sweeps are of equal contexts; nobody recorded the longest of data-parallel ranks, which is then as in a chat.
+    longest = part["decode_kv_longest_tokens"].to_numpy(float) + 1
+    longer = np.where(part["segment"] == "sweep", 0, longest / np.maximum(context, 1) - 1)
+    longer = np.where(decodes > 0, longer, 0)
+    times = np.where(np.isnan(longer), seconds(None), equal_s + longer * (twice_s - equal_s))
     return np.where(empty, np.nan, 1e3 * times)
 
 
