@@ -116,8 +116,11 @@ class Demand:
         sizes = (self.compute_tokens, self.output_tokens, whole)
         most = (int(size.max(initial=0)) for size in (*sizes, self.kv_tokens, self.cached_tokens))
         least = (int(size.min()) if len(size) else 0 for size in sizes)
-        branches = int(np.max(self.branches, initial=1))
-        return Extremes(*most, *least, branches, unequal_contexts(self.prompt_tokens, self.output_tokens))
+        return replace(
+            Extremes(*most, *least),
+            branches=int(np.max(self.branches, initial=1)),
+            unequal=unequal_contexts(self.prompt_tokens, self.output_tokens),
+        )
 
     @cached_property
     def after_prefill(self) -> tuple[NDArray[np.int64], Demand]:
