@@ -19,7 +19,7 @@ within them.
 |---|---|
 | measured | kernels of this device on this engine, with the host of serving runs of it or of others |
 | extrapolated | kernels of this device, measured on another engine or without its servers |
-| transferred | the median of other devices' kernels, of its architecture where there are any |
+| transferred | the kernels of the nearest device of its architecture, else the median of other devices' |
 | data sheet | peaks and bandwidth with usual efficiencies |
 | other words | why there is no prediction |
 """

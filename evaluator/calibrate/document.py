@@ -106,7 +106,8 @@ def _class(name: str, base: Calibration, fitted_values: Mapping[str, float], til
         figures["wave_tiles"] = tiles
     shown: dict[str, Any] = {figure: _rounded(value) for figure, value in figures.items()}
     # Groups that were not measured keep the base's figures, if the base states this collective itself.
-    groups = groups or {size: _group(group) for size, group in start.devices.items() if name in base.efficiencies}
+    stated = start.devices if name in base.efficiencies else {}
+    groups = {size: _group(group) for size, group in stated.items()} | groups
     return shown | ({"devices": dict(sorted(groups.items()))} if groups else {})
 
 

@@ -26,8 +26,8 @@ from evaluator.catalog.choice import is_like_measured
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.fields import Fields
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.store import find, has
-from evaluator.catalog.transferred import joined_by, measured_devices, nearest_link, transferred
+from evaluator.catalog.store import find, has, names
+from evaluator.catalog.transferred import joined_by, measured_devices, nearest_link, nearest_measured, transferred
 from evaluator.cost.rates import rates
 from evaluator.errors import InputError
 from evaluator.yaml import load_yaml
@@ -38,7 +38,9 @@ _STATISTICS = ("median", "p90")
 _COMMAND = "evaluator calibrate DATA... --transfer --errors FILE.yaml"
 
 
-def leave_one_out(tables: Sequence[Table], sets: Mapping[str, Calibration]) -> pd.DataFrame:
+def leave_one_out(
+    tables: Sequence[Table], sets: Mapping[str, Calibration], engine: str = DEFAULT_ENGINE
+) -> pd.DataFrame:
     """Errors of each hardware (the keys of ``sets``) predicted from the sets of the others; kernels above 20 us.
 
     They are predicted as those of a device that nobody measured: what devices send one another by devices joined alike.
@@ -46,16 +48,35 @@ def leave_one_out(tables: Sequence[Table], sets: Mapping[str, Calibration]) -> p
     lines = []
     for left_out in sets:
         others = {name: set_ for name, set_ in sets.items() if name != left_out}
-        guess = transferred(list(others.values()), link=joined_by(nearest_link(left_out), list(others)))
-        device = load_hardware(left_out)
-        # As for a device without sets: what its kernels do is from all others, what it sends from those joined alike.
-        parts, _ = select(tables, left_out, PROCESSORS.get(left_out, UNKNOWN))
-        for part in parts:
-            judged = judge(part, rates(device, guess), device)
-            # As the errors that are stated of a fit: of shorter kernels most is the launch.
-            judged = judged[judged["time_s"] >= LONG_S]
-            if len(judged):
-                lines.append({"hardware": left_out, "class": part.label} | statistics(judged))
+        lines.append(_judged_by_others(tables, left_out, others, engine))
+    return pd.concat(lines, ignore_index=True)
+
+
+def by_relatives(tables: Sequence[Table], engine: str = DEFAULT_ENGINE) -> pd.DataFrame:
+    """The same of devices with relatives, each predicted from the nearest device of its architecture alone."""
+    lines = []
+    there = set(pd.concat([table.rows["hardware"] for table in tables]))
+    for left_out in sorted(there & set(names("hardware"))):
+        nearest = nearest_measured(load_hardware(left_out), engine)
+        if nearest:
+            others = {nearest: load_calibration(f"{nearest}-{engine}", nearest)}
+            lines.append(_judged_by_others(tables, left_out, others, engine))
+    return pd.concat(lines, ignore_index=True) if lines else pd.DataFrame(columns=["hardware", "class", *_STATISTICS])
+
+
+def _judged_by_others(
+    tables: Sequence[Table], left_out: str, others: Mapping[str, Calibration], engine: str
+) -> pd.DataFrame:
+    # As for a device without sets: what its kernels do is from all others, what it sends from those joined alike.
+    guess = transferred(list(others.values()), link=joined_by(nearest_link(left_out), list(others)))
+    device, lines = load_hardware(left_out), []
+    parts, _ = select(tables, left_out, PROCESSORS.get(left_out, UNKNOWN), engine)
+    for part in parts:
+        judged = judge(part, rates(device, guess), device)
+        # As the errors that are stated of a fit: of shorter kernels most is the launch.
+        judged = judged[judged["time_s"] >= LONG_S]
+        if len(judged):
+            lines.append({"hardware": left_out, "class": part.label} | statistics(judged))
     return pd.DataFrame(lines)
 
 
@@ -68,14 +89,16 @@ def class_errors(paths: Sequence[Path], engine: str) -> dict[str, Any]:
     sets = {name: load_calibration(f"{name}-{engine}", name) for name in measured_devices(engine)}
     if len(sets) < 3:
         raise InputError(f"--transfer: {len(sets)} devices have kernels of {engine}; to leave one out takes three")
-    lines = leave_one_out([read_table(path) for path in paths], sets)
+    tables = [read_table(path) for path in paths]
+    lines, near = leave_one_out(tables, sets, engine), by_relatives(tables, engine)
     if lines.empty:
         raise InputError(f"--transfer: the tables have no kernels of {', '.join(sets)}")
     classes = {}
     for name, rows in lines.groupby("class"):
         figures: dict[str, Any] = {statistic: round(float(rows[statistic].median()), 4) for statistic in _STATISTICS}
-        figures["devices"] = {row.hardware: [float(getattr(row, statistic)) for statistic in _STATISTICS]
-                              for row in rows.itertuples()}  # fmt: skip
+        figures["devices"] = _by_device(rows)
+        if (alike := near[near["class"] == name]).size:
+            figures["relatives"] = _by_device(alike)
         classes[str(name)] = figures
     return {
         "derived": datetime.now(UTC).date().isoformat(),
@@ -86,11 +109,16 @@ def class_errors(paths: Sequence[Path], engine: str) -> dict[str, Any]:
     }
 
 
+def _by_device(rows: pd.DataFrame) -> dict[str, list[float]]:
+    return {row.hardware: [float(getattr(row, name)) for name in _STATISTICS] for row in rows.itertuples()}
+
+
 def written(table: Mapping[str, Any]) -> str:
     """The table of errors by class as YAML text."""
     head = (
         "# Errors of kernels above 20 us where a device is predicted by the median of the sets of the others: median\n"
         "# and 90th percentile of the absolute relative errors; of a class the median over the devices left out.\n"
+        "# `relatives`: predicted from the nearest device of its architecture alone.\n"
     )
     return head + yaml.safe_dump(dict(table), sort_keys=False, default_flow_style=None, width=118)
 
@@ -113,12 +141,13 @@ def known_errors(engine: str = DEFAULT_ENGINE) -> dict[str, Any]:
 
 def _class_errors(given: Fields) -> dict[str, Any]:
     figures: dict[str, Any] = {number: given.number(number) for number in _STATISTICS}
-    devices = given.inner("devices")
+    listed = {"devices": given.inner("devices"), "relatives": given.inner("relatives", {})}
     given.finish()
-    for name, pair in devices.values.items():
-        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(number, float) for number in pair):
-            raise InputError(f"{devices.place(str(name))}: expected [median, 90th percentile], got {pair!r}")
-    return figures | {"devices": dict(devices.values)}
+    for devices in listed.values():
+        for name, pair in devices.values.items():
+            if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(number, float) for number in pair):
+                raise InputError(f"{devices.place(str(name))}: expected [median, 90th percentile], got {pair!r}")
+    return figures | {kind: dict(devices.values) for kind, devices in listed.items()}
 
 
 def transferred_set(hardware: Hardware, name: str, engine: str, classes: Mapping[str, Any]) -> Calibration:

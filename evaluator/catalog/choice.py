@@ -8,6 +8,7 @@ from evaluator.catalog.calibration import MEASURED_MAKER, TRANSFERRED, Calibrati
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.relatives import served_by_relative
 from evaluator.catalog.served import as_served, with_host
 from evaluator.catalog.store import has
 from evaluator.catalog.transferred import set_of_others
@@ -27,8 +28,9 @@ def load_calibration(
     nothing is known beside the sets that bear it. ``foreign`` lets a set of other hardware pass.
 
     ``auto`` is the first there is of: fitted to serving runs of this hardware (HARDWARE-ENGINE.serving); fitted to its
-    kernels (HARDWARE-ENGINE), with the host of serving runs on any hardware (ENGINE.serving); of a GPU of NVIDIA
-    ``transferred``, from devices of its architecture if there are any; ``datasheet``. What was not measured of an
+    kernels (HARDWARE-ENGINE), served as a device of its architecture, or with the host of serving runs on any hardware
+    (ENGINE.serving) where no such device was; of a GPU of NVIDIA
+    ``transferred``, from the nearest of its architecture if there is any; ``datasheet``. What was not measured of an
     engine, its kernels on this hardware or its servers, is as in vLLM, and the set ``extrapolated``.
 
     ``transferred`` is the median of the kernels of other devices for this engine, with the host of their serving runs.
@@ -41,10 +43,9 @@ def load_calibration(
             return measured
         # A user's own set of this name goes before the one that is made of others.
         if device is not None and is_like_measured(device) and not has("calibrations", TRANSFERRED):
-            return set_of_others(device, serving_engine(engine).name, device.architecture)
+            return set_of_others(device, serving_engine(engine).name, alike=True)
         name = TRANSFERRED if device is not None and is_like_measured(device) else SHEET
-    # Without a device's architecture, other than under `auto`: who names `transferred` asks for all
-    # other devices.
+    # Other than under `auto`: who names `transferred` asks for all other devices.
     if name == TRANSFERRED and not has("calibrations", name):
         return set_of_others(str(of) if device is None else device, serving_engine(engine).name)
     return named_set(name, str(of), foreign)
@@ -68,8 +69,11 @@ def _measured(hardware: str, engine: str) -> Calibration | None:
     if has("calibrations", serving):
         return named_set(serving, hardware)
     if has("calibrations", kernels):
-        # Kernels were timed alone. What a server's host adds is taken to be alike on all devices.
+        # Kernels were timed alone. What a server makes of them is known of a relative; else its host alone is taken to
+        # be alike on all devices.
         calibration = named_set(kernels, hardware)
+        if engine == DEFAULT_ENGINE and (served := served_by_relative(calibration, hardware)) is not None:
+            return served
         if has("calibrations", host):
             return with_host(calibration, named_set(host, hardware))
         return calibration if engine == DEFAULT_ENGINE else _served_as_default(calibration, hardware)
@@ -79,6 +83,10 @@ def _measured(hardware: str, engine: str) -> Calibration | None:
 def _served_as_default(kernels: Calibration, hardware: str) -> Calibration:
     """A set of kernels with what serving runs of the default engine say, on this hardware or at least of its host."""
     of_default = f"{hardware}-{DEFAULT_ENGINE}"
+    if not has("calibrations", f"{of_default}.serving"):
+        served = served_by_relative(kernels, hardware)
+        if served is not None:
+            return replace(served, provenance="extrapolated")
     if has("calibrations", of_default) and has("calibrations", f"{of_default}.serving"):
         serving = named_set(f"{of_default}.serving", hardware)
         served = with_host(as_served(kernels, named_set(of_default, hardware), serving), serving)

@@ -50,7 +50,9 @@ def _changed(figures: OperatorEfficiency, was: OperatorEfficiency, now: Operator
         else group
         for size, group in figures.devices.items()
     }
-    return replace(figures, **_times(figures, was, now, names), devices=groups)
+    # How unequal the contexts of a batch are is of servers and not of kernels: isolated calls have none of it.
+    unequal = now.unequal if was.unequal == 0.0 else figures.unequal
+    return replace(figures, **_times(figures, was, now, names) | {"unequal": unequal}, devices=groups)
 
 
 def _times(figures: Any, was: Any, now: Any, names: tuple[str, ...]) -> dict[str, Any]:

@@ -96,7 +96,11 @@ def find(kind: str, name: str) -> Path:
 
 def close_matches(word: str, allowed: list[str]) -> str:
     """Of a message about an unknown word: what was meant, where anything is close."""
-    close = difflib.get_close_matches(str(word).lower(), allowed, n=3, cutoff=0.5)
+    meant = str(word).lower()
+    alike = difflib.get_close_matches(meant, allowed, n=3, cutoff=0.5)
+    # Variants of the word first: of H100 there are h100-sxm and h100-pcie, though h800 has as many letters in common.
+    variants = [name for name in allowed if meant and name.startswith(f"{meant}-")]
+    close = list(dict.fromkeys([*difflib.get_close_matches(meant, variants, n=3, cutoff=0.0), *alike]))[:3]
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 

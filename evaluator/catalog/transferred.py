@@ -1,4 +1,4 @@
-"""From hardware with measurements to hardware without: the median of the sets, figure by figure.
+"""From hardware with measurements to hardware without: the nearest relative's set, or the median of all.
 
 Efficiencies are fractions of data-sheet peaks, so that the median over devices is a guess for one more; times
 (launches) and sizes are taken as they are, and so are the host's. Counts of a device (tiles in a wave) do not transfer:
@@ -7,7 +7,6 @@ waves are not counted.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
@@ -15,51 +14,74 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.catalog.calibration import TRANSFERRED, Calibration, named_set
+from evaluator.catalog.calibration import MEASURED_MAKER, TRANSFERRED, Calibration, named_set
 from evaluator.catalog.efficiency import GroupEfficiency, OperatorEfficiency
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.relatives import catalog_folders, nearest_alike, relative_of, served_by_relative
 from evaluator.catalog.served import with_host
 from evaluator.catalog.store import has, names
 from evaluator.errors import InputError
 
 
-def set_of_others(hardware: Hardware | str, engine: str, architecture: str = "") -> Calibration:
+def set_of_others(hardware: Hardware | str, engine: str, alike: bool = False) -> Calibration:
     """What the kernels of other devices for an engine, with the host of their serving runs, make of this one.
 
-    ``hardware`` is a device, or a name that is not in the catalog. Of the others those of an ``architecture`` alone are
-    taken, where any was measured. InputError where there are no others.
+    ``hardware`` is a device, or a name that is not in the catalog. ``alike``: of the others only the nearest of its
+    architecture, where any was measured. InputError where there are no others.
     """
-    folders = os.environ.get("EVALUATOR_PATH", ""), os.getcwd()
+    nearest = nearest_measured(hardware, engine) if alike and isinstance(hardware, Hardware) else ""
     name = hardware if isinstance(hardware, str) else hardware.name
-    return _set_of_others(name, nearest_link(hardware), engine, architecture, folders)
+    return _set_of_others(name, nearest_link(hardware), engine, nearest, catalog_folders())
 
 
 @lru_cache(maxsize=256)
-def _set_of_others(hardware: str, link: str, engine: str, architecture: str, folders: tuple[str, str]) -> Calibration:
+def _set_of_others(hardware: str, link: str, engine: str, nearest: str, folders: tuple[str, str]) -> Calibration:
     """The same once for all devices of one name and link; ``folders`` says where the catalog's files are, so that
     another catalog is asked anew."""
-    others = [name for name in measured_devices(engine) if name != hardware]
+    others = [nearest] if nearest else [name for name in measured_devices(engine) if name != hardware]
     # The same kernels run on processors of one architecture, and in servers alike; the median over several
     # architectures is of kernels alone, since what servers make of them was judged so (calibration/README.md).
-    alike = [name for name in others if architecture and load_hardware(name).architecture == architecture]
-    sets = [_served(name, engine) for name in alike] or [_with_own_host(name, engine) for name in others]
+    sets = [_served(name, engine) if nearest else _with_own_host(name, engine) for name in others]
     # `link` among the same devices as `sets`: one of another architecture is not in the median,
     # whatever its link.
-    median_set = transferred(sets, link=joined_by(link, alike or others))
+    median_set = transferred(sets, link=joined_by(link, others))
     return replace(median_set, hardware=hardware)
 
 
+def nearest_measured(device: Hardware, engine: str) -> str:
+    """The measured device of the same architecture whose data sheet is nearest; empty where there is none."""
+    return nearest_alike(device, _measured(engine, catalog_folders())) or ""
+
+
 def measured_devices(engine: str) -> list[str]:
-    """Devices of the catalog whose kernels of an engine were measured, collectives included.
+    """Devices of the catalog whose kernels of an engine were measured, for a median over architectures.
+
+    A device that is served as its relative (``relatives``) has no part in it: with a B200, a GB200 and a GB300 the
+    median would be Blackwell's, and predicts devices of other architectures no better (calibration/README.md).
+    """
+    serving = f"-{DEFAULT_ENGINE}.serving"
+    measured = _measured(engine, catalog_folders())
+    return [name for name in measured if has("calibrations", f"{name}{serving}") or not relative_of(name)]
+
+
+@lru_cache(maxsize=64)
+def _measured(engine: str, folders: tuple[str, str]) -> tuple[str, ...]:
+    """Devices whose kernels of an engine were measured, collectives included, of the maker whose servers were.
 
     A set with collectives of another device would count that one twice in a median, and when it is left out. Sets of a
     user's own that bear no device's name are of a device that has a set, or of none that is known.
     """
     ending = f"-{engine}"
     with_sets = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
-    return [name for name in with_sets if has("hardware", name) and _has_own_collectives(f"{name}{ending}", name)]
+    return tuple(
+        name
+        for name in with_sets
+        if has("hardware", name)
+        and load_hardware(name).maker == MEASURED_MAKER
+        and _has_own_collectives(f"{name}{ending}", name)
+    )
 
 
 def _has_own_collectives(name: str, hardware: str) -> bool:
@@ -75,7 +97,11 @@ def _has_own_collectives(name: str, hardware: str) -> bool:
 def _served(hardware: str, engine: str) -> Calibration:
     """The set of a device that knows most of servers."""
     serving = f"{hardware}-{engine}.serving"
-    return named_set(serving, hardware) if has("calibrations", serving) else _with_own_host(hardware, engine)
+    if has("calibrations", serving):
+        return named_set(serving, hardware)
+    kernels = named_set(f"{hardware}-{engine}", hardware)
+    served = served_by_relative(kernels, hardware) if engine == DEFAULT_ENGINE else None
+    return _with_own_host(hardware, engine) if served is None else served
 
 
 def _with_own_host(hardware: str, engine: str) -> Calibration:

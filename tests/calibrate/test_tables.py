@@ -106,6 +106,8 @@ def test_kv_in_the_cache_is_left_out():
 SOURCES = {
     "aic_custom_all_reduce.csv": {"all_reduce"},
     "aic_nccl.csv": {"all_gather", "all_to_all"},
+    "aic_devices_all_reduce.csv": {"all_reduce"},
+    "aic_devices_collectives.csv": {"all_gather", "all_to_all"},
     "aiter_gemm.parquet": {"gemm"},
     "aiter_fmoe.parquet": {"grouped_gemm"},
     "infersim_gemm.csv": {"gemm"},

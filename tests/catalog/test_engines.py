@@ -56,13 +56,13 @@ def test_vllm_served_as_vllm_is_its_own_serving_set():
     assert found.link_efficiency == pytest.approx(serving.link_efficiency)
 
 
-def test_a_device_without_serving_runs_has_the_host_of_vllm_alone():
-    found, kernels = (
-        load_calibration("auto", "b300-sxm", engine="sglang"),
-        load_calibration("b300-sxm-sglang", "b300-sxm"),
-    )
-    assert (found.name, found.provenance) == ("b300-sxm-sglang, host of vllm.serving", "extrapolated")
-    assert found.of("gemm") == kernels.of("gemm")
+def test_a_device_without_serving_runs_is_served_as_its_nearest_relative():
+    found, b200 = (load_calibration("auto", name, engine="sglang") for name in ("b300-sxm", "b200-sxm"))
+    assert (found.name, found.provenance) == ("b300-sxm-sglang, served as b200-sxm-vllm.serving", "extrapolated")
+    kernels = (load_calibration(f"{name}-sglang", name) for name in ("b300-sxm", "b200-sxm"))
+    of_b300, of_b200 = (each.of("attention_decode").kv_head_sequence_s for each in kernels)
+    served, served_b200 = (each.of("attention_decode").kv_head_sequence_s for each in (found, b200))
+    assert served / of_b300 == pytest.approx(served_b200 / of_b200) != 1.0
 
 
 @pytest.mark.parametrize("engine", ["trtllm", "sglang"])

@@ -52,9 +52,9 @@ def test_figures_are_plausible(name):
     assert hardware.peak_flops["bf16"] <= max(hardware.peak_flops.values())
     if hardware.kind == "gpu":
         assert hardware.peak_flops["fp16"] == hardware.peak_flops["bf16"]
-    assert 1e12 < hardware.peak_flops["bf16"] < 1e16
+    assert 1e12 < hardware.peak_flops["bf16"] <= 1e16
     assert 10e9 < hardware.memory_bytes < 1e12
-    assert 1e11 < hardware.memory_bandwidth < 1e13
+    assert 1e11 < hardware.memory_bandwidth < 3e13
     assert all(1e9 < link.bandwidth < hardware.memory_bandwidth for link in hardware.links)
     assert hardware.links[-1].devices is None
 

@@ -38,7 +38,8 @@ def test_a_row_is_what_an_estimate_says(llama):
 
 def test_kinds_of_knowledge(llama):
     assert llama["h100-sxm", "sglang"].known_by == "extrapolated"
-    assert llama["gb200", "vllm"].known_by == "transferred"
+    assert llama["gb200", "vllm"].known_by == "measured"
+    assert llama["b300-sxm", "vllm"].known_by == "transferred"
     assert llama["mi300x", "vllm"].known_by == "extrapolated"
     assert llama["gaudi3", "vllm"].known_by == "data sheet"
     assert llama["mi300x", "trtllm"].known_by == llama["cpu-grace", "trtllm"].known_by == REFUSED

@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 import pandas as pd
 
-from evaluator.calibrate.sources import aiconfigurator, aiter, infersim, llmservingsim, splitwise, vidur
+from evaluator.calibrate.sources import aiconfigurator, aiter, ascend, infersim, llmservingsim, splitwise, vidur
 
 Converter = tuple[str, set[str], Callable[[pd.DataFrame], pd.DataFrame]]
 
 CONVERTERS: tuple[Converter, ...] = (
-    *aiconfigurator.CONVERTERS, *aiter.CONVERTERS, *infersim.CONVERTERS, *llmservingsim.CONVERTERS,
+    *aiconfigurator.CONVERTERS, *aiter.CONVERTERS, *ascend.CONVERTERS, *infersim.CONVERTERS, *llmservingsim.CONVERTERS,
     *splitwise.CONVERTERS, *vidur.CONVERTERS,
 )  # fmt: skip
 """Name, the columns that tell its tables apart, and the function; the first that fits is taken."""

@@ -17,7 +17,10 @@ import pandas as pd
 from evaluator.calibrate.sources.names import dtype, hardware
 from evaluator.calibrate.sources.routing import GROUPS, balanced_visits, power_law_visits
 
-BLACKWELL = ("b200_sxm", "b300_sxm")
+BLACKWELL = ("b200_sxm", "b300_sxm", "gb200", "gb300")
+
+WORKSTATION = "rtx_pro_6000_server"
+"""Blackwell's chip for workstations (GB202), for which engines have other kernels than for data centres."""
 
 TRTLLM_GROUP = 32
 """Query heads per KV head for which TensorRT-LLM has decode kernels (XQA); it decodes others ten times slower."""
@@ -36,16 +39,21 @@ WEIGHTS_ALONE = ("int4_wo", "w4a16_mxfp4", "w4a8_mxfp4_mxfp8")
 
 
 def _common(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
-    # Collectives have NCCL's version in place of an engine's.
-    version = frame["engine_version"] if "engine_version" in frame else frame["nccl_version"]
+    # Collectives have the version of NCCL or oneCCL in place of an engine's.
+    version = next(name for name in ("engine_version", "nccl_version", "library_version") if name in frame)
     return {
         "op_class": op_class,
         "hardware": hardware(frame["gpu"]),
-        "engine": frame.get("engine", "nccl"),
-        "engine_version": version,
+        "engine": frame.get("engine", frame.get("library", "nccl")),
+        "engine_version": frame[version],
         "kernel": frame.get("kernel", ""),
         "time_s": frame["latency_us"].astype(float) * 1e-6,
     }
+
+
+def _sound(frame: pd.DataFrame) -> pd.DataFrame:
+    """Without calls that take more than three times as long as a larger one, which newer tables flag."""
+    return frame[~frame["is_suspect"].astype(bool)] if "is_suspect" in frame else frame
 
 
 def _library(kernel: pd.Series) -> pd.Series:
@@ -61,6 +69,7 @@ def gemm(frame: pd.DataFrame) -> pd.DataFrame:
 
     Of TensorRT-LLM fp8 with block scales stands for all fp8, and each row is there twice.
     """
+    frame = _sound(frame)
     blocks = frame["dtype"] == "fp8_block"
     engine = frame.get("engine", pd.Series("vllm", frame.index))
     # vLLM's block scales were measured with their launches from Python (60 to 180 us), and SGLang's on Blackwell with
@@ -92,20 +101,31 @@ def _attention(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
 
 def prefill(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_context_attention``: whole prompts, no history."""
+    frame = _sound(frame)
+    # vLLM's kernel for Intel's GPUs takes up to half as long again within a window as without: it skips nothing, which
+    # no figure of a set says.
+    frame = frame[(frame["gpu"] != "b60") | (frame["window_size_tokens"] == 0)]
     more = {"new_tokens": frame["prompt_tokens_per_sequence"], "past_tokens": frame["past_kv_tokens"]}
     return pd.DataFrame(_attention(frame, "attention_prefill") | more)[_usual_attention(frame)]
 
 
 def decode(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_generation_attention``."""
+    frame = _sound(frame)
     rows = pd.DataFrame(_attention(frame, "attention_decode") | {"past_tokens": frame["kv_len_tokens"]})
     many = frame["num_heads"] > TRTLLM_GROUP * frame["num_kv_heads"]
     return rows[_usual_attention(frame) & ~(many & (frame["engine"] == "trtllm"))]
 
 
 def _usual_attention(frame: pd.DataFrame) -> pd.Series:
-    """Not what TensorRT-LLM and SGLang only run on heads that their usual kernels do not know."""
-    return ~frame["kernel"].isin(("triton", "flashinfer", "torch_flow_flashinfer"))
+    """Not what TensorRT-LLM and SGLang only run on heads that their usual kernels do not know.
+
+    On the workstation's chip FlashInfer is SGLang's usual one.
+    """
+    kernel = frame["kernel"]
+    return ~kernel.isin(("triton", "torch_flow_flashinfer")) & (
+        (kernel != "flashinfer") | (frame["gpu"] == WORKSTATION)
+    )
 
 
 def mla(frame: pd.DataFrame) -> pd.DataFrame:
@@ -148,6 +168,7 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
     Block-scaled fp8 counts as fp8. Weights of 4 bits under activations of 16 bits or, on Blackwell, in mxfp8 are
     those of Kimi K2 (int4) and gpt-oss (mxfp4).
     """
+    frame = _sound(frame)
     frame = frame[_usual_experts(frame)]
     frame = frame.assign(grouped=_routed_by_groups(frame))
     # Beside an even routing only one device with all experts shows what its rule visits.
@@ -209,16 +230,20 @@ def _visits(frame: pd.DataFrame) -> pd.DataFrame:
 def _usual_experts(frame: pd.DataFrame) -> pd.Series:
     """Rows on the kernels that an engine's usual choice is; the others would be averaged with them."""
     kernel, engine = frame["kernel"].astype(str), frame["engine"]
+    # The chip for workstations has neither DeepGEMM nor TensorRT-LLM's generated kernels: CUTLASS is what engines run
+    # there, in fp8 in half the time of bf16 and in nvfp4 in a third.
+    workstation = frame["gpu"] == WORKSTATION
     # FlashInfer's CUTLASS kernel for ModelOpt checkpoints in vLLM: on Hopper it is twice as slow as bf16, and not what
     # other fp8 checkpoints run on.
-    left = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass")
+    left = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass") & ~workstation
     # fp8 with one scale per tensor, of TensorRT-LLM and of its kernels that vLLM calls on B200: block scales, with
     # which checkpoints of MoE models are published, take up to 1.7 times as long on Hopper, and 1.2 (few tokens) to 2.5
     # times (many) on B200.
     left |= (engine.eq("trtllm") | kernel.str.contains("trtllm_trtllmfp8")) & (frame["dtype"] == "fp8")
     # nvfp4 on CUTLASS: three times as slow as the kernels of TensorRT-LLM's own generator, which its recipes for
     # DeepSeek choose on Blackwell (`moe_config.backend: TRTLLM`) and FlashInfer has, too.
-    left |= kernel.str.startswith("moe_torch_flow") & (frame["dtype"] == "nvfp4") & (kernel != TRTLLM_GENERATED)
+    cutlass = kernel.str.startswith("moe_torch_flow") | kernel.str.contains("nvfp4moe_flashinfer_cutlass")
+    left |= cutlass & (frame["dtype"] == "nvfp4") & (kernel != TRTLLM_GENERATED) & ~workstation
     # gpt-oss under 16-bit activations: TensorRT-LLM and SGLang quantise them to mxfp8 on Blackwell. On Hopper SGLang's
     # weights unpacked to 16 bits, which it does where the package of Triton's own kernels is missing.
     left |= (frame["dtype"] == "w4a16_mxfp4") & (frame["gpu"].isin(BLACKWELL) | (kernel == "sglang_fused_moe_triton"))
@@ -229,7 +254,8 @@ def _usual_experts(frame: pd.DataFrame) -> pd.Series:
     # The first runs experts without a gate on Hopper in SGLang, three times as slow. The second is Marlin with mxfp4
     # for 896 experts: its calls of few tokens take three times as long as those for 384 experts in int4, which are
     # nearer to gpt-oss' 128.
-    left |= kernel.isin(("sglang_flashinfer_cutlass_moe", "sglang_marlin_moe_situ_as_silu"))
+    ungated = (kernel == "sglang_flashinfer_cutlass_moe") & ~(workstation & (frame["dtype"] == "nvfp4"))
+    left |= ungated | (kernel == "sglang_marlin_moe_situ_as_silu")
     # SGLang takes its Triton kernel on Blackwell for the models alone for which it does not choose TensorRT-LLM's.
     return ~(left | ((kernel == "sglang_fused_moe_triton") & frame["gpu"].isin(BLACKWELL)))
 
@@ -240,9 +266,14 @@ def _nemotron(frame: pd.DataFrame) -> pd.Series:
     return shapes & (frame["engine_version"] != OLDEST)
 
 
-def sglang_all_reduce(frame: pd.DataFrame) -> pd.DataFrame:
-    """``aic_engines_all_reduce``: SGLang's own all-reduce."""
-    mode = frame["backend"].str.endswith("eager").map({True: "eager", False: "graph"})
+def engine_all_reduce(frame: pd.DataFrame) -> pd.DataFrame:
+    """``aic_engines_all_reduce``: an engine's own all-reduce.
+
+    Where an engine captures no graphs (vLLM on Intel's GPUs), calls launched one by one are what its decodes make.
+    """
+    launched = frame["backend"].fillna("").str.endswith("eager")
+    captures = (~launched).groupby([frame["gpu"], frame["engine"]]).transform("any")
+    mode = (launched & captures).map({True: "eager", False: "graph"})
     more = {"mode": mode, "devices": frame["num_gpus"], "message_bytes": frame["message_size_bytes"]}
     return pd.DataFrame(_common(frame, "all_reduce") | more)
 
@@ -254,7 +285,8 @@ def custom_all_reduce(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def nccl(frame: pd.DataFrame) -> pd.DataFrame:
-    """``aic_nccl``: all-gather and all-to-all of 16 bits (an engine's all-reduce is another kernel)."""
+    """``aic_nccl``, ``aic_devices_collectives``: all-gather and all-to-all of 16 bits, by NCCL or Intel's oneCCL (an
+    engine's all-reduce is another kernel)."""
     frame = frame[(frame["dtype"] == "half") & frame["collective"].isin(["all_gather", "alltoall"])]
     rows = pd.DataFrame(
         _common(frame, "all_gather") | {"devices": frame["num_gpus"], "message_bytes": frame["message_size_bytes"]}
@@ -270,6 +302,7 @@ CONVERTERS = (
     ("aiconfigurator mla", {"part", "phase", "measured_model"}, mla),
     ("aiconfigurator moe", {"moe_tp_size", "moe_ep_size", "routing_distribution"}, moe),
     ("aiconfigurator custom all-reduce", {"mode", "message_size_bytes", "num_gpus"}, custom_all_reduce),
-    ("aiconfigurator all-reduce of engines", {"backend", "message_size_bytes", "num_gpus"}, sglang_all_reduce),
+    ("aiconfigurator all-reduce of engines", {"backend", "message_size_bytes", "num_gpus"}, engine_all_reduce),
     ("aiconfigurator nccl", {"collective", "nccl_version"}, nccl),
+    ("aiconfigurator collectives", {"collective", "library_version"}, nccl),
 )

@@ -6,7 +6,7 @@ import pandas as pd
 
 HARDWARE = {
     "a100_sxm": "a100-sxm", "h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm", "l40s": "l40s",
-    "b200_sxm": "b200-sxm", "b300_sxm": "b300-sxm",
+    "b200_sxm": "b200-sxm", "b300_sxm": "b300-sxm", "rtx_pro_6000_server": "rtx-pro-6000-server",
     "A100-80GB": "a100-sxm", "H100-80GB": "h100-sxm", "a100-80gb": "a100-sxm", "h100-80gb": "h100-sxm",
     "h100-80gb-pcap": "h100-sxm-capped", "a100_dgx": "a100-sxm", "h100_dgx": "h100-sxm", "RTXPRO6000": "rtx-pro-6000",
     "RTX4090": "rtx-4090", "H20": "h20", "H800": "h800",

@@ -1,0 +1,75 @@
+"""The nearest relative of a device whose kernels were measured and whose servers were not.
+
+What a server makes of kernels (caches that are warm, launches that overlap, the host) is taken from the device of the
+same architecture that is nearest in its data sheet and has a set for serving: an engine runs the same kernels on both,
+so that a GB200 and a B200 are compared by what differs between them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+from evaluator.catalog.calibration import Calibration, named_set
+from evaluator.catalog.engines import DEFAULT_ENGINE
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.served import as_served, with_host
+from evaluator.catalog.store import has, names
+
+_SERVING = f"-{DEFAULT_ENGINE}.serving"
+
+
+def served_by_relative(kernels: Calibration, hardware: str) -> Calibration | None:
+    """A set of a device's kernels with what servers make of those of its nearest relative; None where it has none."""
+    relative = relative_of(hardware)
+    if relative is None:
+        return None
+    isolated = named_set(f"{relative}-{DEFAULT_ENGINE}", relative)
+    serving = named_set(f"{relative}{_SERVING}", relative)
+    served = with_host(as_served(kernels, isolated, serving), serving)
+    # The errors to expect are those of the device's own kernels under servers of others. With the host alone came what
+    # the relative has no servers for, either, and what another engine makes of its kernels.
+    of_others = kernels.rests_on == "kernels" and serving.rests_on != "kernels_and_host"
+    of_engine = kernels.engine in (DEFAULT_ENGINE, "any")
+    rests_on = "other_devices" if of_others and of_engine else served.rests_on
+    return replace(served, name=f"{kernels.name}, served as {serving.name}", rests_on=rests_on)
+
+
+def relative_of(hardware: str) -> str | None:
+    """The device as which one of the catalog without a set for serving is served; None where there is none."""
+    return _relative_of(hardware, catalog_folders())
+
+
+@lru_cache(maxsize=256)
+def _relative_of(hardware: str, folders: tuple[str, str]) -> str | None:
+    if not has("hardware", hardware):
+        return None
+    served = [name.removesuffix(_SERVING) for name in names("calibrations") if name.endswith(_SERVING)]
+    # Without its kernels alone nobody knows what of a set for serving is the server's.
+    served = [name for name in served if has("hardware", name) and has("calibrations", f"{name}-{DEFAULT_ENGINE}")]
+    return nearest_alike(load_hardware(hardware), served)
+
+
+def catalog_folders() -> tuple[str, str]:
+    """Where the catalog's files are: a key of caches, so that another catalog is asked anew."""
+    return os.environ.get("EVALUATOR_PATH", ""), os.getcwd()
+
+
+def nearest_alike(device: Hardware, others: Sequence[str]) -> str | None:
+    """Of other devices (names of the catalog) the one of its architecture with the nearest data sheet, if any is."""
+    if not device.architecture:
+        return None
+    found = [load_hardware(name) for name in others if name != device.name]
+    alike = [other for other in found if other.architecture == device.architecture]
+    return min(alike, key=lambda other: _distance(device, other)).name if alike else None
+
+
+def _distance(device: Hardware, other: Hardware) -> float:
+    """How far two data sheets are apart, as logarithms: in the peak in 16 bits and in the memory's bandwidth."""
+    peaks = device.peak_flops["bf16"], other.peak_flops["bf16"]
+    bandwidths = device.memory_bandwidth, other.memory_bandwidth
+    return sum(abs(math.log(one / two)) for one, two in (peaks, bandwidths))

@@ -1,0 +1,154 @@
+"""Devices beyond those with servers: how their sets were made, as what they are served, and what stands in for them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from evaluator.calibrate import calibrate, read_tables
+from evaluator.calibrate.document import document
+from evaluator.calibrate.run import _as_fast_a_processor
+from evaluator.calibrate.sources import aiconfigurator, infersim
+from evaluator.catalog import load_calibration, load_hardware
+from evaluator.catalog.calibration import HOST
+from evaluator.catalog.relatives import nearest_alike, relative_of
+from evaluator.catalog.store import find
+from evaluator.catalog.transferred import measured_devices
+
+README = Path(__file__).resolve().parents[2] / "calibration" / "README.md"
+TABLES = {
+    "| | GB200 | GB300 |": ("gb200-vllm", "gb300-vllm", "rtx-pro-6000-server-vllm", "b60-vllm"),
+    "| | H20 | H800 |": ("h20-vllm", "h800-vllm"),
+}
+
+
+@pytest.mark.parametrize("head", TABLES)
+def test_the_tables_of_more_devices_are_those_of_their_sets(head):
+    """calibration/README.md, medians and 90th percentiles of what was held out (in the sample where few were)."""
+    text = README.read_text()
+    lines = text[text.index(head) :].split("\n\n")[0].splitlines()[2:]
+    table = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)}
+    sets = [load_calibration(name, "any", foreign=True).fit["errors"] for name in TABLES[head]]
+    assert set(table) == {label for errors in sets for label in errors}
+    for label, cells in table.items():
+        for cell, errors in zip(cells, sets, strict=True):
+            found = errors.get(label, {})
+            found = found.get("held_out", found.get("in_sample"))
+            assert cell == (f"{100 * found['median']:.1f} % ({100 * found['p90']:.0f} %)" if found else "–"), label
+
+
+@pytest.mark.parametrize(
+    ("hardware", "relative", "rests_on"),
+    [
+        ("gb200", "b200-sxm", "other_devices"),
+        ("gb300", "b200-sxm", "other_devices"),
+        ("rtx-pro-6000-server", "rtx-pro-6000", "kernels_and_host"),
+        ("h20", "h100-sxm", "other_devices"),
+    ],
+)
+def test_kernels_are_served_as_those_of_the_nearest_relative(hardware, relative, rests_on):
+    """What a server changes of the relative's kernels it changes of these, and the host is the relative's."""
+    found, kernels = load_calibration("auto", hardware), load_calibration(f"{hardware}-vllm", hardware)
+    serving, isolated = (load_calibration(f"{relative}-vllm{end}", relative) for end in (".serving", ""))
+    assert found.name == f"{hardware}-vllm, served as {relative}-vllm.serving"
+    assert (relative_of(hardware), found.rests_on) == (relative, rests_on)
+    assert all(getattr(found, figure) == getattr(serving, figure) for figure in HOST)
+    for figure in ("launch_s", "kv_head_sequence_s"):
+        ratios = [getattr(one.of("attention_decode"), figure) for one in (found, kernels, serving, isolated)]
+        assert ratios[0] / ratios[1] == pytest.approx(ratios[2] / ratios[3])
+    assert found.of("attention_decode").unequal == serving.of("attention_decode").unequal
+
+
+def test_without_a_relative_the_host_alone_is_lent():
+    found = load_calibration("auto", "b60")
+    assert (found.name, found.rests_on) == ("b60-vllm, host of vllm.serving", "kernels_and_host")
+    assert relative_of("b60") is None and relative_of("nobody's") is None
+
+
+def test_a_device_without_a_set_takes_that_of_the_nearest_of_its_architecture():
+    """GH200 as H200, whose memory it has; a median of all H100s and B200s would be nobody's."""
+    for hardware, nearest in (("gh200", "h200-sxm"), ("b300-sxm", "b200-sxm"), ("rtx-5090", "rtx-pro-6000-server")):
+        found = load_calibration("auto", hardware)
+        assert (found.provenance, found.sources["gemm"]) == ("transferred", f"median of the sets of {nearest}")
+    assert nearest_alike(load_hardware("h800"), ["a100-sxm", "h100-sxm", "h200-sxm"]) == "h100-sxm"
+    assert nearest_alike(load_hardware("gaudi3"), ["h100-sxm"]) is None  # no architecture: alike to nobody
+    # One chip in four racks has one voice in the median over architectures.
+    assert not {"gb200", "gb300", "rtx-pro-6000-server", "b60"} & set(measured_devices("vllm"))
+
+
+def test_another_device_of_an_architecture_in_a_folder_of_ones_own_is_found(tmp_path, monkeypatch):
+    """Caches are by the folders that are searched."""
+    before = load_calibration("auto", "a40").name
+    for folder, kind, old, new in (
+        ("models/hardware", "hardware", "name: a40", "name: a45"),
+        ("calibration", "calibrations", "hardware: l40s", "hardware: a45"),
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+        name = "a40" if kind == "hardware" else "l40s-vllm"
+        text = find(kind, name).read_text().replace(old, new).replace("name: l40s-vllm", "name: a45-vllm")
+        (tmp_path / folder / ("a45.yaml" if kind == "hardware" else "a45-vllm.yaml")).write_text(text)
+    monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
+    assert load_calibration("auto", "a40").sources["gemm"] == "median of the sets of a45"
+    monkeypatch.delenv("EVALUATOR_PATH")
+    assert load_calibration("auto", "a40").name == before
+
+
+def test_a_start_of_another_device_reads_no_faster_per_processor():
+    """H20: 78 processors at 4 TB/s, H200: 132 at 4.8; at the H200's rate per processor 71 % of its share is left."""
+    h200, share = load_calibration("h200-sxm-vllm", "h200-sxm"), 78 * 4.8 / (132 * 4.0)
+    start = _as_fast_a_processor(h200, load_hardware("h20"))
+    for name in ("gemm", "attention_decode"):
+        expected = share * h200.of(name).bandwidth_efficiency
+        assert start.of(name).bandwidth_efficiency == pytest.approx(expected)
+    assert start.of("all_reduce") == h200.of("all_reduce")
+    for same in ("h200-sxm", "gaudi3"):  # its own set; a device whose processors are not known
+        assert _as_fast_a_processor(h200, load_hardware(same)) is h200
+    # Nearer to what was measured than either the same fraction or the same bytes per second.
+    fitted = load_calibration("h20-vllm", "h20").of("gemm_block").bandwidth_efficiency
+    of_h200 = h200.of("gemm_block").bandwidth_efficiency
+    assert abs(share * of_h200 - fitted) < abs(of_h200 - fitted)
+
+
+def test_groups_that_were_not_measured_are_those_of_the_start(data_folder):
+    """One tray of a rack has four GPUs: all-reduces among eight are as the B200's, not a figure for any number."""
+    (table,) = read_tables([data_folder / "aic_devices_all_reduce.csv"])
+    rows = table.rows[(table.rows["hardware"] == "gb200") & (table.rows["engine"] == "vllm")]
+    fitted = document(calibrate([replace(table, rows=rows)], "gb200", "x", start="b200-sxm-vllm"))
+    groups, b200 = (
+        fitted["efficiencies"]["all_reduce"]["devices"],
+        load_calibration("b200-sxm-vllm", "b200-sxm").of("all_reduce").devices,
+    )
+    assert set(groups) == {2, 4, 8} and groups[4]["launch_s"] != b200[4].launch_s
+    assert groups[8]["launch_s"] == pytest.approx(b200[8].launch_s, rel=1e-3)
+
+
+def attention(**columns):
+    usual = {"gpu": "gb200", "engine": "sglang", "engine_version": "1", "kernel": "trtllm_mha", "latency_us": 100.0}
+    sizes = {"batch_size": 1, "num_heads": 8, "num_kv_heads": 8, "head_dim": 128, "window_size_tokens": 0}
+    tokens = {"prompt_tokens_per_sequence": 1024, "past_kv_tokens": 0, "kv_cache_dtype": "bfloat16"}
+    return pd.DataFrame({**usual, **sizes, **tokens, "is_suspect": False} | columns)
+
+
+def test_rows_that_the_source_flags_and_kernels_that_are_not_the_usual_are_left_out():
+    assert len(aiconfigurator.prefill(attention(is_suspect=[False, True]))) == 1
+    # FlashInfer is what SGLang falls back to in data centres, and its usual kernel on the workstation's chip.
+    by_device = attention(kernel="flashinfer", gpu=["gb200", "rtx_pro_6000_server"])
+    assert list(aiconfigurator.prefill(by_device)["hardware"]) == ["rtx-pro-6000-server"]
+    # Intel's kernel skips nothing outside a window.
+    windowed = attention(gpu="b60", engine="vllm", window_size_tokens=[0, 128])
+    assert list(aiconfigurator.prefill(windowed)["window"]) == [0]
+
+
+def test_where_an_engine_captures_no_graphs_its_launched_calls_count():
+    rows = pd.DataFrame(
+        {"gpu": ["b60", "gb200", "gb200", "gb200"], "engine": ["vllm", "vllm", "vllm", "trtllm"], "num_gpus": 2}
+        | {"backend": ["vllm_eager", "vllm_eager", "vllm_graph", None], "engine_version": "1", "latency_us": 9.0}
+        | {"message_size_bytes": 1024}
+    )
+    assert list(aiconfigurator.engine_all_reduce(rows)["mode"]) == ["graph", "eager", "graph", "graph"]
+
+
+def test_products_of_infersim_are_deepgemms_in_blocks_and_stand_for_all_fp8():
+    frame = pd.DataFrame({"gpu": ["H20"], "dtype": ["fp8"], "m": [16], "n": [512], "k": [7168], "latency_us": [9.0]})
+    assert list(infersim.gemm(frame)["dtype"]) == ["fp8_block", "fp8"]
