@@ -185,6 +185,8 @@ def _unmeasured(built: ReplicaBuild) -> tuple[str, ...]:
         unmeasured.append("speculative decoding")
     if spec.eager:
         unmeasured.append("decodes without CUDA graphs")
+    if spec.adapters is not None:
+        unmeasured.append("LoRA adapters")
     unmeasured += _of_layout(of_rank(built.model, spec.parallel), hardware.links)
     unmeasured += [f"{dtype} weights" for dtype in sorted(_weights(built.model, spec.precision.weights) - _WEIGHTS)]
     if spec.precision.kv not in _KV:

@@ -11,6 +11,8 @@ _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _KV = {"fp8": "fp8", "int8": "int8_per_token_head", "int4": "int4_per_token_head", "nvfp4": "nvfp4"}
 _METHODS = {"ngram": "ngram", "mtp": "mtp", "eagle": "eagle3", "draft": "draft_model"}
 _GIB = 1 << 30
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ``LoRAConfig.max_lora_rank``
+_ADAPTED = {"attention": ["qkv_proj", "o_proj"], "feed_forward": ["gate_up_proj", "down_proj"]}
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 ROWS = (
@@ -78,6 +80,12 @@ def _write(server: StatedPool) -> Flags:
         if drafts["method"] in ("draft", "eagle"):
             config["model"] = server.draft or "DRAFT_MODEL_ID"
         flags["--speculative-config"] = config
+    if (lora := server["lora"]) is not None:
+        flags |= {"--enable-lora": True, "--max-loras": lora["max_loras"]}
+        # Room is made for adapters of this rank; those of a lower one have it, too.
+        flags["--max-lora-rank"] = next((rank for rank in _RANKS if rank >= lora["rank"]), _RANKS[-1])
+        if lora["modules"] in _ADAPTED:
+            flags["--lora-target-modules"] = _ADAPTED[lora["modules"]]
     if server["kv.offload_bytes"] is not None:
         flags["--kv-offloading-size"] = server["kv.offload_bytes"] / _GIB
         if server["kv.offload_answers"]:
@@ -121,6 +129,12 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     if drafts is not None:
         read_flags.append("--speculative-config")
         tree["speculative"] = _drafts(drafts)
+    if flags.get("--enable-lora"):
+        read_flags += ["--enable-lora", "--max-loras", "--max-lora-rank"]
+        modules = next((ours for ours, names in _ADAPTED.items() if names == flags.get("--lora-target-modules")), "all")
+        read_flags += ["--lora-target-modules"] if modules in _ADAPTED else []
+        rank = int(flags.get("--max-lora-rank", 16))
+        tree["lora"] = {"max_loras": flags.get("--max-loras", 1), "rank": rank, "modules": modules}
     read_flags += _read_offload(flags, tree)
     role = flags.get("--kv-transfer-config", {}).get("kv_role")
     if role in _ROLES.values():
@@ -166,12 +180,14 @@ VLLM = CommandLine(
     does={"kv.admission": "on_demand", **EVERY_SERVER},
     write=_write,
     read=_read,
-    # By ``add_cli_args`` of vllm/engine/arg_utils.py in 0.8.5 to 0.28.0; 0.23 was not looked at.
+    # By ``add_cli_args`` of vllm/engine/arg_utils.py in 0.8.5 to 0.28.0; 0.23 was not looked at, and for
+    # --lora-target-modules nothing before 0.28.
     since={
         "--eplb-config": (0, 10),
         "--async-scheduling": (0, 10),
         "--all2all-backend": (0, 11, 2),
         "--scheduler-reserve-full-isl": (0, 19),
         "--watermark": (0, 24),
+        "--lora-target-modules": (0, 28),
     },
 )

@@ -236,6 +236,25 @@ class AskedOfSampler:
 
 AS_PUBLISHED = AskedOfSampler()
 
+ATTENTION, FEED_FORWARD, ALL_MODULES = "attention", "feed_forward", "all"
+ADAPTED = (ALL_MODULES, ATTENTION, FEED_FORWARD)
+"""The matrices of a model that may have adapters."""
+
+
+@dataclass(frozen=True)
+class Adapters:
+    """LoRA adapters (arXiv:2106.09685) with which a model is deployed, and which of them requests name.
+
+    A device has room for ``resident`` of them, of so high a ``rank``, of the matrices ``modules`` (one of ADAPTED).
+    ``popularity``: (how many adapters, with what chance a request names a given one of them), group by group; none
+    where nobody names any.
+    """
+
+    rank: int
+    resident: int
+    modules: str = ALL_MODULES
+    popularity: tuple[tuple[float, float], ...] = ()
+
 
 @dataclass(frozen=True)
 class Model:
@@ -264,6 +283,7 @@ class Model:
     nucleus_sampling: bool = False  # its generation_config.json asks for top-p, which engines then do by default
     penalties: bool = False  # the same of a penalty for what was said before (repetition, presence, frequency)
     prediction_layers: int = 0  # modules for the tokens after the next that come with it (MTP), none of its ``layers``
+    adapters: Adapters | None = None  # with which it is deployed; none of any file
 
     @property
     def assumptions(self) -> tuple[str, ...]:

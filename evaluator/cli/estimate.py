@@ -49,6 +49,13 @@ def estimate(
     eager: Annotated[
         bool, typer.Option("--eager", help="The engine captures no CUDA graphs (--enforce-eager).")
     ] = False,
+    max_loras: Annotated[
+        int | None, typer.Option(min=1, help="Places for LoRA adapters; --adapters says how many are named.")
+    ] = None,
+    lora_rank: Annotated[int, typer.Option(min=1, max=4096, help="Of the adapters, with --max-loras.")] = 16,
+    adapters: Annotated[
+        int | None, typer.Option(min=1, help="Adapters that requests name, all alike; as many as --max-loras.")
+    ] = None,
     calibration: Annotated[
         str, typer.Option(help="Efficiencies: auto (the best there are), or a set's name.")
     ] = "auto",
@@ -97,6 +104,7 @@ def estimate(
         max_num_batched_tokens=max_num_batched_tokens,
         memory_fraction=memory_fraction,
         eager=eager,
+        **_adapters(max_loras, lora_rank, adapters),
         speculative=_speculative(speculative, drafts, acceptance, draft_model, draft_vocabulary),
     )
     # Also of what cannot run: its memory plan says by how much it does not fit. The exit code says the
@@ -115,6 +123,15 @@ def check_dtypes(chosen: Mapping[str, str]) -> None:
         allowed = [*(["checkpoint"] if option == "--weights" else []), *get_args(DTypeName)]
         if dtype not in allowed:
             raise InputError(f"{option} {dtype}: is no dtype; allowed: {', '.join(allowed)}")
+
+
+def _adapters(places: int | None, rank: int, named: int | None) -> dict[str, Any]:
+    """The options of adapters as a scenario has them."""
+    if places is None:
+        if named is not None:
+            raise InputError("--adapters needs --max-loras, the adapters that the engine holds")
+        return {}
+    return {"lora": {"max_loras": places, "rank": rank}, "adapters": {"count": named or places}}
 
 
 def _speculative(

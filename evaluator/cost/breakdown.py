@@ -11,7 +11,14 @@ from evaluator.catalog.calibration import SORT
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.coefficients import Coefficients, coefficients, mesh, reach
 from evaluator.cost.fold import fold_rates
-from evaluator.cost.iteration import BatchStatistics, experts_touched, iteration_time
+from evaluator.cost.iteration import (
+    NO_ADAPTERS,
+    AdapterGroups,
+    BatchStatistics,
+    adapters_named,
+    experts_touched,
+    iteration_time,
+)
 from evaluator.cost.kernel import Operator
 from evaluator.cost.lanes import stack
 from evaluator.cost.rates import Rates, rates
@@ -55,7 +62,11 @@ ROWS = SequenceRows(1.0, 1.0)
 
 
 def scaling_statistics(
-    batch: BatchStatistics, log_expert_missed: float, skew: float = 0.0, rows: SequenceRows = ROWS
+    batch: BatchStatistics,
+    log_expert_missed: float,
+    skew: float = 0.0,
+    rows: SequenceRows = ROWS,
+    adapters: AdapterGroups = NO_ADAPTERS[1],
 ) -> dict[str, tuple[float, float, float]]:
     """X, Y and Z of every scaling (see ``Operator``) in this batch."""
     tokens = rows.queries * batch.decodes + batch.prefill_tokens
@@ -67,6 +78,7 @@ def scaling_statistics(
         "linear_sequences": (sequences, 1.0, sequences),
         "experts": (tokens, experts_touched(log_expert_missed, tokens, skew), tokens),
         "gathered": (tokens, 0.0, tokens),
+        "adapters": (tokens, adapters_named(adapters, batch.decodes + batch.prefill_sequences), tokens),
         "prefill": (batch.prefill_area, 1.0, batch.prefill_context),
         "prefill_window": (batch.prefill_window_area, 1.0, batch.prefill_window_context),
         "decode": (batch.decode_context, 1.0, batch.decode_context),
@@ -106,7 +118,9 @@ def breakdown(
     host, total = _host(rate, batch, times.sum())
 
     work = coefficients(operators, *links)
-    statistics = scaling_statistics(batch, work.log_expert_missed, float(rate.expert_skew), rows)
+    statistics = scaling_statistics(
+        batch, work.log_expert_missed, float(rate.expert_skew), rows, AdapterGroups(*work.popularity)
+    )
     # The bound is judged by amounts and rates, not by the folded cost, which no longer knows the sides of a sum.
     amounts = _amounts(operators, statistics, batch)
     bounds = np.argmax(_sides(work, rate, amounts), axis=0)

@@ -55,6 +55,7 @@ class Coefficients(NamedTuple):
     matrices: np.ndarray  # (operator,) matrices of routed experts
     crowd: np.ndarray  # (operator,) tokens of a rank with which as many come to a device as it holds experts
     log_expert_missed: float  # log of the chance that a token leaves a given expert alone
+    popularity: np.ndarray  # (2, group): adapters, and the log of the chance that a sequence names another one
     placed: tuple[Placed | None, ...]  # (operator,) how experts lie on devices, where that matters
     scaling: dict[str, np.ndarray]  # int: the operators of every ``Scaling``, as indices
 
@@ -94,11 +95,20 @@ def coefficients(
         crowd=np.array(
             [kernel.held.experts / kernel.held.ranks if kernel.held else 0.0 for kernel in operators], dtype=float
         ),
+        popularity=_popularity(operators),
         placed=tuple(operator.placed for operator in operators),
         # See the docstring: the most experts touched, so that the time is never too short.
         log_expert_missed=min((operator.log_expert_missed for operator in operators), default=0.0),
         scaling={name: np.flatnonzero(scaling == name) for name in _SCALINGS},
     )
+
+
+def _popularity(operators: tuple[Operator, ...]) -> np.ndarray:
+    # All adapters of a model are named by the same requests.
+    groups = next((operator.popularity for operator in operators if operator.popularity), ())
+    adapters, chances = np.array(groups, dtype=float).reshape(-1, 2).T
+    # 1e-300 for the only adapter of all requests, as with experts that every token visits.
+    return np.array([adapters, np.log(np.maximum(1e-300, 1.0 - chances))])
 
 
 def _class_of(operator: Operator, tuned: frozenset[ExpertShape]) -> str:

@@ -80,6 +80,16 @@ class RampRows(NamedTuple):
     by_sequence: PerOperator  # 1: a message is proportional to the sequences in the batch; 0: to the tokens computed
 
 
+class AdapterGroups(NamedTuple):
+    """LoRA adapters of equal popularity, one group per row."""
+
+    adapters: PerOperator  # how many
+    log_missed: PerOperator  # log of the chance that a sequence does not name a given one of them
+
+
+NO_ADAPTERS = OperatorRows(*((),) * len(OperatorRows._fields)), AdapterGroups((), ())
+
+
 class CostParameters(NamedTuple):
     """The iteration cost of one pipeline rank of one replica, everything already in seconds (``fold`` makes it).
 
@@ -123,6 +133,8 @@ class CostParameters(NamedTuple):
     pieces_s: Batched  # s that an iteration with prompts takes at least, see ``launched``
     between_s: Batched  # s of that on top with more tokens than ``captured_tokens``
     captured_tokens: Batched  # tokens of the largest batch of which graphs are kept
+    adapter_rows: OperatorRows = NO_ADAPTERS[0]  # LoRA: x = tokens, y = adapters named, z = tokens
+    adapter_groups: AdapterGroups = NO_ADAPTERS[1]
 
 
 class FittedCost(Protocol):
@@ -261,6 +273,19 @@ def experts_touched(log_expert_missed: Batched, tokens: Batched, skew: Batched =
     visits = -tokens * log_expert_missed
     spread = xp.log1p(skew * visits) / xp.where(skew > 0.0, skew, 1.0)
     return -xp.expm1(-xp.where(skew > 0.0, spread, visits))
+
+
+def adapters_named(groups: AdapterGroups, sequences: Batched) -> Batched:
+    """Expected number of distinct adapters that so many sequences name, each independently of the others.
+
+    An adapter with chance p is named by none of n sequences with (1 - p)^n; of popularity that varies, p is that of a
+    group of adapters alike. The roofline of the expected number stands for the expected roofline.
+    """
+    xp = array_namespace(sequences, *groups.adapters, *groups.log_missed)
+    named: Batched = 0.0
+    for adapters, log_missed in zip(*groups, strict=True):
+        named = named - adapters * xp.expm1(sequences * log_missed)
+    return named
 
 
 def busiest_touched(touched: Batched, tokens: Batched, spread: Batched, least: Batched) -> Batched:
@@ -419,6 +444,9 @@ def time_without_experts(
         + (prefill_attention_time(parameters, batch) if prefill_attention_s is None else prefill_attention_s)
     )
     time = time + _ramps_time(parameters.ramp_rows, tokens, sequences)
+    if len(parameters.adapter_rows.flop):  # structure, as with experts
+        named = adapters_named(parameters.adapter_groups, batch.decodes + prompts)
+        time = time + _products_time(parameters.adapter_rows, tokens, named, tokens)
     # Structure again: only sets that state what decodes take beside prompts have such rows.
     if len(parameters.beside_rows.work) and not only_decodes:
         chunks = batch.prefill_area, batch.prefill_context, prompt, prompts

@@ -15,7 +15,7 @@ OpClass = Literal[
 ]  # fmt: skip
 Scaling = Literal[
     "tokens", "sequences", "experts", "prefill", "prefill_window", "decode", "decode_window",
-    "linear_tokens", "linear_sequences", "gathered",
+    "linear_tokens", "linear_sequences", "gathered", "adapters",
 ]  # fmt: skip
 """The statistics of a batch that an operator's work grows with; see ``Operator``."""
 
@@ -49,6 +49,7 @@ class Operator:
     * tokens, linear_tokens: X = Z = tokens computed, Y = 1; sequences, linear_sequences: X = Z = sequences, Y = 1;
     * experts: X = Z = tokens, Y = fraction of the experts touched; gathered: X = Z = tokens. With data-parallel
       attention (``Parallel.data``) these are not the tokens of the rank but the mean of all ranks;
+    * adapters: X = Z = tokens, Y = adapters that the sequences of the batch name;
     * prefill, prefill_window: X = attention area, Z = context read; decode, decode_window: X = Z = tokens attended to.
 
     The linear scalings and the gathered one have one side at most (FLOPs, bytes or messages), so that their time is a
@@ -59,6 +60,7 @@ class Operator:
     computed), the ``query_elements`` of ordinary attention, which engines may copy, in how many ``layers`` it is, how
     many ``matrices`` of routed experts it reads where it touches all of them, and whether attention is ``masked``
     (causal), as that of encoders is not.
+    ``popularity``: of the adapters (``catalog.model.Adapters``).
     ``placed``: where the routed experts are. ``held``: those of this device. ``spread``: who gets a token in an
     all-to-all.
     """
@@ -87,6 +89,7 @@ class Operator:
     placed: Placed | None = None
     held: Held | None = None
     spread: Spread | None = None
+    popularity: tuple[tuple[float, float], ...] = ()
 
     def times(self, count: float) -> Operator:
         """This operator in ``count`` identical layers: exact, because the roofline is homogeneous of degree one."""

@@ -31,6 +31,8 @@ class RowCounts(NamedTuple):
     ramp_rows: int = 0
     expert_ramp_rows: int = 0
     beside_rows: int = 0
+    adapter_rows: int = 0
+    adapter_groups: int = 0
 
 
 def row_counts(parameters: CostParameters) -> RowCounts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from evaluator.catalog.model import LayerKind, Model
+from evaluator.cost.adapters import adapter_operators
 from evaluator.cost.embedding_and_head import first_operators, last_operators, pipeline_link
 from evaluator.cost.feed_forward import feed_forward_operators
 from evaluator.cost.kernel import Operator, merge
@@ -30,6 +31,7 @@ def operators(
     for kind, count in rank_kinds(model, parallel.pipeline, pipeline_rank):
         layer = mixer_operators(model, kind.mixer, precision, parallel)
         layer += feed_forward_operators(model, kind.feed_forward, precision, parallel)
+        layer += adapter_operators(model, kind, precision, parallel)
         # One record for all layers of a kind: the roofline is homogeneous, so that the times add up exactly.
         rank_operators += [operator.times(count) for operator in layer]
     if pipeline_rank in (None, parallel.pipeline - 1):

@@ -56,7 +56,7 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
     compute = IdealTime(
         iteration_s=none,
         experts_touched_s=none,
-        token_s=of(flop_s, "tokens", "experts", "linear_tokens", "gathered"),
+        token_s=of(flop_s, "tokens", "experts", "linear_tokens", "gathered", "adapters"),
         sequence_s=of(flop_s, "sequences", "linear_sequences"),
         area_s=of(flop_s, "prefill"),
         window_area_s=of(flop_s, "prefill_window"),
@@ -69,7 +69,8 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
     memory = IdealTime(
         iteration_s=of(weight_s, "tokens", "sequences"),
         experts_touched_s=of(weight_s, "experts"),
-        token_s=of(moved_s, "tokens", "experts", "linear_tokens", "gathered")
+        # Weights of adapters are left out: no total of a run says how many its batches named.
+        token_s=of(moved_s, "tokens", "experts", "linear_tokens", "gathered", "adapters")
         + of(computed_s, "prefill", "prefill_window"),
         sequence_s=of(moved_s, "sequences", "linear_sequences"),
         area_s=none,

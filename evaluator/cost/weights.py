@@ -18,6 +18,7 @@ from evaluator.catalog.model import (
     SoftmaxAttention,
 )
 from evaluator.catalog.parameters import compressor_sides
+from evaluator.cost.adapters import adapter_bytes
 from evaluator.cost.dtypes import BYTES, weight_dtypes
 from evaluator.cost.embedding_and_head import vocabulary_shard
 from evaluator.cost.layer_state import conv_channels
@@ -115,6 +116,16 @@ def _expert_biases(moe: MoeFeedForward, hidden: int, parallel: Parallel) -> int:
 
 
 def weight_bytes(model: Model, precision: Precision, parallel: Parallel, pipeline_rank: int = 0) -> float:
-    """Bytes of weights on one device of a pipeline rank."""
+    """Bytes of weights on one device of a pipeline rank, with the adapters that it has room for."""
     dtypes = weight_dtypes(model, precision)
-    return sum(count * BYTES[dtypes[part]] for part, count in rank_parameters(model, parallel, pipeline_rank).items())
+    stored = sum(count * BYTES[dtypes[part]] for part, count in rank_parameters(model, parallel, pipeline_rank).items())
+    return stored + resident_bytes(model, precision, parallel, pipeline_rank)
+
+
+def resident_bytes(model: Model, precision: Precision, parallel: Parallel, pipeline_rank: int = 0) -> float:
+    """Bytes of the places for adapters on one device of a pipeline rank; an engine sets them aside when it starts."""
+    if model.adapters is None:
+        return 0.0
+    kinds = rank_kinds(model, parallel.pipeline, pipeline_rank)
+    places = sum(count * adapter_bytes(model, kind, precision, parallel) for kind, count in kinds)
+    return model.adapters.resident * places

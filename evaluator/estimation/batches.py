@@ -21,6 +21,7 @@ from evaluator.errors import InputError
 from evaluator.estimation.drafts import read_speculative
 from evaluator.keys import Place
 from evaluator.replica import ReplicaSpec, build, passage
+from evaluator.scenario.adapters import Lora, NamedAdapters, read_adapters
 from evaluator.scenario.token_sampling import TokenSampling, asked_of_sampler
 from evaluator.speculation import Speculative
 
@@ -44,6 +45,8 @@ def iteration_time(
     expert_exchange: str = GATHER,
     precision: Precision | None = None,
     eager: bool = False,
+    lora: Lora | Mapping[str, Any] | None = None,
+    adapters: NamedAdapters | Mapping[str, Any] | None = None,
     speculative: Speculative | Mapping[str, Any] | None = None,
     sampling: TokenSampling | Mapping[str, Any] | None = None,
     unequal: float | None = None,
@@ -55,7 +58,8 @@ def iteration_time(
     ``context_tokens`` tokens, the new one included. Where ``prompt_tokens`` is 0 there are no prompts. Of a pipeline it
     is the time through all ranks, of data-parallel ranks that of ranks with such a batch each. ``unequal``: how much
     longer than the mean the longest context of a batch is, of the mean; None: as in a chat, where the calibration set
-    knows what it costs. The time is affine in it. Model, hardware and
+    knows what it costs. The time is affine in it. ``lora`` and ``adapters`` are ``deployment.lora`` and
+    ``workload.adapters``, of which a batch names as many as are expected. Model, hardware and
     calibration are names of the catalog, or what its readers return; memory is not looked at.
 
     >>> iteration_time("llama-3.1-8b", "h100-sxm", prompt_tokens=[2048, 0], decodes=[0, 64], context_tokens=1000)
@@ -76,6 +80,7 @@ def iteration_time(
         asked=asked_of_sampler(sampling, Place("iteration_time", "sampling")),
         eager=eager,
         unequal=unequal,
+        adapters=read_adapters(lora, adapters, Place("iteration_time", "")),
     )  # fmt: skip
     if unequal is not None and not (np.isfinite(unequal) and unequal >= 0.0):
         raise InputError(f"unequal: must be finite and not negative, not {unequal}")

@@ -36,6 +36,7 @@ from evaluator.keys import Place
 from evaluator.metrics.model_error import end_to_end
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, ReplicaSpec, UnpipelinedCost, build, default_budget, kept_model, passage
+from evaluator.scenario.adapters import Lora, NamedAdapters, read_adapters
 from evaluator.scenario.token_sampling import TokenSampling, asked_of_sampler
 from evaluator.speculation import Speculative, decode_tokens, mean_tokens
 
@@ -103,6 +104,8 @@ def estimate(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     eager: bool = False,
+    lora: Lora | Mapping[str, Any] | None = None,
+    adapters: NamedAdapters | Mapping[str, Any] | None = None,
     speculative: Speculative | Mapping[str, Any] | None = None,
     sampling: TokenSampling | Mapping[str, Any] | None = None,
 ) -> Estimate:
@@ -112,9 +115,10 @@ def estimate(
     ``memory_fraction`` and the three keys behind it is as the serving ``engine`` has it in ``engine_version``, by
     default the newest that its table knows. ``speculative`` is what a scenario has at ``deployment.speculative``; times
     and throughput are then those that are expected of the drafts. ``sampling`` is ``workload.sampling``, ``eager`` is
-    ``deployment.eager``. ``batch``
-    sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency through all ranks,
-    so throughput counts all of them. Of data-parallel ranks each has such a batch, and its share of the rate.
+    ``deployment.eager``, ``lora`` is ``deployment.lora``, and ``adapters`` are ``workload.adapters``, of which a batch
+    names as many as are expected. ``batch`` sequences are in one batch; a pipeline has one batch in flight per rank,
+    each taking the latency through all ranks, so throughput counts all of them. Of data-parallel ranks each has such a
+    batch, and its share of the rate.
     """
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     drafts = read_speculative(speculative)
@@ -135,6 +139,7 @@ def estimate(
         asked=asked_of_sampler(sampling, Place("estimate", "sampling")),
         eager=eager,
         unequal=0.0,  # sequences of one length, which are where the others are
+        adapters=read_adapters(lora, adapters, Place("estimate", "")),
     )  # fmt: skip
     if expert_exchange not in EXCHANGES:
         raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")

@@ -10,13 +10,13 @@ import numpy as np
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.kv_managers import manager
-from evaluator.plan.simulators import by_reports, on_demand
+from evaluator.plan.simulators import by_reports, on_demand, waits_for_adapters
 from evaluator.plan.station import StationPlan, longest_prompt
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, token_budget
 from evaluator.routing import HeavyLight, name_of, router_of
 from evaluator.scenario import Deployment, Routers, Workload
-from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, PRIORITY, QUEUED
+from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, PRIORITY, QUEUED, STAGE
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import cached_by_content, shared_tokens
 from evaluator.traffic.roles import ROLES
@@ -230,6 +230,39 @@ def priority_problem(station: StationPlan) -> str | None:
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
     }
     return _left_out("packing priority", others)
+
+
+def lora_problem(workload: Workload, station: StationPlan, alone: bool) -> str | None:
+    """What LoRA adapters do not go with; None where they do, or nobody names any. ``alone``: no other station."""
+    deployment, named = station.deployment, workload.adapters
+    if named is None or deployment.role == STAGE:
+        return None
+    if deployment.lora is None:
+        return (
+            "infeasible: requests name adapters (workload.adapters), and the deployment holds none; use "
+            f"lora: {{max_loras: {min(named.count, 8)}}}, or leave out workload.adapters"
+        )
+    # A prompt's KV depends on the adapter, so that blocks of equal tokens are found by nobody who names another one.
+    cached = cached_by_content(workload, deployment) or shared_tokens(workload, deployment)
+    others = {
+        "kv.prefix_caching; use prefix_caching: false": bool(cached),
+        "several models; use one": bool(workload.model_names),
+    }
+    if waits_for_adapters(workload, deployment):
+        record = policy(deployment.batching.policy)
+        chunks = not (record.whole_prompts or record.whole_kv or record.prefill_alone or record.token_ratio)
+        others |= {
+            f"policy {record.name}; use policy chunked": not chunks,
+            f"packing {deployment.batching.packing}; use fcfs": deployment.batching.packing != "fcfs",
+            "several pools or stages": not alone,
+            f"role {deployment.role}": deployment.role != "mixed",
+            "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
+            "data-parallel ranks in lockstep; use replicas": station.lockstep > 1,
+            "several branches of a request; use one": station.extremes.branches > 1,
+        }
+        beyond = f"{named.count:,} workload.adapters, more than lora.max_loras {deployment.lora.max_loras},"
+        return _left_out(beyond, others, ", or as many max_loras")
+    return _left_out("workload.adapters", others)
 
 
 def refusal_problem(workload: Workload, station: StationPlan, alone: bool) -> str | None:

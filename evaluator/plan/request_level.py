@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from evaluator.cost.memory import kv_units
-from evaluator.plan.simulators import is_joint, on_demand, shares_queue
+from evaluator.plan.simulators import is_joint, on_demand, shares_queue, waits_for_adapters
 from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
 from evaluator.routing import SHARED_QUEUE, name_of
@@ -53,6 +53,7 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
         "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
         f"batching.packing {batching.packing}; use fcfs": batching.packing != "fcfs",
         "batching.max_queued_requests; leave it out": batching.max_queued_requests is not None,
+        "workload.adapters beyond lora.max_loras; use as many max_loras": waits_for_adapters(workload, deployment),
         "deployment.autoscaling; leave it out": deployment.autoscaling is not None,
         "sessions that think from the answer": workload.feedback,
         f"router {name_of(deployment.router)}; use {SHARED_QUEUE.name} or round_robin": is_joint(workload, deployment)

@@ -312,6 +312,7 @@ def lacking(
         and cached_by_content(workload, deployment),
         "kv.prefix_caching on a decode side": ROLES[deployment.role].prompt_resident
         and cached_by_content(workload, deployment),
+        "workload.adapters beyond lora.max_loras": waits_for_adapters(workload, deployment),
         "kv.offload_bytes": deployment.kv.offload_bytes is not None,
         f"batching.policy {record.name} with enable_mixed_chunk": record.token_ratio and batching.enable_mixed_chunk,
         f"batching.planning {planning} with pipeline_parallel": planning == QUEUED and deployment.pipeline_parallel > 1,
@@ -336,6 +337,12 @@ def lacking(
             f"kv.manager {kv_hooks(deployment)} with {together_for}": bool(kv_hooks(deployment)),
         }
     return tuple(name for name, applies in keys.items() if applies)
+
+
+def waits_for_adapters(workload: Workload, deployment: Deployment) -> bool:
+    """Whether requests name more LoRA adapters than a batch may, so that it matters who names which."""
+    named, lora = workload.adapters, deployment.lora
+    return named is not None and lora is not None and named.count > lora.max_loras
 
 
 def worth_compiling(workload: Workload, deployments: Sequence[Deployment], joint: bool, lockstep: bool) -> int:

@@ -95,7 +95,8 @@ def station_of(name: str, deployment: Deployment, extremes: Extremes, workload: 
     asked = AS_PUBLISHED if workload is None else workload.sampling.asked
     # The longest prompt first: where it is computed whole, the activations need room for it, which the KV cache
     # then lacks.
-    built, shared_units = design(deployment, longest, asked, extremes.unequal), 0
+    adapters = None if workload is None else workload.adapters
+    built, shared_units = design(deployment, longest, asked, extremes.unequal, adapters), 0
     shared = 0 if workload is None else shared_tokens(workload, deployment)
     if built.replica is not None and workload is not None and shared:
         shared_units = workload.sessions.system_prompts * int(kv_units(built.replica.kv, shared))

@@ -50,6 +50,8 @@ class Limits:
     # Of a hybrid model: its groups of layers, which take blocks from one pool of ``kv_units``: see ``grouped_kv``.
     kv_groups: tuple[KvGroup, ...] = ()
     host: HostLimits | None = None  # where blocks of the prefix cache are copied to: see ``host_cache``
+    max_adapters: int = 0  # distinct LoRA adapters in a batch, for which a device has places; 0: no bound
+    adapter_load_s: float = 0.0  # time to load one; the iteration takes so much longer
     drafts: int = 0  # speculative decoding: tokens that a decode verifies in an iteration beside the one it is sure of
     manager: Callable[[Limits], Any] | None = None  # makes the cache of a user's KV manager, see ``kv.Kv``
     # Of a policy that admits by a token ratio (SGLang's names: --enable-mixed-chunk, --max-prefill-tokens,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from evaluator.cost.adapters import naming
 from evaluator.cost.iteration import BatchStatistics, IterationCost, iteration_time, share_touched
 from evaluator.cost.quantities import batch_tokens
 
@@ -25,6 +26,7 @@ class RankPipeline:
 
     def __init__(self, costs: Sequence[IterationCost]) -> None:
         self.costs: list[IterationCost] = [plain(cost) for cost in costs]
+        self._naming: dict[int, list[IterationCost]] = {}  # by the adapters of a batch
         self.busy_s = 0.0  # mean over the ranks
         self._free_s = [0.0] * len(self.costs)
 
@@ -36,12 +38,20 @@ class RankPipeline:
         """When the first rank has done all that was sent."""
         return self._free_s[0]
 
-    def enter(self, now: float, batch: BatchStatistics, more_s: float) -> tuple[float, float]:
+    def naming(self, adapters: int) -> list[IterationCost]:
+        """The costs of a batch that names so many LoRA adapters."""
+        if adapters not in self._naming:
+            self._naming[adapters] = [naming(cost, float(adapters)) for cost in self.costs]
+        return self._naming[adapters]
+
+    def enter(
+        self, now: float, batch: BatchStatistics, more_s: float, costs: Sequence[IterationCost] | None = None
+    ) -> tuple[float, float]:
         """Send a batch through: when the first rank starts on it, and when the last one is done with it.
 
-        Every rank takes ``more_s`` longer than the batch's statistics say.
+        Every rank takes ``more_s`` longer than the batch's statistics say. ``costs``: of this batch; None: as of all.
         """
-        return self.pass_through(now, [iteration_time(cost, batch) + more_s for cost in self.costs])
+        return self.pass_through(now, [iteration_time(cost, batch) + more_s for cost in costs or self.costs])
 
     def pass_through(self, now: float, took_s: Sequence[float]) -> tuple[float, float]:
         """The same of a batch that takes each rank as long as is said."""

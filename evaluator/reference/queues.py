@@ -171,10 +171,19 @@ class Queues:
         # Only where the rest of the batch decodes: no prompt under way goes on, and somebody decodes.
         pads = self.limits.batch_queue and self.limits.drafts and len(self.decoding) and not self.continued
         skipped: list[Request] = []
+        # vLLM ``Scheduler.schedule``, ``scheduled_loras``: of those that take part in the batch. Planned ahead, who has
+        # its last token in the batch under way does not.
+        bound = self.limits.max_adapters
+        named = {request.adapter for request in self.running if request not in self.leaving} if bound else set[int]()
         while room > 0 and self.waiting and (wanted is None or wanted()):
             request = self.waiting.head()
             if request.flights and self.seats < self.limits.max_num_seqs:
                 # Preempted while it is in flight: it cannot go on before the token that is to come is known.
+                skipped.append(self.waiting.pop())
+                continue
+            full = bound and len(named) >= bound and request.adapter not in named
+            if full and self.seats < self.limits.max_num_seqs:
+                # Its adapter has no place beside those of the batch. Those behind it may go on with one that has.
                 skipped.append(self.waiting.pop())
                 continue
             hit = self.found(request)
@@ -202,6 +211,7 @@ class Queues:
             # breaks, too, so that a long prompt is not overtaken for ever.
             if tokens is None or not self._place(request, start, tokens, hit, whole_kv, padding):
                 break
+            named.add(request.adapter)
             if not tokens:
                 # A prompt that came from a prefill side can be found from now on (vLLM
                 # ``_update_waiting_for_remote_kv``: ``cache_blocks`` when its KV has come).

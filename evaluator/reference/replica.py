@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from evaluator.cost.iteration import BatchStatistics, IterationCost, alike_steps, decode_growth
 from evaluator.cost.quantities import PEAKS, raised
 from evaluator.policies import policy as policy_named
+from evaluator.reference.adapter_places import AdapterPlaces
 from evaluator.reference.batch import Batch, exact_statistics, statistics
 from evaluator.reference.limits import Limits
 from evaluator.reference.pipeline import RankPipeline
@@ -44,6 +45,7 @@ class Replica:
         self.pipeline = RankPipeline(costs)
         self.window = window or 0
         self.queues = self._make_queues()
+        self.adapters = AdapterPlaces(self.limits.max_adapters) if self.limits.max_adapters else None
         self.flights: deque[RunningBatch] = deque()
         self.granted: list[Request] = []  # who got room since somebody asked; for the asker to empty
         self.outstanding = 0  # requests that were sent here and have not finished
@@ -105,7 +107,8 @@ class Replica:
         queues = self.queues
         # A leap was sent because nobody could be admitted before its end. That stays true for an arrival that has to
         # stand behind others who wait; one that may stand first could be admitted in the next iteration.
-        joins_early = not queues.waiting or not queues.waiting.stable
+        # Who waits for a place of an adapter stands in nobody's way.
+        joins_early = not queues.waiting or not queues.waiting.stable or self.adapters is not None
         queues.arrive(request)
         return self._cut_short(now) if joins_early else None
 
@@ -234,14 +237,19 @@ class Replica:
 
     def _send(self, batch: Batch, now: float) -> RunningBatch:
         sums, copy_s = self.weigh(batch)
-        start, end = self.pipeline.enter(now, sums, copy_s)
+        costs = self.pipeline.costs
+        if self.adapters is not None:
+            named, loads = self.adapters.take(batch)
+            # Who names another adapter was admitted just now, so that no leap repeats a load.
+            costs, copy_s = self.pipeline.naming(named), copy_s + loads * self.limits.adapter_load_s
+        start, end = self.pipeline.enter(now, sums, copy_s, costs)
         flight = self.take_off(batch, sums, start, end)
         flight.experts_touched = self.pipeline.experts_touched(sums)
         if batch.decodes is not None and self._leap:
             # The leap ends where the time is no longer affine in the number of iterations (``alike_steps``: at the
             # knots of measured iterations; under a roofline it always is) or where the batch itself changes
             # (``alike``).
-            cost = self.pipeline.costs[0]
+            cost = costs[0]
             iterations = min(self.alike(batch), alike_steps(cost, sums))
             flight.repeat(iterations, decode_growth(cost, sums, batch.decodes.growing))
         return flight

@@ -10,10 +10,11 @@ from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.choice import load_calibration
 from evaluator.catalog.engines import ENGINES, serving_engine
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import AskedOfSampler, Model
+from evaluator.catalog.model import Adapters, AskedOfSampler, Model
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.what_if import WhatIf, changed_model, device
+from evaluator.cost.adapters import adapters_problem
 from evaluator.cost.blocks import division_problem
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.kv_groups import grouping_problem
@@ -52,6 +53,9 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     undrafted = times_problem(spec, calibration) or drafting_problem(spec, model, hardware, _model)
     if undrafted is not None:
         return replace(built, problem=Problem(INFEASIBLE if undrafted[1] else UNSUPPORTED, undrafted[0]))
+    unadapted = adapters_problem(model, calibration) if model.adapters is not None else None
+    if unadapted is not None:
+        return replace(built, problem=Problem(UNSUPPORTED, unadapted))
     ungrouped = grouping_problem(model, precision, parallel) if spec.grouped else None
     if ungrouped is not None:
         return replace(built, problem=Problem(UNSUPPORTED, ungrouped))
@@ -77,7 +81,7 @@ def kept_model(built: ReplicaBuild) -> Model:
 def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     """What the names stand for, changed. A set of other hardware is a problem of the design, no unknown name."""
     # `Same`: caches by identity, since a model hashes by all of its layers.
-    model = _asking(Same(_model(spec.model)), spec.asked)
+    model = _asking(Same(_model(spec.model)), spec.asked, spec.adapters)
     hardware = _hardware(spec.hardware)
     calibration = spec.calibration
     # ``foreign``: a set of other hardware is accepted here; ``fitted_problem`` says what is wrong with it.
@@ -118,15 +122,15 @@ def _as_used(
 
 
 @lru_cache(maxsize=1024)
-def _asking(model: Same[Model], asked: AskedOfSampler) -> Model:
-    """The model whose requests ask this of the sampler; the same object for all that ask so."""
+def _asking(model: Same[Model], asked: AskedOfSampler, adapters: Adapters | None) -> Model:
+    """The model with these adapters, whose requests ask this of the sampler; the same object for all that ask so."""
     of = model.of
     nucleus = of.nucleus_sampling if asked.nucleus is None else asked.nucleus
     penalties = of.penalties if asked.penalties is None else asked.penalties
     # The very object: costings are shared by the identity of their model.
-    if (nucleus, penalties) == (of.nucleus_sampling, of.penalties):
+    if (nucleus, penalties, adapters) == (of.nucleus_sampling, of.penalties, of.adapters):
         return of
-    return replace(of, nucleus_sampling=nucleus, penalties=penalties)
+    return replace(of, nucleus_sampling=nucleus, penalties=penalties, adapters=adapters)
 
 
 def _model(of: Model | WhatIf | str) -> Model:

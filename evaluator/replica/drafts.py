@@ -59,6 +59,8 @@ class Drafter:
 
 def drafter(spec: ReplicaSpec, model: Model, load: Callable[[Any], Model]) -> Drafter | None:
     """What drafts; None where nothing does. ``load`` gives the model of a name or a description."""
+    if model.adapters is not None:
+        model = replace(model, adapters=None)  # what drafts has none (vLLM: adapters are of the target model)
     return None if spec.drafting is None else _DRAFTERS[spec.drafting.method](Wanted(spec, model, load))
 
 

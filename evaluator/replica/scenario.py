@@ -16,6 +16,7 @@ from evaluator.replica.changes import Change
 from evaluator.replica.replica_build import ReplicaBuild
 from evaluator.replica.spec import ReplicaSpec
 from evaluator.scenario import scheduler_defaults
+from evaluator.scenario.adapters import NamedAdapters, adapters_of
 from evaluator.scenario.deployment import ASYNCHRONOUS
 
 if TYPE_CHECKING:
@@ -46,9 +47,14 @@ def default_budget(batching_policy: str, engines: int, decodes: int, longest_pro
 
 
 def replica_spec(
-    deployment: Deployment, longest_prompt: int, asked: AskedOfSampler = AS_PUBLISHED, unequal: float | None = None
+    deployment: Deployment,
+    longest_prompt: int,
+    asked: AskedOfSampler = AS_PUBLISHED,
+    unequal: float | None = None,
+    adapters: NamedAdapters | None = None,
 ) -> ReplicaSpec:
-    """One replica of a deployment, under prompts of at most ``longest_prompt`` tokens to compute."""
+    """One replica of a deployment, under prompts of at most ``longest_prompt`` tokens to compute, from requests that
+    name ``adapters``."""
     kv = deployment.kv
     return ReplicaSpec(
         deployment.model,
@@ -75,14 +81,19 @@ def replica_spec(
         grouped=kv.layer_groups and (2 if deployment.batching.planning == ASYNCHRONOUS else 1),
         eager=deployment.eager,
         unequal=unequal,
+        adapters=adapters_of(deployment.lora, adapters),
     )
 
 
 def design(
-    deployment: Deployment, longest_prompt: int, asked: AskedOfSampler = AS_PUBLISHED, unequal: float | None = None
+    deployment: Deployment,
+    longest_prompt: int,
+    asked: AskedOfSampler = AS_PUBLISHED,
+    unequal: float | None = None,
+    adapters: NamedAdapters | None = None,
 ) -> ReplicaBuild:
     """The design of one replica of a deployment; the same object for all deployments with the same spec."""
-    return _built(replica_spec(deployment, longest_prompt, asked, unequal), times_forgotten())
+    return _built(replica_spec(deployment, longest_prompt, asked, unequal, adapters), times_forgotten())
 
 
 @shared_while_used(latest=1024)

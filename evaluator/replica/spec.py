@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import AS_PUBLISHED, AskedOfSampler, Model
+from evaluator.catalog.model import AS_PUBLISHED, Adapters, AskedOfSampler, Model
 from evaluator.catalog.what_if import WhatIf
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
@@ -26,6 +26,7 @@ class ReplicaSpec:
     instance: whether the model fits is then no question. ``change`` puts one input of the cost at a multiple of its
     value; memory stays. ``drafting``: of speculative decoding; None: there is none. ``asked``: of the sampler.
     ``grouped``: layers of a hybrid model keep their KV in groups, and so many batches are under way; 0: they do not.
+    ``adapters``: LoRA adapters that it holds, and that requests name; None: none.
     ``eager``: the engine captures no CUDA graphs, and its host launches the kernels of every iteration.
     ``unequal``: how much longer than the mean the longest context of a batch of decodes is, of the mean; None: as the
     calibration set says.
@@ -48,3 +49,4 @@ class ReplicaSpec:
     grouped: int = 0
     eager: bool = False
     unequal: float | None = None
+    adapters: Adapters | None = None

@@ -41,6 +41,7 @@ from evaluator.keys import (
 from evaluator.kv_managers import MANAGERS
 from evaluator.policies import POLICIES
 from evaluator.routing import Choice
+from evaluator.scenario.adapters import Lora, lora_reader
 from evaluator.scenario.autoscaling import Autoscaling, autoscaling_reader
 from evaluator.scenario.pipeline import Stage
 from evaluator.scenario.routers import Routers, router_reader
@@ -359,6 +360,9 @@ class Pool:
     kv: KvCache = key(section(KvCache, check_kv), KvCache(), "The KV cache of a replica.", absent=absent(KvCache))
     speculative: Speculative | None = key(
         speculative_reader, None, "Speculative decoding: tokens are drafted and verified together; absent: none are."
+    )
+    lora: Lora | None = key(
+        lora_reader, None, "LoRA adapters that the engine holds beside the model, as workload.adapters are named."
     )
     autoscaling: Autoscaling | None = key(
         autoscaling_reader, None, "Replicas that come and go, of which replicas are the most; absent: all are there."

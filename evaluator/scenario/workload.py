@@ -27,6 +27,7 @@ from evaluator.keys import (
     section_schema,
 )
 from evaluator.records import with_fields
+from evaluator.scenario.adapters import NamedAdapters, adapters_reader
 from evaluator.scenario.arrivals import Arrivals, arrivals_reader
 from evaluator.scenario.classes import RequestClass, check_classes, classes_reader
 from evaluator.scenario.lengths import Lengths, ModelShare, lengths_reader, models_reader, pipelines_reader
@@ -150,6 +151,10 @@ class Workload:
         {},
         "Classes of requests with objectives and priorities of their own: {NAME: SHARE} or {NAME: {share: SHARE, slo: "
         "{...}, priority: 0, lengths: {...}}}.",
+    )
+
+    adapters: NamedAdapters | None = key(
+        adapters_reader, None, "LoRA adapters that the requests name, one each; absent: they ask for the model itself."
     )
 
     @property

@@ -18,6 +18,7 @@ from evaluator.traffic.sessions import Turns
 _MODELS = 2  # the random stream of the models
 _PIPELINES = 9  # that of the pipelines
 _CLASSES = 10  # that of the classes
+_ADAPTERS = 11  # that of the adapters
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +115,13 @@ def class_numbers(workload: Workload, seed: int, count: int, turns: Turns | None
     if turns is not None:
         return _drawn(workload.classes, generator, int(turns.session.max()) + 1)[turns.session]
     return _drawn(workload.classes, generator, count)
+
+
+def adapter_numbers(workload: Workload, seed: int, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The adapter that each of the senders ``ids`` names, (sender,): requests, or sessions, which keep theirs."""
+    assert workload.adapters is not None
+    drawn = stream(seed, _ADAPTERS).random(int(ids.max(initial=-1)) + 1)
+    return workload.adapters.number_of(drawn[ids])
 
 
 def _drawn(shares: Mapping[str, _Share], generator: np.random.Generator, count: int) -> NDArray[np.int64]:

@@ -49,6 +49,17 @@ POOL = some.fixed_dictionaries(
         "expert_parallel": some.sampled_from([1, 2, 4, 8, 16]),
         "redundant_experts": some.integers(0, 8),
         "eager": some.booleans(),
+        "lora": some.one_of(
+            some.none(),
+            some.fixed_dictionaries(
+                {
+                    "max_loras": some.integers(1, 50),
+                    "rank": some.integers(1, 600),
+                    "modules": some.sampled_from(["all", "attention", "feed_forward"]),
+                    "load_bandwidth": some.sampled_from([None, 1e9]),
+                }
+            ),
+        ),
         "expert_exchange": some.sampled_from(["gather", "all_to_all"]),
         "replicas": some.integers(1, 5),
         "usd_per_device_hour": some.one_of(some.none(), some.floats(0.0, 9.0)),

@@ -23,7 +23,8 @@ class Ask:
     """A request. ``content``: what is in its first whole blocks, answer included; same number, same tokens.
 
     ``curve``: tokens that its first 0, 1, 2, .. decode iterations give where drafts are verified. ``max_tokens``: what
-    the client allows of an answer, where that is more than it will have; 0: as many.
+    the client allows of an answer, where that is more than it will have; 0: as many. ``adapter``: which LoRA adapter it
+    names; 0: none.
     """
 
     arrival_ticks: float
@@ -33,6 +34,7 @@ class Ask:
     priority: int = 0
     curve: tuple[int, ...] = ()
     max_tokens: int = 0
+    adapter: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,7 @@ class Case:
     store_ticks: int = 0  # for each block that is copied to the host
     load_ticks: int = 0  # for each that is copied back
     host_prompts_only: bool = True  # answers are not copied
+    max_loras: int = 0  # distinct adapters of a batch; 0: nobody names any
     requests: tuple[Ask, ...] = ()
 
 
@@ -111,6 +114,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "ranks in lockstep": {"lockstep": True},
     "prefill and decode apart": {"apart": True},
     "prefill and decode apart, prefix cache": {"apart": True, "prefix_caching": True},
+    "adapters": {"adapters": True},
+    "adapters, asynchronous": {"adapters": True, "asynchronous": True},
     "host memory": {"prefix_caching": True, "host": True},
     "host memory, asynchronous": {"prefix_caching": True, "host": True, "asynchronous": True},
 }
@@ -181,12 +186,16 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
         load_ticks=int(rng.choice([0, 1, 8, 60])) if has.get("host") else 0,
         host_prompts_only=not has.get("host") or bool(rng.random() < 0.5),
     )  # fmt: skip
+    if has.get("adapters"):
+        case = replace(case, max_loras=int(rng.integers(1, 6)))
+    several = case.max_loras + int(rng.integers(1, 8)) if case.max_loras else 0
     contents = contents_of(rng, prompts, outputs, block) if prefix else [()] * requests
     asks = (
         Ask(
             float(arrival) if ranks > 1 and not locked else int(arrival), int(prompt), int(output), content,
             int(rng.integers(0, 4)) if case.priority else 0,
             _curve(rng, int(output), drafts),
+            adapter=int(rng.integers(1, several + 1)) if several else 0,
         )
         for arrival, prompt, output, content in zip(arrivals, prompts, outputs, contents, strict=True)
     )  # fmt: skip

@@ -43,6 +43,7 @@ def limits_of(case: Case) -> Limits:
         host=HostLimits(case.host_blocks, case.host_prompts_only, case.store_ticks * TICK_S, case.load_ticks * TICK_S)
         if case.host_blocks
         else None,
+        max_adapters=case.max_loras,
         kv_groups=tuple(map(_group, case.groups)),
     )
 
@@ -59,6 +60,7 @@ def requests_of(case: Case) -> list[Request]:
         request = Request(
             index, ask.arrival_ticks * TICK_S, ask.prompt_tokens, ask.prompt_tokens, ask.output_tokens,
             -(-held // case.block_tokens), ask.content, priority=ask.priority, curve=ask.curve,
+            adapter=ask.adapter,
         )  # fmt: skip
         found.append(request)
     return found

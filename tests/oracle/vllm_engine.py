@@ -23,12 +23,14 @@ import vllm
 from vllm.config import (
     CacheConfig,
     KVTransferConfig,
+    LoRAConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
     SpeculativeConfig,
     VllmConfig,
 )
+from vllm.lora.request import LoRARequest
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
@@ -89,6 +91,8 @@ def _scheduler(case: Case, blocks: int) -> Scheduler:
     # Set behind the checks of devices and draft models: the scheduler reads nothing else of them.
     config.parallel_config.pipeline_parallel_size = case.pipeline_ranks
     config.scheduler_config.async_scheduling = case.asynchronous
+    if case.max_loras:
+        config.lora_config = LoRAConfig(max_loras=case.max_loras)
     if case.drafts:
         config.speculative_config = SpeculativeConfig(
             method="ngram", num_speculative_tokens=case.drafts, prompt_lookup_max=2,
@@ -146,6 +150,7 @@ def _request(case: Case, tokens: _Tokens, index: int, output_tokens: int) -> Req
         arrival_time=ask.arrival_ticks + index / 1e6,  # breaks ties of priority by the number
         priority=ask.priority,
         block_hasher=hasher,
+        lora_request=LoRARequest(str(ask.adapter), ask.adapter, "/adapters") if ask.adapter else None,
     )
 
 

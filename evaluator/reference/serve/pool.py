@@ -6,27 +6,30 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from evaluator.catalog import load_link
 from evaluator.cost.frontend import delay_s
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
+from evaluator.cost.weights import resident_bytes
 from evaluator.kv_managers import manager as kv_manager
 from evaluator.metrics.use import PoolTotals, pooled
 from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.checks import host_space, swap_space, watermark_units
-from evaluator.plan.simulators import by_reports, routed_by
+from evaluator.plan.simulators import by_reports, routed_by, waits_for_adapters
 from evaluator.reference import HostLimits, Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.reference.network import Follows
 from evaluator.reference.stations.fleet import ScalingPolicy
+from evaluator.scenario import Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE
 from evaluator.speculation import keys, tokens_given
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, by_run, table_shape
 from evaluator.stations.lane_jobs import LaneJobs, lanes_of
 from evaluator.stations.use import add_kept, check_served, use_of
 from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
-from evaluator.traffic.requests import cached_by_content
+from evaluator.traffic.requests import adapter_numbers, cached_by_content
 
 Observe = Callable[[LaneJobs, Iteration], None]
 
@@ -94,6 +97,8 @@ def _serve(
     requests = _requests(lane, pool)
     if by_content:
         _say_content(requests, lane, replica.kv)
+    if waits_for_adapters(configuration.workload, deployment):
+        _say_adapters(requests, configuration.workload, lane, seed)
     gaps = TokenGaps(len(requests))
 
     def late_s(request: Request) -> float:
@@ -107,7 +112,12 @@ def _serve(
     outcome = simulate(
         replica.pipeline_ranks,
         deployment.batching.policy,
-        replace(limits_of(pool, lane.jobs.demand), prefix_caching=by_content, host=_host_of(pool)),
+        replace(
+            limits_of(pool, lane.jobs.demand),
+            prefix_caching=by_content,
+            host=_host_of(pool),
+            **_adapter_limits(configuration.workload, pool),
+        ),
         requests,
         replicas=deployment.ranks if lane.replica < 0 else 1,
         lockstep=pool.lockstep,
@@ -183,6 +193,25 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
         kv_groups=layout.groups,
         manager=None if manager is None else manager.reference,
     )
+
+
+def _adapter_limits(workload: Workload, pool: StationPlan) -> dict[str, Any]:
+    """What bounds the adapters of a batch, where requests name more of them than a device has places for."""
+    lora, design = pool.deployment.lora, pool.design
+    if lora is None or not waits_for_adapters(workload, pool.deployment):
+        return {}
+    whole = resident_bytes(design.model, design.spec.precision, design.spec.parallel) / lora.max_loras
+    load_s = 0.0 if lora.load_bandwidth is None else whole / lora.load_bandwidth
+    return {"max_adapters": lora.max_loras, "adapter_load_s": load_s}
+
+
+def _say_adapters(requests: Sequence[Request], workload: Workload, lane: LaneJobs, seed: int) -> None:
+    """Tell each request which adapter it names; those of a session name the same."""
+    jobs, senders = lane.jobs, lane.jobs.id[lane.served]
+    if jobs.session is not None:
+        senders = jobs.session[lane.served]
+    for request, adapter in zip(requests, adapter_numbers(workload, seed, senders).tolist(), strict=True):
+        request.adapter = adapter
 
 
 def _host_of(pool: StationPlan) -> HostLimits | None:
