@@ -80,6 +80,8 @@ class Arguments:
             if unknown:
                 raise ValueError(f"{flag} of {self.engine} {self.version} has no key {unknown[0]}")
             return flag, json.dumps(value)
+        if entry["kind"] == "many":
+            return flag, *map(str, value)
         wanted: dict[str, type | tuple[type, ...]] = {"int": int, "float": (int, float)}
         if not isinstance(value, wanted.get(entry["kind"], str)) or isinstance(value, bool):
             raise ValueError(f"{flag} takes {entry['kind']}, got {value!r}")

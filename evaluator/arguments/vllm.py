@@ -133,7 +133,7 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
         read_flags += ["--enable-lora", "--max-loras", "--max-lora-rank"]
         modules = next((ours for ours, names in _ADAPTED.items() if names == flags.get("--lora-target-modules")), "all")
         read_flags += ["--lora-target-modules"] if modules in _ADAPTED else []
-        rank = int(flags.get("--max-lora-rank", 16))
+        rank = flags.get("--max-lora-rank", 16)
         tree["lora"] = {"max_loras": flags.get("--max-loras", 1), "rank": rank, "modules": modules}
     read_flags += _read_offload(flags, tree)
     role = flags.get("--kv-transfer-config", {}).get("kv_role")

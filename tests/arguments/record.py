@@ -88,7 +88,8 @@ class Sources:
         if names & {"bool"}:
             return {"kind": "optional" if "str" in names else "switch"}
         if words := [word for word in self.words(annotation) if word is not None]:
-            return {"kind": "str", "choices": words} if "str" not in names else {"kind": "str"}
+            kind = "int" if all(isinstance(word, int) for word in words) else "str"
+            return {"kind": kind, "choices": words} if "str" not in names else {"kind": "str"}
         if names & {"list", "tuple", "set", "List"}:
             return {"kind": "many"}
         for kind in ("int", "float"):
