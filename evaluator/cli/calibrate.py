@@ -184,7 +184,10 @@ def _serving(data: list[Path], name: str | None, changes: list[str], out: Path |
         scenario = runs[0].scenario
         # Of the first run: `own_runs` has refused runs of different deployments.
         built = design(
-            with_engine_defaults(scenario.deployment), 0, scenario.workload.sampling.asked, adapters=scenario.workload.adapters
+            with_engine_defaults(scenario.deployment),
+            0,
+            scenario.workload.sampling.asked,
+            adapters=scenario.workload.adapters,
         )
         fitted = fit_own(runs, built, out.stem, Path(folder), progress)
         if progress is not None:

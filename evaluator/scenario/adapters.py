@@ -93,9 +93,9 @@ def read_adapters(
     lora: Lora | Mapping[str, Any] | None, named: NamedAdapters | Mapping[str, Any] | None, place: Place
 ) -> Adapters | None:
     """From the mappings that a scenario has at ``deployment.lora`` and ``workload.adapters``. Errors: InputError."""
-    if isinstance(lora, Mapping):
+    if lora is not None and not isinstance(lora, Lora):
         lora = lora_reader(lora, place.key("lora"))
-    if isinstance(named, Mapping):
+    if named is not None and not isinstance(named, NamedAdapters):
         named = adapters_reader(named, place.key("adapters"))
     if named is not None and lora is None:
         raise place.key("adapters").error("needs lora, the adapters that the engine holds, such as {max_loras: 8}")
