@@ -93,13 +93,11 @@ def read_adapters(
     lora: Lora | Mapping[str, Any] | None, named: NamedAdapters | Mapping[str, Any] | None, place: Place
 ) -> Adapters | None:
     """From the mappings that a scenario has at ``deployment.lora`` and ``workload.adapters``. Errors: InputError."""
-    if lora is not None and not isinstance(lora, Lora):
-        lora = lora_reader(lora, place.key("lora"))
-    if named is not None and not isinstance(named, NamedAdapters):
-        named = adapters_reader(named, place.key("adapters"))
-    if named is not None and lora is None:
+    held: Lora | None = lora_reader(lora, place.key("lora")) if isinstance(lora, Mapping) else lora
+    use: NamedAdapters | None = adapters_reader(named, place.key("adapters")) if isinstance(named, Mapping) else named
+    if use is not None and held is None:
         raise place.key("adapters").error("needs lora, the adapters that the engine holds, such as {max_loras: 8}")
-    return adapters_of(lora, named)
+    return adapters_of(held, use)
 
 
 def adapters_of(lora: Lora | None, named: NamedAdapters | None) -> Adapters | None:
