@@ -19,8 +19,8 @@ typedef struct {
 } Ramp;
 typedef struct {
     double graph_tokens, iteration_s, token_s, sequence_s, context_s, spread_s, unsplit_s, late_s, late_decodes,
-        window_context_s, decode_s, join_s, prefill_token_s, ramp_s, ramp_tokens, handover_s, handover_tokens, pieces_s,
-        between_s, captured_tokens;
+        late_beyond, window_context_s, decode_s, join_s, prefill_token_s, ramp_s, ramp_tokens, handover_s,
+        handover_tokens, pieces_s, between_s, captured_tokens;
 } Terms;
 typedef struct {
     const Operator *token_rows, *sequence_rows;
@@ -78,7 +78,8 @@ static double attention_time(const Attention *row, const Prompts *prompts) {
 
 static double decode_context_s(const Terms *terms, double decodes) {
     double per_decode = 1.0 / fmax(decodes, 1.0);
-    double late_s = terms->late_s * fmin(decodes / terms->late_decodes, terms->late_decodes * per_decode);
+    double waiting = fmax(terms->late_decodes * per_decode, terms->late_beyond);
+    double late_s = terms->late_s * fmin(decodes / terms->late_decodes, waiting);
     double split_s = terms->context_s + (terms->spread_s + late_s) * per_decode;
     return fmax(split_s, terms->unsplit_s * per_decode);
 }

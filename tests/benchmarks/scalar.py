@@ -26,11 +26,13 @@ FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
 """As XLA compiles: for this very processor, and no operation on numbers that IEEE 754 does not allow."""
 
 TERMS = (
-    "graph_tokens iteration_s token_s sequence_s context_s spread_s unsplit_s late_s late_decodes window_context_s "
-    "decode_s join_s prefill_token_s ramp_s ramp_tokens handover_s handover_tokens pieces_s between_s captured_tokens"
+    "graph_tokens iteration_s token_s sequence_s context_s spread_s unsplit_s late_s late_decodes late_beyond "
+    "window_context_s decode_s join_s prefill_token_s ramp_s ramp_tokens handover_s handover_tokens pieces_s between_s "
+    "captured_tokens"
 ).split()
 TABLES = ("token_rows", "sequence_rows", "prefill_rows", "ramp_rows")
-ABSENT = ("expert_rows", "prefill_window_rows", "expert_ramp_rows", "beside_rows")
+OF_EXPERTS = ("log_expert_missed", "expert_skew", "touched_spread", "touched_least")
+ABSENT = ("expert_rows", "prefill_window_rows", "expert_ramp_rows", "beside_rows", "adapter_rows", "adapter_groups")
 """Tables that ``scalar.c`` knows nothing of: a dense model on a device by its data sheet has none of their rows."""
 
 
@@ -97,6 +99,8 @@ class ScalarLanes:
         return self._arrays[-1].ctypes.data
 
     def _cost(self, cost: CostParameters) -> ctypes.Structure:
+        unknown = {*cost._fields}.difference(TERMS, TABLES, OF_EXPERTS, ABSENT)
+        assert not unknown, f"scalar.c does not know {unknown}"
         assert not any(len(getattr(cost, name)[0]) for name in ABSENT), "scalar.c does not know all of this cost"
         tables = [np.stack(getattr(cost, name), axis=-1) for name in TABLES]
         terms = self._pointer([float(getattr(cost, name)) for name in TERMS], np.float64)
