@@ -2,7 +2,8 @@
 
 Triton's kernel for routed experts takes its tiles from a table that the engine ships for a device, the number of
 experts held and their width, and default tiles where there is none. These are up to twice as slow, so that a set of an
-engine may have figures for both (``grouped_gemm``, ``grouped_gemm_tuned``).
+engine may have figures for both (``grouped_gemm``, ``grouped_gemm_tuned``). Of releases whose default tiles differ
+from those that a set was fitted to, the list says how much of the bandwidth they reach.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from evaluator.catalog.fields import Fields, load
 from evaluator.catalog.store import has, names, suggestion
 from evaluator.errors import InputError
 
+Release = tuple[int, ...]
+
 
 class ExpertShape(NamedTuple):
     """What engines look their tables up by: routed experts that a device holds, and the width of its part of each."""
@@ -22,25 +25,68 @@ class ExpertShape(NamedTuple):
     width: int
 
 
+class ExpertTiles(NamedTuple):
+    """What an engine's list says of each device, by its name; ``any``: of those that are not named."""
+
+    tuned: Mapping[str, frozenset[ExpertShape]]
+    before: Release  # of earlier releases the default tiles are others; (): of none
+    crowded_bandwidth: Mapping[str, float]  # what these reach with more tokens than experts
+
+
+_NO_LIST = ExpertTiles({}, (), {})
+
+
 def tuned_experts(engine: str, hardware: str) -> frozenset[ExpertShape]:
     """Shapes for which ``engine`` has tuned kernels on ``hardware``, names of the catalog; none where it has no list.
 
     Errors: InputError for a file that is not as it should be.
     """
-    return load("experts", engine, _read).get(hardware, frozenset()) if has("experts", engine) else frozenset()
+    return _tiles(engine).tuned.get(hardware, frozenset())
 
 
-def _read(document: Any, where: str, expected_name: str) -> Mapping[str, frozenset[ExpertShape]]:
+def crowded_bandwidth(engine: str, hardware: str, release: Release) -> float | None:
+    """Of the bandwidth, what the default tiles of a release read weights with, once more tokens than it holds experts
+    come to a device; None where it has the tiles that sets are fitted to. Errors: as of ``tuned_experts``."""
+    tiles = _tiles(engine)
+    if release[: len(tiles.before)] >= tiles.before:
+        return None
+    return tiles.crowded_bandwidth.get(hardware, tiles.crowded_bandwidth["any"])
+
+
+def _tiles(engine: str) -> ExpertTiles:
+    return load("experts", engine, _read) if has("experts", engine) else _NO_LIST
+
+
+def _read(document: Any, where: str, expected_name: str) -> ExpertTiles:
     given = Fields(document, where)
     given.named(expected_name)
     given.text("note", None)
-    given.sources(("tuned",))
+    earlier = given.inner("default_tiles") if "default_tiles" in given.values else None
+    given.sources(("tuned",) if earlier is None else ("tuned", "default_tiles"))
     listed = given.inner("tuned")
     given.finish()
-    for device in listed.values:
-        if not has("hardware", str(device)):
-            raise InputError(f"{listed.place(str(device))}: no such device{suggestion(str(device), names('hardware'))}")
-    return {str(device): _shapes(listed.inner(device)) for device in listed.values}
+    shapes = {str(device): _shapes(listed.inner(device)) for device in _devices(listed)}
+    if earlier is None:
+        return ExpertTiles(shapes, (), {})
+    before, share = _release(earlier), earlier.inner("crowded_bandwidth")
+    earlier.finish()
+    reached = {device: share.number(device, high=1.0) for device in ("any", *_devices(share, "any"))}
+    return ExpertTiles(shapes, before, reached)
+
+
+def _devices(listed: Fields, beside: str | None = None) -> list[str]:
+    named = [str(device) for device in listed.values if device != beside]
+    for device in named:
+        if not has("hardware", device):
+            raise InputError(f"{listed.place(device)}: no such device{suggestion(device, names('hardware'))}")
+    return named
+
+
+def _release(given: Fields) -> Release:
+    text = given.text("before")
+    if not all(part.isdecimal() for part in text.split(".")):
+        raise InputError(f"{given.place('before')}: expected a release in quotes, such as '0.17', got {text!r}")
+    return tuple(int(part) for part in text.split("."))
 
 
 def _shapes(listed: Fields) -> frozenset[ExpertShape]:

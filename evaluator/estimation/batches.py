@@ -50,6 +50,7 @@ def iteration_time(
     speculative: Speculative | Mapping[str, Any] | None = None,
     sampling: TokenSampling | Mapping[str, Any] | None = None,
     unequal: float | None = None,
+    engine_version: str | None = None,
 ) -> NDArray[np.float64]:
     """Seconds of one iteration for each batch of an array, of the common shape of the columns that say what is in it.
 
@@ -58,8 +59,8 @@ def iteration_time(
     ``context_tokens`` tokens, the new one included. Where ``prompt_tokens`` is 0 there are no prompts. Of a pipeline it
     is the time through all ranks, of data-parallel ranks that of ranks with such a batch each. ``unequal``: how much
     longer than the mean the longest context of a batch is, of the mean; None: as in a chat, where the calibration set
-    knows what it costs. The time is affine in it. ``lora`` and ``adapters`` are ``deployment.lora`` and
-    ``workload.adapters``, of which a batch names as many as are expected. Model, hardware and
+    knows what it costs. The time is affine in it. ``engine_version``: as in ``estimate``. ``lora`` and ``adapters`` are
+    ``deployment.lora`` and ``workload.adapters``, of which a batch names as many as are expected. Model, hardware and
     calibration are names of the catalog, or what its readers return; memory is not looked at.
 
     >>> iteration_time("llama-3.1-8b", "h100-sxm", prompt_tokens=[2048, 0], decodes=[0, 64], context_tokens=1000)
@@ -81,6 +82,7 @@ def iteration_time(
         eager=eager,
         unequal=unequal,
         adapters=read_adapters(lora, adapters, Place("iteration_time", "")),
+        engine_version=engine_version,
     )  # fmt: skip
     if unequal is not None and not (np.isfinite(unequal) and unequal >= 0.0):
         raise InputError(f"unequal: must be finite and not negative, not {unequal}")

@@ -138,6 +138,7 @@ def estimate(
         drafting=None if drafts is None else drafts.drafting,
         asked=asked_of_sampler(sampling, Place("estimate", "sampling")),
         eager=eager,
+        engine_version=engine_version,
         unequal=0.0,  # sequences of one length, which are where the others are
         adapters=read_adapters(lora, adapters, Place("estimate", "")),
     )  # fmt: skip

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.calibration import TUNED, Calibration
 from evaluator.catalog.choice import load_calibration
 from evaluator.catalog.engines import ENGINES, serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Adapters, AskedOfSampler, Model
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
+from evaluator.catalog.tuned import crowded_bandwidth
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.adapters import adapters_problem
 from evaluator.cost.blocks import division_problem
@@ -89,9 +90,9 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
         calibration = load_calibration(calibration, hardware, foreign=True, engine=spec.engine)
     # A set may be of no engine of ours (measured kernels alone): that is not one of another engine.
     of_other_engine = calibration.engine in ENGINES and calibration.engine != spec.engine
-    calibration = _as_used(
-        Same(calibration), hardware.hypothetical or of_other_engine, spec.eager, spec.unequal, spec.change
-    )
+    crowded = None if of_other_engine else _crowded(spec, calibration)
+    beyond = hardware.hypothetical or of_other_engine
+    calibration = _as_used(Same(calibration), beyond, spec.eager, spec.unequal, crowded, spec.change)
     if spec.change is not None:
         hardware = changed_hardware(hardware, spec.change)
     return model, hardware, calibration
@@ -99,11 +100,16 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
 
 @lru_cache(maxsize=1024)
 def _as_used(
-    calibration: Same[Calibration], beyond: bool, eager: bool, unequal: float | None, change: Change | None
+    calibration: Same[Calibration],
+    beyond: bool,
+    eager: bool,
+    unequal: float | None,
+    crowded: float | None,
+    change: Change | None,
 ) -> Calibration:
     """A set, maybe ``beyond`` what it was fitted to (on a device that nobody measured, for another engine), with an
     input changed; the same object for all that ask so. ``eager``: the engine has no CUDA graphs. ``unequal``: of the
-    contexts of its decodes."""
+    contexts of its decodes. ``crowded``: what default tiles of experts leave of the bandwidth (``_crowded``)."""
     efficiency_of = calibration.of
     # A data sheet says no more of a device that was measured than of another: only what was fitted can be
     # extrapolated.
@@ -118,7 +124,20 @@ def _as_used(
     if unequal is not None and decodes is not None and decodes.beside_walk_s > 0.0:
         classes = {**efficiency_of.efficiencies, "attention_decode": replace(decodes, unequal=unequal)}
         efficiency_of = replace(efficiency_of, efficiencies=classes)
+    if crowded is not None:
+        experts = efficiency_of.of("grouped_gemm")
+        default = {TUNED: experts, "grouped_gemm": replace(experts, crowded_bandwidth=crowded)}
+        efficiency_of = replace(efficiency_of, efficiencies={**efficiency_of.efficiencies, **default})
     return efficiency_of if change is None else changed_calibration(efficiency_of, change)
+
+
+def _crowded(spec: ReplicaSpec, calibration: Calibration) -> float | None:
+    """What the default tiles of the spec's release leave of the bandwidth; None where the set has the tiles of all."""
+    stated = calibration.form == "roofline" and calibration.engine == spec.engine
+    if spec.engine_version is None or not stated or TUNED in calibration.efficiencies:
+        return None
+    release = serving_engine(spec.engine).release(spec.engine_version)
+    return crowded_bandwidth(spec.engine, calibration.hardware, release)
 
 
 @lru_cache(maxsize=1024)

@@ -82,6 +82,7 @@ def replica_spec(
         eager=deployment.eager,
         unequal=unequal,
         adapters=adapters_of(deployment.lora, adapters),
+        engine_version=deployment.engine_version,
     )
 
 

@@ -29,7 +29,8 @@ class ReplicaSpec:
     ``adapters``: LoRA adapters that it holds, and that requests name; None: none.
     ``eager``: the engine captures no CUDA graphs, and its host launches the kernels of every iteration.
     ``unequal``: how much longer than the mean the longest context of a batch of decodes is, of the mean; None: as the
-    calibration set says.
+    calibration set says. ``engine_version``: the release of the engine, on which its default tiles of experts depend;
+    None: the newest.
     """
 
     model: Model | WhatIf | str
@@ -50,3 +51,4 @@ class ReplicaSpec:
     eager: bool = False
     unequal: float | None = None
     adapters: Adapters | None = None
+    engine_version: str | None = None

@@ -4,7 +4,7 @@ import pytest
 
 from evaluator.catalog import load_calibration, names
 from evaluator.catalog.engines import ENGINES
-from evaluator.catalog.tuned import tuned_experts
+from evaluator.catalog.tuned import crowded_bandwidth, tuned_experts
 from evaluator.errors import InputError
 
 
@@ -18,7 +18,15 @@ def test_the_shapes_of_sglang():
 
 def test_an_engine_or_a_device_without_a_list_has_no_tuned_shapes():
     assert set(names("experts")) <= set(ENGINES)
-    assert not tuned_experts("vllm", "h100-sxm") and not tuned_experts("sglang", "b200-sxm")
+    assert not tuned_experts("trtllm", "h100-sxm") and not tuned_experts("sglang", "b200-sxm")
+
+
+def test_default_tiles_of_earlier_releases_of_vllm():
+    """Those of SGLang's calls, whose kernel is the same; today's are those that the sets were fitted to."""
+    assert crowded_bandwidth("vllm", "h100-sxm", (0, 16, 2)) == pytest.approx(0.71, abs=0.001)
+    assert crowded_bandwidth("vllm", "b300-sxm", (0, 11)) == pytest.approx(0.667)
+    assert crowded_bandwidth("vllm", "h100-sxm", (0, 17, 1)) is crowded_bandwidth("sglang", "h100-sxm", (0, 5)) is None
+    assert (8, 3584) in tuned_experts("vllm", "h100-sxm") and (64, 768) not in tuned_experts("vllm", "h100-sxm")
 
 
 def test_a_set_without_the_class_has_no_tuned_shapes():
@@ -41,6 +49,35 @@ def mine(tmp_path, monkeypatch):
 def test_a_list_of_ones_own_comes_first(mine):
     mine.write_text(GOOD)
     assert tuned_experts("sglang", "h100-sxm") == {(8, 100)}
+
+
+TILES = (
+    "{tuned: mine, default_tiles: mine}\ndefault_tiles: {before: '0.4', crowded_bandwidth: {any: 0.5, h100-sxm: 0.7}}"
+)
+
+
+def test_tiles_of_ones_own(mine):
+    mine.write_text(GOOD.replace("{tuned: mine}", TILES))
+    assert crowded_bandwidth("sglang", "h100-sxm", (0, 3, 9)) == 0.7
+    assert crowded_bandwidth("sglang", "l40s", (0, 3)) == 0.5 and crowded_bandwidth("sglang", "l40s", (0, 4)) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("'0.4'", "new", "sglang.yaml: default_tiles.before: expected a release in quotes, such as '0.17', got 'new'"),
+        ("any: 0.5, ", "", "sglang.yaml: default_tiles.crowded_bandwidth.any: missing"),
+        ("any: 0.5", "any: 1.5", "sglang.yaml: default_tiles.crowded_bandwidth.any: "),
+        ("h100-sxm: 0.7", "h100: 0.7", "sglang.yaml: default_tiles.crowded_bandwidth.h100: no such device"),
+        (", default_tiles: mine", "", "sglang.yaml: sources.default_tiles: missing"),
+        ("before", "until", "sglang.yaml: default_tiles"),
+    ],
+)
+def test_tiles_of_no_use_are_refused(mine, old, new, message):
+    mine.write_text(GOOD.replace("{tuned: mine}", TILES).replace(old, new, 1))
+    with pytest.raises(InputError) as raised:
+        tuned_experts("sglang", "h100-sxm")
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,23 @@ def test_times_are_affine_in_how_unequal_contexts_are():
     assert (one == other).all()
 
 
+def test_experts_of_earlier_releases_have_their_default_tiles():
+    """Qwen3-30B-A3B on two H100 holds 64 experts a device, of a width that no table of vLLM's has."""
+    layout, batch = {"tensor_parallel": 2, "expert_parallel": 2}, {"decodes": [64, 65], "context_tokens": 500}
+    now, named, early = (
+        evaluator.iteration_time("qwen3-30b-a3b", "h100-sxm", **layout, **batch, engine_version=release)
+        for release in (None, "0.24", "0.11")
+    )
+    assert (now == named).all() and early[0] == now[0] and early[1] > 1.1 * now[1]
+    tuned, before = (
+        evaluator.iteration_time("mixtral-8x7b", "h100-sxm", tensor_parallel=4, **batch, engine_version=release)
+        for release in ("0.24", "0.11")
+    )
+    assert (tuned == before).all()
+    with pytest.raises(InputError, match="is not in the table of its defaults"):
+        evaluator.iteration_time(*LLAMA, decodes=1, context_tokens=9, engine_version="0.1")
+
+
 @pytest.mark.parametrize(
     "columns, told",
     [
