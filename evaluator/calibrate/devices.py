@@ -30,6 +30,7 @@ PROCESSORS = {
     "rtx-pro-6000-server": Processors(188, 128e6),  # the same chip
     "b60": Processors(20, 18e6),  # Xe cores: Intel's product page (2025); L2 cache: that of the B580, the same chip
     "mi300x": Processors(304, 256e6),  # AMD CDNA 3 Architecture whitepaper (2023): compute units, Infinity Cache
+    "mi308x": Processors(80, 256e6),  # compute units by AITER's tuning; cache as the MI300X
     "mi325x": Processors(304, 256e6),  # as the MI300X, with other memory
     "mi355x": Processors(256, 256e6),  # AMD CDNA 4 Architecture whitepaper (2025)
 }

@@ -11,7 +11,7 @@ from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.relatives import served_by_relative
 from evaluator.catalog.served import as_served, with_host
 from evaluator.catalog.store import has
-from evaluator.catalog.transferred import set_of_others
+from evaluator.catalog.transferred import nearest_measured, set_of_others
 
 AUTO, SHEET = "auto", "datasheet"
 """The best set there is for a device; the set of data sheets, for any device."""
@@ -29,9 +29,9 @@ def load_calibration(
 
     ``auto`` is the first there is of: fitted to serving runs of this hardware (HARDWARE-ENGINE.serving); fitted to its
     kernels (HARDWARE-ENGINE), served as a device of its architecture, or with the host of serving runs on any hardware
-    (ENGINE.serving) where no such device was; of a GPU of NVIDIA
-    ``transferred``, from the nearest of its architecture if there is any; ``datasheet``. What was not measured of an
-    engine, its kernels on this hardware or its servers, is as in vLLM, and the set ``extrapolated``.
+    (ENGINE.serving) where no such device was; ``transferred``, from the nearest device of its architecture, or for a
+    GPU of NVIDIA from all others; ``datasheet``. What was not measured of an engine, its kernels on this hardware or
+    its servers, is as in vLLM, and the set ``extrapolated``.
 
     ``transferred`` is the median of the kernels of other devices for this engine, with the host of their serving runs.
     """
@@ -42,8 +42,11 @@ def load_calibration(
         if measured is not None:
             return measured
         # A user's own set of this name goes before the one that is made of others.
-        if device is not None and is_like_measured(device) and not has("calibrations", TRANSFERRED):
-            return set_of_others(device, serving_engine(engine).name, alike=True)
+        if device is not None and not has("calibrations", TRANSFERRED):
+            of_engine = serving_engine(engine).name
+            # Of other makers a device of the same architecture tells something, and the median of all GPUs nothing.
+            if is_like_measured(device) or nearest_measured(device, of_engine):
+                return set_of_others(device, of_engine, alike=True)
         name = TRANSFERRED if device is not None and is_like_measured(device) else SHEET
     # Other than under `auto`: who names `transferred` asks for all other devices.
     if name == TRANSFERRED and not has("calibrations", name):

@@ -64,7 +64,7 @@ def nearest_alike(device: Hardware, others: Sequence[str]) -> str | None:
     if not device.architecture:
         return None
     found = [load_hardware(name) for name in others if name != device.name]
-    alike = [other for other in found if other.architecture == device.architecture]
+    alike = [other for other in found if (other.maker, other.architecture) == (device.maker, device.architecture)]
     return min(alike, key=lambda other: _distance(device, other)).name if alike else None
 
 

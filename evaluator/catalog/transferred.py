@@ -52,7 +52,8 @@ def _set_of_others(hardware: str, link: str, engine: str, nearest: str, folders:
 
 def nearest_measured(device: Hardware, engine: str) -> str:
     """The measured device of the same architecture whose data sheet is nearest; empty where there is none."""
-    return nearest_alike(device, _measured(engine, catalog_folders())) or ""
+    measured = _measured if device.maker == MEASURED_MAKER else _with_kernels
+    return nearest_alike(device, measured(engine, catalog_folders())) or ""
 
 
 def measured_devices(engine: str) -> list[str]:
@@ -70,18 +71,24 @@ def measured_devices(engine: str) -> list[str]:
 def _measured(engine: str, folders: tuple[str, str]) -> tuple[str, ...]:
     """Devices whose kernels of an engine were measured, collectives included, of the maker whose servers were.
 
-    A set with collectives of another device would count that one twice in a median, and when it is left out. Sets of a
-    user's own that bear no device's name are of a device that has a set, or of none that is known.
+    A set with collectives of another device would count that one twice in a median, and when it is left out.
+    """
+    return tuple(
+        name
+        for name in _with_kernels(engine, folders)
+        if load_hardware(name).maker == MEASURED_MAKER and _has_own_collectives(f"{name}-{engine}", name)
+    )
+
+
+@lru_cache(maxsize=64)
+def _with_kernels(engine: str, folders: tuple[str, str]) -> tuple[str, ...]:
+    """Devices of the catalog with a set of kernels of an engine.
+
+    Sets of a user's own that bear no device's name are of a device that has a set, or of none that is known.
     """
     ending = f"-{engine}"
     with_sets = [name.removesuffix(ending) for name in names("calibrations") if name.endswith(ending)]
-    return tuple(
-        name
-        for name in with_sets
-        if has("hardware", name)
-        and load_hardware(name).maker == MEASURED_MAKER
-        and _has_own_collectives(f"{name}{ending}", name)
-    )
+    return tuple(name for name in with_sets if has("hardware", name))
 
 
 def _has_own_collectives(name: str, hardware: str) -> bool:

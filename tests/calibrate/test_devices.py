@@ -20,6 +20,7 @@ README = Path(__file__).resolve().parents[2] / "calibration" / "README.md"
 TABLES = {
     "| | GB200 | GB300 |": ("gb200-vllm", "gb300-vllm", "rtx-pro-6000-server-vllm", "b60-vllm"),
     "| | H20 | H800 |": ("h20-vllm", "h800-vllm"),
+    "| | Ascend 910B | TPU v6e |": ("ascend-910b-vllm", "tpu-v6e-vllm"),
 }
 
 
@@ -75,6 +76,13 @@ def test_a_device_without_a_set_takes_that_of_the_nearest_of_its_architecture():
     assert nearest_alike(load_hardware("gaudi3"), ["h100-sxm"]) is None  # no architecture: alike to nobody
     # One chip in four racks has one voice in the median over architectures.
     assert not {"gb200", "gb300", "rtx-pro-6000-server", "b60"} & set(measured_devices("vllm"))
+
+
+def test_of_other_makers_a_relative_alone_tells_anything():
+    for hardware, nearest in (("mi350x", "mi355x"), ("ascend-910b3", "ascend-910b")):
+        found = load_calibration("auto", hardware)
+        assert (found.rests_on, found.sources["gemm"]) == ("transferred", f"median of the sets of {nearest}")
+    assert load_calibration("auto", "trainium3").name == "datasheet"
 
 
 def test_another_device_of_an_architecture_in_a_folder_of_ones_own_is_found(tmp_path, monkeypatch):

@@ -125,6 +125,11 @@ SOURCES = {
     "lls_attention_profiles.parquet": {"attention_mixed", "attention_prefill", "attention_decode"},
     "lls_attention_skew.parquet": {"attention_mixed", "attention_decode"},
     "lls_moe_profiles.csv": {"grouped_gemm"},
+    "lls_tpu_v6e_layers.parquet": {"gemm"},
+    "lls_tpu_v6e_attention.parquet": {"attention_prefill", "attention_decode"},
+    "ascend_910b_matmul.csv": {"gemm"},
+    "ascend_910b_attention.csv": {"attention_prefill", "attention_decode"},
+    "ascend_910b_moe.csv": {"grouped_gemm"},
     "aic_moe.parquet": {"grouped_gemm"},
 }
 

@@ -60,7 +60,7 @@ def test_a_gpu_that_nobody_measured_takes_the_kernels_and_the_host_of_others():
     for figure in HOST:
         figures = [getattr(host, figure) for host in hosts]
         assert getattr(own, figure) == (figures[0] if figure == "launches" else np.median(figures))
-    for other in ("gaudi3", "tpu-v6e", "cpu-grace"):  # of other makers nothing is known
+    for other in ("gaudi3", "tpu-v5e", "cpu-grace"):  # of these architectures nothing is known
         assert load_calibration("auto", other).name == "datasheet"
 
 

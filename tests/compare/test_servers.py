@@ -17,7 +17,7 @@ from tests.campaign import entry, row
 
 def test_the_best_set_is_chosen():
     assert calibration_for("auto", "h100-sxm").name == "h100-sxm-vllm.serving"
-    assert calibration_for("auto", "tpu-v6e").name == "vllm.serving"
+    assert calibration_for("auto", "tpu-v5e").name == "vllm.serving"
     assert calibration_for("datasheet", "h100-sxm").name == "datasheet"
     assert calibration_for("GPU-vllm.serving", "l40s").name == "l40s-vllm.serving"
     assert calibration_for("GPU-vllm.serving", "mi300x").name == "datasheet"

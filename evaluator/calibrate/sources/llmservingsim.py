@@ -1,4 +1,4 @@
-"""LLMServingSim (casys-kaist/LLMServingSim, MIT): kernels of vLLM on RTX PRO 6000 and RTX 4090.
+"""LLMServingSim (casys-kaist/LLMServingSim, MIT): kernels of vLLM on RTX PRO 6000 and RTX 4090, of JAX on TPU v6e.
 
 Layers, attention of prompts and decodes together, decodes of unequal contexts, and MoE layers, as one TP rank has them.
 """
@@ -73,6 +73,50 @@ def layers(frame: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def tpu_layers(frame: pd.DataFrame) -> pd.DataFrame:
+    """``lls_tpu_v6e_layers``: the feed-forward's three products as one of as many columns, and the heads' products.
+
+    XLA merges neighbours, so that the time of one of the three may stand under the name of another; their sum is right.
+    ``o_proj`` is left out: its weights were fetched while attention ran, and it is above the memory's bandwidth.
+    """
+    shape = _MODELS[_LLAMA]
+    times = frame[frame["measured_model"] == _LLAMA].pivot_table(
+        index="num_tokens", columns="layer", values="latency_us"
+    )
+    feed_forward = times.reindex(columns=["gate_proj", "up_proj", "down_proj"]).sum(axis=1)
+    # With one token the head's weights were fetched before, too.
+    products = {
+        "gate_up_down": (3 * shape.inner, feed_forward),
+        "q_proj": (shape.heads * shape.head_dim, times["q_proj"]),
+        "lm_head": (shape.vocabulary, times["lm_head"][times.index > 1]),
+    }
+    common = {"op_class": "gemm", "hardware": "tpu-v6e", "engine": "vllm", "k": shape.hidden}
+    parts = [
+        pd.DataFrame(common | {"kernel": name, "m": time.index, "n": n, "time_s": time.to_numpy() * 1e-6})
+        for name, (n, time) in products.items()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def tpu_attention(frame: pd.DataFrame) -> pd.DataFrame:
+    """``lls_tpu_v6e_attention``: XLA's attention of a chunk on its history, and of decodes of equal contexts."""
+    decodes = frame["phase"] == "decode"
+    return pd.DataFrame(
+        {
+            "op_class": decodes.map({True: "attention_decode", False: "attention_prefill"}),
+            "hardware": "tpu-v6e",
+            "engine": "vllm",
+            "batch": frame["batch_size"].where(decodes, 1),
+            "new_tokens": frame["prefill_chunk_tokens"].where(~decodes, 1),
+            "past_tokens": frame["kv_len_tokens"],
+            "heads": frame["num_heads"],
+            "kv_heads": frame["num_kv_heads"],
+            "head_dim": frame["head_dim"],
+            "time_s": frame["latency_p50_us"] * 1e-6,
+        }
+    )
+
+
 def attention(frame: pd.DataFrame) -> pd.DataFrame:
     """The attention profiles: one chunk on its history, beside decodes of equal context, and either by itself."""
     chunk, decodes, seen = (
@@ -140,5 +184,7 @@ CONVERTERS = (
     ("LLMServingSim layers", {"layer", "row_unit", "latency_us"}, layers),
     ("LLMServingSim attention", {"prefill_chunk_tokens", "num_decode_seqs"}, attention),
     ("LLMServingSim skew", {"kvs", "kv_big", "t_skew_us"}, skew),
+    ("LLMServingSim layers of a TPU", {"layer", "measured_model", "num_tokens", "latency_us"}, tpu_layers),
+    ("LLMServingSim attention of a TPU", {"prefill_chunk_tokens", "latency_p50_us"}, tpu_attention),
     ("LLMServingSim experts", {"tokens", "activated_experts", "latency_us"}, moe),
 )
