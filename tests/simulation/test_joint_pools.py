@@ -212,16 +212,21 @@ def test_batches_in_a_pipeline_of_both_sides():
     assert_same(found, 0, exact, 0, "pipelines")
 
 
-def test_hundreds_of_replicas_ask_for_room_on_one_clock():
-    """More than the 256 whose grants of one time once had an order."""
-    configure()
+@pytest.fixture(scope="module")
+def hundreds() -> Plan:
+    """More than the 256 replicas whose grants of one time once had an order."""
     pools = {"p": {**PAIR["p"], "replicas": 20}, "d": {**PAIR["d"], "replicas": 280}}
     routers = {"prefill": "round_robin", "decode": "least_work"}
     layer = {"backpressure": True, "granularity": "layer"}
     asked = of_pools(pools, arrivals={"process": "all_at_once"}, requests=600, transfer=layer, router=routers)
-    whole, token = plan(asked), plan(asked, simulator="token")
-    assert [configuration.lacking for configuration in whole.configurations] == [()]
-    found, exact = (simulate_configurations(one, tight(one.configurations)) for one in (whole, token))
+    return plan(asked)
+
+
+def test_hundreds_of_replicas_ask_for_room_on_one_clock(hundreds):
+    configure()
+    token = plan(hundreds.scenario, simulator="token")
+    assert [configuration.lacking for configuration in hundreds.configurations] == [()]
+    found, exact = (simulate_configurations(one, tight(one.configurations)) for one in (hundreds, token))
     assert_same(found, 0, exact, 0, "hundreds")
     assert len(np.unique(exact.times.replica[0, 0])) == 20
 
@@ -274,15 +279,19 @@ def sitting() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def designs() -> tuple[Plan, Group, list[Configuration]]:
-    """Random ones, and ``sitting`` behind them."""
+def designs(hundreds) -> tuple[Plan, Group, list[Configuration]]:
+    """Random ones, and ``sitting`` behind them, in the program of ``hundreds``: alike but for the sizes of arrays."""
     configure()
     nothing = {"deployment.router": "round_robin", "workload.sessions": None}
     random = [nothing | alone(Draw(seed)) for seed in range(8)]
     whole = plan(of_pools(sweep={"design": {"zip": [*random, sitting()]}}, requests=40, lengths=SPREAD))
-    (group,) = whole.groups
+    ((group,), (large,)) = whole.groups, hundreds.groups
+    (own,), (shared,) = group.stations, large.stations
+    assert replace(shared.key, replicas=own.key.replicas, requests=own.key.requests) == own.key
+    assert (shared.ring, shared.rows) == (own.ring, own.rows) and shared.lane_requests > own.lane_requests
+    group = replace(group, stations=(shared,))
     *some, last = group.configurations
-    return whole, group, [*tight(some), last]
+    return replace(whole, groups=[group]), group, [*tight(some), last]
 
 
 def test_a_session_keeps_to_a_prefill_replica(designs):
