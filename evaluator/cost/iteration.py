@@ -12,6 +12,7 @@ The time is a sum over operators, each a roofline of two sides, plus terms that 
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 from evaluator.cost.arrays import Array as Array  # the engine's rooms import it from here
@@ -238,6 +239,20 @@ def _products_time(rows: OperatorRows, x: Batched, y: Batched, z: Batched, along
     return time
 
 
+def _dense_time(rows: OperatorRows, x: Batched) -> Batched:
+    """Products of so many rows that read all of their weights."""
+    # One batch after the other has as many sequences as the one before, and what changes is the context: on plain
+    # floats these products are more than half of what an iteration costs to price.
+    if type(x) is float and type(rows.flop) is tuple and all(type(value) is float for value in rows.flop):
+        return _known_dense_time(rows, x)
+    return _products_time(rows, x, 1.0, x, tiles(x))
+
+
+@lru_cache(maxsize=1 << 14)
+def _known_dense_time(rows: OperatorRows, x: float) -> float:
+    return _products_time(rows, x, 1.0, x, tiles(x))
+
+
 def _attentions_time(rows: AttentionRows, *chunks: Batched) -> Batched:
     time: Batched = 0.0
     for row in map(AttentionRows._make, zip(*rows, strict=True)):
@@ -439,8 +454,8 @@ def time_without_experts(
         # gradients.
         + parameters.ramp_s * tokens / (tokens + parameters.ramp_tokens)
         + parameters.handover_s * (tokens >= parameters.handover_tokens)
-        + _products_time(parameters.token_rows, tokens, 1.0, tokens, tiles(tokens))
-        + _products_time(parameters.sequence_rows, sequences, 1.0, sequences, tiles(sequences))
+        + _dense_time(parameters.token_rows, tokens)
+        + _dense_time(parameters.sequence_rows, sequences)
         + (prefill_attention_time(parameters, batch) if prefill_attention_s is None else prefill_attention_s)
     )
     time = time + _ramps_time(parameters.ramp_rows, tokens, sequences)
