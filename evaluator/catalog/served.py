@@ -23,8 +23,10 @@ def as_served(kernels: Calibration, isolated: Calibration, serving: Calibration)
 
     The latter two are sets of another engine on the same hardware: fitted to serving runs, and to its kernels. Classes
     that it has not stay as they are, but experts of tuned shapes, which are a class of their own in some engines alone:
-    they change as all experts do.
+    they change as all experts do. Of the same engine on a relative of that hardware servers also take other all-reduces than
+    the isolated ones.
     """
+    of_group = ("launch_s", "ramp_s", "half_bytes") if kernels.engine == isolated.engine else ("launch_s", "ramp_s")
     classes = {}
     for name, figures in kernels.efficiencies.items():
         # Tuned experts are a class of vLLM's list alone: of an engine without it, what servers make of experts is
@@ -32,7 +34,9 @@ def as_served(kernels: Calibration, isolated: Calibration, serving: Calibration)
         fitted = OPTIONAL_CLASSES[TUNED] if name == TUNED and TUNED not in isolated.efficiencies else name
         is_fitted = fitted in isolated.efficiencies and fitted in serving.efficiencies
         classes[name] = (
-            _changed(figures, isolated.efficiencies[fitted], serving.efficiencies[fitted]) if is_fitted else figures
+            _changed(figures, isolated.efficiencies[fitted], serving.efficiencies[fitted], of_group)
+            if is_fitted
+            else figures
         )
     # The rest of a set are the host's figures, which `with_host` takes as they are: a factor is of
     # kernels alone.
@@ -40,19 +44,25 @@ def as_served(kernels: Calibration, isolated: Calibration, serving: Calibration)
     return replace(kernels, efficiencies=classes, **link)
 
 
-def _changed(figures: OperatorEfficiency, was: OperatorEfficiency, now: OperatorEfficiency) -> OperatorEfficiency:
+def _changed(
+    figures: OperatorEfficiency, was: OperatorEfficiency, now: OperatorEfficiency, of_group: tuple[str, ...]
+) -> OperatorEfficiency:
     names = tuple(entry.name for entry in fields(figures) if entry.name != "devices")
     groups: Mapping[int, Any] = {
         # Of a group of devices only what a call takes is the server's; the bandwidth is that of the link or of its
         # switch.
-        size: replace(group, **_times(group, was.devices[size], now.devices[size], ("launch_s", "ramp_s")))
+        size: replace(group, **_times(group, was.devices[size], now.devices[size], of_group))
         if size in was.devices and size in now.devices
         else group
         for size, group in figures.devices.items()
     }
     # How unequal the contexts of a batch are is of servers and not of kernels: isolated calls have none of it.
-    unequal = now.unequal if was.unequal == 0.0 else figures.unequal
-    return replace(figures, **_times(figures, was, now, names) | {"unequal": unequal}, devices=groups)
+    unequal = {"unequal": now.unequal if was.unequal == 0.0 else figures.unequal}
+    if figures.beside_walk_s == was.beside_walk_s == 0.0:
+        # Nor do isolated calls tell what the longest context costs: the engines of an architecture read it by the same
+        # kernels.
+        unequal |= {name: getattr(now, name) for name in ("beside_walk_s", "beside_resident", "late_beyond")}
+    return replace(figures, **_times(figures, was, now, names) | unequal, devices=groups)
 
 
 def _times(figures: Any, was: Any, now: Any, names: tuple[str, ...]) -> dict[str, Any]:

@@ -65,6 +65,29 @@ def test_a_device_without_serving_runs_is_served_as_its_nearest_relative():
     assert served / of_b300 == pytest.approx(served_b200 / of_b200) != 1.0
 
 
+@pytest.mark.parametrize(
+    ("hardware", "engine"),
+    [("b200-sxm", "trtllm"), ("b300-sxm", "sglang"), ("gb300", "vllm"), ("rtx-pro-6000-server", "vllm")],
+)
+def test_what_the_longest_context_costs_is_of_servers_and_of_an_architecture(hardware, engine):
+    """Kernels are called with equal contexts; where they tell of unequal ones (RTX PRO 6000 Server) they keep it."""
+    serving = load_calibration("auto", "b200-sxm").of("attention_decode")
+    kernels, found = (load_calibration(name, hardware, engine=engine) for name in (f"{hardware}-{engine}", "auto"))
+    own, found = kernels.of("attention_decode"), found.of("attention_decode")
+    expected = own if own.beside_walk_s else serving
+    for name in ("beside_walk_s", "beside_resident", "late_beyond"):
+        assert getattr(found, name) == getattr(expected, name)
+    assert found.unequal == 2.1 and (own.beside_walk_s > 0) == (hardware == "rtx-pro-6000-server")
+
+
+def test_all_reduces_of_a_server_are_those_of_its_relatives_too():
+    gb200, b200, served = (load_calibration(name, device).of("all_reduce").devices[4].half_bytes for name, device in (
+        ("gb200-vllm", "gb200"), ("b200-sxm-vllm", "b200-sxm"), ("b200-sxm-vllm.serving", "b200-sxm")
+    ))  # fmt: skip
+    found = load_calibration("auto", "gb200").of("all_reduce").devices[4].half_bytes
+    assert found == pytest.approx(gb200 * served / b200) and served > 5 * b200
+
+
 @pytest.mark.parametrize("engine", ["trtllm", "sglang"])
 def test_an_engine_without_kernels_on_a_device_has_those_of_vllm(engine):
     own, found = load_calibration("auto", "l40s"), load_calibration("auto", "l40s", engine=engine)
