@@ -65,6 +65,13 @@ CASES: dict[str, Case] = {
         command="python -m tests.benchmarks.accuracy closed_batches --errors FILE.yaml",
         at_least="other_models",
     ),
+    "spread_experts": Case(
+        "experts in 16 bits spread over devices",
+        None,
+        "",
+        command="python -m tests.benchmarks.accuracy closed_batches --errors FILE.yaml",
+        at_least="other_models",
+    ),
     "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm"),
     "kernels_and_host": Case(
         "kernels of this device, the host of serving runs of others", "gpu", "GPU-vllm", kernels="host"
@@ -186,7 +193,7 @@ def _band(case: Fields, statistic: str) -> float:
     return error
 
 
-ITERATIONS, OTHER_RELEASES = "iterations", "other_releases"
+ITERATIONS, OTHER_RELEASES, SPREAD_EXPERTS = "iterations", "other_releases", "spread_experts"
 
 
 def cases_of(held_out: str | None, calibration: str) -> list[str]:

@@ -23,8 +23,8 @@ def as_served(kernels: Calibration, isolated: Calibration, serving: Calibration)
 
     The latter two are sets of another engine on the same hardware: fitted to serving runs, and to its kernels. Classes
     that it has not stay as they are, but experts of tuned shapes, which are a class of their own in some engines alone:
-    they change as all experts do. Of the same engine on a relative of that hardware servers also take other all-reduces than
-    the isolated ones.
+    they change as all experts do. Where ``kernels`` are of that engine, on a relative of the hardware, its servers join
+    all-reduces as those of ``serving`` do.
     """
     of_group = ("launch_s", "ramp_s", "half_bytes") if kernels.engine == isolated.engine else ("launch_s", "ramp_s")
     classes = {}

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from evaluator.accuracy.basis import design_basis
+from evaluator.accuracy.basis import SPREAD, design_basis
 from evaluator.accuracy.cases import (
     CASES,
     ITERATIONS,
     SHARE,
+    SPREAD_EXPERTS,
     STATISTICS,
     Errors,
     band,
@@ -68,8 +69,10 @@ def case_of(deployment: Deployment) -> str:
         raise InputError("--errors: the cases are of one pool; of several none tells")
     # The longest prompt only sizes memory; it does not matter to what the prediction rests on.
     basis = design_basis(design(with_engine_defaults(deployment), 0))
-    if basis.unmeasured:
-        raise InputError(f"--errors: no case is of servers with {', '.join(basis.unmeasured)}")
+    # The case of spread experts is of closed batches of one campaign: a run under open load is no such.
+    unmeasured = basis.unmeasured or ((SPREAD,) if SPREAD_EXPERTS in basis.cases else ())
+    if unmeasured:
+        raise InputError(f"--errors: no case is of servers with {', '.join(unmeasured)}")
     if len(basis.cases) > 1:
         raise InputError(
             f"--errors: nothing can have been measured on a device of the scenario ({deployment.hardware})"

@@ -32,6 +32,7 @@ def of(model="llama-3.1-8b", hardware="h100-sxm", calibration="auto", **more):
         ({"hardware": "l40s", "model": "llama-3.1-8b"}, ("runs",)),
         ({"hardware": "a100-sxm", "model": "qwen3-14b"}, ("other_models",)),
         ({"hardware": "h200-sxm"}, ("other_devices",)),
+        ({"model": "mixtral-8x7b", "parallel": Parallel(2, 1, 2)}, ("runs", "spread_experts")),
         ({"hardware": "rtx-pro-6000"}, ("kernels_and_host",)),
         ({"calibration": "h100-sxm-vllm"}, ("kernels",)),
         ({"calibration": "vllm.serving"}, ("sheet_and_runs",)),
@@ -47,7 +48,7 @@ def test_the_cases_of_a_replica(asked, cases):
 @pytest.mark.parametrize(
     ("asked", "unmeasured"),
     [
-        ({"model": "mixtral-8x7b", "parallel": Parallel(2, 1, 2)}, "expert parallelism"),
+        ({"model": "mixtral-8x7b", "parallel": Parallel(2, 1, 2), "precision": Precision("fp8")}, "expert parallelism"),
         ({"model": "mixtral-8x7b", "parallel": Parallel(2, data=2)}, "data-parallel attention"),
         ({"parallel": Parallel(1, 2)}, "pipeline ranks"),
         ({"hardware": "l40s", "parallel": Parallel(2)}, "tensor parallelism over pcie"),

@@ -42,7 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not given.data.is_dir():
         parser.error(f"{given.data} is no folder: name that of the measurements, --data or EVALUATOR_DATA")
     if given.errors is not None:
-        write_errors(given.errors, closed_batches.errors_of_case(given.data))
+        for _, rows in closed_batches.errors_of_cases(given.data).groupby("case", sort=False):
+            write_errors(given.errors, rows)
         return 0
     told: list[str] = []
     for name in given.campaigns or CAMPAIGNS:

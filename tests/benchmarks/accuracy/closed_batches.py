@@ -19,7 +19,7 @@ import pandas as pd
 
 import evaluator
 from evaluator.accuracy.basis import design_basis
-from evaluator.accuracy.cases import OTHER_RELEASES, STATISTICS, plain
+from evaluator.accuracy.cases import OTHER_RELEASES, SPREAD_EXPERTS, STATISTICS, plain
 from evaluator.catalog import load_model
 from evaluator.catalog.model import Model
 from evaluator.compare.expected import ROW
@@ -105,8 +105,9 @@ def rows(data: Path) -> Iterator[pd.DataFrame]:
     yield judged("closed batches", part, "mean_iteration", predicted["mean_ms"], mean_ms)
 
 
-def errors_of_case(data: Path) -> pd.DataFrame:
-    """Rows of the case ``other_releases``: of designs of which servers of another release were measured.
+def errors_of_cases(data: Path) -> pd.DataFrame:
+    """Rows of the cases ``other_releases``, of designs of which servers of another release were measured, and
+    ``spread_experts``.
 
     The mean iteration, prompts included, is the mean time per token of long answers, and of an E2E all but its TTFT.
     """
@@ -114,13 +115,14 @@ def errors_of_case(data: Path) -> pd.DataFrame:
     listed = []
     for _, row in table.iterrows():
         mean_ms = _predicted(row)["mean_ms"]
-        if not np.isfinite(mean_ms) or not _is_like_fitted(row):
+        case = _case(row) if np.isfinite(mean_ms) else None
+        if case is None:
             continue
         server, seats = design(row), row["avg_batch_size"]
         error = round(1e3 * seats / row["output_throughput_tokens_per_sec"] / mean_ms - 1.0, 5)
         run = f"{row['model_id'].rsplit('/', 1)[-1]}, {row['num_gpus']} GPUs, {row['max_num_seqs']} at a time"
         described = (
-            OTHER_RELEASES,
+            case,
             FILE,
             run,
             0,
@@ -133,12 +135,15 @@ def errors_of_case(data: Path) -> pd.DataFrame:
     return pd.DataFrame(listed).reindex(columns=[*ROW, *STATISTICS])
 
 
-def _is_like_fitted(row: pd.Series) -> bool:
-    """Whether the measured servers had all that the row's has."""
+def _case(row: pd.Series) -> str | None:
+    """Of what the row tells: of spread experts, of another release where the measured servers had all else; or None."""
     server = design(row)
     layout = Parallel(server.tensor_parallel, 1, server.expert_parallel, 1)
     spec = ReplicaSpec(server.model, HARDWARE, "auto", server.precision, layout, asked=asked_of_sampler(None, PLACE))
-    return not design_basis(build(spec)).unmeasured
+    basis = design_basis(build(spec))
+    if basis.unmeasured:
+        return None
+    return SPREAD_EXPERTS if SPREAD_EXPERTS in basis.cases else OTHER_RELEASES
 
 
 def _shown(batch: pd.Interval) -> str:
