@@ -221,6 +221,7 @@ def _of_layout(parallel: Parallel, links: Sequence[Link]) -> list[str]:
     """What of how devices share a model no measured server had."""
     features = [SPREAD] if parallel.expert > 1 else []
     features += ["data-parallel attention"] if parallel.data > 1 else []
+    features += ["KV split along tokens"] if parallel.context > 1 else []
     features += ["pipeline ranks"] if parallel.pipeline > 1 else []
     if parallel.devices > 1 and links:
         nearest = links[0]

@@ -24,6 +24,7 @@ EVERY_SERVER = {
     "replicas": 1,
     "expert_parallel": 1,
     "redundant_experts": 0,
+    "decode_context_parallel": 1,
     "eager": False,
     "expert_exchange": "gather",
     "role": "mixed",

@@ -19,6 +19,7 @@ ROWS = (
     FlagOfKey("tensor_parallel", "--tensor-parallel-size", 1),
     FlagOfKey("pipeline_parallel", "--pipeline-parallel-size", 1),
     FlagOfKey("data_parallel", "--data-parallel-size", 1),
+    FlagOfKey("decode_context_parallel", "--decode-context-parallel-size", 1),
     FlagOfKey("eager", "--enforce-eager", None, {True: True, False: False}),
     FlagOfKey("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
     FlagOfKey("batching.max_num_seqs", "--max-num-seqs"),
@@ -63,7 +64,9 @@ def _write(server: StatedPool) -> Flags:
             flags["--eplb-config"] = {"num_redundant_experts": server["redundant_experts"]}
     if server["kv.capacity_tokens"] is not None:
         # Stated, since the server's own profiling run would find some other number, and with it another concurrency.
-        flags["--num-gpu-blocks-override"] = server["kv.capacity_tokens"] // server["kv.block_tokens"]
+        flags["--num-gpu-blocks-override"] = server["kv.capacity_tokens"] // (
+            server["kv.block_tokens"] * (server["decode_context_parallel"] or 1)
+        )
     if server.cached_prefixes:
         flags["--enable-prefix-caching"] = True  # else nothing could be cached that the load says is
     if server.longest is not None:
@@ -124,7 +127,8 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
             flag for flag in ("--enable-expert-parallel", "--all2all-backend", "--enable-eplb", "--eplb-config")
         ]
     if "--num-gpu-blocks-override" in flags:
-        put(tree, "kv.capacity_tokens", flags["--num-gpu-blocks-override"] * get(tree, "kv.block_tokens"))
+        block = get(tree, "kv.block_tokens") * tree.get("decode_context_parallel", 1)
+        put(tree, "kv.capacity_tokens", flags["--num-gpu-blocks-override"] * block)
     drafts = flags.get("--speculative-config")
     if drafts is not None:
         read_flags.append("--speculative-config")
@@ -181,7 +185,7 @@ VLLM = CommandLine(
     write=_write,
     read=_read,
     # By ``add_cli_args`` of vllm/engine/arg_utils.py in 0.8.5 to 0.28.0; 0.23 was not looked at, and for
-    # --lora-target-modules nothing before 0.28.
+    # --lora-target-modules and --decode-context-parallel-size nothing before 0.28.
     since={
         "--eplb-config": (0, 10),
         "--async-scheduling": (0, 10),
@@ -189,5 +193,6 @@ VLLM = CommandLine(
         "--scheduler-reserve-full-isl": (0, 19),
         "--watermark": (0, 24),
         "--lora-target-modules": (0, 28),
+        "--decode-context-parallel-size": (0, 28),
     },
 )

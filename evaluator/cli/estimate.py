@@ -22,6 +22,7 @@ def estimate(
     expert_exchange: Annotated[
         str, typer.Option(metavar="gather|all_to_all", help="How data-parallel ranks send tokens to experts.")
     ] = "gather",
+    dcp: Annotated[int, typer.Option(min=1, help="TP ranks over which the KV of a sequence is split.")] = 1,
     prompt: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of a prompt.")] = 2048,
     output: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of an output.")] = 256,
     batch: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Sequences decoded together.")] = 1,
@@ -96,6 +97,7 @@ def estimate(
         data_parallel=dp,
         redundant_experts=redundant_experts,
         expert_exchange=expert_exchange,
+        decode_context_parallel=dcp,
         prompt_tokens=prompt,
         output_tokens=output,
         batch=batch,

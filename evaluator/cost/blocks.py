@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import LayerKind, Model, MoeFeedForward
+from evaluator.cost.context_parallel import context_problem
 from evaluator.cost.dtypes import weight_dtypes
 from evaluator.cost.parallel import Parallel, parallel_problem, split_problem
 from evaluator.cost.precision import Precision
@@ -34,7 +35,7 @@ def division_problem(
 ) -> str | None:
     """Why a model cannot be divided so on these devices, by its shape or, of an engine that loads whole blocks alone
     (``ServingEngine.whole_blocks``), by its blocks; None where it can."""
-    undivided = parallel_problem(model, hardware, parallel)
+    undivided = parallel_problem(model, hardware, parallel) or context_problem(model, parallel)
     if undivided is None and whole_blocks:
         return block_problem(model, precision, parallel)
     return undivided

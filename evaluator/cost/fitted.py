@@ -176,6 +176,7 @@ def _split(parallel: Parallel, precision: Precision) -> str:
     pipeline = f", pipeline_parallel {parallel.pipeline}" if parallel.pipeline > 1 else ""
     experts = f", expert_parallel {parallel.expert}" if parallel.expert > 1 else ""
     experts += f", data_parallel {parallel.data}" if parallel.data > 1 else ""
+    experts += f", decode_context_parallel {parallel.context}" if parallel.context > 1 else ""
     dtypes = f"{precision.weights}/{precision.activations}/{precision.kv}"
     return f"tensor_parallel {parallel.tensor}{pipeline}{experts} in {dtypes}"
 

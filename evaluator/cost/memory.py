@@ -183,9 +183,13 @@ def _layout(
 ) -> KvLayout:
     """``kept_of``: tokens of a block, and states of a sequence."""
     block_tokens, states = kept_of
+    # A block has as many tokens on each of the ranks that share a sequence's KV, which schedulers see as one block
+    # (vLLM ``SingleTypeKVCacheManager``: ``block_size *= dcp_world_size``).
+    block_tokens *= parallel.context
     full = window = per_sequence = 0.0
     for kind, count in kinds:
         for size, tokens in kept(kind.mixer, precision.kv, parallel.tensor):
+            size /= parallel.context
             if math.isinf(tokens):  # sparse attention, too, keeps every token, any of which it may choose
                 full += count * size
             else:

@@ -18,6 +18,7 @@ from evaluator.catalog.model import (
     StateSpace,
 )
 from evaluator.catalog.parameters import compressor_sides
+from evaluator.cost.context_parallel import split_along_context
 from evaluator.cost.dtypes import BYTES, compute_dtype, stream_bytes, wider
 from evaluator.cost.gemm import all_reduce, gemm, traffic
 from evaluator.cost.kernel import OpClass, Operator, Scaling
@@ -51,6 +52,8 @@ def mixer_operators(model: Model, mixer: Mixer | None, precision: Precision, par
             core = _other_recurrence(model, mixer, precision, parallel.tensor)
         case _:
             return []
+    if parallel.context > 1 and isinstance(mixer, SoftmaxAttention | LatentAttention):
+        core = split_along_context(core, mixer, precision, parallel)
     products = [
         # The one product that decodes do in another form than prompts: MLA absorbs it into queries and output.
         gemm(projection, model, precision, absorbed=projection.name == "attention.kv_up")

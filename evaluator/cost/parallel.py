@@ -31,6 +31,7 @@ class Parallel:
     Every data-parallel rank holds all layers but the routed experts. These are spread over the ``data`` x ``tensor``
     devices of all ranks: divided into ``expert`` parts of whole experts, and each part sharded over the devices that
     are left for it. ``redundant`` experts are second copies of popular ones. ``exchange``: one of ``EXCHANGES``.
+    ``context``: tensor-parallel ranks over which the KV of a sequence is split (``cost.context_parallel``).
     """
 
     tensor: int = 1
@@ -39,6 +40,7 @@ class Parallel:
     data: int = 1
     redundant: int = 0
     exchange: str = GATHER
+    context: int = 1
 
     @property
     def devices(self) -> int:

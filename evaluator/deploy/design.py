@@ -223,8 +223,9 @@ def _pool(station: StationPlan, longest: int) -> PoolDesign:
     # there, and the server's own fraction of memory has to do.
     if kv.capacity_tokens is None and station.design.model.keeps_all_tokens and np.isfinite(tokens):
         kv = replace(kv, capacity_tokens=int(tokens))
+    block = deployment.shared_block_tokens
     if kv.capacity_tokens is not None:  # whole blocks, which is what there is room for
-        kv = replace(kv, capacity_tokens=kv.capacity_tokens // kv.block_tokens * kv.block_tokens)
+        kv = replace(kv, capacity_tokens=kv.capacity_tokens // block * block)
     # The engine's default depends on the device and its release: said as a flag, the server has it whatever
     # its own would be.
     batching = replace(deployment.batching, max_num_batched_tokens=station.max_num_batched_tokens)

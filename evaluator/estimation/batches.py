@@ -43,6 +43,7 @@ def iteration_time(
     data_parallel: int = 1,
     redundant_experts: int = 0,
     expert_exchange: str = GATHER,
+    decode_context_parallel: int = 1,
     precision: Precision | None = None,
     eager: bool = False,
     lora: Lora | Mapping[str, Any] | None = None,
@@ -73,7 +74,13 @@ def iteration_time(
     if expert_exchange not in EXCHANGES:
         raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")
     layout = Parallel(
-        tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts, expert_exchange
+        tensor_parallel,
+        pipeline_parallel,
+        expert_parallel,
+        data_parallel,
+        redundant_experts,
+        expert_exchange,
+        decode_context_parallel,
     )
     spec = ReplicaSpec(
         model, hardware, calibration, precision or Precision(), layout, engine=engine,

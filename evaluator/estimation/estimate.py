@@ -94,6 +94,7 @@ def estimate(
     data_parallel: int = 1,
     redundant_experts: int = 0,
     expert_exchange: str = GATHER,
+    decode_context_parallel: int = 1,
     batch: int = 1,
     rate_rps: float | None = None,
     precision: Precision | None = None,
@@ -132,7 +133,7 @@ def estimate(
     spec = ReplicaSpec(
         described, device, calibration, precision or Precision(),
         Parallel(tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts,
-                 expert_exchange),
+                 expert_exchange, decode_context_parallel),
         memory_fraction=used.memory_fraction, block_tokens=used.block_tokens, engine=engine,
         max_num_batched_tokens=used.max_num_batched_tokens, max_num_seqs=used.max_num_seqs,
         drafting=None if drafts is None else drafts.drafting,
@@ -249,7 +250,7 @@ def _estimated(
     delay = _client_delay(through, served, decode_s)
     errors = load_errors()
     each_serves = ServedLoad(parallel.data * in_flight, served.prompt_tokens, served.output_tokens)
-    kv_bytes = kv_bytes_per_token(kept_model(built), precision.kv, parallel.tensor)
+    kv_bytes = kv_bytes_per_token(kept_model(built), precision.kv, parallel.tensor) / parallel.context
     return Estimate(
         model=built.model.name,
         hardware=built.hardware.title,

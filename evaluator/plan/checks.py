@@ -232,6 +232,14 @@ def priority_problem(station: StationPlan) -> str | None:
     return _left_out("packing priority", others)
 
 
+def context_parallel_problem(deployment: Deployment) -> str | None:
+    """What KV that is split along its tokens does not go with; None where it does, or is not split."""
+    if deployment.decode_context_parallel == 1:
+        return None
+    others = {f"role {deployment.role}, between whose sides whole heads are sent": deployment.role != "mixed"}
+    return _left_out("decode_context_parallel", others, "; use role mixed, or 1")
+
+
 def lora_problem(workload: Workload, station: StationPlan, alone: bool) -> str | None:
     """What LoRA adapters do not go with; None where they do, or nobody names any. ``alone``: no other station."""
     deployment, named = station.deployment, workload.adapters

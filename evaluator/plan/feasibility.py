@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import (
     branches_problem,
+    context_parallel_problem,
     drafts_problem,
     groups_problem,
     limit_problem,
@@ -139,7 +140,7 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
             problem = problem or offload_problem(workload, station, len(stations)) or ratio_problem(workload, station)
             problem = problem or priority_problem(station)
             alone = len(stations) == 1 and not deployment.pipeline
-            problem = problem or lora_problem(workload, station, alone)
+            problem = problem or lora_problem(workload, station, alone) or context_parallel_problem(deployment)
             problem = problem or refusal_problem(workload, station, alone) or scaling_problem(station, alone)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)
             problem = problem or planning_problem(station) or manager_problem(workload, station)

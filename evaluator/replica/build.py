@@ -54,6 +54,9 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     undrafted = times_problem(spec, calibration) or drafting_problem(spec, model, hardware, _model)
     if undrafted is not None:
         return replace(built, problem=Problem(INFEASIBLE if undrafted[1] else UNSUPPORTED, undrafted[0]))
+    if spec.drafting is not None and parallel.context > 1:
+        unsplit = "decode_context_parallel with deployment.speculative; leave out the one or the other"
+        return replace(built, problem=Problem(UNSUPPORTED, unsplit))
     unadapted = adapters_problem(model, calibration) if model.adapters is not None else None
     if unadapted is not None:
         return replace(built, problem=Problem(UNSUPPORTED, unadapted))

@@ -68,11 +68,12 @@ def replica_spec(
             deployment.data_parallel,
             deployment.redundant_experts,
             deployment.expert_exchange,
+            deployment.decode_context_parallel,
         ),
         memory_fraction=kv.memory_fraction,
         block_tokens=kv.block_tokens,
         # Whole blocks: what is left of the last one is no room.
-        kv_blocks=None if kv.capacity_tokens is None else kv.capacity_tokens // kv.block_tokens,
+        kv_blocks=None if kv.capacity_tokens is None else kv.capacity_tokens // deployment.shared_block_tokens,
         max_num_batched_tokens=token_budget(deployment, longest_prompt),
         max_num_seqs=deployment.batching.max_num_seqs,
         engine=deployment.engine,

@@ -26,6 +26,7 @@ def _summary(result: Estimate) -> list[str]:
     ranks = f", DP {split.data}" if split.data > 1 else ""
     ranks += f", {split.redundant} redundant experts" if split.redundant else ""
     ranks += f", {split.exchange}" if split.exchange != GATHER else ""
+    ranks += f", DCP {split.context}" if split.context > 1 else ""
     per_rank = f" on each of {split.data} ranks" if split.data > 1 else ""
     lines = [
         f"{result.model} on {split.devices} x {result.hardware}"

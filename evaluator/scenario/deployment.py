@@ -356,6 +356,12 @@ class Pool:
         "How data-parallel ranks send tokens to the experts: all states are gathered everywhere (vLLM's and SGLang's "
         "default), or all_to_all sends each to the devices of its experts (DeepEP and its kin).",
     )
+    decode_context_parallel: int = key(
+        count(most=4096),
+        1,
+        "Parts into which the KV of a sequence is split along its tokens, over devices of the tensor-parallel group "
+        "that would keep the same KV heads (vLLM's --decode-context-parallel-size).",
+    )
     batching: Batching = key(section(Batching), Batching(), "The scheduler of a replica.", absent=absent(Batching))
     kv: KvCache = key(section(KvCache, check_kv), KvCache(), "The KV cache of a replica.", absent=absent(KvCache))
     speculative: Speculative | None = key(
@@ -389,6 +395,11 @@ class Pool:
     def ranks(self) -> int:
         """Data-parallel ranks of all replicas: each has a scheduler and a KV cache, and routers choose among them."""
         return self.replicas * self.data_parallel
+
+    @property
+    def shared_block_tokens(self) -> int:
+        """Tokens of a block of the KV cache on all ranks that share a sequence's, which schedulers see as one."""
+        return self.kv.block_tokens * self.decode_context_parallel
 
     @property
     def decode_tokens(self) -> int:

@@ -111,10 +111,11 @@ def _caches(deployment: Deployment, defaults: SchedulerDefaults, admission: str,
     )
     # A hash stands for whole blocks of the trace: it says what is in a block of the cache only where these fit
     # into it.
-    whole_blocks = not hashed or workload.sessions.hash_block_tokens % (kv.block_tokens or defaults.block_tokens) == 0
+    block = (kv.block_tokens or defaults.block_tokens) * deployment.decode_context_parallel
+    whole_blocks = not hashed or workload.sessions.hash_block_tokens % block == 0
     return (
         deployment.role == "mixed"
-        and not (swaps or said or kv.manager or workload.reasoning.several)
+        and not (swaps or said or kv.manager or workload.reasoning.several or workload.adapters)
         and whole_blocks
         and not policy(deployment.batching.policy or defaults.policy).by_future_peak
         and _finds_prefixes(model_named(deployment.model), kv.layer_groups)

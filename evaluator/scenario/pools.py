@@ -82,7 +82,7 @@ def _check_capacity(deployment: Deployment, place: Place) -> None:
     """The cache holds a block."""
     stated = deployment.kv.capacity_tokens
     # After the engine's defaults, which say how large a block is where the file does not.
-    if stated is not None and stated < (block := with_engine_defaults(deployment).kv.block_tokens):
+    if stated is not None and stated < (block := with_engine_defaults(deployment).shared_block_tokens):
         raise place.key("kv.capacity_tokens").error(
             f"{stated} tokens are less than a block of {block}; raise it or lower block_tokens"
         )

@@ -165,7 +165,7 @@ def shared_tokens(workload: Workload, deployment: Deployment) -> int:
     So it makes no difference which of them a request begins with, and that is not drawn. None where more is known of
     what the prompts share, see ``cached_by_content``.
     """
-    block = deployment.kv.block_tokens
+    block = deployment.shared_block_tokens
     resident = deployment.kv.prefix_caching and not workload.known_content
     return workload.sessions.system_tokens // block * block if resident else 0
 

@@ -49,6 +49,7 @@ POOL = some.fixed_dictionaries(
         "expert_parallel": some.sampled_from([1, 2, 4, 8, 16]),
         "redundant_experts": some.integers(0, 8),
         "eager": some.booleans(),
+        "decode_context_parallel": some.sampled_from([1, 1, 2, 8]),
         "lora": some.one_of(
             some.none(),
             some.fixed_dictionaries(

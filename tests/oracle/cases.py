@@ -68,6 +68,7 @@ class Case:
     load_ticks: int = 0  # for each that is copied back
     host_prompts_only: bool = True  # answers are not copied
     max_loras: int = 0  # distinct adapters of a batch; 0: nobody names any
+    context_parallel: int = 1  # ranks over which a sequence's KV is split; ``block_tokens`` are those of a block on all
     requests: tuple[Ask, ...] = ()
 
 
@@ -114,6 +115,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "ranks in lockstep": {"lockstep": True},
     "prefill and decode apart": {"apart": True},
     "prefill and decode apart, prefix cache": {"apart": True, "prefix_caching": True},
+    "decode context parallelism": {"context": True, "prefix_caching": True},
     "adapters": {"adapters": True},
     "adapters, asynchronous": {"adapters": True, "asynchronous": True},
     "host memory": {"prefix_caching": True, "host": True},
@@ -130,6 +132,8 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
     longest = int(rng.choice([20, 100, 600]))
     prompts = rng.integers(1, longest + 1, requests)
     outputs = rng.integers(1, int(rng.choice([3, 20, 150])) + 1, requests)
+    context = int(rng.choice([2, 4, 8])) if has.get("context") else 1
+    block *= context
     prefix = bool(has.get("prefix_caching"))
     if prefix and rng.random() < 0.4:  # a prompt ends where a block does, or a token off
         prompts = np.maximum(prompts // block * block + rng.integers(-1, 2, requests), 1)
@@ -188,6 +192,8 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
     )  # fmt: skip
     if has.get("adapters"):
         case = replace(case, max_loras=int(rng.integers(1, 6)))
+    if context > 1:
+        case = replace(case, context_parallel=context)
     several = case.max_loras + int(rng.integers(1, 8)) if case.max_loras else 0
     contents = contents_of(rng, prompts, outputs, block) if prefix else [()] * requests
     asks = (

@@ -90,6 +90,7 @@ def _scheduler(case: Case, blocks: int) -> Scheduler:
     )
     # Set behind the checks of devices and draft models: the scheduler reads nothing else of them.
     config.parallel_config.pipeline_parallel_size = case.pipeline_ranks
+    config.parallel_config.decode_context_parallel_size = case.context_parallel
     config.scheduler_config.async_scheduling = case.asynchronous
     if case.max_loras:
         config.lora_config = LoRAConfig(max_loras=case.max_loras)
@@ -98,14 +99,14 @@ def _scheduler(case: Case, blocks: int) -> Scheduler:
             method="ngram", num_speculative_tokens=case.drafts, prompt_lookup_max=2,
             target_model_config=_model(), target_parallel_config=ParallelConfig(),
         )  # fmt: skip
-    caching.block_size = case.block_tokens
+    caching.block_size = case.block_tokens // case.context_parallel
     caching.num_gpu_blocks = blocks
     specs = [_spec(case, group) for group in case.groups or (0,)]
     groups = [KVCacheGroupSpec([f"layer {at}"], spec) for at, spec in enumerate(specs)]
     tensors = [KVCacheTensor(size=blocks * _HOST_BLOCK, shared_by=["layer 0"])] if offload else []
     kv = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=tensors, kv_cache_groups=groups)
     kind = AsyncScheduler if case.asynchronous else Scheduler
-    longest = max(spec.block_size for spec in specs)
+    longest = max(spec.block_size for spec in specs) * case.context_parallel
     return kind(config, kv, StructuredOutputManager(config), block_size=longest, hash_block_size=case.block_tokens)
 
 
@@ -122,7 +123,12 @@ def _spec(case: Case, group: int) -> KVCacheSpec:
     """What vLLM is told of a group of layers; without prefix caching a state has one block, as long as a sequence."""
     if group == -1:
         return MambaSpec(block_size=MOST_TOKENS, shapes=((1,),), dtypes=(torch.float32,))
-    attention = {"block_size": case.block_tokens, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
+    attention = {
+        "block_size": case.block_tokens // case.context_parallel,
+        "num_kv_heads": 1,
+        "head_size": 1,
+        "dtype": torch.float32,
+    }
     if group < 0:
         return ChunkedLocalAttentionSpec(**attention, attention_chunk_size=-group)
     return SlidingWindowSpec(**attention, sliding_window=group) if group else FullAttentionSpec(**attention)

@@ -1,0 +1,102 @@
+"""Decode context parallelism: the KV of a sequence is split along its tokens over devices of a tensor-parallel group.
+
+With more tensor-parallel ranks than KV heads, or with MLA's one latent, several ranks would keep the same KV. Instead
+each of ``Parallel.context`` consecutive ranks keeps every so-many-th token (vLLM ``decode_context_parallel_size``,
+after Helix, arXiv:2507.07120). Attention over the cache then takes the queries of all their heads to each of them, and
+joins the partial outputs by the logarithms of their sums of exponentials (vLLM ``cp_lse_ag_out_rs``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evaluator.catalog.model import LatentAttention, Mixer, Model, SoftmaxAttention
+from evaluator.cost.dtypes import stream_bytes
+from evaluator.cost.kernel import Operator, Scaling
+from evaluator.cost.layer_state import read_bytes
+from evaluator.cost.parallel import Parallel
+from evaluator.cost.precision import Precision
+
+_LSE_BYTES = 4.0
+"""Of the logarithm of a head's sum of exponentials, in fp32."""
+
+
+def split_along_context(
+    core: list[Operator], mixer: SoftmaxAttention | LatentAttention, precision: Precision, parallel: Parallel
+) -> list[Operator]:
+    """The attention of one layer on one of ``parallel.context`` ranks that share its KV, with their collectives.
+
+    Each has a part of the context and the query heads of all: as many FLOPs, and a part of the bytes. Figures of a call
+    (splits, joins, waiting) are left as those of one rank's heads over the whole context. Prompts of ordinary attention
+    do the same, also with their own tokens. Those of MLA gather their history instead, of which the bytes that are read
+    are counted and the messages are not.
+    """
+    parts, heads = parallel.context, mixer.heads // parallel.tensor
+    stream, stored = stream_bytes(precision.activations), read_bytes(mixer, precision.kv, parallel.tensor)
+    latent = isinstance(mixer, LatentAttention)
+    if isinstance(mixer, LatentAttention):
+        # Decodes are multi-query on the latent: their queries and outputs are as wide.
+        query, value = mixer.kv_lora_rank + mixer.rope_head_dim, mixer.kv_lora_rank
+    else:
+        query, value = mixer.head_dim, mixer.value_size
+    gathered = (parts - 1) * heads * (query + value) * stream
+
+    def split(operator: Operator) -> Operator:
+        # A new token's keys and values are stored on one of the ranks.
+        token_bytes = operator.token_bytes - stored * (1.0 - 1.0 / parts)
+        if latent and operator.scaling == "prefill":
+            return replace(operator, token_bytes=token_bytes)
+        return replace(operator, activation_bytes=operator.activation_bytes / parts, token_bytes=token_bytes + gathered)
+
+    attention = [split(operator) if operator.scaling in ("prefill", "decode") else operator for operator in core]
+    # Prompts of MLA need no queries of other ranks: what is sent grows with the sequences.
+    scaling: Scaling = "linear_sequences" if latent else "linear_tokens"
+    messages = {"queries": heads * query * stream, "lse": heads * parts * _LSE_BYTES, "outputs": heads * value * stream}
+    collectives = [
+        # A message is that of all ranks together. Scattering sums of the outputs sends as much as gathering them.
+        Operator(f"attention.context_{name}", "all_reduce", scaling, message_bytes=parts * message,
+                 collective="all_gather", ranks=range(parts))
+        for name, message in messages.items()
+    ]  # fmt: skip
+    return [*attention, *collectives]
+
+
+def context_problem(model: Model, parallel: Parallel) -> str | None:
+    """Why the KV of this model cannot be split so; None where it can, or is not.
+
+    The rules are vLLM's (``ParallelConfig``, ``ModelConfig.verify_with_parallel_config``, and the KV managers of
+    windows and states, which assert that it is not).
+    """
+    parts, tensor = parallel.context, parallel.tensor
+    if parts == 1:
+        return None
+    if tensor % parts:
+        return f"decode_context_parallel {parts} does not divide tensor_parallel {tensor}"
+    for kind in model.layers:
+        problem = _mixer_problem(kind.mixer, parts, tensor)
+        if problem is not None:
+            return f"decode_context_parallel {parts} on {model.name}: {problem}"
+    return None
+
+
+def _mixer_problem(mixer: Mixer | None, parts: int, tensor: int) -> str | None:
+    if mixer is None:
+        return None
+    if not isinstance(mixer, SoftmaxAttention | LatentAttention):
+        return "states are not split along tokens; use 1"
+    if mixer.window is not None or mixer.index_top_k is not None or mixer.shared_kv:
+        return "only layers that attend to all of their own KV are split along tokens, no windows and no choice; use 1"
+    if isinstance(mixer, LatentAttention):
+        return None
+    if mixer.bidirectional:
+        return "an encoder keeps no KV; use 1"
+    if tensor <= mixer.kv_heads:
+        return (
+            f"tensor_parallel {tensor} gives each device whole KV heads of the {mixer.kv_heads}, and none is there "
+            f"twice; use more tensor_parallel, or 1"
+        )
+    if parts > tensor // mixer.kv_heads:
+        return f"each of the {mixer.kv_heads} KV heads is on {tensor // mixer.kv_heads} devices; use no more than that"
+    if mixer.heads // mixer.kv_heads % parts:
+        return f"it does not divide the {mixer.heads // mixer.kv_heads} query heads of a KV head"
+    return None
