@@ -93,7 +93,7 @@ POOL = some.fixed_dictionaries(
                     "block_tokens": some.sampled_from([1, 16, 32, 64]),
                     "watermark": some.floats(0.0, 0.5),
                     "full_prompt": some.booleans(),
-                    "capacity_tokens": some.one_of(some.none(), some.integers(64, 10**7)),
+                    "capacity_tokens": some.one_of(some.none(), some.integers(512, 10**7)),
                     "prefix_caching": some.booleans(),
                     "preemption": some.just("recompute"),
                 }
@@ -121,7 +121,7 @@ def keys_of(pool):
     """All that a pool says, in whole blocks of KV, as a design states it."""
     tree = {name: written(getattr(pool, name)) for name in table_of(Pool)}
     if tree["kv"]["capacity_tokens"]:
-        tree["kv"]["capacity_tokens"] -= tree["kv"]["capacity_tokens"] % tree["kv"]["block_tokens"]
+        tree["kv"]["capacity_tokens"] -= tree["kv"]["capacity_tokens"] % pool.shared_block_tokens
     return tree_of(leaves(tree, WHOLE))
 
 
