@@ -89,7 +89,7 @@ def computed(
             return index, pool_of_workers.compute(as_asked(chunk))
         return index, summaries(whole, chunk, levels)
 
-    workers, remaining = processors(), iter(left)
+    workers, remaining = processors(), iter(_new_programs_first(whole, chunks, left))
     # Threads, also for the reference: such a thread only waits for its worker's pipe, and the chunks of both kinds
     # come back through the same queue.
     with ThreadPoolExecutor(workers) as pool:
@@ -112,6 +112,26 @@ def computed(
             if pool_of_workers is not None:
                 pool_of_workers.close()
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _new_programs_first(whole: Plan, chunks: list[ConfigurationChunk], left: list[int]) -> list[int]:
+    """Chunks in the order in which they are begun: those that need a program which none before them needs, then all
+    others."""
+    # Otherwise every thread takes a chunk of the first group and waits for the one that compiles its program, and the
+    # next group's program is compiled only then, while the other threads wait again.
+    first: list[tuple[bool, int]] = []
+    begun: set[int] = set()
+    for index in left:
+        # By identity: a plan has one object for each program.
+        stations = {id(station): station for station in whole.group_of(chunks[index][0]).stations}
+        new = [station for place, station in stations.items() if place not in begun]
+        if new:
+            begun |= stations.keys()
+            # Programs that take long to compile before those that do not, as they would be waited for at the end.
+            first.append((not any(station.key.preemptive for station in new), index))
+    of_programs = [index for _, index in sorted(first)]
+    chosen = set(of_programs)
+    return of_programs + [index for index in left if index not in chosen]
 
 
 def _are_many(whole: Plan, chunks: list[ConfigurationChunk]) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evaluator.device import configure
-from evaluator.execution.schedule import statistics_of
+from evaluator.execution.schedule import chunks_of, computed, statistics_of
 from evaluator.execution.workers import WorkerPool
 from evaluator.plan import plan
 from evaluator.run import sweep
@@ -60,3 +60,22 @@ def test_workers_make_the_same_variants(monkeypatch):
     )
     equal(statistics_of(whole, variants, LEVELS), here)
     assert asked == [2, 2]
+
+
+def test_chunks_with_programs_of_their_own_are_begun_first(monkeypatch):
+    """Threads that all took the first group's chunks would wait for one program, and then for the next."""
+    monkeypatch.setattr("evaluator.execution.schedule.CONFIGS_PER_CHUNK", 1)
+    monkeypatch.setattr("evaluator.execution.schedule.processors", lambda: 1)
+    begun = []
+    monkeypatch.setattr("evaluator.execution.schedule.summaries", lambda whole, chunk, levels: begun.append(chunk[0].config))
+    general = {"deployment__batching__long_prefill_token_threshold": [0, 64]}
+    whole = plan(scenario(**general, workload__arrivals__rate_rps=RATES))
+    chunks = list(chunks_of(whole))
+    assert [chunk[0].config for chunk in chunks] == [0, 1, 2, 3, 4, 5]
+    assert {index for index, _ in computed(whole, chunks, LEVELS, set())} == set(range(6))
+    # The general program takes longest to compile; the others follow in their order.
+    assert begun == [3, 0, 1, 2, 4, 5]
+    begun.clear()
+    # An interrupted run goes on with what is left.
+    assert {index for index, _ in computed(whole, chunks, LEVELS, {0, 3})} == {1, 2, 4, 5}
+    assert begun == [4, 1, 2, 5]
