@@ -21,6 +21,20 @@ MOST_PROGRAMS = 16
 Python session of many sweeps. One of ``fcfs_reserved`` takes some 40 MB, one of ``joint`` 100. One that is needed again
 is read from the compilation cache, in some 0.2 s."""
 
+LEVEL = "xla_backend_optimization_level"
+QUICKLY: dict[str, bool | int | str] = {
+    LEVEL: 0,
+    # Notes on which buffers are apart help LLVM's optimisations alone, and cost most where a program has many buffers.
+    "xla_llvm_enable_alias_scope_metadata": False,
+    "xla_llvm_enable_noalias_metadata": False,
+    "xla_llvm_enable_invariant_load_metadata": False,
+    # XLA looks at all that loops carry, and checks the module between any two passes.
+    "xla_disable_hlo_passes": "while-loop-invariant-code-motion,simplify-while-loops,hlo-verifier",
+}
+"""Options of XLA with which the general programs compile in half the time or less, and run at half their speed or
+less (``plan.simulators.WORTH_OPTIMISING``). What they compute differs by rounding at most: without optimisations an
+addition may take a product that is rounded, where it takes it unrounded with them."""
+
 _counted: list[Any] = []  # the jitted functions whose programs are counted
 
 
@@ -36,6 +50,9 @@ def configure() -> None:
     import jax
 
     jax.config.update("jax_enable_x64", True)
+    # A loop's operations come through some thirty of our functions. To write all of them down beside each operation
+    # takes a quarter of the time in which a program is lowered; the line that wrote it is what a message of XLA needs.
+    jax.config.update("jax_include_full_tracebacks_in_locations", False)
     folder = compilation_cache()
     if folder is not None and jax.config.jax_compilation_cache_dir is None:  # type: ignore[attr-defined]
         jax.config.update("jax_compilation_cache_dir", str(folder))
@@ -58,6 +75,19 @@ def bounded(jitted: Any) -> Any:
             function.clear_cache()
         give_back()
     return jitted
+
+
+@cache
+def quickly_compiled(jitted: Any, *static: str) -> Any:
+    """A jitted function with these static arguments by name, compiled ``QUICKLY``.
+
+    The function itself, where XLA_FLAGS say how far programs are optimised: who does so wants it of all of them.
+    """
+    if LEVEL in os.environ.get("XLA_FLAGS", ""):
+        return jitted
+    import jax
+
+    return jax.jit(jitted.__wrapped__, static_argnames=static, compiler_options=QUICKLY)
 
 
 def give_back() -> None:

@@ -95,6 +95,7 @@ def validate(
     infeasible = sum(configuration.status != OK for configuration in whole.configurations)
     # Planned anew for the sample alone, whose shapes are then no larger than it needs.
     chosen = whole.of(np.array([configuration.config for configuration in stratified(whole, able, sample, seed)]))
+    chosen = _weighed(chosen)
     if progress is not None:
         progress.expect(len(chosen.configurations))
     rows = _differences(chosen, levels_of(whole), progress)
@@ -109,6 +110,16 @@ def validate(
     apart = int((~(worst <= tolerance)).sum())
     axes = tuple(_on_axes(chosen, 0))
     return Validation(table, len(chosen.configurations), len(able), beyond, infeasible, apart, float(worst.max()), axes)
+
+
+def _weighed(chosen: Plan) -> Plan:
+    """The plan with programs that are compiled no further than its requests pay back: a sample has few of them."""
+    requests = chosen.runs * sum(configuration.workload.requests for configuration in chosen.configurations)
+    groups = [
+        replace(group, stations=tuple(replace(station, requests_of_run=requests) for station in group.stations))
+        for group in chosen.groups
+    ]
+    return replace(chosen, groups=groups)
 
 
 def _differences(chosen: Plan, levels: np.ndarray, progress: ProgressReport | None) -> list[dict]:

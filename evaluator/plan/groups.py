@@ -43,6 +43,8 @@ class StationGroup:
     lane_requests: int  # slots of a lane: a power of two, at least the most requests that any lane gets
     # With KV on demand that both programs count by blocks: a power of two, at least the tokens of any block. Else 0.
     block_tokens: int = 0
+    # Of the whole run, where programs are to be compiled no further than these pay back; None: optimised in any case.
+    requests_of_run: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,14 @@ class Group:
         return self.stations[max(number - joint, 0)]
 
 
-def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -> list[Group]:
+def groups_of(
+    configurations: Sequence[Configuration], seeds: tuple[int, ...], requests_of_run: int | None = None
+) -> list[Group]:
     """Configurations by the compile keys of their stations, in the order of the first of each group.
 
     The shapes of a key (ring, rows, slots of a lane) are the largest that any configuration needs at any of its
     stations, so that one compiled program serves all of them. Configurations of a group also measure the same
-    requests, so that the statistics of a chunk are of one window.
+    requests, so that the statistics of a chunk are of one window. ``requests_of_run`` as of ``StationGroup``.
     """
     # Rates share the object of their stations, figures of devices what was checked: one key is made for all of them.
     same_stations: dict[tuple, list[Configuration]] = {}
@@ -93,7 +97,9 @@ def groups_of(configurations: Sequence[Configuration], seeds: tuple[int, ...]) -
         keys += of_stations
         by_keys.setdefault((simulator, requests, ends, keys, _route(some[0])), []).extend(some)
     # One set of shapes per key, over the configurations of all groups that have it: the same program serves them.
-    shaped = {key: _shaped(key, stations, seeds) for key, stations in having.items()}
+    shaped = {
+        key: replace(_shaped(key, stations, seeds), requests_of_run=requests_of_run) for key, stations in having.items()
+    }
     position = {id(configuration): number for number, configuration in enumerate(configurations)}
     return [
         Group(

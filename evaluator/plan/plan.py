@@ -13,7 +13,7 @@ from evaluator.plan.configuration import Configuration, PlanContext, RateChange,
 from evaluator.plan.groups import Group, groups_of
 from evaluator.plan.pipeline import stage_names
 from evaluator.plan.route import RequestRoutes
-from evaluator.plan.simulators import ITERATION
+from evaluator.plan.simulators import AUTO, ITERATION
 from evaluator.replica import Change
 from evaluator.scenario import Grid, Objective, Scenario, all_objectives, expand
 from evaluator.traffic.jobs import Jobs
@@ -93,7 +93,9 @@ class Plan:
         # that the whole sweep has.
         setting = PlanContext(self.sampler, self.seeds, self.simulator, self.requests)
         configurations = [configuration_at(int(config), self.grid.points[config], setting) for config in configs]
-        return replace(self, configurations=configurations, groups=groups_of(configurations, self.seeds))
+        # Who asks for the vectorised engine by name gets its programs as fast as they are.
+        weighed = self.requests if self.simulator == AUTO else None
+        return replace(self, configurations=configurations, groups=groups_of(configurations, self.seeds, weighed))
 
     def changed(self, configuration: Configuration, change: Change | RateChange) -> Configuration:
         """A configuration with one thing changed; ``configuration`` itself where that makes no difference.

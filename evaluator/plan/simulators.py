@@ -30,6 +30,14 @@ on a core it serves some 9,500 requests/s, 1,000 to 1,600 with prefix caches by 
 ranks in lockstep; loading JAX and compiling takes 3 to 4 s of ``fcfs_reserved``, 6 to 12 s of the general programs, and
 25 s and more of eight ranks (docs/speed.md). A program that is in the cache on disk is there in a second, which nobody
 knows before asking for it; so the bounds are half of what they could be for one that is not."""
+WORTH_OPTIMISING = {"general": 400_000, "prefix caches": 160_000, "lockstep": 400_000}
+"""Requests of a whole run from which on LLVM's optimisations pay back; below, ``auto`` has these programs compiled
+``device.QUICKLY``, for a first answer in half the time.
+
+What they save over what a request takes longer, in processor seconds of one program (``tests.benchmarks.regression``'s
+cases under both, a shared AMD EPYC): 8 replicas 3.3 to 5 s over 5.6 us; prefix caches by content over two replicas some
+14 s over 80 us. So one program breaks even at 600,000 and at 180,000 requests, sweeps of several programs later. The
+bounds are below, since a sweep that is repeated finds its programs in the cache and has only the slower runs."""
 TOO_FEW = "too few requests for a program to be worth its compilation"
 
 
@@ -354,3 +362,12 @@ def worth_compiling(workload: Workload, deployments: Sequence[Deployment], joint
     # KV on demand may run short, so that the general program is compiled, too.
     general = joint or any(out_of_order(each) is not None or on_demand(each) for each in deployments)
     return WORTH_COMPILING["general" if general else "fcfs_reserved"]
+
+
+def worth_optimising(which: CompileKey, requests: int) -> bool:
+    """Whether a run of so many requests pays back the optimisations of one of its programs."""
+    # ``fcfs_reserved`` compiles in a second, of which optimisations are 0.3.
+    if not which.preemptive:
+        return True
+    kind = "lockstep" if which.lockstep else "prefix caches" if which.cached else "general"
+    return requests >= WORTH_OPTIMISING[kind]

@@ -12,11 +12,11 @@ import numpy as np
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import kv_units, units_of
-from evaluator.device import bounded
+from evaluator.device import bounded, quickly_compiled
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.checks import swap_space, watermark_units
-from evaluator.plan.simulators import grows_by_blocks, in_any_order, on_demand, ring_bytes, swaps
+from evaluator.plan.simulators import grows_by_blocks, in_any_order, on_demand, ring_bytes, swaps, worth_optimising
 from evaluator.policies import policy
 from evaluator.policies.token_ratio import ratios
 from evaluator.replica.batched_costs import costs_of as replica_costs
@@ -132,6 +132,9 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
         group.block_tokens if grows_by_blocks(which) else 0,
     )  # fmt: skip
     run = preemptive.run_lanes if structure.alone else joint.run_lanes
+    requests = group.requests_of_run
+    if not vectorise and requests is not None and not worth_optimising(which, requests):
+        run = quickly_compiled(run, "structure", "vectorise")
     return partial(bounded(run), structure=structure, vectorise=vectorise)
 
 

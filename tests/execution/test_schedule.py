@@ -67,7 +67,9 @@ def test_chunks_with_programs_of_their_own_are_begun_first(monkeypatch):
     monkeypatch.setattr("evaluator.execution.schedule.CONFIGS_PER_CHUNK", 1)
     monkeypatch.setattr("evaluator.execution.schedule.processors", lambda: 1)
     begun = []
-    monkeypatch.setattr("evaluator.execution.schedule.summaries", lambda whole, chunk, levels: begun.append(chunk[0].config))
+    monkeypatch.setattr(
+        "evaluator.execution.schedule.summaries", lambda whole, chunk, levels: begun.append(chunk[0].config)
+    )
     general = {"deployment__batching__long_prefill_token_threshold": [0, 64]}
     whole = plan(scenario(**general, workload__arrivals__rate_rps=RATES))
     chunks = list(chunks_of(whole))
