@@ -36,7 +36,10 @@ def served_by_relative(kernels: Calibration, hardware: str) -> Calibration | Non
     of_others = kernels.rests_on == "kernels" and serving.rests_on != "kernels_and_host"
     of_engine = kernels.engine in (DEFAULT_ENGINE, "any")
     rests_on = "other_devices" if of_others and of_engine else served.rests_on
-    return replace(served, name=f"{kernels.name}, served as {serving.name}", rests_on=rests_on)
+    # The release of those servers, of which predictions of another are less sure.
+    release = serving.serving_release if of_engine else served.serving_release
+    name = f"{kernels.name}, served as {serving.name}"
+    return replace(served, name=name, rests_on=rests_on, serving_release=release)
 
 
 def relative_of(hardware: str) -> str | None:

@@ -54,6 +54,7 @@ def test_kernels_are_served_as_those_of_the_nearest_relative(hardware, relative,
     serving, isolated = (load_calibration(f"{relative}-vllm{end}", relative) for end in (".serving", ""))
     assert found.name == f"{hardware}-vllm, served as {relative}-vllm.serving"
     assert (relative_of(hardware), found.rests_on) == (relative, rests_on)
+    assert found.serving_release == serving.serving_release
     assert all(getattr(found, figure) == getattr(serving, figure) for figure in HOST)
     for figure in ("launch_s", "kv_head_sequence_s"):
         ratios = [getattr(one.of("attention_decode"), figure) for one in (found, kernels, serving, isolated)]
@@ -160,3 +161,16 @@ def test_where_an_engine_captures_no_graphs_its_launched_calls_count():
 def test_products_of_infersim_are_deepgemms_in_blocks_and_stand_for_all_fp8():
     frame = pd.DataFrame({"gpu": ["H20"], "dtype": ["fp8"], "m": [16], "n": [512], "k": [7168], "latency_us": [9.0]})
     assert list(infersim.gemm(frame)["dtype"]) == ["fp8_block", "fp8"]
+
+
+def test_the_table_of_the_page_on_accuracy_is_that_of_the_sets():
+    text = (README.parents[1] / "docs" / "accuracy.md").read_text()
+    lines = text[text.index("| | GB200 | GB300 |") :].split("\n\n")[0].splitlines()[2:]
+    sets = [load_calibration(name, "any", foreign=True).fit["errors"] for names in TABLES.values() for name in names]
+    classes = [("gemm",), ("attention_prefill", "attention_decode"), ("grouped_gemm",), ("gemm_8bit", "gemm_block")]
+    for line, labels in zip(lines, [*classes, ("all_reduce",)], strict=True):
+        for cell, errors in zip((part.strip() for part in line.split("|")[2:-1]), sets, strict=True):
+            found = [errors.get(label, {}) for label in labels]
+            told = [one.get("held_out", one.get("in_sample", {})).get("median") for one in found]
+            figures = [f"{100 * median:.1f}" for median in told if median is not None]
+            assert [part for part in cell.replace(";", " ").replace("/", " ").split() if part[0].isdigit()] == figures
