@@ -73,7 +73,7 @@ def _run(which: CompileKey, given: Sequence[tuple[StationPlan, Jobs]], lanes_per
         for number, (_, jobs) in enumerate(given)
     ]
     group = station_group(which, pools, max(lane.count for lane in lanes))
-    return list(run_lanes(group, pools, lanes, lanes_per_call))
+    return run_lanes(group, pools, lanes, lanes_per_call)
 
 
 def _station(server: Server, load: MeasuredRequests) -> tuple[StationPlan, Jobs]:

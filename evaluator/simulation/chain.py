@@ -19,7 +19,7 @@ import numpy as np
 from evaluator.metrics.outcomes import TokenCounts
 from evaluator.metrics.sessions import SessionTable
 from evaluator.metrics.stages import StageTimes
-from evaluator.metrics.use import pooled
+from evaluator.metrics.use import side_by_side
 from evaluator.records import with_fields
 from evaluator.simulation.times import stage_times
 from evaluator.stations.contract import (
@@ -38,7 +38,10 @@ from evaluator.traffic.roles import hands_on
 
 @dataclass(frozen=True, eq=False)
 class HandedOn:
-    """The gap between the token of a prefill side and the first of the decode side, (config, seed, request)."""
+    """The gap between the token of a prefill side and the first of the decode side, (config, seed, request).
+
+    Clients see it longer than the engines do, by what the frontend adds (``ChainResult.gaps``).
+    """
 
     gap_s: np.ndarray
     sequences: np.ndarray  # how many have it: the branches of a measured request, 0 where there is no gap
@@ -59,12 +62,32 @@ class ChainResult:
     later_wait_s: np.ndarray | None  # at stations behind the first that gives tokens, in sum; None: there are none
     measured: np.ndarray  # (request,) where it is the same for all
     uses: tuple[Use, ...]
-    itl: Gaps | None  # None: no station gives tokens, or one does not say when each of them came
-    handed: HandedOn | None = None  # behind a prefill side: which of ``itl`` are before the second token
+    engine_itl: Gaps | None  # of each engine; None: none gives tokens, or one does not say when each of them came
+    handed: HandedOn | None = None  # behind a prefill side: the gaps before the second token, beside those
     given_s: tuple[np.ndarray, np.ndarray] | None = None  # first and last token behind the engine; None: as above
     station_visits: tuple[StationVisit, ...] = ()  # of a pipeline
     stages: tuple[StageTimes, ...] = ()  # of a pipeline: in front of, at and behind the stations that give tokens
     sessions: SessionTable | None = None  # None: no configuration of the chunk has any of several turns
+
+    @property
+    def itl(self) -> Gaps | None:
+        """All gaps between tokens, as the engines have them."""
+        return self.gaps(0.0)
+
+    def gaps(self, longer_s: np.ndarray | float) -> Gaps | None:
+        """The same as clients see them: behind a prefill side the gap before the second token is longer.
+
+        ``longer_s`` (config, seed, request) is how much later the tokens after the first come than the first itself,
+        beyond what the engines say.
+        """
+        if self.engine_itl is None or self.handed is None:
+            return self.engine_itl
+        gap_s, weights = self.handed.gap_s + np.maximum(longer_s, 0.0), self.handed.sequences
+        gaps_of_clients = []
+        for gap_of_config, weights_of_config, seeds in zip(gap_s, weights, self.engine_itl, strict=True):
+            rows = zip(gap_of_config, weights_of_config, weights_of_config > 0, seeds, strict=True)
+            gaps_of_clients.append([side_by_side([gaps, (gap[on], weight[on])]) for gap, weight, on, gaps in rows])
+        return gaps_of_clients
 
 
 JointStations = Callable[[ChunkJobs], list[StationVisit]]
@@ -136,7 +159,7 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
         later_wait_s=_waits(station_visits[station_visits.index(first) + 1 :], first.times.arrival_s.shape),
         measured=_measured(start),
         uses=tuple(use for visit in station_visits for use in visit.uses),
-        itl=first.itl,
+        engine_itl=first.itl,
         sessions=_sessions(start),
     )
     for visit in giving[1:]:
@@ -245,27 +268,27 @@ def _later_tokens(result: ChainResult, visit: StationVisit, itl: Gaps | None) ->
     last_token_s, tokens = result.times.last_token_s.copy(), _copied(result.tokens)
     if visit.times.hit_tokens is not None:
         tokens = replace(tokens, decode_hit_tokens=np.zeros_like(tokens.prompt_tokens))
-    gaps = None if result.itl is None else [list(seeds) for seeds in result.itl]
-    handed = HandedOn(np.zeros_like(last_token_s), np.zeros_like(last_token_s))
+    gaps, handed = None, HandedOn(np.zeros_like(last_token_s), np.zeros_like(last_token_s))
+    if result.engine_itl is not None and itl is not None:
+        gaps = [
+            [side_by_side(of_run) for of_run in zip(*seeds, strict=True)]
+            for seeds in zip(result.engine_itl, itl, strict=True)
+        ]
     for run, jobs in by_run(visit.jobs):
-        ids = jobs.id[jobs.measured]
-        if gaps is not None and itl is not None:
-            # Between the last token of the side before and the first of this one: over the link and the queue of the
-            # decode side.
-            across = visit.times.first_token_s[run][ids] - last_token_s[run][ids]
-            # Each branch of a request has a gap of its own here.
-            weights = np.broadcast_to(np.asarray(jobs.demand.branches, dtype=np.float64), len(jobs))[jobs.measured]
-            gaps[run[0]][run[1]] = pooled([gaps[run[0]][run[1]], (across, weights), itl[run[0]][run[1]]])
-            # Kept apart, because clients see this gap longer than the engines do (``outcomes._gaps``).
-            handed.gap_s[run][ids], handed.sequences[run][ids] = across, weights
-        last_token_s[run][jobs.id] = visit.times.last_token_s[run][jobs.id]
+        ids = jobs.id
+        # Between the last token of the side before and the first of this one: over the link and the queue of the
+        # decode side.
+        handed.gap_s[run][ids] = visit.times.first_token_s[run][ids] - last_token_s[run][ids]
+        # Each branch of a measured request has a gap of its own here.
+        handed.sequences[run][ids] = jobs.measured * jobs.demand.branches
+        last_token_s[run][ids] = visit.times.last_token_s[run][ids]
         if tokens.decode_hit_tokens is not None and visit.times.hit_tokens is not None:
-            tokens.decode_hit_tokens[run][jobs.id] = visit.times.hit_tokens[run][jobs.id]
-        tokens.longest[run][jobs.id] += jobs.demand.output_tokens
+            tokens.decode_hit_tokens[run][ids] = visit.times.hit_tokens[run][ids]
+        tokens.longest[run][ids] += jobs.demand.output_tokens
         if tokens.path_tokens is not None:  # then ``longest`` is another array than the output of all branches
-            tokens.output_tokens[run][jobs.id] += jobs.demand.made_tokens
+            tokens.output_tokens[run][ids] += jobs.demand.made_tokens
     return replace(
-        result, times=replace(result.times, last_token_s=last_token_s), tokens=tokens, itl=gaps, handed=handed
+        result, times=replace(result.times, last_token_s=last_token_s), tokens=tokens, engine_itl=gaps, handed=handed
     )
 
 
@@ -286,7 +309,7 @@ def _another_answer(result: ChainResult, visit: StationVisit) -> ChainResult:
         tokens.longest[run][jobs.id] = jobs.demand.output_tokens
         if tokens.path_tokens is not None:
             tokens.output_tokens[run][jobs.id] = jobs.demand.made_tokens
-    return replace(result, times=times, tokens=tokens, itl=None)
+    return replace(result, times=times, tokens=tokens, engine_itl=None)
 
 
 def _copied(tokens: TokenCounts) -> TokenCounts:
@@ -305,11 +328,14 @@ def _behind(result: ChainResult, visit: StationVisit) -> ChainResult:
         if visit.times.visited is not None:
             seen_s = np.where(visit.times.visited[run][jobs.id], seen_s, first_token_s[run][jobs.id])
         first_token_s[run][jobs.id], last_token_s[run][jobs.id] = seen_s, left_s
-    gaps, handed = result.itl, result.handed
+    gaps, handed = result.engine_itl, result.handed
     if gaps is not None and not visit.station.streams:
         # All tokens come at once; where only some requests were held, nobody knows which of the pooled gaps are theirs.
         # As many gaps as before, all of them 0.
-        at_once = [[(np.zeros(1), np.array([weights.sum()])) for _, weights in seeds] for seeds in gaps]
+        counts = np.array([[weights.sum() for _, weights in seeds] for seeds in gaps])
+        if handed is not None:
+            counts += handed.sequences.sum(axis=-1)
+        at_once = [[(np.zeros(1), count) for count in seeds] for seeds in counts[..., None]]
         gaps, handed = at_once if visit.times.visited is None else None, None
     times = replace(result.times, first_token_s=first_token_s, last_token_s=last_token_s)
-    return replace(result, times=times, itl=gaps, handed=handed)
+    return replace(result, times=times, engine_itl=gaps, handed=handed)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 
 from evaluator.cost.iteration import IterationCost
-from evaluator.cost.memory import kv_units, units_of
+from evaluator.cost.memory import units_of
 from evaluator.device import bounded, quickly_compiled
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
@@ -28,7 +28,7 @@ from evaluator.stations.engine import LaneLimits, LaneResult, Requests, decision
 from evaluator.stations.engine.common.speculation import Speculation
 from evaluator.stations.engine.preemptive import CacheShape, KvUnits, Rules
 from evaluator.stations.lane_jobs import LaneJobs
-from evaluator.traffic.jobs import branch_units, shared_units
+from evaluator.traffic.jobs import branch_units, prompt_units, shared_units
 
 LANES_PER_CALL = 32
 """Few enough to share two cores evenly, enough to hide the cost of a call."""
@@ -40,31 +40,52 @@ CACHE_CELLS_PER_CALL = 1 << 26
 """Names and blocks of the prefix caches of all lanes of a call, some 10 bytes each; one lane has them at a time."""
 
 
+class LanesOfCall(NamedTuple):
+    """What one call of a program gives."""
+
+    numbers: np.ndarray  # (lane,): of the lanes, among those that were asked for
+    result: LaneResult  # NumPy, with a leading axis (lane,)
+
+
 def run_lanes(
     group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], most: int = LANES_PER_CALL
-) -> Iterator[LaneResult]:
-    """The results of all lanes in NumPy.
+) -> list[LaneResult]:
+    """The results of all lanes, in their order; see ``run_calls``."""
+    results: dict[int, LaneResult] = {}
+    for call in run_calls(group, pools, lanes, most):
+        results.update(zip(call.numbers.tolist(), _by_lane(call.result, len(call.numbers)), strict=True))
+    return [results[number] for number in range(len(lanes))]
+
+
+def run_calls(
+    group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], most: int = LANES_PER_CALL
+) -> Iterator[LanesOfCall]:
+    """The results of all lanes, call after call, so that the tables of one call at a time are in memory.
 
     ``pools`` are those of the configurations of the chunk, by position; ``most``: lanes of a call. Where KV is taken on
     demand, all lanes first run as if it never ran short; those that did short run again in the general program.
     """
-    if not group.key.on_demand:
-        yield from _run_once(group, pools, lanes, most)
-        return
-    results = list(_run_once(group, pools, lanes, most))
-    # A lane that never ran short took KV just as the general program would have given it.
-    short = [number for number, result in enumerate(results) if result.ran_short]
+    short: list[int] = []
+    for some, result in _run_once(group, pools, lanes, most):
+        numbers = np.arange(some.start, some.stop)
+        if result.ran_short is None or not result.ran_short.any():
+            yield LanesOfCall(numbers, result)
+            continue
+        # A lane that never ran short took KV just as the general program would have given it.
+        ample = np.flatnonzero(np.logical_not(result.ran_short))
+        short += np.delete(numbers, ample).tolist()
+        if ample.size:
+            yield LanesOfCall(numbers[ample], _of_lanes(result, ample))
     if short:
-        again = _run_once(replace(group, key=in_any_order(group.key)), pools, [lanes[number] for number in short], most)
-        for number, result in zip(short, again, strict=True):
-            results[number] = result
-    yield from results
+        general = replace(group, key=in_any_order(group.key))
+        for some, result in _run_once(general, pools, [lanes[number] for number in short], most):
+            yield LanesOfCall(np.array(short[some]), result)
 
 
 def _run_once(
     group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], most: int
-) -> Iterator[LaneResult]:
-    """The results of all lanes of the group's program."""
+) -> Iterator[tuple[slice, LaneResult]]:
+    """The results of all lanes of the group's program, by calls."""
     cache = cache_shape(pools, lanes) if group.key.cached and lanes else None
     if group.key.preemptive and any(policy(pool.deployment.batching.policy).drain_first for pool in pools):
         # A request that has its KV may then wait beside prompts that are computed alone: its growth is noted by step.
@@ -83,7 +104,7 @@ def _run_once(
         costs_of_lanes = jax.tree.map(lambda values: values[rows[some]], costs)
         return _lanes(group, serving, part, costs_of_lanes), _requests(group, serving, part)
 
-    return results_of(run, given, len(lanes), size)
+    return _calls(run, given, len(lanes), size)
 
 
 def lanes_per_call(group: StationGroup, most: int = LANES_PER_CALL) -> int:
@@ -102,17 +123,32 @@ def results_of(
 ) -> Iterator[Any]:
     """The result of every lane in NumPy, lane after lane, from calls of ``run`` with ``size`` lanes each.
 
-    ``given`` says what the engine is given of some of the lanes. Calls have one shape, for another one compiles anew:
-    the last is filled up with lanes without requests.
+    ``given`` says what the engine is given of some of the lanes.
     """
+    for some, result in _calls(run, given, lanes, size):
+        yield from _by_lane(result, some.stop - some.start)
+
+
+def _calls(
+    run: Callable[..., Any], given: Callable[[slice], tuple[Any, ...]], lanes: int, size: int
+) -> Iterator[tuple[slice, Any]]:
+    """Which lanes a call has, and their results. Calls have one shape, for another one compiles anew: the last is
+    filled up with lanes without requests."""
     for start in range(0, lanes, size):
         some = slice(start, min(start + size, lanes))
         # Zeros as lanes: no requests, so that their loops end at once.
         inputs = jax.tree.map(lambda values: _filled(values, size), given(some))
-        leaves, fields = jax.tree.flatten(run(*inputs))
-        arrays = [np.asarray(values) for values in leaves]
-        for lane in range(some.stop - some.start):
-            yield jax.tree.unflatten(fields, [values[lane] for values in arrays])
+        yield some, _of_lanes(jax.tree.map(np.asarray, run(*inputs)), slice(0, some.stop - some.start))
+
+
+def _of_lanes(result: Any, lanes: slice | np.ndarray) -> Any:
+    return jax.tree.map(lambda values: values[lanes], result)
+
+
+def _by_lane(result: Any, lanes: int) -> Iterator[Any]:
+    arrays, fields = jax.tree.flatten(result)
+    for lane in range(lanes):
+        yield jax.tree.unflatten(fields, [values[lane] for values in arrays])
 
 
 def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable[[Any, Requests], Any]:
@@ -206,9 +242,7 @@ def _on_demand(group: StationGroup, serving: list[StationPlan], lanes: list[Lane
     rules, shared = rules_of(serving), _shared_units(group, serving, lanes)
     prompts = np.zeros_like(shared)
     for row, lane, pool in zip(prompts, lanes, serving, strict=True):
-        demand, resident = lane.jobs.demand, pool.role.prompt_resident
-        # A job of a decode pool comes with its first token, which takes a place beside the prompt.
-        row[: lane.count] = kv_units(pool.design.ready.kv, demand.prompt_tokens + resident)[lane.served]
+        row[: lane.count] = prompt_units(lane.jobs.demand, pool.design.ready.kv, pool.role.prompt_resident)[lane.served]
     return fcfs_reserved.OnDemand(
         rules.whole_kv,
         rules.watermark_units,
@@ -286,6 +320,24 @@ def _cluster(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJo
     )
 
 
+Told = TypeVar("Told")
+
+
+def once_each(tell: Callable[[list[StationPlan]], Told]) -> Callable[[list[StationPlan]], Told]:
+    """A function of pools to arrays (pool,), asked once for each of the pools: rates of a sweep share theirs."""
+
+    @wraps(tell)
+    def of_all(serving: list[StationPlan]) -> Told:
+        distinct = {id(pool): pool for pool in serving}
+        places = dict(zip(distinct, range(len(distinct)), strict=True))
+        rows = np.array([places[id(pool)] for pool in serving], dtype=np.int64)
+        told: Told = jax.tree.map(lambda values: values[rows], tell(list(distinct.values())))
+        return told
+
+    return of_all
+
+
+@once_each
 def limits_of(serving: list[StationPlan]) -> LaneLimits:
     """The limits of a replica of each pool, (pool,); what is said of requests is left at 0."""
     deployments = [pool.deployment for pool in serving]
@@ -312,6 +364,7 @@ def limits_of(serving: list[StationPlan]) -> LaneLimits:
     )
 
 
+@once_each
 def rules_of(serving: list[StationPlan]) -> Rules:
     """The scheduling rules of each pool, (pool,)."""
 

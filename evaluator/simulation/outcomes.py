@@ -18,11 +18,10 @@ from evaluator.cost.frontend import delay_s
 from evaluator.metrics import OK, Outcomes, bounds_of
 from evaluator.metrics.outcomes import RequestTimes, TokenCounts
 from evaluator.metrics.sessions import SessionTable
-from evaluator.metrics.use import Use, pooled
+from evaluator.metrics.use import Use
 from evaluator.plan import Configuration, ReplicaBuild
 from evaluator.plan.simulators import REQUEST
 from evaluator.simulation.chain import ChainResult
-from evaluator.stations.contract import Gaps
 from evaluator.stations.use import stuck_problem
 
 
@@ -71,7 +70,7 @@ def outcomes_of(
         finds_warmup=np.array([configuration.workload.find_warmup for configuration in configurations]),
         asked_rps=np.array([_asked_rps(configuration) for configuration in configurations]),
         objectives=bounds_of([configuration.objectives for configuration in configurations]),
-        itl=_gaps(chain_result, last_later_s - first_later_s),
+        itl=chain_result.gaps(last_later_s - first_later_s),
         model=chain_result.model,
         accelerators=np.array([configuration.accelerators for configuration in configurations]),
         request_class=_request_classes(configurations, chain_result, class_names),
@@ -211,29 +210,6 @@ def _around_the_engine(
     return first, last
 
 
-def _gaps(chain_result: ChainResult, longer_s: np.ndarray) -> Gaps | None:
-    """The gaps between tokens as clients see them.
-
-    ``longer_s`` (config, seed, request) is how much later the tokens after the first come than the first itself, beyond
-    what the engines say. Behind a prefill side the gap before the second token is longer by it.
-    """
-    handed = chain_result.handed
-    if chain_result.itl is None or handed is None:
-        return chain_result.itl
-    gaps_of_clients = [list(seeds) for seeds in chain_result.itl]
-    for config, seeds in enumerate(gaps_of_clients):
-        for seed, gaps in enumerate(seeds):
-            run = config, seed
-            goes_on = (handed.sequences[run] > 0) & (longer_s[run] > 0)
-            gap_s, sequences = handed.gap_s[run][goes_on], handed.sequences[run][goes_on]
-            if goes_on.any():
-                # The gap as engines have it is taken out, with a negative weight, and comes back as long as clients
-                # see it.
-                values, weights = pooled([gaps, (gap_s, -sequences), (gap_s + longer_s[run][goes_on], sequences)])
-                seeds[seed] = values[weights > 0], weights[weights > 0]
-    return gaps_of_clients
-
-
 # --- the expected errors of configurations, by what their pools rest on
 
 
@@ -276,8 +252,7 @@ def load_of(configuration: Configuration, times: RequestTimes, tokens: TokenCoun
 def basis_of(configuration: Configuration) -> Basis:
     """What the prediction of a configuration rests on, over all its pools."""
     first, *others = (
-        of_release(_of_design(station.design), station.design, station.deployment.engine_version)
-        for station in configuration.stations
+        _of_design(station.design, station.deployment.engine_version) for station in configuration.stations
     )
     basis = first
     for other in others:
@@ -298,9 +273,9 @@ def _unmeasured(configuration: Configuration) -> tuple[str, ...]:
 
 # By identity (designs compare so): hashing its fields would take longer than the basis.
 @lru_cache(maxsize=1024)
-def _of_design(built: ReplicaBuild) -> Basis:
-    """Once for the configurations that share a design, which are the rates of a sweep."""
-    return design_basis(built)
+def _of_design(built: ReplicaBuild, version: str | None) -> Basis:
+    """Once for the configurations that share a design and a release, which are the rates of a sweep."""
+    return of_release(design_basis(built), built, version)
 
 
 @cache

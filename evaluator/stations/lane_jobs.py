@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,7 @@ class LaneJobs:
         """The id of a request that the reference knows by a number."""
         return number if self.by_id else int(self.jobs.id[self.served][number])
 
-    @property
+    @cached_property
     def rows(self) -> np.ndarray | slice:
         """Where its requests stand in tables by id."""
         return self.served if whole_table(self.jobs) else self.jobs.id[self.served]

@@ -254,8 +254,12 @@ class Jobs:
         columns = self.id[off], ready_s[off], self.demand[off], self.measured[off]
         done = Jobs(*columns, sharing=self.sharing, classes=self.classes)
         origin = None if self.origin is None else Origin(self.origin.replica[on], self.origin.served_s[on])
-        goes_on = Jobs(self.id[on], ready_s[on], demand, self.measured[on], origin)
+        goes_on = Jobs(self._ids_of(on), ready_s[on], demand, self.measured[on], origin)
         return with_fields(goes_on, sharing=self.sharing, classes=self.classes), done
+
+    def _ids_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        # Where all requests are there the positions are the ids: one array, then, for all runs of a demand.
+        return positions if bool((self.id == np.arange(len(self))).all()) else self.id[positions]
 
     def joined(self, other: Jobs) -> Jobs:
         """These jobs and the others, which took another way."""
@@ -305,3 +309,12 @@ def branch_units(demand: Demand, kv: KvLayout) -> np.ndarray:
 def shared_units(demand: Demand, kv: KvLayout) -> np.ndarray:
     """KV units of each job's prompt that the station keeps for all jobs, (job,)."""
     return kv_units(kv, demand.shared_tokens)
+
+
+@kept_with_record(16)
+def prompt_units(demand: Demand, kv: KvLayout, resident: bool) -> np.ndarray:
+    """KV units of each job's prompt, with those that it shares, (job,).
+
+    ``resident``: a job of a decode pool comes with its first token, which takes a place beside the prompt.
+    """
+    return kv_units(kv, demand.prompt_tokens + resident)
