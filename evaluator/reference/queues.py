@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from evaluator.reference.batch import Batch, PromptChunk
 from evaluator.reference.grouped_kv import GroupedKv
@@ -474,6 +474,10 @@ class Queues:
                 fits = self.kv.extend(request, self._decode_units(request, group.computed(request) + ahead + 1))
                 assert fits
         self._register_filled(group, ahead)
+
+    def growing_ahead(self, group: DecodeGroup, steps: range) -> Sequence[int]:
+        """Those of the steps ahead for which ``grow_ahead`` has anything to do."""
+        return group.opening(steps, self.on_demand, self.limits.prefix_caching)
 
     def units_ahead(self, group: DecodeGroup, step: int) -> int:
         """KV units that the members of a group take between its next step and the ``step``-th, on demand."""

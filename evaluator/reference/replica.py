@@ -433,10 +433,14 @@ class Replica:
         assert group is not None
         # A router or an arrival may have looked in the middle of the leap (``catch_up``); what is taken already is
         # not taken again.
-        for ahead in range(flight.grown, iterations):
+        noted = flight.grown
+        # Most iterations of a small batch open no block, and only those that do change what is in use.
+        for ahead in self.queues.growing_ahead(group, range(flight.grown, iterations)):
+            flight.grown_units += [self._kv_used()] * (ahead - noted)
+            noted = ahead
             self._integrate_kv(flight.end_of(ahead))
             self.queues.grow_ahead(group, ahead)
-            flight.grown_units.append(self._kv_used())
+        flight.grown_units += [self._kv_used()] * (iterations - noted)
         flight.grown = max(flight.grown, iterations)
 
     def catch_up(self, now: float) -> None:

@@ -289,6 +289,19 @@ class DecodeGroup:
             return self.members
         return self._due.get((self.step + ahead) % self._block, ())
 
+    def opening(self, steps: range, opened: bool, filled: bool) -> Sequence[int]:
+        """Those of the steps ahead that open a block for a member (``opened``), or fill one (``filled``)."""
+        if self._drafts:
+            return steps
+        due, block, now = self._due, self._block, self.step
+        # A step fills the block behind which the next one opens another. Members that left are no more in their
+        # dictionary, which stays.
+        return [
+            ahead
+            for ahead in steps
+            if (opened and due.get((now + ahead) % block)) or (filled and due.get((now + ahead + 1) % block))
+        ]
+
     def steps_within(self, units: int, most: int) -> int:
         """How many steps, at least one and up to ``most``, surely need no more KV units, the next one apart."""
         # Most often there is KV for all: then it need not be counted who opens a block when.
