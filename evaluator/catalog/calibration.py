@@ -41,7 +41,7 @@ PROVENANCES = ("datasheet", "transferred", "extrapolated", "calibrated")
 """Where a set's figures are from, the least sure first: data sheets, sets of other devices (their median), a fit that
 is used beyond what it was fitted to, a fit."""
 TRANSFERRED = "transferred"
-"""The name, and the provenance, of the median of other devices' sets."""
+"""The name of the median of other devices' sets, and the provenance of what is made of them."""
 MEASURED_MAKER = "NVIDIA"
 """Of the devices of which kernels and servers were measured."""
 HOST = (

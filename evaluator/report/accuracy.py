@@ -74,7 +74,7 @@ def _errors(ds: xr.Dataset, growth: LatencyGrowth | None, rows: np.ndarray, basi
 _TOLD = {
     "calibrated": "fitted to measurements of the device",
     "extrapolated": "fitted to measurements of others",
-    "transferred": "the median of other devices' sets",
+    "transferred": "sets of other devices",
     "datasheet": "of data sheets",
 }
 

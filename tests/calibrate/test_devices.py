@@ -10,11 +10,12 @@ from evaluator.calibrate import calibrate, read_tables
 from evaluator.calibrate.document import document
 from evaluator.calibrate.run import _as_fast_a_processor
 from evaluator.calibrate.sources import aiconfigurator, infersim
+from evaluator.calibrate.transfer import known_errors
 from evaluator.catalog import load_calibration, load_hardware
 from evaluator.catalog.calibration import HOST
 from evaluator.catalog.relatives import nearest_alike, relative_of
 from evaluator.catalog.store import find
-from evaluator.catalog.transferred import measured_devices
+from evaluator.catalog.transferred import measured_devices, nearest_measured
 
 README = Path(__file__).resolve().parents[2] / "calibration" / "README.md"
 TABLES = {
@@ -161,6 +162,20 @@ def test_where_an_engine_captures_no_graphs_its_launched_calls_count():
 def test_products_of_infersim_are_deepgemms_in_blocks_and_stand_for_all_fp8():
     frame = pd.DataFrame({"gpu": ["H20"], "dtype": ["fp8"], "m": [16], "n": [512], "k": [7168], "latency_us": [9.0]})
     assert list(infersim.gemm(frame)["dtype"]) == ["fp8_block", "fp8"]
+
+
+def test_the_table_of_relatives_is_that_of_the_errors():
+    text = README.read_text()
+    lines = text[text.index("| nearest relative |") :].split("\n\n")[0].splitlines()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+    named = {"H100": "h100-sxm", "H200": "h200-sxm", "B200": "b200-sxm"}
+    pairs = [[named.get(name, name.lower()) for name in cell.split(" by ")] for cell in rows[0][1:]]
+    for device, relative in pairs:
+        assert nearest_measured(load_hardware(device), "vllm") == relative
+    known = known_errors()
+    for label, *cells in rows[2:]:
+        errors = [known[label]["relatives"].get(device) for device, _ in pairs]
+        assert cells == [f"{100 * pair[0]:.0f} %" if pair else "–" for pair in errors], label
 
 
 def test_the_table_of_the_page_on_accuracy_is_that_of_the_sets():
