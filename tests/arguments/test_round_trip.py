@@ -172,5 +172,6 @@ def test_every_row_is_a_flag_of_the_recorded_arguments(engine):
 def test_every_model_of_the_catalog_is_found_by_its_repository():
     from evaluator.catalog import names
 
-    for name in names("models"):
+    # The tower of a multimodal model is in the repository of that model, and no server runs it alone.
+    for name in set(names("models")) - {"qwen3.5-vision"}:
         assert model_name(str(repository_of(name, load_model(name).source))) == name

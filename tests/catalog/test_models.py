@@ -44,14 +44,19 @@ def test_reads_back_as_written(name):
     assert read_model(loads_yaml(model_to_yaml(model)), "text") == model
 
 
-@pytest.mark.parametrize("name", names("models"))
+TOWERS = ("qwen3.5-vision",)
+"""Encoders of multimodal models, of which no card states the parameters (``tests/stages/test_encode.py`` counts)."""
+STATED = [name for name in names("models") if name not in TOWERS]
+
+
+@pytest.mark.parametrize("name", STATED)
 def test_parameters_equal_the_card(name):
     model = load_model(name)
     assert parameter_count(model) == pytest.approx(model.published_parameters, rel=LOOSE.get(name, 0.01))
 
 
 def test_at_least_twenty_models_are_within_one_percent():
-    models = [load_model(name) for name in names("models")]
+    models = [load_model(name) for name in STATED]
     within = [model for model in models if abs(parameter_count(model) / model.published_parameters - 1) < 0.01]
     assert len(models) >= 28
     assert len(within) >= 20

@@ -102,11 +102,13 @@ def test_the_scenarios_of_the_docs_can_run():
 
 def test_the_deployments_of_the_docs_can_run():
     text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
-    pools, drafts, offloaded, users, agents = map(loads_yaml, blocks("deployments.md", "yaml"))
+    pools, drafts, lora, offloaded, apart, users, agents = map(loads_yaml, blocks("deployments.md", "yaml"))
     assert len(feasible({key: text[key] for key in ("name", "workload", "slo")} | pools)) == 4
     axes = {key: axis for key, axis in text["sweep"].items() if key != "deployment.batching"}  # 512 tokens are too few
     feasible(text | {"deployment": text["deployment"] | drafts["deployment"], "sweep": axes})
-    for each in (users, users | {"deployment": users["deployment"] | offloaded["deployment"]}, agents):
+    held = {"model": "llama-3.1-8b", "hardware": "h100-sxm"} | lora["deployment"]
+    assert len(feasible({"workload": text["workload"] | lora["workload"], "deployment": held})) == 1
+    for each in (users, users | {"deployment": users["deployment"] | offloaded["deployment"]}, apart, agents):
         assert len(feasible(each)) == 1
 
 
@@ -124,7 +126,8 @@ def test_the_traffic_of_the_docs_can_run(capsys):
 
 
 def test_the_pipelines_of_the_docs_can_run():
-    pipeline, retrieval = map(loads_yaml, blocks("pipelines.md", "yaml"))
+    pipeline, images, retrieval = map(loads_yaml, blocks("pipelines.md", "yaml"))
+    assert len(feasible(images)) == 1
     configurations = feasible(pipeline)
     assert len(configurations) == 6 and {configuration.simulator for configuration in configurations} == {"iteration"}
     found = plan(load_scenario(retrieval))
