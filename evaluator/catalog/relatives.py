@@ -19,6 +19,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.served import as_served, with_host
 from evaluator.catalog.store import has, names
+from evaluator.records import Same
 
 _SERVING = f"-{DEFAULT_ENGINE}.serving"
 
@@ -29,7 +30,13 @@ def served_by_relative(kernels: Calibration, hardware: str) -> Calibration | Non
     if relative is None:
         return None
     isolated = named_set(f"{relative}-{DEFAULT_ENGINE}", relative)
-    serving = named_set(f"{relative}{_SERVING}", relative)
+    return _served_as(Same(kernels), Same(isolated), Same(named_set(f"{relative}{_SERVING}", relative)))
+
+
+@lru_cache(maxsize=64)
+def _served_as(of: Same[Calibration], as_isolated: Same[Calibration], as_serving: Same[Calibration]) -> Calibration:
+    """The same once for the same files: a sweep over devices asks each time, and caches of rates go by identity."""
+    kernels, isolated, serving = of.of, as_isolated.of, as_serving.of
     served = with_host(as_served(kernels, isolated, serving), serving)
     # The errors to expect are those of the device's own kernels under servers of others. With the host alone came what
     # the relative has no servers for, either, and what another engine makes of its kernels.
@@ -66,9 +73,16 @@ def nearest_alike(device: Hardware, others: Sequence[str]) -> str | None:
     """Of other devices (names of the catalog) the one of its architecture with the nearest data sheet, if any is."""
     if not device.architecture:
         return None
-    found = [load_hardware(name) for name in others if name != device.name]
-    alike = [other for other in found if (other.maker, other.architecture) == (device.maker, device.architecture)]
-    return min(alike, key=lambda other: _distance(device, other)).name if alike else None
+    alike = _alike(device.maker, device.architecture, tuple(others), catalog_folders())
+    known = [other for other in alike if other.name != device.name]
+    return min(known, key=lambda other: _distance(device, other)).name if known else None
+
+
+@lru_cache(maxsize=64)
+def _alike(maker: str, architecture: str, given: tuple[str, ...], folders: tuple[str, str]) -> tuple[Hardware, ...]:
+    """Those of the devices that are of this maker and architecture; once for all devices that a sweep describes."""
+    found = (load_hardware(name) for name in given)
+    return tuple(other for other in found if (other.maker, other.architecture) == (maker, architecture))
 
 
 def _distance(device: Hardware, other: Hardware) -> float:

@@ -56,11 +56,20 @@ def test_kernels_are_served_as_those_of_the_nearest_relative(hardware, relative,
     assert found.name == f"{hardware}-vllm, served as {relative}-vllm.serving"
     assert (relative_of(hardware), found.rests_on) == (relative, rests_on)
     assert found.serving_release == serving.serving_release
+    assert load_calibration("auto", hardware) is found  # what is cached by the set is found again
     assert all(getattr(found, figure) == getattr(serving, figure) for figure in HOST)
     for figure in ("launch_s", "kv_head_sequence_s"):
         ratios = [getattr(one.of("attention_decode"), figure) for one in (found, kernels, serving, isolated)]
         assert ratios[0] / ratios[1] == pytest.approx(ratios[2] / ratios[3])
     assert found.of("attention_decode").unequal == serving.of("attention_decode").unequal
+
+
+def test_the_mi308x_is_told_as_its_set_has_it():
+    errors = load_calibration("mi308x-vllm", "mi308x").fit["errors"]
+    labels = ("gemm", "gemm_8bit", "gemm_block", "grouped_gemm", "grouped_gemm_8bit")
+    told = [f"{100 * errors[label]['held_out']['median']:.1f} %" for label in labels]
+    line = README.read_text().partition("The MI308X has a set")[2].partition("Few tokens'")[0]
+    assert [f"{part} %" for part in ("10.5", "5.5", "8.1", "5.9", "7.1") if part in line] == told
 
 
 def test_without_a_relative_the_host_alone_is_lent():
