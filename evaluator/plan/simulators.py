@@ -22,14 +22,21 @@ SIMULATORS = (AUTO, ITERATION, REQUEST, TOKEN)
 PLAIN = (REQUEST, TOKEN)
 """Those in plain Python: nothing is compiled for them, and a process of them keeps to one processor."""
 
-WORTH_COMPILING = {"fcfs_reserved": 5_000, "general": 10_000, "prefix caches": 5_000, "lockstep": 4_000}
+WORTH_COMPILING = {
+    "fcfs_reserved": 5_000,
+    "general": 10_000,
+    "pipeline ranks": 5_000,
+    "prefix caches": 5_000,
+    "lockstep": 4_000,
+}
 """Requests of a whole run, all configurations and seeds, from which on a program is worth its compilation.
 
 Below, ``auto`` leaves the run to the reference, which gives the same times and is done before the program is compiled:
-on a core it serves some 9,500 requests/s, 1,000 to 1,600 with prefix caches by content and 700 with eight data-parallel
-ranks in lockstep; loading JAX and compiling takes 3 to 4 s of ``fcfs_reserved``, 6 to 12 s of the general programs, and
-25 s and more of eight ranks (docs/speed.md). A program that is in the cache on disk is there in a second, which nobody
-knows before asking for it; so the bounds are half of what they could be for one that is not."""
+on a core it serves some 9,500 requests/s, 3,000 to 4,000 where KV is taken on demand or replicas run together, 450 to
+2,900 over pipeline ranks, 500 to 1,600 with prefix caches by content and 700 with eight data-parallel ranks in lockstep
+(the lower ones on a busy machine). Loading JAX and compiling takes 3 to 4 s of ``fcfs_reserved``, 6 to 12 s of the
+general programs, and 25 s and more of eight ranks (docs/speed.md). A program that is in the cache on disk is there in a
+second, which nobody knows before asking for it; so the bounds are half of what they could be for one that is not."""
 WORTH_OPTIMISING = {"general": 400_000, "prefix caches": 160_000, "lockstep": 400_000}
 """Requests of a whole run from which on LLVM's optimisations pay back; below, ``auto`` has these programs compiled
 ``device.QUICKLY``, for a first answer in half the time.
@@ -359,6 +366,8 @@ def worth_compiling(workload: Workload, deployments: Sequence[Deployment], joint
         return WORTH_COMPILING["lockstep"]
     if any(cached_by_content(workload, deployment) for deployment in deployments):
         return WORTH_COMPILING["prefix caches"]
+    if any(each.pipeline_parallel > 1 for each in deployments):
+        return WORTH_COMPILING["pipeline ranks"]
     # KV on demand may run short, so that the general program is compiled, too.
     general = joint or any(out_of_order(each) is not None or on_demand(each) for each in deployments)
     return WORTH_COMPILING["general" if general else "fcfs_reserved"]

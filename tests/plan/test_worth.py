@@ -76,3 +76,16 @@ def test_xla_knows_the_options_and_results_are_the_same(flags):
     quickly = device.quickly_compiled(jitted, "terms")
     assert quickly is not jitted and quickly is device.quickly_compiled(jitted, "terms")
     assert jnp.allclose(jitted(values, terms=7), quickly(values, terms=7), rtol=1e-13, atol=0)
+
+
+@pytest.mark.parametrize(("requests", "simulator"), [(2_400, "token"), (2_500, "iteration")])
+def test_pipelines_go_to_a_program_sooner_than_other_designs_of_the_general_one(requests, simulator, as_users_run):
+    """The reference is slower there, by the batches under way on every rank."""
+    deployment = {
+        "model": "llama-3.1-8b",
+        "hardware": "h100-sxm",
+        "pipeline_parallel": 2,
+        "kv": {"admission": "reserve"},
+    }
+    scenario = SCENARIO | {"workload": SCENARIO["workload"] | {"requests": requests}, "deployment": deployment}
+    assert plan(loaded(scenario), simulator=AUTO).groups[0].simulator == simulator
