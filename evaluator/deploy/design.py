@@ -280,6 +280,8 @@ def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
     of_trace = workload.trace is not None and workload.trace.priority is not None
     if of_trace or any(entry.priority for entry in workload.classes.values()):
         said.append("requests are sent without their priorities: the load says none")
+    if workload.adapters is not None:
+        said.append("requests are sent to the model itself: the load does not say which adapter each names")
     if workload.reasoning.several:
         said.append("requests with several branches are sent with one: their longest")
     for where in (deployment, *(deployment.pools or {}).values()):

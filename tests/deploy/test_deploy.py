@@ -121,6 +121,16 @@ def test_what_has_no_flag_is_said_at_the_head_and_among_the_remarks():
     assert f"# not the same: {remark}" in script(deployed)
 
 
+def test_adapters_have_flags_and_the_load_names_none():
+    ds = result(workload={"adapters": {"count": 3}}, lora={"max_loras": 3, "rank": 24, "modules": "attention"})
+    deployed, text = deploy(ds), script(deploy(ds))
+    for words in ("--enable-lora", "--max-loras 3", "--max-lora-rank 32", "--lora-target-modules qkv_proj o_proj"):
+        assert words in text, text
+    assert any("the load does not say which adapter each names" in remark for remark in deployed.remarks)
+    # The room is for rank 32, the next that vLLM has; the design's own rank comes back with the script.
+    assert read_script(text, "x").tree["lora"]["rank"] == 24
+
+
 def test_a_model_without_a_repository_and_its_remedy():
     model = {"like": "llama-3.1-8b", "layers": 16}
     deployed = deploy(result(model=model))
