@@ -36,8 +36,8 @@ REQUESTS_PER_CALL = 1 << 20
 """Slots of all lanes of a call, some 100 bytes each: long traces go in calls of fewer lanes."""
 RING_BYTES_PER_CALL = 8 << 30
 """Of the rings of all lanes of a call on an accelerator, where all lanes have them at a time."""
-CACHE_CELLS_PER_CALL = 1 << 26
-"""Names and blocks of the prefix caches of all lanes of a call, some 10 bytes each; one lane has them at a time."""
+CACHE_CELLS_PER_CALL = 1 << 27
+"""Numbers in the prefix caches of all lanes of a call, 4 bytes each; one lane has them at a time."""
 
 
 class LanesOfCall(NamedTuple):
@@ -93,7 +93,7 @@ def _run_once(
     run = program_of(group, cache)
     size = lanes_per_call(group, most)
     if cache is not None:  # lanes that fill up a call are cleared, too
-        cells = (cache.names + cache.blocks) * group.key.replicas + cache.held
+        cells = (2 * cache.names + 9 * cache.blocks) * group.key.replicas  # as ``block_runs.Runs`` has them
         # One lane's cache at a time on a CPU, but arrays of all lanes of a call are made and cleared.
         size = max(1, min(size, CACHE_CELLS_PER_CALL // cells))
     costs, rows = costs_of(group, [pools[lane.position] for lane in lanes])

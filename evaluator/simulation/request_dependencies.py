@@ -26,7 +26,7 @@ def cache_shape(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs]) -> Cach
     used = [min(all_of_them, kv.capacity_units) for all_of_them, kv in zip(held, kvs, strict=True)]
     names = (block_names(lane.jobs, kv.block_tokens).count for lane, kv in zip(lanes, kvs, strict=True))
     most_due = max(kv.block_tokens for kv in kvs) + any(pools[lane.position].drafts for lane in lanes)
-    return CacheShape(_rounded(max(names)), _rounded(max(used)), _rounded(max(held)), 1 << (most_due - 1).bit_length())
+    return CacheShape(_rounded(max(names)), _rounded(max(used)), 1 << (most_due - 1).bit_length())
 
 
 def contents_of(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs], width: int) -> BlockContent:
@@ -35,17 +35,14 @@ def contents_of(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs], width: 
         block_names(lane.jobs, pool.design.ready.kv.block_tokens) for lane, pool in zip(lanes, pools, strict=True)
     ]
     sources = np.zeros((len(lanes), _rounded(max(len(names.sources) for names in by_lane))), dtype=np.int32)
-    columns = np.zeros((4, len(lanes), width), dtype=np.int32)
-    for number, (lane, pool, names) in enumerate(zip(lanes, pools, by_lane, strict=True)):
-        of_lane, units = names[lane.served], _units(lane, pool)
+    columns = np.zeros((3, len(lanes), width), dtype=np.int32)
+    for number, (lane, names) in enumerate(zip(lanes, by_lane, strict=True)):
+        of_lane = names[lane.served]
         sources[number, : len(names.sources)] = names.sources
-        for row, values in enumerate(
-            # Exclusive running sums: where each request's blocks begin among those of its lane.
-            (of_lane.sources_from, of_lane.sourced, of_lane.own_from, np.cumsum(units) - units)
-        ):
+        for row, values in enumerate((of_lane.sources_from, of_lane.sourced, of_lane.own_from)):
             columns[row, number, : lane.count] = values
     per_source = np.array([names.per_source for names in by_lane], dtype=np.int32)
-    return BlockContent(sources, columns[0], columns[1], per_source, columns[2], columns[3])
+    return BlockContent(sources, columns[0], columns[1], per_source, columns[2])
 
 
 def session_turns_of(

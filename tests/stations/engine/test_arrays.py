@@ -25,7 +25,7 @@ from tests.stations.engine.fcfs_reserved import on_demand
 from tests.stations.engine.fcfs_reserved.build import LANES, RING, SLOTS
 from tests.stations.engine.joint import build as coupled_build
 from tests.stations.engine.preemptive import build as preemptive_build
-from tests.stations.engine.preemptive.build import CACHE, Kind
+from tests.stations.engine.preemptive.build import CACHE, SOURCES, Kind
 from tests.thorough import THOROUGH
 
 KINDS = [
@@ -72,16 +72,16 @@ def axes_of(structure: Any) -> dict[str, int]:
     decode_groups = structure.decode_groups() if isinstance(structure, preemptive.Structure) else 1
     axes = {"request": SLOTS, "ring": RING, "group": decode_groups, "rank": ranks, "bin": BINS, "peak": 0}
     axes["draft"] = in_order_build.MOST_DRAFTS
-    cache = {"name": CACHE.names, "block": CACHE.blocks, "holding": CACHE.held, "source": CACHE.held}
+    cache = {"name": CACHE.names, "block": CACHE.blocks, "source": SOURCES}
     return axes | cache | {"replica": getattr(structure, "replicas", 1)}
 
 
 def with_chains_of_requests(cache: Any, state: Any, replicas: int) -> Any:
     """A prefix cache whose chains, which have other cells, are as long as chains of requests."""
     blocks = (CACHE.blocks + 1) * replicas
-    lengths = {"same": blocks, "idle": blocks, "due": SLOTS + 1 + CACHE.due * replicas}
-    assert {name: len(getattr(cache, name).newer) for name in lengths} == lengths
-    return cache._replace(**dict.fromkeys(lengths, state.running))
+    assert len(cache.runs.same.newer) == len(cache.runs.idle.newer) == blocks
+    assert len(cache.due.newer) == SLOTS + 1 + CACHE.due * replicas
+    return cache._replace(runs=cache.runs._replace(same=state.running, idle=state.running), due=state.running)
 
 
 def lane_local(batch: Any) -> Any:

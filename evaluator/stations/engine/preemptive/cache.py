@@ -1,13 +1,11 @@
 """What the loop carries of a prefix cache: blocks of KV that requests with the same beginning share, as in vLLM v1.
 
-The content of a whole block and of all before it has a number, its *name* (``lane.Content``), so that two blocks of one
-name hold the KV of the same tokens in the same place. Blocks count who uses them. One that nobody uses keeps its
-content and joins the end of the chain ``idle``, the last block of a request first (the front, where it has no name,
-since nobody can find it again); a request takes blocks that were never used, and after them the first of the chain,
-which forget what they held.
+The content of a whole block and of all before it has a number, its *name* (``lane.BlockContent``), so that two blocks
+of one name hold the KV of the same tokens in the same place. Blocks with names are kept by runs (``block_runs``); those
+without are all alike, so that their number will do.
 
-Of several replicas that run together (``engine.joint``) the names and blocks of replica r follow those of the replicas
-before it, and each has sentinels of its own.
+Of several replicas that run together (``engine.joint``) the names and runs of replica r follow those of the replicas
+before it, and each has a sentinel of its own.
 """
 
 from __future__ import annotations
@@ -16,17 +14,11 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from evaluator.stations.engine.common.arrays import Int, IntPerBlock, IntPerHolding, IntPerName, IntPerRequest
+from evaluator.stations.engine.common.arrays import Int, IntPerRequest
 from evaluator.stations.engine.common.rings import NONE
+from evaluator.stations.engine.preemptive.block_runs import Runs
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.linked_lists import LinkedList
-
-
-class BlockCounts(NamedTuple):
-    """Of the blocks of one replica."""
-
-    joined: Int  # how many have ever been taken
-    known: Int  # how many have a name
 
 
 class DraftedVisits(NamedTuple):
@@ -38,17 +30,13 @@ class DraftedVisits(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """The blocks of the KV, and which of them each request holds."""
+    """The blocks of the KV, and which of them each request holds: the first ``named`` are runs."""
 
-    first: IntPerName  # the block that holds it; of several the one that was named first; NONE: none does
-    same: LinkedList  # blocks of one name, in the order in which they were named, as a ring without a sentinel
-    name: IntPerBlock  # or NONE
-    users: IntPerBlock  # requests that hold the block
-    idle: LinkedList  # blocks that were used, and that nobody uses now
-    held: IntPerHolding  # the blocks of each request, in order, from ``Content.held_from`` on
-    units: IntPerRequest  # how many it holds
+    runs: Runs
+    tail: IntPerRequest  # the last run that it holds, if it holds any
+    units: IntPerRequest  # how many blocks it holds
     named: IntPerRequest  # how many of them, from the first on, have a name
-    hit_tokens: IntPerRequest  # prompt tokens found on the first admission
+    hit_tokens: IntPerRequest  # prompt tokens found on the first admission; NONE before it
     due: LinkedList  # decodes by the remainder of the step that opens a block for them, see ``prefix_cache.bucket``
     hits: Int  # leading blocks of the waiting queue's head that are there, and
     idle_hits: Int  # those of them that nobody uses
@@ -61,13 +49,10 @@ def initial_cache(given: Given) -> Cache | None:
     if shape is None:
         return None
     slots = given.requests.arrival_s.shape[0]
-    number = jnp.zeros((), jnp.int32)
-    blocks = shape.blocks * replicas + replicas
-    none, zeros = jnp.full(blocks, NONE, jnp.int32), jnp.zeros(slots, jnp.int32)
+    number, zeros = jnp.zeros((), jnp.int32), jnp.zeros(slots, jnp.int32)
     return Cache(
-        first=jnp.full(shape.names * replicas + 1, NONE, jnp.int32),
-        same=LinkedList.empty(blocks), name=none, users=jnp.zeros(blocks, jnp.int32), idle=LinkedList.empty(blocks),
-        held=jnp.zeros(shape.held, jnp.int32), units=zeros, named=zeros, hit_tokens=zeros,
+        runs=Runs.empty(shape.names, shape.blocks, replicas),
+        tail=zeros, units=zeros, named=zeros, hit_tokens=zeros + NONE,
         due=LinkedList.empty(slots + shape.due * given.structure.decode_groups()),
         hits=number, idle_hits=number,
         drafted=None if given.speculation is None else DraftedVisits(zeros, zeros, number),

@@ -199,14 +199,17 @@ class BlockKv(KvPart):
         return prefix_cache.take_step(given, state, step, on)
 
     def leap(self, given: Given, state: State, steps: Float) -> State:
-        step = read(state.decode_groups.step, state.schedulable)
+        first = read(state.decode_groups.step, state.schedulable)
+        end = first + steps.astype(jnp.int32)
 
         def take(carry: tuple[Int, State]) -> tuple[Int, State]:
-            ahead, state = carry
-            return ahead + 1, self.leap_step(given, state, step + ahead)
+            step, state = carry
+            state = self.leap_step(given, state, step)
+            return prefix_cache.next_due(given, state, step + 1, end), state
 
-        # Those of the first step have theirs since the batch was formed.
-        return lax.while_loop(lambda carry: carry[0] < steps, take, (jnp.int32(1), state))[1]
+        # Those of the first step have theirs since the batch was formed. Most steps neither open nor fill a block.
+        start = (prefix_cache.next_due(given, state, first + 1, end), state)
+        return lax.while_loop(lambda carry: carry[0] < end, take, start)[1]
 
     def leap_step(self, given: Given, state: State, step: Int) -> State:
         """One of them."""

@@ -52,7 +52,6 @@ class BlockContent(NamedTuple):
     known_blocks: IntPerRequest
     each: Int
     own_from: IntPerRequest
-    held_from: IntPerRequest  # where the request's blocks begin in ``Cache.held``
 
 
 NO_COUNTER = -1
@@ -77,7 +76,6 @@ class CacheShape(NamedTuple):
 
     names: int
     blocks: int  # that are ever used: at most the capacity
-    held: int  # blocks of all requests
     due: int  # tokens of a block, with drafts one more
 
 

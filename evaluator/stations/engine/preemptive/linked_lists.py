@@ -71,7 +71,8 @@ def turned(links: IntPerRequest, first: Int) -> tuple[IntPerRequest, Int]:
     def turn(carry: tuple[IntPerRequest, Int, Int]) -> tuple[IntPerRequest, Int, Int]:
         links, before, one = carry
         following = read_once(links, one)
-        return write(links, one, before), one, following
+        # A link is never less than NONE: what is written depends on what was read (``common.rings``).
+        return write(links, one, jnp.where(following >= NONE, before, following)), one, following
 
     links, last, _ = lax.while_loop(lambda carry: carry[2] >= 0, turn, (links, first * 0 + NONE, first))
     return links, last

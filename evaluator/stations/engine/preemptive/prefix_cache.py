@@ -1,4 +1,4 @@
-"""The moves of a prefix cache, in the order of ``reference.prefix_cache``: every block is touched one by one.
+"""The moves of a prefix cache, in the order of ``reference.prefix_cache``, by runs of blocks (``block_runs``).
 
 All of them change how much KV is in use (``ReplicaState.kv``): blocks that somebody uses. Where a policy has KV
 reserved, a request takes all its blocks on admission. A block gets its name when the chunk or the decode that fills it
@@ -14,19 +14,29 @@ from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Int
 from evaluator.stations.engine.common.rings import NONE, read, read_once, write
-from evaluator.stations.engine.preemptive.cache import BlockCounts, Cache
+from evaluator.stations.engine.preemptive.block_runs import ReplicaRuns, Text
+from evaluator.stations.engine.preemptive.cache import Cache
 from evaluator.stations.engine.preemptive.lane import Given
-from evaluator.stations.engine.preemptive.state import ReplicaState, State
+from evaluator.stations.engine.preemptive.state import State
 
 
-def name_of(given: Given, replica: Int, i: Int, place: Int) -> Int:
-    """The name of what request ``i`` has in its block number ``place``, among those of the replica."""
+def text_at(given: Given, replica: Int, i: Int, place: Int) -> Text:
+    """The text to which the block of request ``i`` at a place belongs, among those of the replica."""
     content, shape = given.content, given.structure.cache
     assert content is not None and shape is not None
+    known, own = read(content.known_blocks, i), read(content.own_from, i)
     number = lax.div(place, content.each)  # of numbers that are not negative, without the sign's corrections of ``//``
-    source = read(content.sources, read(content.sources_from, i) + number) + (place - number * content.each)
-    own = read(content.own_from, i) + place
-    return replica * shape.names + jnp.where(place < read(content.known_blocks, i), source, own)
+    sourced, first = place < known, number * content.each
+    source = read(content.sources, read(content.sources_from, i) + number)
+    return Text(
+        ring=replica * shape.names + jnp.where(sourced, source, own + known),
+        first=jnp.where(sourced, first, known),
+        end=jnp.where(sourced, jnp.minimum(first + content.each, known), _ENDLESS),
+    )
+
+
+_ENDLESS = 1 << 30
+"""More blocks than a request has."""
 
 
 def look_up(given: Given, state: State, i: Int, on: Flag) -> tuple[Int, Int]:
@@ -34,44 +44,45 @@ def look_up(given: Given, state: State, i: Int, on: Flag) -> tuple[Int, Int]:
 
     One token at least is left to compute: the one that the next token comes from.
     """
-    cache = _cache(state)
+    runs = _cache(state).runs
+    # vLLM ``get_computed_blocks``: the longest run of whole blocks from the first on; the last token is never a hit.
     most = jnp.where(on, (read_once(state.sequences.target, i) - 1) // given.block(), 0)
 
-    def holder(place: Int) -> Int:
-        return read(cache.first, name_of(given, state.replica.number, i, place))
+    def look(carry: tuple[Int, Int, Int, Int]) -> tuple[Int, Int, Int, Int]:
+        place, r, idle, _ = carry
+        text = text_at(given, state.replica.number, i, place)
+        r = jnp.where(place == text.first, read(runs.heads, text.ring), r)
+        there, r = r >= 0, runs.slot_of(r)
+        blocks = jnp.minimum(read(runs.blocks, r), jnp.minimum(text.end, most) - place)
+        blocks = jnp.where(there, blocks, 0)
+        idle = idle + jnp.where(read(runs.users, r) == 0, blocks, 0)
+        return place + blocks, runs.following(r), idle, jnp.where(there, most, 0)
 
-    def goes_on(carry: tuple[Int, Int, Int]) -> Flag:
-        place, block, _ = carry
-        return (place < most) & (block >= 0)
-
-    def go_on(carry: tuple[Int, Int, Int]) -> tuple[Int, Int, Int]:
-        place, block, idle = carry
-        return place + 1, holder(place + 1), idle + (read(cache.users, block) == 0)
-
-    # vLLM ``get_computed_blocks``: the longest run of whole blocks from the first on; the last token is never a hit.
-    found, _, idle = lax.while_loop(goes_on, go_on, (most * 0, holder(most * 0), most * 0))
+    start = (most * 0, most * 0 + NONE, most * 0, most)
+    found, _, idle, _ = lax.while_loop(lambda carry: carry[0] < carry[3], look, start)
     return found, idle
 
 
 def admit(given: Given, state: State, i: Int, units: Int) -> State:
     """Request ``i`` is admitted with ``units`` blocks; the first ``Cache.hits`` of them are there and become shared."""
+    hits = _cache(state).hits
+
+    def share(carry: tuple[Int, Int, Int, ReplicaRuns]) -> tuple[Int, Int, Int, ReplicaRuns]:
+        place, r, _, here = carry
+        text = text_at(given, state.replica.number, i, place)
+        r = jnp.where(place == text.first, read_once(here.runs.heads, text.ring), r)
+        here, r = here.share(r, text.ring + jnp.minimum(text.end, hits) - text.first)
+        return place + read_once(here.runs.blocks, r), read_once(here.runs.same.newer, r), r, here
+
+    number = jnp.int32(0)
+    start = (number, number, read_once(_cache(state).tail, i), _runs(given, state))
+    _, _, tail, here = lax.while_loop(lambda carry: carry[0] < hits, share, start)
+    state = _with_runs(state, here)
     cache = _cache(state)
-    assert given.content is not None
-    held_from, hits = read(given.content.held_from, i), cache.hits
-
-    def share(carry: tuple[Int, Cache]) -> tuple[Int, Cache]:
-        place, cache = carry
-        block = read(cache.first, name_of(given, state.replica.number, i, place))
-        return place + 1, cache._replace(
-            users=write(cache.users, block, read_once(cache.users, block) + 1),
-            idle=cache.idle.remove(block),
-            held=write(cache.held, held_from + place, block),
-        )
-
-    _, cache = lax.while_loop(lambda carry: carry[0] < hits, share, (jnp.int32(0), cache))
-    first = read_once(state.sequences.scheduled_s, i) == jnp.inf
-    tokens = jnp.where(first, hits * given.block(), read_once(cache.hit_tokens, i))
+    before = read_once(cache.hit_tokens, i)
+    tokens = jnp.where(before < 0, hits * given.block(), before)
     cache = cache._replace(
+        tail=write(cache.tail, i, tail),
         units=write(cache.units, i, hits),
         named=write(cache.named, i, hits),
         hit_tokens=write(cache.hit_tokens, i, tokens),
@@ -82,75 +93,29 @@ def admit(given: Given, state: State, i: Int, units: Int) -> State:
 
 def extend(given: Given, state: State, i: Int, units: Int) -> State:
     """Request ``i`` takes as many blocks as make it ``units``: there are as many that nobody uses."""
-    assert given.content is not None
-    held_from, held = read(given.content.held_from, i), read_once(_cache(state).units, i)
-
-    def take(carry: tuple[Int, Cache, BlockCounts]) -> tuple[Int, Cache, BlockCounts]:
-        place, cache, counts = carry
-        block, cache, counts = _take(given, state.replica, cache, counts)
-        return place + 1, cache._replace(held=write(cache.held, held_from + place, block)), counts
-
-    start = (held, _cache(state), _counts(state))
-    end, cache, counts = lax.while_loop(lambda carry: carry[0] < units, take, start)
-    state = state.at_replica(blocks=counts, kv=state.replica.kv + (end - held))
-    return state._replace(cache=cache._replace(units=write(cache.units, i, end)))
-
-
-def _take(given: Given, replica: ReplicaState, cache: Cache, counts: BlockCounts) -> tuple[Int, Cache, BlockCounts]:
-    """A block that was never used, else the one that nobody has used for the longest time. It forgets what it held."""
-    shape = given.structure.cache
-    assert shape is not None
-    new = counts.joined < given.limits.kv_units
-    oldest = cache.idle.oldest(_idle_sentinel(given, replica))
-    # vLLM v1 ``BlockPool.get_new_blocks`` takes from the front of ``free_block_queue``: blocks that were never used are
-    # there first, then the least recently freed, which forget their content only now (``_maybe_evict_cached_block``).
-    block = jnp.where(new, replica.number * shape.blocks + counts.joined, oldest)
-    name = read_once(cache.name, block)
-    named = name >= 0
-    cell = jnp.where(named, name, cache.first.shape[0] - 1)
-    first, after = read_once(cache.first, cell), read_once(cache.same.newer, block)
-    following = jnp.where(after == block, NONE, after)
-    cache = cache._replace(
-        first=write(cache.first, cell, jnp.where(named & (first == block), following, first)),
-        # What is written depends on what was read, see ``common.rings``: a block alone is not removed, an unnamed one
-        # keeps the name that it has not.
-        same=cache.same.remove(block, after != block),
-        name=write(cache.name, block, jnp.where(named, NONE, name)),
-        users=write(cache.users, block, 1),
-        idle=cache.idle.remove(block),
-    )
-    return block, cache, BlockCounts(counts.joined + new, counts.known - named)
-
-
-def _idle_sentinel(given: Given, replica: ReplicaState) -> Int:
-    """The sentinel of the replica's unused blocks: those of all replicas are behind all blocks."""
-    shape, slots = given.structure.cache, given.requests.arrival_s.shape[0]
-    assert shape is not None
-    return shape.blocks * given.structure.replicas + (replica.sentinel - (slots - 1))
+    held = read_once(_cache(state).units, i)
+    more = jnp.maximum(units - held, 0)
+    state = _with_runs(state, _runs(given, state).take(more, given.limits.kv_units.astype(jnp.int32)))
+    cache = _cache(state)
+    state = state.at_replica(kv=state.replica.kv + more)
+    return state._replace(cache=cache._replace(units=write(cache.units, i, held + more)))
 
 
 def register(given: Given, state: State, i: Int, tokens: Int) -> State:
     """The first ``tokens`` tokens of request ``i`` are computed, or are in this batch: its whole blocks get names."""
+    named, whole = read_once(_cache(state).named, i), tokens // given.block()
+
+    def name(carry: tuple[Int, Int, ReplicaRuns]) -> tuple[Int, Int, ReplicaRuns]:
+        place, tail, here = carry
+        text = text_at(given, state.replica.number, i, place)
+        here, tail, place = here.add(i, tail, text, place, jnp.minimum(whole, text.end))
+        return place, tail, here
+
+    start = (named, read_once(_cache(state).tail, i), _runs(given, state))
+    end, tail, here = lax.while_loop(lambda carry: carry[0] < whole, name, start)
+    state = _with_runs(state, here)
     cache = _cache(state)
-    assert given.content is not None
-    held_from, named = read(given.content.held_from, i), read_once(cache.named, i)
-    whole = tokens // given.block()
-
-    def name(carry: tuple[Int, Cache]) -> tuple[Int, Cache]:
-        place, cache = carry
-        name, block = name_of(given, state.replica.number, i, place), read(cache.held, held_from + place)
-        first = read_once(cache.first, name)
-        there = first >= 0
-        return place + 1, cache._replace(
-            first=write(cache.first, name, jnp.where(there, first, block)),
-            same=cache.same.insert(block, jnp.where(there, first, block), there),  # in front of the first: behind all
-            name=write(cache.name, block, name),
-        )
-
-    end, cache = lax.while_loop(lambda carry: carry[0] < whole, name, (named, cache))
-    counts = _counts(state)
-    state = state.at_replica(blocks=counts._replace(known=counts.known + (end - named)))
-    return state._replace(cache=cache._replace(named=write(cache.named, i, end)))
+    return state._replace(cache=cache._replace(tail=write(cache.tail, i, tail), named=write(cache.named, i, end)))
 
 
 def release(given: Given, state: State, i: Int, on: Flag | bool) -> State:
@@ -159,27 +124,39 @@ def release(given: Given, state: State, i: Int, on: Flag | bool) -> State:
     Blocks without a name, which nobody can find again, come before all that hold something (vLLM
     ``BlockPool.free_blocks`` prepends blocks without a hash). Among themselves they are all alike.
     """
-    cache = _cache(state)
-    assert given.content is not None
-    held_from, held = read(given.content.held_from, i), read_once(cache.units, i)
-    named, sentinel = read_once(cache.named, i), _idle_sentinel(given, state.replica)
+    held, named = read_once(_cache(state).units, i), read_once(_cache(state).named, i)
 
-    def give_back(carry: tuple[Int, Int, Cache]) -> tuple[Int, Int, Cache]:
-        place, freed, cache = carry
-        block = read(cache.held, held_from + place - 1)
-        users = read_once(cache.users, block) - 1
-        before = jnp.where(place > named, cache.idle.oldest(sentinel), sentinel)
-        idle = cache.idle.insert(block, before, users == 0)
-        cache = cache._replace(users=write(cache.users, block, users), idle=idle)
-        return place - 1, freed + (users == 0), cache
+    def give_back(carry: tuple[Int, Int, ReplicaRuns]) -> tuple[Int, Int, ReplicaRuns]:
+        place, freed, here = carry
+        text = text_at(given, state.replica.number, i, place - 1)
+        here, blocks, idle = here.give_back(here.held(i, text.ring, text.ring + place - text.first))
+        return place - blocks, freed + idle, here
 
     # vLLM frees a request's blocks in reverse order, so that ends of prompts are evicted before their beginnings.
-    start = (jnp.where(on, held, 0), jnp.int32(0), cache)
-    _, freed, cache = lax.while_loop(lambda carry: carry[0] > 0, give_back, start)
+    start = (jnp.where(on, named, 0), jnp.int32(0), _runs(given, state))
+    left, freed, here = lax.while_loop(lambda carry: carry[0] > 0, give_back, start)
+    unnamed = jnp.where(on, held - named, 0)
+    here = here._replace(counts=here.counts._replace(written=here.counts.written - unnamed))
+    state = _with_runs(state, here)
+    cache = _cache(state)
+    # ``left`` is 0, which XLA does not know: what is written depends on what was read (``common.rings``).
     cache = cache._replace(
-        units=write(cache.units, i, jnp.where(on, 0, held)), named=write(cache.named, i, jnp.where(on, 0, named))
+        units=write(cache.units, i, jnp.where(on & (held >= left), left, held)),
+        named=write(cache.named, i, jnp.where(on, left, named)),
     )
-    return state.at_replica(kv=state.replica.kv - freed)._replace(cache=cache)
+    return state.at_replica(kv=state.replica.kv - (freed + unnamed))._replace(cache=cache)
+
+
+def _runs(given: Given, state: State) -> ReplicaRuns:
+    shape, replica = given.structure.cache, state.replica
+    assert shape is not None and replica.blocks is not None
+    # Sentinels of all replicas are behind the runs of all, in the order of those of requests.
+    sentinel = shape.blocks * given.structure.replicas + (replica.sentinel - (given.requests.arrival_s.shape[0] - 1))
+    return ReplicaRuns(_cache(state).runs, replica.blocks, replica.number * shape.blocks, sentinel)
+
+
+def _with_runs(state: State, here: ReplicaRuns) -> State:
+    return state.at_replica(blocks=here.counts)._replace(cache=_cache(state)._replace(runs=here.runs))
 
 
 # -- decodes
@@ -216,6 +193,17 @@ def take_step(given: Given, state: State, step: Int, on: Flag) -> State:
         return register(given, state, i, _computed(state, i, step) + 1)
 
     return _for_due(given, state, bucket(given, state.schedulable, step + 1), on, fill_block)
+
+
+def next_due(given: Given, state: State, step: Int, end: Int) -> Int:
+    """The first step from ``step`` on, but none from ``end`` on, at which a decode opens a block or fills one."""
+    newer, requests = _cache(state).due.newer, given.requests.arrival_s.shape[0]
+
+    def nobody(step: Int) -> Flag:
+        opens, fills = (read_once(newer, bucket(given, state.schedulable, step + more)) for more in (0, 1))
+        return (step < end) & (opens >= requests) & (fills >= requests)  # both are sentinels
+
+    return lax.while_loop(nobody, lambda step: step + 1, step)
 
 
 def open_blocks(given: Given, state: State, step: Int, on: Flag) -> State:
@@ -315,8 +303,3 @@ def _for_due(given: Given, state: State, sentinel: Int, on: Flag, do: Callable[[
 def _cache(state: State) -> Cache:
     assert state.cache is not None
     return state.cache
-
-
-def _counts(state: State) -> BlockCounts:
-    assert state.replica.blocks is not None
-    return state.replica.blocks

@@ -105,7 +105,7 @@ def result_of(final: State) -> LaneResult:
             decoded_tokens=none if final.accepted is None else final.accepted.decoded_tokens,
         ),
         itl_histogram=final.itl_histogram,
-        hit_tokens=None if final.cache is None else final.cache.hit_tokens[:-1],
+        hit_tokens=None if final.cache is None else jnp.maximum(final.cache.hit_tokens[:-1], 0),
     )
 
 

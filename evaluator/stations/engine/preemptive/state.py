@@ -46,7 +46,8 @@ from evaluator.stations.engine.common.leap import no_peaks
 from evaluator.stations.engine.common.prompts import PromptSums
 from evaluator.stations.engine.common.rings import NONE, WORD, read_once, write
 from evaluator.stations.engine.common.speculation import AcceptedTokens, nothing_accepted
-from evaluator.stations.engine.preemptive.cache import BlockCounts, Cache, initial_cache
+from evaluator.stations.engine.preemptive.block_runs import BlockCounts
+from evaluator.stations.engine.preemptive.cache import Cache, initial_cache
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.linked_lists import LinkedList
 
@@ -367,7 +368,7 @@ def initial_replica(given: Given) -> ReplicaState:
         running_count=zero, decode_iterations=number, last_look=number, kv=zero,
         reserved=zero if structure.kv_reservation else None,
         pipeline=_initial_pipeline(given),
-        blocks=None if structure.cache is None else BlockCounts(number, number),
+        blocks=None if structure.cache is None else BlockCounts(number, number, number),
         own_kv=None if structure.kv_manager is None else structure.kv_manager.hooks.initial(given),
     )  # fmt: skip
 

@@ -46,7 +46,7 @@ from tests.stations.engine.fcfs_reserved.build import (
 )
 
 CHUNKING = ("chunked", "sarathi")
-CACHE = CacheShape(names=1 << 15, blocks=1 << 14, held=1 << 15, due=16)
+CACHE, SOURCES = CacheShape(names=1 << 15, blocks=1 << 14, due=16), 1 << 15
 LARGEST_BLOCK = 64
 POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
 
@@ -247,22 +247,30 @@ def random_cases(kind: Kind, count: int) -> list[Case]:
 
 
 def _content_of(given: Case, slots: int) -> BlockContent:
-    """Numbers for the contents, each block a source of its own; blocks whose content is not known are like no other."""
+    """Numbers for the contents; blocks whose content is not known are like no other.
+
+    As many blocks are of one source as may be: those of a source must all have the same content.
+    """
+    each = next(each for each in (5, 2, 1) if all(_constant(content, each) for content in given.contents))
     names: dict[tuple[int, int], int] = {}
     sources: list[int] = []
-    columns = np.zeros((4, slots + 1), np.int32)
+    columns = np.zeros((3, slots + 1), np.int32)
     own = CACHE.names - 1
     for i, (content, units) in enumerate(zip(given.contents, given.case.kv_units.tolist(), strict=True)):
         own -= max(units - len(content), 0)
-        columns[:, i] = len(sources), len(content), own - len(content), given.case.kv_units[:i].sum()
+        columns[:, i] = len(sources), len(content), own - len(content)
         before = -1
-        for one in content:
-            before = names.setdefault((before, one), len(names))
+        for one in content[::each]:
+            before = names.setdefault((before, one), len(names) * each)
             sources.append(before)
-    assert len(names) <= own and len(sources) <= CACHE.held
-    padded = np.zeros(CACHE.held, np.int32)
+    assert len(names) * each <= own and len(sources) <= SOURCES
+    padded = np.zeros(SOURCES, np.int32)
     padded[: len(sources)] = sources
-    return BlockContent(padded, columns[0], columns[1], np.int32(1), columns[2], columns[3])
+    return BlockContent(padded, columns[0], columns[1], np.int32(each), columns[2])
+
+
+def _constant(content: tuple[int, ...], each: int) -> bool:
+    return all(len(set(content[start : start + each])) == 1 for start in range(0, len(content), each))
 
 
 def _lane_of(given: Case, slots: int, swapping: bool) -> Lane:

@@ -1,0 +1,277 @@
+"""Runs of blocks in a prefix cache: blocks that follow one another in a text and have the same users.
+
+The names of a text's blocks count up (``Text``), so that a run is a range of names. Most of a request's blocks come
+together, are shared together and come free together: all that happens to them is done by the run, at the cost of one
+block. Runs are cut where somebody uses a part of one, and put together again where nobody uses either.
+
+A text has two rings of runs. One is of those that are *found*, in the order of their places. The blocks of a text that
+are there are always its first ones, however they were taken: whoever holds a block holds one of each name before it and
+gives these back after it, so that they are evicted after it. Found runs thus follow one another without a gap. The
+other ring is of *copies*, whose content was there when they were computed (by two requests at once, or for the last
+token of a prompt that is there), in the order in which they got their names, a run for each block; where the found
+block of a name is evicted, the copy that was named first becomes the found one. A copy has one user at most, its
+``owner``.
+
+Blocks that nobody uses are evicted in the order in which they came free, those of a request from the last to the first.
+Of the run that came free first that is from its end on, so that a list of runs has the order of all blocks.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.stations.engine.common.arrays import Flag, Int, IntPerRing, IntPerRun
+from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
+from evaluator.stations.engine.preemptive.linked_lists import LinkedList
+
+
+class Text(NamedTuple):
+    """Blocks of a request whose names count up, one after the other in any request that has them."""
+
+    ring: Int  # of the runs that are found, which is the name of the text's first block
+    first: Int  # the place of that block in the request
+    end: Int  # the place behind the last one that the request may have
+
+
+class BlockCounts(NamedTuple):
+    """Of the blocks of one replica."""
+
+    written: Int  # how many are in use or have a name; the others are all alike
+    known: Int  # how many have a name
+    slot: Int  # the first run slot that is free, counted from the first of the replica
+
+
+class Runs(NamedTuple):
+    """The runs of all replicas; a slot for each block, which suffices whatever runs they are cut into."""
+
+    heads: IntPerRing  # the first run of each ring, or NONE: rings of runs that are found, then those of copies
+    start: IntPerRun  # name of the first block; of a free slot the next one, counted as ``BlockCounts.slot``
+    blocks: IntPerRun  # how many
+    users: IntPerRun  # requests that hold all of them; nobody holds some of them
+    ring: IntPerRun  # that it is in
+    owner: IntPerRun  # of a copy: who holds it, or NONE
+    same: LinkedList  # the rings, without sentinels
+    idle: LinkedList  # runs that nobody uses, the one that came free first is the oldest
+
+    @classmethod
+    def empty(cls, names: int, blocks: int, replicas: int) -> Runs:
+        """No runs; of each replica so many names and blocks."""
+        slots = blocks * replicas + replicas  # sentinels of ``idle`` behind all
+        zeros, none = jnp.zeros(slots, jnp.int32), jnp.full(slots, NONE, jnp.int32)
+        number = jnp.arange(slots, dtype=jnp.int32)
+        return cls(
+            heads=jnp.full(2 * names * replicas, NONE, jnp.int32), start=number % blocks + 1, blocks=zeros,
+            users=zeros, ring=zeros, owner=none, same=LinkedList.empty(slots), idle=LinkedList.empty(slots),
+        )  # fmt: skip
+
+    @property
+    def copies(self) -> int:
+        """How far the ring of a text's copies is behind that of what is found."""
+        return int(self.heads.shape[0]) // 2
+
+    def end(self, r: Int) -> Int:
+        """The name behind the last block."""
+        return read_once(self.start, r) + read_once(self.blocks, r)
+
+    def slot_of(self, r: Int) -> Int:
+        """``r``, or some slot in the place of NONE."""
+        # Not 0: XLA would know that the maximum is not negative, and ``read_once`` would be a plain read.
+        return jnp.where(r >= 0, r, self.start.shape[0] - 1)
+
+    def last(self, head: Int) -> Int:
+        """The last run of the ring with this head; NONE of an empty one."""
+        return jnp.where(head >= 0, read_once(self.same.older, self.slot_of(head)), NONE)
+
+    def following(self, r: Int) -> Int:
+        """The next run of its ring; NONE behind the last."""
+        after = read_once(self.same.newer, r)
+        return jnp.where(after == read_once(self.heads, read_once(self.ring, r)), NONE, after)
+
+    def without(self, r: Int) -> tuple[Runs, Int]:
+        """With ``r`` taken out of its ring, and which that was."""
+        cell, after = read_once(self.ring, r), read_once(self.same.newer, r)
+        head = read_once(self.heads, cell)
+        left = jnp.where(after == r, NONE, after)
+        return self._replace(
+            heads=write(self.heads, cell, jnp.where(head == r, left, head)), same=self.same.remove(r, after != r)
+        ), cell
+
+    def found_end(self, ring: Int) -> Int:
+        """The name behind the last block of a text that is found."""
+        last = self.last(read_once(self.heads, ring))
+        return jnp.where(last >= 0, self.end(self.slot_of(last)), ring)
+
+
+class ReplicaRuns(NamedTuple):
+    """The runs of all replicas, with what those of the replica at hand need."""
+
+    runs: Runs
+    counts: BlockCounts
+    first: Int  # slot of the replica
+    sentinel: Int  # of its runs in ``idle``
+
+    def cut(self, r: Int, at: Int) -> ReplicaRuns:
+        """Run ``r`` in two at the name ``at``: ``r`` is its end from now on, a new one (``older``) its beginning."""
+        runs, counts, new = self.runs, self.counts, self.first + self.counts.slot
+        start, users = read_once(runs.start, r), read_once(runs.users, r)
+        end = start + read_once(runs.blocks, r)
+        cell, slot = read_once(runs.ring, r), read_once(runs.start, new)
+        head, behind = read_once(runs.heads, cell), read_once(runs.idle.newer, r)
+        runs = runs._replace(
+            heads=write(runs.heads, cell, jnp.where(head == r, new, head)),
+            # What is written depends on what was read, see ``common.rings``: a slot is never negative.
+            start=write(write(runs.start, new, jnp.where(slot >= 0, start, slot)), r, at),
+            blocks=write(write(runs.blocks, r, end - at), new, at - start),
+            users=write(runs.users, new, users),
+            ring=write(runs.ring, new, cell),
+            same=runs.same.insert(new, r, start < at),
+            idle=runs.idle.insert(new, behind, users == 0),  # its beginning is evicted after its end
+        )
+        return self._replace(runs=runs, counts=counts._replace(slot=slot))
+
+    def freed(self, r: Int) -> ReplicaRuns:
+        """Without the run ``r``, which is in no list but its ring."""
+        runs, _ = self.runs.without(r)
+        runs = runs._replace(start=write(runs.start, r, self.counts.slot))
+        return self._replace(runs=runs, counts=self.counts._replace(slot=r - self.first))
+
+    def take(self, blocks: Int, capacity: Int) -> ReplicaRuns:
+        """So many blocks, of which there are enough that nobody uses, are in use and hold nothing yet."""
+        # vLLM v1 ``BlockPool.get_new_blocks`` takes from the front of ``free_block_queue``: blocks without a name are
+        # there first, then the least recently freed, which forget their content only now
+        # (``_maybe_evict_cached_block``).
+        new = jnp.minimum(blocks, capacity - self.counts.written)
+        counts = self.counts._replace(written=self.counts.written + new)
+        start = (blocks - new, self._replace(counts=counts))
+        return lax.while_loop(lambda carry: carry[0] > 0, _evict_some, start)[1]
+
+    def add(self, i: Int, tail: Int, text: Text, place: Int, stop: Int) -> tuple[ReplicaRuns, Int, Int]:
+        """Blocks of request ``i`` from ``place`` on get names: (the runs, the last that it holds, the place behind).
+
+        That is ``stop`` at most. ``tail`` is the last run that the request holds, if ``place`` is not its first.
+        """
+        runs = self.runs
+        name, found_end = text.ring + place - text.first, runs.found_end(text.ring)
+        copies = name < found_end
+        stop = jnp.where(copies, place + 1, stop)
+        cell = text.ring + jnp.where(copies, runs.copies, 0)
+        head = read_once(runs.heads, cell)
+        # The run before goes on if nobody else has it: its blocks stay together until somebody shares a part of them.
+        goes_on = (place > 0) & ~copies & (head >= 0) & (runs.last(head) == tail)
+        goes_on = goes_on & (read_once(runs.users, tail) == 1) & (runs.end(tail) == name)
+        slot = jnp.where(goes_on, tail, self.first + self.counts.slot)
+
+        def enter(here: ReplicaRuns) -> ReplicaRuns:
+            runs = here.runs
+            following = read_once(runs.start, slot)
+            before = jnp.where(head >= 0, head, slot)  # in front of the first is behind the last
+            runs = runs._replace(
+                heads=write(runs.heads, cell, before),
+                start=write(runs.start, slot, jnp.where(following >= 0, name, following)),
+                blocks=write(runs.blocks, slot, jnp.int32(0)),
+                users=write(runs.users, slot, jnp.int32(1)),
+                ring=write(runs.ring, slot, cell),
+                owner=write(runs.owner, slot, i),
+                same=runs.same.insert(slot, before, head >= 0),
+            )
+            return here._replace(runs=runs, counts=here.counts._replace(slot=following))
+
+        here = where(~goes_on, enter, self)
+        runs, counts = here.runs, here.counts
+        blocks = write(runs.blocks, slot, read_once(runs.blocks, slot) + (stop - place))
+        counts = counts._replace(known=counts.known + (stop - place))
+        return here._replace(runs=runs._replace(blocks=blocks), counts=counts), slot, stop
+
+    def share(self, r: Int, stop: Int) -> tuple[ReplicaRuns, Int]:
+        """One user more of a run up to the name ``stop``, where it is cut: (the runs, that one)."""
+        over = self.runs.end(r) > stop
+        here = where(over, lambda here: here.cut(r, stop), self)
+        runs = here.runs
+        r = jnp.where(over, read_once(runs.same.older, r), r)
+        users = read_once(runs.users, r) + 1
+        runs = runs._replace(users=write(runs.users, r, users), idle=runs.idle.remove(r))
+        return here._replace(runs=runs), r
+
+    def held(self, i: Int, ring: Int, end: Int) -> Int:
+        """The run before a name that request ``i`` holds of a text: a copy of its own, else what is found.
+
+        Of each name that a request holds its block is found, or it computed what was there: who looks for blocks
+        gets what is found, and that stays so while somebody uses it.
+        """
+        runs = self.runs
+
+        def others(r: Int) -> Flag:
+            at = runs.slot_of(r)
+            start = read(runs.start, at)
+            return (r >= 0) & ((read(runs.owner, at) != i) | (start != end - 1))
+
+        copy = lax.while_loop(others, runs.following, read_once(runs.heads, ring + runs.copies))
+        last = runs.slot_of(runs.last(read_once(runs.heads, ring)))
+        found = lax.while_loop(
+            lambda r: (copy < 0) & (read(runs.start, r) >= end), lambda r: read(runs.same.older, r), last
+        )
+        return jnp.where(copy >= 0, copy, found)
+
+    def give_back(self, r: Int) -> tuple[ReplicaRuns, Int, Int]:
+        """One user less of a run: (the runs, its blocks, those of them that nobody uses any more)."""
+        runs = self.runs
+        users, blocks, newest = read_once(runs.users, r) - 1, read_once(runs.blocks, r), runs.idle.newest(self.sentinel)
+        idle, end = users == 0, runs.end(r)
+        # What came free just before may be what follows: nobody holds either, and they are evicted one after the other.
+        joins = idle & (runs.following(r) == newest) & (read_once(runs.start, newest) == end)
+        joins = joins & (read_once(runs.ring, r) < runs.copies)
+        owner = jnp.where(idle, NONE, read_once(runs.owner, r))
+        runs = runs._replace(
+            users=write(runs.users, r, users),
+            owner=write(runs.owner, r, owner),
+            idle=runs.idle.insert(r, self.sentinel, idle & ~joins),
+        )
+
+        def join(here: ReplicaRuns) -> ReplicaRuns:
+            runs = here.runs
+            start, more = read_once(runs.start, r), read_once(runs.blocks, newest)
+            runs = runs._replace(
+                start=write(runs.start, newest, start), blocks=write(runs.blocks, newest, more + blocks)
+            )
+            return here._replace(runs=runs).freed(r)
+
+        return where(joins, join, self._replace(runs=runs)), blocks, jnp.where(idle, blocks, 0)
+
+
+def _evict_some(carry: tuple[Int, ReplicaRuns]) -> tuple[Int, ReplicaRuns]:
+    """Of the blocks to evict, those at the end of the run that came free first; of a text with copies, one."""
+    lacking, here = carry
+    runs = here.runs
+    r = runs.idle.oldest(here.sentinel)
+    start, ring = read_once(runs.start, r), read_once(runs.ring, r)
+    end = start + read_once(runs.blocks, r)
+    finds = ring < runs.copies
+    # A copy that is evicted leaves nothing to be found in its place.
+    first = jnp.where(finds, read_once(runs.heads, jnp.where(finds, ring + runs.copies, ring)), NONE)
+    evicted = jnp.where(first >= 0, 1, jnp.minimum(end - start, lacking))
+    copy = lax.while_loop(
+        lambda r: (r >= 0) & (read(runs.start, runs.slot_of(r)) != end - 1), lambda r: runs.following(r), first
+    )
+
+    def find_copy(here: ReplicaRuns) -> ReplicaRuns:
+        runs, cell = here.runs.without(copy)
+        behind = read_once(runs.same.newer, r)
+        return here._replace(
+            runs=runs._replace(
+                ring=write(runs.ring, copy, cell - runs.copies), same=runs.same.insert(copy, behind, cell >= 0)
+            )
+        )
+
+    here = where(copy >= 0, find_copy, here)
+    runs, counts, left = here.runs, here.counts, end - evicted - start
+    here = here._replace(
+        runs=runs._replace(blocks=write(runs.blocks, r, left)), counts=counts._replace(known=counts.known - evicted)
+    )
+
+    def forget(here: ReplicaRuns) -> ReplicaRuns:
+        return here._replace(runs=here.runs._replace(idle=here.runs.idle.remove(r))).freed(r)
+
+    return lacking - evicted, where(left == 0, forget, here)
