@@ -242,8 +242,8 @@ def _products_time(rows: OperatorRows, x: Batched, y: Batched, z: Batched, along
 def _dense_time(rows: OperatorRows, x: Batched) -> Batched:
     """Products of so many rows that read all of their weights."""
     # One batch after the other has as many sequences as the one before, and what changes is the context: on plain
-    # floats these products are more than half of what an iteration costs to price.
-    if type(x) is float and type(rows.flop) is tuple and all(type(value) is float for value in rows.flop):
+    # floats these products, and those of experts, are more than half of what an iteration costs to price.
+    if type(x) is float and _are_plain(rows):
         return _known_dense_time(rows, x)
     return _products_time(rows, x, 1.0, x, tiles(x))
 
@@ -251,6 +251,10 @@ def _dense_time(rows: OperatorRows, x: Batched) -> Batched:
 @lru_cache(maxsize=1 << 14)
 def _known_dense_time(rows: OperatorRows, x: float) -> float:
     return _products_time(rows, x, 1.0, x, tiles(x))
+
+
+def _are_plain(rows: OperatorRows) -> bool:
+    return type(rows.flop) is tuple and all(type(value) is float for value in rows.flop)
 
 
 def _attentions_time(rows: AttentionRows, *chunks: Batched) -> Batched:
@@ -416,10 +420,23 @@ def launched(parameters: CostParameters, batch: BatchStatistics, queries: Batche
 
 def experts_time(parameters: CostParameters, tokens: Batched, seen: Batched) -> Batched:
     """Seconds of an iteration in routed experts, of ``tokens`` per data-parallel rank; ``seen`` when it is padded."""
-    touched = experts_touched(parameters.log_expert_missed, seen, parameters.expert_skew)
-    most = busiest_touched(touched, seen, parameters.touched_spread, parameters.touched_least)
-    products_s = _products_time(parameters.expert_rows, tokens, most, tokens)
-    return products_s + _ramps_time(parameters.expert_ramp_rows, tokens, tokens)
+    rows, ramps = parameters.expert_rows, parameters.expert_ramp_rows
+    routing = parameters.log_expert_missed, parameters.expert_skew, parameters.touched_spread, parameters.touched_least
+    if type(tokens) is type(seen) is float and _are_plain(rows):
+        return _known_experts_time(rows, ramps, routing, tokens, seen)
+    return _experts_time(rows, ramps, routing, tokens, seen)
+
+
+def _experts_time(
+    rows: OperatorRows, ramps: RampRows, routing: tuple[Batched, ...], tokens: Batched, seen: Batched
+) -> Batched:
+    log_missed, skew, spread, least = routing
+    touched = experts_touched(log_missed, seen, skew)
+    most = busiest_touched(touched, seen, spread, least)
+    return _products_time(rows, tokens, most, tokens) + _ramps_time(ramps, tokens, tokens)
+
+
+_known_experts_time = lru_cache(maxsize=1 << 14)(_experts_time)
 
 
 def time_without_experts(
