@@ -63,7 +63,8 @@ def test_throughput_times_time_in_system_are_the_users(seed):
 
 
 def conversations(seed: int) -> dict:
-    """Users who hold conversations, or think between requests, over replicas or prefill and decode apart."""
+    """Users who hold conversations, or think between requests, over replicas or prefill and decode apart, with caches
+    on both sides or without."""
     rng = random.Random(seed)
     tree = closed_loop(seed)
     users, turns = tree["workload"]["arrivals"]["users"], rng.choice([1, 3, {"mean": 3, "max": 8}])
@@ -74,7 +75,10 @@ def conversations(seed: int) -> dict:
     }
     if rng.random() < 0.4:
         tree["deployment"] |= {"pools": {"p": {"role": "prefill"}, "d": {"role": "decode", "replicas": 2}}}
-        tree["deployment"]["kv"] = {"prefix_caching": False}
+        tree["deployment"] |= {
+            "kv": {"prefix_caching": rng.choice([False, True])},
+            "transfer": {"backpressure": rng.choice([False, True])},
+        }
         del tree["deployment"]["replicas"]
     return tree
 

@@ -475,7 +475,7 @@ def test_requests_tell_of_every_stage():
 
 
 def test_agents_find_nothing_by_content():
-    """All stations run in one loop there, in which no blocks are known by their content."""
+    """What is in the blocks of a prompt that comes back with what a tool found is not known."""
     tool = {"stage": "tool", "seconds": 1, "back_to": "prefill", "times": 1}
     sessions = {"turns": {"mean": 3}, "think_from": "arrival"}
     workload = {
