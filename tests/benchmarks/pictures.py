@@ -56,6 +56,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "disaggregation.png": designs.draw_disaggregation,
     "prefix-caching.png": Command("sweep prefix-caching"),
     "conversations.png": Command("sweep conversations"),
+    "conversations-apart.png": Command("sweep conversations-apart"),
     "day-of-chat.png": designs.draw_day,
     "rag-placement.png": rag.draw,
     "kv-storage.png": kv_storage.draw,
