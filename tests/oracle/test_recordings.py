@@ -91,7 +91,7 @@ def of_engine(kind: Kind) -> list[tuple[Case, Log]]:
         for path in RECORDINGS
         for case, log in recorded(path)
         if not (case.priority or case.drafts or case.pipeline_ranks > 1)
-        and not (case.groups or case.data_parallel > 1 or case.prefill_blocks or case.host_blocks)
+        and not (case.groups or case.data_parallel > 1 or case.prefill_blocks or case.host_blocks or case.max_loras)
         and (case.prefix_caching, case.asynchronous) == (kind.cached, kind.asynchronous)
         and not (kind.cached and (case.long_prefill_token_threshold or case.block_tokens > 16))
     ]
