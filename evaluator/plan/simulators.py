@@ -44,7 +44,8 @@ WORTH_OPTIMISING = {"general": 400_000, "prefix caches": 160_000, "lockstep": 40
 What they save over what a request takes longer, in processor seconds of one program (``tests.benchmarks.regression``'s
 cases under both, a shared AMD EPYC): 8 replicas 3.3 to 5 s over 5.6 us; prefix caches by content over two replicas some
 14 s over 80 us. So one program breaks even at 600,000 and at 180,000 requests, sweeps of several programs later. The
-bounds are below, since a sweep that is repeated finds its programs in the cache and has only the slower runs."""
+bounds are below, since a sweep that is repeated finds its programs in the cache and has only the slower runs. Whole
+first sweeps of the gallery are in docs/speed.md."""
 TOO_FEW = "too few requests for a program to be worth its compilation"
 
 
