@@ -32,7 +32,7 @@ from evaluator.stations.engine.joint.state import (
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens
 from evaluator.stations.engine.preemptive.lane import ByPrefix, Given
 from evaluator.stations.engine.preemptive.preemption import growth_of
-from evaluator.stations.engine.preemptive.prefix_cache import look_up, take_step
+from evaluator.stations.engine.preemptive.prefix_cache import look_up, next_due, take_step
 from evaluator.stations.engine.preemptive.state import State
 from evaluator.stations.engine.preemptive.waiting import Queue, arrival_goes_first, come_in
 
@@ -417,11 +417,17 @@ def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> C
         read(running_batches.slope_s, r),
     )
 
+    end = step + until.astype(jnp.int32)
+
     def take(carry: tuple[Float, State]) -> tuple[Float, State]:
         seen, state = carry
-        state = take_step(given, state, step + seen.astype(jnp.int32), seen < until)
-        grown = jnp.where(given.rules.on_demand, state.replica.kv * (first_s + slope_s * seen), 0.0)
-        return seen + 1.0, state.in_totals(kv_unit_s=state.totals.kv_unit_s + grown)
+        at = step + seen.astype(jnp.int32)
+        state = take_step(given, state, at, seen < until)
+        # Up to the next step that opens or fills a block the KV is what it is now.
+        steps = (next_due(given, state, at + 1, end) - at).astype(jnp.float64)
+        held_s = steps * (first_s + slope_s * (seen + 0.5 * (steps - 1.0)))
+        grown = jnp.where(given.rules.on_demand, state.replica.kv * held_s, 0.0)
+        return seen + steps, state.in_totals(kv_unit_s=state.totals.kv_unit_s + grown)
 
     seen, state = lax.while_loop(lambda carry: carry[0] < until, take, (read(running_batches.seen, r), state))
     return put_back(cluster, r, state)._replace(
