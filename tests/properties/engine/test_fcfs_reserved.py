@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluator.cost.iteration import AttentionRows, CostParameters, OperatorRows, RampRows
+from evaluator.cost.iteration import AdapterGroups, AttentionRows, CostParameters, OperatorRows, RampRows
 from evaluator.cost.mixed_attention import BesideRows
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests
 from evaluator.stations.engine.fcfs_reserved import Lane, Structure, run_lanes
@@ -148,6 +148,9 @@ def _busy_case(name: str) -> Case:
     # Under the host's floor what the device takes does not show, and above it not what the host takes.
     waits = name in ("cost.pieces_s", "cost.between_s", "cost.captured_tokens")
     cost = cost._replace(pieces_s=0.03 * waits, between_s=0.03 * waits)
+    if name.startswith("cost.adapter"):
+        rows = cost.expert_rows._replace(crowded=np.zeros(2), padding=np.zeros(2))
+        cost = cost._replace(adapter_rows=rows, adapter_groups=AdapterGroups(np.array([4.0]), np.log1p([-0.25])))
     return build(
         cost, policy, arrival * (not name.startswith("policy.")),
         [40, 90, 30, 70, 55, 20, 64, 80], [12, 3, 30, 1, 9, 25, 7, 16],
@@ -166,10 +169,12 @@ ROW_FIELDS = {  # which of the fields of its rows a group of operators has a use
     "ramp_rows": RampRows._fields,
     "expert_ramp_rows": ("ramp", "half"),
     "beside_rows": BesideRows._fields,
+    "adapter_rows": PRODUCT,
 }
 COST_INPUTS = [
+    *(f"cost.adapter_groups.{name}" for name in AdapterGroups._fields),
     *(f"cost.{name}.{field}" for name, fields in ROW_FIELDS.items() for field in fields),
-    *(f"cost.{name}" for name in CostParameters._fields if not name.endswith("_rows")),
+    *(f"cost.{name}" for name in CostParameters._fields if not name.endswith(("_rows", "_groups"))),
 ]
 INPUTS = {
     **{name: 1.5 for name in COST_INPUTS},
