@@ -22,7 +22,7 @@ from evaluator.cost.iteration import CostParameters
 from evaluator.plan import StationPlan, plan
 from evaluator.plan.checks import host_space
 from evaluator.reference import HostLimits, Iteration, Limits, Request, simulate
-from evaluator.reference.network import Conversations
+from evaluator.reference.network import Follows
 from evaluator.scenario import load_scenario
 
 TEMPLATE_TOKENS = 56
@@ -73,18 +73,19 @@ def limits_of(station: StationPlan) -> Limits:
     )
 
 
-def requests_of(recorded: pd.DataFrame, block: int) -> tuple[list[Request], list[tuple[int, float]]]:
-    """The turns, and the one that each follows at its client: -1 for the first."""
-    requests, follows, before = [], [], dict[int, int]()
+def requests_of(recorded: pd.DataFrame, block: int) -> tuple[list[Request], Follows]:
+    """The turns, and the one that each follows at its client: none before the first."""
+    requests, follows, last = [], list[tuple[int, ...]](), dict[int, int]()
     for index, row in enumerate(recorded.itertuples(index=False)):
         prompt, output = int(row.input_tokens) + TEMPLATE_TOKENS, int(row.output_tokens)
         held = prompt + output - 1
         # The answers are the history of the next turn, so that all turns of a conversation have one row of blocks.
         content = tuple((int(row.conversation) << 20) + at for at in range(held // block))
         requests.append(Request(index, 0.0, prompt, prompt, output, -(-held // block), content))
-        follows.append((before.get(row.client, -1), 0.0))
-        before[row.client] = index
-    return requests, follows
+        follows.append((last[row.client],) if row.client in last else ())
+        last[row.client] = index
+    at_once = [0.0] * len(requests)
+    return requests, Follows(follows, at_once, at_once)
 
 
 def served(run: Mapping[str, Any], recorded: pd.DataFrame, more: Sequence[float] = (0.0, 0.0)) -> dict[str, float]:
@@ -94,7 +95,8 @@ def served(run: Mapping[str, Any], recorded: pd.DataFrame, more: Sequence[float]
     limits = limits_of(station)
     (cost,) = station.design.ready.pipeline_ranks
     assert isinstance(cost, CostParameters)
-    cost = cost._replace(iteration_s=cost.iteration_s + more[0], context_s=cost.context_s + more[1])
+    # FlashInfer's own kernel splits contexts into even parts, and waits for none of them (``late_s``).
+    cost = cost._replace(iteration_s=cost.iteration_s + more[0], context_s=cost.context_s + more[1], late_s=0.0)
     requests, follows = requests_of(recorded, limits.block_tokens)
 
     def late_s(request: Request) -> float:
@@ -105,8 +107,7 @@ def served(run: Mapping[str, Any], recorded: pd.DataFrame, more: Sequence[float]
     def watch(iteration: Iteration) -> None:
         loaded.extend(tokens for _, tokens in iteration.loaded)
 
-    clients = Conversations(requests, follows, lambda request: request.last_token_s + late_s(request))
-    found = simulate(cost, "chunked", limits, requests, clients=clients, observe=watch, leap=True)
+    found = simulate(cost, "chunked", limits, requests, follows=follows, delay_s=late_s, observe=watch, leap=True)
     columns = (
         "arrival_s",
         "first_token_s",
