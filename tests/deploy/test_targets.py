@@ -104,6 +104,13 @@ def test_a_graph_of_dynamo(phases):
     assert services["Frontend"]["envs"] == [{"name": "DYN_ROUTER_MODE", "value": "round-robin"}]
 
 
+def test_a_graph_of_dynamo_says_that_one_frontend_routes_both_phases(phases):
+    apart = result(pools=PHASES, router={"prefill": "round_robin", "decode": "random"})
+    remark = "router random of the decode phase: one frontend routes both phases, by round-robin"
+    assert remark in deploy(apart, to="dynamo").files["dynamo.yaml"]
+    assert "decode phase" not in deploy(phases, to="dynamo").files["dynamo.yaml"]
+
+
 def test_tensorrt_llm_has_its_yaml():
     deployed = deploy(result(engine="trtllm", kv={"prefix_caching": True}))
     assert list(deployed.files) == ["serve.sh", "engine.yaml", "load.jsonl", "bench.py"]

@@ -51,15 +51,25 @@ def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
 
 
 def _mode(design: Design) -> tuple[str, list[str]]:
+    """The frontend's way to choose a worker, and what of the design's routers it is not."""
     router = design.router
-    if isinstance(router, dict):
-        # One frontend routes both phases: that of the prefill is taken, since prefixes are what its kv mode
-        # goes by. A router with keys is a mapping, too, of its name.
-        router = router.get("prefill", next(iter(router)))
-    name = router if isinstance(router, str) else next(iter(router))
-    if name in _MODES:
-        return _MODES[name], []
-    return "kv", [f"# not the same: router {name}: Dynamo's routes by prefixes and load (kv)"]
+    # A router with keys is a mapping, too, of its name to them: only the names of phases tell the two apart.
+    phases = router if isinstance(router, dict) and set(router) <= {"prefill", "decode"} else {}
+    # One frontend routes both phases: that of the prefill is taken, since prefixes are what its kv mode goes by.
+    first = _name(phases.get("prefill", next(iter(phases.values()))) if phases else router)
+    mode, remarks = _MODES.get(first, "kv"), []
+    if first not in _MODES:
+        remarks.append(f"# not the same: router {first}: Dynamo's routes by prefixes and load (kv)")
+    decode = _name(phases.get("decode", first))
+    if decode != first:
+        remarks.append(
+            f"# not the same: router {decode} of the decode phase: one frontend routes both phases, by {mode}"
+        )
+    return mode, remarks
+
+
+def _name(router: Any) -> str:
+    return router if isinstance(router, str) else next(iter(router))
 
 
 def _worker(launch: Launch, picture: str) -> dict[str, Any]:
