@@ -210,7 +210,8 @@ def test_experts_without_vectors_or_on_many_devices_are_left_out_and_those_witho
     assert all((part.rows["intermediate"] % 16 == 0).all() for part in parts)
     assert left["experts whose width is no multiple of 16"] > 0
     assert left["experts over more than 8 devices"] > 0
-    assert all(part.rows["expert_parallel"].max() == 8 for part in parts)
+    # vLLM's list of tuned shapes has none that is spread over as many devices.
+    assert max(part.rows["expert_parallel"].max() for part in parts) == 8
     shapes = table.rows[table.rows["gated"] == 0][["hidden", "experts", "hardware"]].drop_duplicates()
     assert set(shapes["experts"]) == {128, 512} and "a100-sxm" not in set(shapes["hardware"])
 

@@ -286,10 +286,6 @@ BAD = {
         r"infeasible: router prefix_aware without a prefix cache; use kv\.prefix_caching, and",
     ),
     "windows": ((CACHING, "deployment.model=gpt-oss-20b"), r"unsupported: kv\.prefix_caching with gpt-oss-20b, whose"),
-    "role": (
-        (CACHING, "deployment.role=prefill"),
-        r"unsupported: kv\.prefix_caching with role prefill; use role",
-    ),
     "swap": (
         (CACHING, "deployment.kv={admission: on_demand, preemption: swap, swap_bandwidth: 1e9}"),
         r"unsupported: kv\.prefix_caching with preemption swap; use preemption recompute",
