@@ -57,6 +57,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "prefix-caching.png": Command("sweep prefix-caching"),
     "conversations.png": Command("sweep conversations"),
     "conversations-apart.png": Command("sweep conversations-apart"),
+    "adapters.png": Command("sweep adapters"),
     "day-of-chat.png": designs.draw_day,
     "rag-placement.png": rag.draw,
     "kv-storage.png": kv_storage.draw,
