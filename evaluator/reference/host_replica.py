@@ -22,7 +22,7 @@ from evaluator.reference.running_batch import Iteration, RunningBatch
 
 
 def replica_class(limits: Limits) -> type[Replica]:
-    """What a replica with these limits is."""
+    """The class of a replica with these limits: one with host memory asks it, too."""
     return HostReplica if limits.host else Replica
 
 
@@ -138,13 +138,13 @@ class HostReplica(Replica):
 
     def _arrive(self, request: Request, now: float) -> RunningBatch | None:
         """An arrival ends a wait for copies, as it ends a leap."""
-        if not (self.flights and self.flights[0].waits):
+        if not (self.running_batches and self.running_batches[0].waits):
             return super()._arrive(request, now)
         self.queues.arrive(request)
-        # Once of several that arrive together: each entry of the calendar whose time is the flight's ends it.
-        brought_forward = self.flights[0].end_s > now
-        self.flights[0].end_s = now
-        return self.flights[0] if brought_forward else None
+        # Once of several that arrive together: each entry of the calendar whose time is the running batch's ends it.
+        brought_forward = self.running_batches[0].end_s > now
+        self.running_batches[0].end_s = now
+        return self.running_batches[0] if brought_forward else None
 
     def form(self, now: float) -> Batch:
         """Also says what is to be stored of those who take part."""
@@ -163,10 +163,10 @@ class HostReplica(Replica):
     def _send(self, batch: Batch, now: float) -> RunningBatch:
         host = self.queues.host
         start, ended = host.begin(now, self.pipeline.free_s)
-        flight = super()._send(batch, start)
-        flight.ended, flight.loaded, flight.host_blocks = ended, host.loaded, len(host.blocks)
+        running_batch = super()._send(batch, start)
+        running_batch.ended, running_batch.loaded, running_batch.host_blocks = ended, host.loaded, len(host.blocks)
         host.loaded = []
-        return flight
+        return running_batch
 
     def take_off(self, batch: Batch, sums: BatchStatistics, start: float, end: float) -> RunningBatch:
         """Planned asynchronously, blocks of those who take part are written to until it has ended."""
@@ -197,10 +197,10 @@ class HostReplica(Replica):
             return None
         return self._stand(RunningBatch(batch, self.weigh(batch)[0], now, next_s, busy=False, waits=True))
 
-    def _stand(self, flight: RunningBatch) -> RunningBatch:
-        self.flights.append(flight)
-        self.queues.under_way.append(flight.batch)
-        return flight
+    def _stand(self, running_batch: RunningBatch) -> RunningBatch:
+        self.running_batches.append(running_batch)
+        self.queues.under_way.append(running_batch.batch)
+        return running_batch
 
     def _fill_batch_queue(self, now: float) -> list[RunningBatch]:
         """As without a host, but that empty batches tell of copies, too, which keep the engine going."""
@@ -214,12 +214,12 @@ class HostReplica(Replica):
                     self._rounds = (rounds + 1 if left == self._rounds[1] else 1, left)
                     if self._is_stuck:
                         break
-                flight = self._send(batch, now) if batch else self._only_copies(batch, now)
-                changed = flight.busy or flight.ended or self.queues.preempted or not host.has_begun_all
+                running_batch = self._send(batch, now) if batch else self._only_copies(batch, now)
+                changed = running_batch.busy or running_batch.ended or self.queues.preempted or not host.has_begun_all
                 in_vain = 0 if changed else in_vain + 1
-                launched += [flight] if flight.busy else []
-                self._batches.append(flight)
-                if len(self._batches) < self._most_flights:
+                launched += [running_batch] if running_batch.busy else []
+                self._batches.append(running_batch)
+                if len(self._batches) < self._most_batches:
                     continue
             elif not self._batches:
                 break
@@ -231,11 +231,11 @@ class HostReplica(Replica):
             else:
                 self._waits = True
                 if not oldest.busy:  # the worker waits for copies that make room
-                    self.flights.appendleft(oldest)
+                    self.running_batches.appendleft(oldest)
                     self.queues.under_way.appendleft(oldest.batch)
                     launched.append(oldest)
             # The engine goes round and round, and all batches in the queue were planned since nothing changes.
-            if in_vain > 2 and not self.flights:
+            if in_vain > 2 and not self.running_batches:
                 self._batches.clear()
                 wait = self._until_next_copy(batch, now)
                 if wait is None:
@@ -259,14 +259,14 @@ class HostReplica(Replica):
         ended = host.begin(now, self.pipeline.free_s)[1]
         return RunningBatch(batch, self.weigh(batch)[0], now, host.worker_free_s, busy=False, ended=ended)
 
-    def _has_written(self, flight: RunningBatch) -> None:
-        if flight.busy and self.queues.writing:
-            self.queues.written(last=not self.flights)
+    def _has_written(self, running_batch: RunningBatch) -> None:
+        if running_batch.busy and self.queues.writing:
+            self.queues.written(last=not self.running_batches)
 
-    def finish(self, flight: RunningBatch) -> list[Request]:
+    def finish(self, running_batch: RunningBatch) -> list[Request]:
         """The scheduler hears of the copies that had ended when the batch began."""
-        finished = super().finish(flight)
-        self.queues.host.tell(flight.ended)
+        finished = super().finish(running_batch)
+        self.queues.host.tell(running_batch.ended)
         return finished
 
     def _leave_late(self, request: Request) -> None:

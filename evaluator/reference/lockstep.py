@@ -40,7 +40,7 @@ def in_lockstep(replicas: Sequence[Replica], ranks: int) -> Sequence[Replica]:
 def launch_together(ranks: Sequence[Replica], now: float) -> list[tuple[RunningBatch, Replica]]:
     """Send batches at every rank, until as many are under way as there are pipeline ranks or none has work to do."""
     departed: list[tuple[RunningBatch, Replica]] = []
-    while len(ranks[0].flights) < len(ranks[0].pipeline):
+    while len(ranks[0].running_batches) < len(ranks[0].pipeline):
         batches = [rank.form(now) for rank in ranks]
         if not any(batches):
             break
@@ -63,11 +63,13 @@ def _send(ranks: Sequence[Replica], batches: Sequence[Batch], now: float) -> lis
     iterations = min(*alike, overtaken, steps.alike)
     departed = []
     for rank, batch, (sums, _) in zip(ranks, batches, weighed, strict=True):
-        flight = rank.take_off(batch, sums, *rank.pipeline.pass_through(now, [step.first_s for step, _ in priced]))
-        flight.experts_touched = steps.touched
+        running_batch = rank.take_off(
+            batch, sums, *rank.pipeline.pass_through(now, [step.first_s for step, _ in priced])
+        )
+        running_batch.experts_touched = steps.touched
         if len(priced) == 1:
-            flight.repeat(iterations, steps.slope_s)
-        departed.append((flight, rank))
+            running_batch.repeat(iterations, steps.slope_s)
+        departed.append((running_batch, rank))
     return departed
 
 

@@ -86,7 +86,7 @@ class InOrderOfRoom(Fcfs):
 
     def push(self, request: Request) -> None:
         at = len(self._queue)
-        while at and self._queue[at - 1].room > request.room:
+        while at and self._queue[at - 1].reservation > request.reservation:
             at -= 1
         self._queue.insert(at, request)
 

@@ -36,7 +36,7 @@ class Queues:
         self.waiting: WaitingQueue = (
             ReservedFirst(packing, in_order=limits.batch_queue) if limits.kv_reserved else packing()
         )
-        self.expected: deque[Request] = deque()  # chosen to come here, without room yet
+        self.expected: deque[Request] = deque()  # chosen to come here, without a KV reservation yet
         self.preempted_waiting = 0  # of the waiting, those that were preempted
         self.running: dict[Request, None] = {}  # in order of admission
         self.seats = 0  # sequences of them
@@ -58,7 +58,7 @@ class Queues:
         self.context_tokens = 0  # their prompts and tokens so far
         self.waiting_units = 0  # KV that the waiting ones will hold when they finish
         self._admissions = 0
-        self._rooms = 0
+        self._reservations = 0
         self._swapped_units = 0
         self._fills: list[tuple[Request, int]] | None = None  # what is to be named in order of admission
         self.leaving: dict[Request, None] = {}  # planned asynchronously: the batch under way gives their last token
@@ -103,10 +103,10 @@ class Queues:
     def reserve(self, tokens_left: int = 1) -> list[Request]:
         """Give KV to expected requests, first come first served, as far as there is room; those that got it.
 
-        Where KV is taken on demand that is the room of the prompt and, if that is complete, of the next token.
+        Where KV is taken on demand that is KV for the prompt and, if that is complete, for the next token.
         ``tokens_left``: of the budget of this iteration. While a preempted request waits
-        for KV nobody new gets room. So the rooms that are held become fewer until the preempted one is admitted: those
-        who hold them run, or are preempted in their turn, and in the end some request has all KV for itself.
+        for KV nobody new gets any. So reservations become fewer until the preempted one is admitted: those who hold
+        them run, or are preempted in their turn, and in the end some request has all KV for itself.
         """
         granted: list[Request] = []
         # Only the first is looked at: a later, smaller request that took the room in its stead could do so again and
@@ -131,8 +131,8 @@ class Queues:
             if not self.kv.admit(request, units, hit, keep_free):
                 break
             request.hit_tokens = hit
-            self._rooms += 1
-            request.room = self._rooms
+            self._reservations += 1
+            request.reservation = self._reservations
             granted.append(self.expected.popleft())
             self.waiting_units -= request.kv_units
         return granted
@@ -177,7 +177,7 @@ class Queues:
         named = {request.adapter for request in self.running if request not in self.leaving} if bound else set[int]()
         while room > 0 and self.waiting and (wanted is None or wanted()):
             request = self.waiting.head()
-            if request.flights and self.seats < self.limits.max_num_seqs:
+            if request.batches_under_way and self.seats < self.limits.max_num_seqs:
                 # Preempted while it is in flight: it cannot go on before the token that is to come is known.
                 skipped.append(self.waiting.pop())
                 continue
@@ -227,7 +227,7 @@ class Queues:
 
     def found(self, request: Request) -> int:
         """Tokens of a waiting request that the prefix cache has."""
-        if request.units:  # it was told with its room (``reserve``)
+        if request.units:  # it was looked up with its KV reservation (``reserve``)
             return request.hit_tokens
         # KV that was swapped out comes back whole, so that the prefix cache has nothing to add.
         return 0 if request.swapped else self.kv.lookup(request)
@@ -269,7 +269,7 @@ class Queues:
             slots = max(request.target if whole_kv else 0, start + (tokens or self.limits.decode_tokens))
             units = self._units(request, slots + padding) if tokens else self._decode_units(request, slots)
             # vLLM ``allocate_slots``: no watermark where nothing runs, or a request might never be admitted. Nor of
-            # one whose room was reserved, which takes no more.
+            # one that has a KV reservation, which takes no more.
             holds_room = self.limits.kv_reserved and request.units > 0
             keep_free = self.limits.watermark_units if self.running and not holds_room else 0
             fits = self._units(request, request.target) if self.limits.full_prompt else 0
@@ -279,7 +279,7 @@ class Queues:
         # Who was admitted before counted as waiting only since its preemption.
         returns = request.admission >= 0
         self.preempted_waiting -= returns
-        if returns or not self.limits.kv_reserved:  # else it has had its room
+        if returns or not self.limits.kv_reserved:  # else it has had its KV reservation
             self.waiting_units -= request.kv_units
         self.running[request] = None
         self.seats += request.width
@@ -367,7 +367,7 @@ class Queues:
     def _chunk(self, request: Request, tokens: int, padding: int = 0) -> PromptChunk:
         low, high = request.computed, request.computed + tokens
         request.computed = high
-        request.flights += 1
+        request.batches_under_way += 1
         self.register(request, high)
         completes = high == request.target
         if completes:
@@ -404,7 +404,7 @@ class Queues:
                 room += taken.pop(victim, 0)
                 if victim in chunks:
                     chunk = chunks.pop(victim)
-                    victim.computed, victim.flights = chunk.low, victim.flights - 1
+                    victim.computed, victim.batches_under_way = chunk.low, victim.batches_under_way - 1
                 self._preempt(victim)
                 # Nothing of lower priority is left: it goes itself. vLLM ends its loop over the running ones here, so
                 # that those behind it wait for the next iteration.
@@ -557,7 +557,7 @@ class Queues:
             request.token_s.pop()
 
     def _at_rest(self, request: Request) -> bool:
-        return not request.flights and (request.group is self.decoding or request in self.prompts)
+        return not request.batches_under_way and (request.group is self.decoding or request in self.prompts)
 
     def _preempt(self, request: Request) -> None:
         """Back to the waiting, its KV freed; it is to be computed anew unless its KV finds room in host memory."""
@@ -575,7 +575,7 @@ class Queues:
             # Its token is still to come and will be counted when the batch ends (``replica._finish_decodes``).
             if group is not self.decoding:  # in flight
                 group.preempted.append(request)
-                request.flights += 1
+                request.batches_under_way += 1
         self.prompts.pop(request, None)
         del self.running[request]
         self.seats -= request.width

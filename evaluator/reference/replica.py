@@ -46,8 +46,8 @@ class Replica:
         self.window = window or 0
         self.queues = self._make_queues()
         self.adapters = AdapterPlaces(self.limits.max_adapters) if self.limits.max_adapters else None
-        self.flights: deque[RunningBatch] = deque()
-        self.granted: list[Request] = []  # who got room since somebody asked; for the asker to empty
+        self.running_batches: deque[RunningBatch] = deque()
+        self.granted: list[Request] = []  # who got a KV reservation since somebody asked; for the asker to empty
         self.outstanding = 0  # requests that were sent here and have not finished
         self.iterations = 0
         self.kv_units_max = 0
@@ -67,8 +67,8 @@ class Replica:
         self._leap = leap and not (
             tokens or len(self.pipeline) > 1 or limits.drafts or limits.asynchronous or limits.kv_groups
         )
-        self._most_flights = 2 if limits.asynchronous else len(self.pipeline)
-        self._queued = limits.batch_queue and self._most_flights > 1
+        self._most_batches = 2 if limits.asynchronous else len(self.pipeline)
+        self._queued = limits.batch_queue and self._most_batches > 1
         self._batches: deque[RunningBatch | None] = deque()  # with a batch queue: under way; None for an empty one
         self._waits = False  # with a batch queue: for its oldest batch
         self._empty_in_turn = self._queued  # an empty batch takes its turn, even where it preempted somebody
@@ -90,7 +90,7 @@ class Replica:
     def submit(self, request: Request, now: float) -> RunningBatch | None:
         """A request arrives. A leap that may keep it waiting ends with the iteration under way.
 
-        Returned is the flight whose end was brought forward, if there is one.
+        Returned is the running batch whose end was brought forward, if there is one.
         """
         queues = self.queues
         if self.limits.max_queued is not None and len(queues.waiting) >= self.limits.max_queued:
@@ -107,7 +107,7 @@ class Replica:
         queues = self.queues
         # A leap was sent because nobody could be admitted before its end. That stays true for an arrival that has to
         # stand behind others who wait; one that may stand first could be admitted in the next iteration.
-        # Who waits for a place of an adapter stands in nobody's way.
+        # With adapters one that may not be admitted yet is passed by those behind it.
         joins_early = not queues.waiting or not queues.waiting.stable or self.adapters is not None
         queues.arrive(request)
         return self._cut_short(now) if joins_early else None
@@ -115,7 +115,7 @@ class Replica:
     def expect(self, request: Request, now: float) -> RunningBatch | None:
         """A request will come when there is room for its KV: at once, or when requests leave; see ``submit``.
 
-        Where KV is taken on demand, iterations under way have yet to take theirs, and room is given between them.
+        Where KV is taken on demand, iterations under way have yet to take theirs, and KV is reserved between them.
         """
         self.announce(request)
         self.queues.expected.append(request)
@@ -131,7 +131,7 @@ class Replica:
 
     def report_before(self, now: float) -> None:
         """Say who waits and runs before the next batch is formed, if it is to be and somebody asks."""
-        if not self.flights and self.report is not None:
+        if not self.running_batches and self.report is not None:
             self._unseen = 0
             self.report(self, len(self.queues.waiting), now)
 
@@ -150,7 +150,7 @@ class Replica:
         self.queues.kv.release(request)
 
     def _cut_short(self, now: float) -> RunningBatch | None:
-        """End a leap with the iteration under way, here and where batches end together: the flight here, if it was."""
+        """End a leap with the iteration under way, here and where batches end together; what ``cut_short`` gives."""
         if len(self.lockstep_ranks) > 1:
             for rank in self.lockstep_ranks:
                 if rank is not self:
@@ -159,11 +159,11 @@ class Replica:
 
     def cut_short(self, now: float) -> RunningBatch | None:
         """The same, at this replica alone."""
-        if self._leap and self.flights and self.flights[0].iterations > 1:
-            flight, end_s = self.flights[0], self.flights[0].end_s
-            flight.iterations = flight.iterations_until(now)
-            flight.end_s = flight.end_of(flight.iterations)
-            return flight if flight.end_s != end_s else None
+        if self._leap and self.running_batches and self.running_batches[0].iterations > 1:
+            running_batch, end_s = self.running_batches[0], self.running_batches[0].end_s
+            running_batch.iterations = running_batch.iterations_until(now)
+            running_batch.end_s = running_batch.end_of(running_batch.iterations)
+            return running_batch if running_batch.end_s != end_s else None
         return None
 
     def launch(self, now: float) -> list[RunningBatch]:
@@ -173,16 +173,16 @@ class Replica:
         launched = []
         # One batch for each pipeline rank (vLLM's virtual engines): the next one is put together when the first rank
         # is free.
-        while len(self.flights) < len(self.pipeline):
+        while len(self.running_batches) < len(self.pipeline):
             batch = self.form(now)
-            flight = self._send(batch, now) if batch else self._wait(batch, now)
-            if flight is None:
+            running_batch = self._send(batch, now) if batch else self._wait(batch, now)
+            if running_batch is None:
                 break
-            launched.append(flight)
+            launched.append(running_batch)
         return launched
 
     def _wait(self, batch: Batch, now: float) -> RunningBatch | None:
-        """Nobody can take part: the next look comes with the next arrival, unless a flight stands for the wait."""
+        """Nobody can take part: what stands for the time until the next look; None where that comes with an arrival."""
         return None
 
     def _fill_batch_queue(self, now: float) -> list[RunningBatch]:
@@ -193,18 +193,18 @@ class Replica:
         """
         launched: list[RunningBatch] = []
         while not self._waits:
-            # Who is to come when there is room is among vLLM's waiting, so that an idle engine looks for its room, too.
+            # Who is to come is among vLLM's waiting, so that an idle engine looks for its KV, too.
             if self.queues.running or self.queues.waiting or self.queues.expected:
                 batch = self.form(now)
-                flight = self._send(batch, now) if batch else None
+                running_batch = self._send(batch, now) if batch else None
                 # An empty batch with nothing under way and nobody preempted will be empty for ever: stop planning, or
                 # this loop would not end.
-                if flight is None and not self.flights and not self.queues.preempted:
+                if running_batch is None and not self.running_batches and not self.queues.preempted:
                     self._batches.clear()
                     break  # who waits can never be admitted
-                launched += [flight] if flight else []
-                self._batches.append(flight)
-                if len(self._batches) < self._most_flights:
+                launched += [running_batch] if running_batch else []
+                self._batches.append(running_batch)
+                if len(self._batches) < self._most_batches:
                     continue
             elif not self._batches:
                 if self._policy.token_ratio:
@@ -243,16 +243,16 @@ class Replica:
             # Who names another adapter was admitted just now, so that no leap repeats a load.
             costs, copy_s = self.pipeline.naming(named), copy_s + loads * self.limits.adapter_load_s
         start, end = self.pipeline.enter(now, sums, copy_s, costs)
-        flight = self.take_off(batch, sums, start, end)
-        flight.experts_touched = self.pipeline.experts_touched(sums)
+        running_batch = self.take_off(batch, sums, start, end)
+        running_batch.experts_touched = self.pipeline.experts_touched(sums)
         if batch.decodes is not None and self._leap:
             # The leap ends where the time is no longer affine in the number of iterations (``alike_steps``: at the
             # knots of measured iterations; under a roofline it always is) or where the batch itself changes
             # (``alike``).
             cost = costs[0]
             iterations = min(self.alike(batch), alike_steps(cost, sums))
-            flight.repeat(iterations, decode_growth(cost, sums, batch.decodes.growing))
-        return flight
+            running_batch.repeat(iterations, decode_growth(cost, sums, batch.decodes.growing))
+        return running_batch
 
     def weigh(self, batch: Batch) -> tuple[BatchStatistics, float]:
         """What the time of a batch depends on: its sums, and the seconds in which KV is copied before it."""
@@ -263,7 +263,7 @@ class Replica:
 
     def take_off(self, batch: Batch, sums: BatchStatistics, start: float, end: float) -> RunningBatch:
         """A batch is under way; an empty one is that of a rank which waits for others."""
-        flight = RunningBatch(
+        running_batch = RunningBatch(
             batch,
             sums,
             start,
@@ -274,26 +274,26 @@ class Replica:
             busy=bool(batch),
         )
         self._preempted = []
-        self.flights.append(flight)
+        self.running_batches.append(running_batch)
         self.queues.under_way.append(batch)
         if self._observe:
             decodes = _sequences(batch.decodes.members) if batch.decodes else ()
-            flight.decodes = tuple(sorted((*decodes, *(request.index for request in batch.in_vain))))
-            flight.completed = _sequences([chunk.request for chunk in batch.chunks if chunk.completes])
+            running_batch.decodes = tuple(sorted((*decodes, *(request.index for request in batch.in_vain))))
+            running_batch.completed = _sequences([chunk.request for chunk in batch.chunks if chunk.completes])
         for chunk in batch.chunks:
             if chunk.request.scheduled_s == math.inf:
                 chunk.request.scheduled_s = start
         if self.limits.kv_groups:
-            flight.tokens = {chunk.request: chunk.high - chunk.low for chunk in batch.chunks}
+            running_batch.tokens = {chunk.request: chunk.high - chunk.low for chunk in batch.chunks}
             for request in batch.decodes.members if batch.decodes else ():
-                flight.tokens[request] = self.limits.decode_tokens
-            for request, tokens in flight.tokens.items():
+                running_batch.tokens[request] = self.limits.decode_tokens
+            for request, tokens in running_batch.tokens.items():
                 request.under_way += tokens
         # Beside a prompt that is computed alone they decode in a later batch: this one is their first all the same.
         for request in self.queues.newcomers:
             request.scheduled_s = min(request.scheduled_s, start)
         if batch.decodes is not None:
-            self._send_decodes(batch, flight)
+            self._send_decodes(batch, running_batch)
         # The decodes that were left out of this batch are those of the next one, until this batch has ended.
         if self.queues.aside is not None:
             self.queues.decoding, self.queues.aside = self.queues.aside, None
@@ -301,15 +301,15 @@ class Replica:
         if self.limits.asynchronous:
             # Each decode has a token, and each prompt is complete, when the next batch is planned; who leaves keeps its
             # KV and its place until this batch has ended (vLLM ``AsyncScheduler``: ``num_output_placeholders``).
-            flight.finished = self._complete(flight)
-            self.queues.leaving.update(dict.fromkeys(flight.finished))
-        return flight
+            running_batch.finished = self._complete(running_batch)
+            self.queues.leaving.update(dict.fromkeys(running_batch.finished))
+        return running_batch
 
-    def _send_decodes(self, batch: Batch, flight: RunningBatch) -> None:
+    def _send_decodes(self, batch: Batch, running_batch: RunningBatch) -> None:
         queues, group = self.queues, batch.decodes
         assert group is not None
         # Whoever was preempted for want of KV since it came in, or left out of this batch, has no token with it.
-        flight.newcomers = [request for request in queues.newcomers if request.group is group]
+        running_batch.newcomers = [request for request in queues.newcomers if request.group is group]
         queues.newcomers = [request for request in queues.newcomers if request.group not in (None, group)]
         queues.decode_iterations += 1
         # The group is in flight as a whole; who gets its first token meanwhile decodes with the batch of another
@@ -340,32 +340,32 @@ class Replica:
         self.kv_unit_s += self._kv_used() * (until - self._kv_since)
         self._kv_since = until
 
-    def finish(self, flight: RunningBatch) -> list[Request]:
-        """The oldest flight is over: its requests have their tokens. Those with the last one are returned."""
-        assert flight is self.flights[0]
-        self.flights.popleft()
+    def finish(self, running_batch: RunningBatch) -> list[Request]:
+        """The oldest running batch is over: its requests have their tokens. Those with the last one are returned."""
+        assert running_batch is self.running_batches[0]
+        self.running_batches.popleft()
         self.queues.under_way.popleft()
-        for request, tokens in flight.tokens.items():
+        for request, tokens in running_batch.tokens.items():
             request.under_way -= tokens
-        queues, now = self.queues, flight.end_s
-        self.iterations += flight.iterations if flight.busy else 0
-        self.experts_touched += flight.iterations * flight.experts_touched
+        queues, now = self.queues, running_batch.end_s
+        self.iterations += running_batch.iterations if running_batch.busy else 0
+        self.experts_touched += running_batch.iterations * running_batch.experts_touched
         # Contexts grow within a leap, so that its last iteration is the largest.
-        self.peaks = raised(self.pipeline.costs[0], self.peaks, flight.sums, flight.iterations)
-        if flight.iterations > 1:
-            self._finish_leap(flight)
+        self.peaks = raised(self.pipeline.costs[0], self.peaks, running_batch.sums, running_batch.iterations)
+        if running_batch.iterations > 1:
+            self._finish_leap(running_batch)
         self._integrate_kv(now)
-        if self._observe and flight.busy:
-            self._observe(self._report(flight))
-        self._has_written(flight)
+        if self._observe and running_batch.busy:
+            self._observe(self._report(running_batch))
+        self._has_written(running_batch)
         if self._queued:
             self._waits = False
-            if not flight.waits:
+            if not running_batch.waits:
                 self._batches.popleft()
         if self.limits.asynchronous:  # but who lost its last token meanwhile (``Queues.retract``)
-            finished = [request for request in flight.finished if request.finished]
+            finished = [request for request in running_batch.finished if request.finished]
         else:
-            finished = self._complete(flight)
+            finished = self._complete(running_batch)
         for request in finished:
             if self.limits.asynchronous:
                 self._leave_late(request)
@@ -374,7 +374,7 @@ class Replica:
         self.outstanding -= len(finished)
         return finished
 
-    def _has_written(self, flight: RunningBatch) -> None:
+    def _has_written(self, running_batch: RunningBatch) -> None:
         """The device writes no more to the blocks of this batch: before whoever is done gives its own back."""
 
     def _leave_late(self, request: Request) -> None:
@@ -388,12 +388,12 @@ class Replica:
             queues.kv.register(request, request.known_tokens - 1)
             queues.depart(request)
 
-    def _complete(self, flight: RunningBatch) -> list[Request]:
+    def _complete(self, running_batch: RunningBatch) -> list[Request]:
         """The tokens of a batch; those with their last one are returned."""
-        queues, batch, now = self.queues, flight.batch, flight.end_s
-        finished = self._finish_decodes(flight) if batch.decodes is not None else []
+        queues, batch, now = self.queues, running_batch.batch, running_batch.end_s
+        finished = self._finish_decodes(running_batch) if batch.decodes is not None else []
         for request, low, high, completes, _ in batch.chunks:
-            request.flights -= 1
+            request.batches_under_way -= 1
             queues.work_tokens -= high - low
             if request not in queues.running:  # preempted in flight
                 if completes:
@@ -414,54 +414,54 @@ class Replica:
         if self.queues.deliver(request, now):
             finished.append(request)
 
-    def _finish_leap(self, flight: RunningBatch) -> None:
+    def _finish_leap(self, running_batch: RunningBatch) -> None:
         """What the iterations after the first have added to totals, and the KV that they have taken."""
-        queues, group = self.queues, flight.batch.decodes
-        self.pipeline.busy_s += flight.end_s - flight.start_s - flight.first_s
+        queues, group = self.queues, running_batch.batch.decodes
+        self.pipeline.busy_s += running_batch.end_s - running_batch.start_s - running_batch.first_s
         # In lockstep a rank without work runs the dummy batches of the others' iterations: it is busy, and has no KV
         # to take.
         if group is None:
             return  # a dummy batch, while others decode
-        queues.decode_iterations += flight.iterations - 1
+        queues.decode_iterations += running_batch.iterations - 1
         if queues.watches_blocks:
-            self._grow(flight, flight.iterations)
+            self._grow(running_batch, running_batch.iterations)
             self.kv_units_max = max(self.kv_units_max, self._kv_used())
 
-    def _grow(self, flight: RunningBatch, iterations: int) -> None:
+    def _grow(self, running_batch: RunningBatch, iterations: int) -> None:
         """Take the KV of a leap up to the last of so many iterations, each when it begins."""
-        group = flight.batch.decodes
+        group = running_batch.batch.decodes
         assert group is not None
         # A router or an arrival may have looked in the middle of the leap (``catch_up``); what is taken already is
         # not taken again.
-        noted = flight.grown
+        noted = running_batch.grown
         # Most iterations of a small batch open no block, and only those that do change what is in use.
-        for ahead in self.queues.growing_ahead(group, range(flight.grown, iterations)):
-            flight.grown_units += [self._kv_used()] * (ahead - noted)
+        for ahead in self.queues.growing_ahead(group, range(running_batch.grown, iterations)):
+            running_batch.grown_units += [self._kv_used()] * (ahead - noted)
             noted = ahead
-            self._integrate_kv(flight.end_of(ahead))
+            self._integrate_kv(running_batch.end_of(ahead))
             self.queues.grow_ahead(group, ahead)
-        flight.grown_units += [self._kv_used()] * (iterations - noted)
-        flight.grown = max(flight.grown, iterations)
+        running_batch.grown_units += [self._kv_used()] * (iterations - noted)
+        running_batch.grown = max(running_batch.grown, iterations)
 
     def catch_up(self, now: float) -> None:
         """Put the KV in its state as of an arrival: the iterations of a leap that began before have taken theirs."""
-        for flight in self.flights:
-            if flight.iterations > 1 and self.queues.watches_blocks and flight.batch.decodes is not None:
-                self._grow(flight, flight.iterations_until(now))
+        for running_batch in self.running_batches:
+            if running_batch.iterations > 1 and self.queues.watches_blocks and running_batch.batch.decodes is not None:
+                self._grow(running_batch, running_batch.iterations_until(now))
 
-    def _finish_decodes(self, flight: RunningBatch) -> list[Request]:
-        queues, group, now = self.queues, flight.batch.decodes, flight.end_s
+    def _finish_decodes(self, running_batch: RunningBatch) -> list[Request]:
+        queues, group, now = self.queues, running_batch.batch.decodes, running_batch.end_s
         assert group is not None
-        tokens = group.tokens(flight.iterations)
+        tokens = group.tokens(running_batch.iterations)
         queues.add_tokens(tokens)
         if self.limits.drafts:
-            self.decoded += flight.iterations * len(group)
+            self.decoded += running_batch.iterations * len(group)
             self.decoded_tokens += tokens
         for request in group.members if self._tokens else ():
             request.token_s += [now] * group.gain(request)
-        for request in flight.newcomers:
+        for request in running_batch.newcomers:
             request.first_token_s = min(request.first_token_s, now)
-        finished, narrower = group.advance(flight.iterations)
+        finished, narrower = group.advance(running_batch.iterations)
         for request in narrower if self.limits.asynchronous else (*finished, *narrower):
             queues.give_up_seats(request)
         for request in finished:
@@ -469,7 +469,7 @@ class Replica:
         # Preempted while its batch was under way: the token of this batch counts all the same, and its KV is computed
         # anew with that of the prompt.
         for request in group.preempted:
-            request.flights -= 1
+            request.batches_under_way -= 1
             self._deliver(request, now, finished)
         group.preempted.clear()
         # Groups are merged by moving members one by one. Where nobody decodes beside it, the group itself is the next
@@ -495,46 +495,46 @@ class Replica:
         else:
             self.queues.decoding.join(request)
 
-    def _report(self, flight: RunningBatch) -> Iteration:
+    def _report(self, running_batch: RunningBatch) -> Iteration:
         return Iteration(
             replica=self.index,
-            start_s=flight.start_s,
-            end_s=flight.end_s,
-            iterations=flight.iterations,
-            decodes=flight.decodes,
+            start_s=running_batch.start_s,
+            end_s=running_batch.end_s,
+            iterations=running_batch.iterations,
+            decodes=running_batch.decodes,
             chunks=tuple(
-                (chunk.request.index, chunk.high - chunk.low + chunk.padding) for chunk in flight.batch.chunks
+                (chunk.request.index, chunk.high - chunk.low + chunk.padding) for chunk in running_batch.batch.chunks
             ),
-            preempted=tuple(request.index for request in flight.preempted),
+            preempted=tuple(request.index for request in running_batch.preempted),
             kv_units=self._kv_used(),
             waiting=len(self.queues.waiting),
-            completed=flight.completed,
-            first_s=flight.first_s,
-            slope_s=flight.slope_s,
-            cached=tuple(flight.cached),
-            planned_units=flight.planned_units,
-            grown_units=tuple(flight.grown_units),
-            loaded=tuple(flight.loaded),
-            host_blocks=flight.host_blocks,
+            completed=running_batch.completed,
+            first_s=running_batch.first_s,
+            slope_s=running_batch.slope_s,
+            cached=tuple(running_batch.cached),
+            planned_units=running_batch.planned_units,
+            grown_units=tuple(running_batch.grown_units),
+            loaded=tuple(running_batch.loaded),
+            host_blocks=running_batch.host_blocks,
         )
 
     def tokens_of_leaps(self, now: float) -> int:
         """Tokens made by the iterations that have ended by now of a leap under way."""
         tokens = 0
-        for flight in self.flights:
-            if flight.iterations > 1 and flight.batch.decodes is not None:
+        for running_batch in self.running_batches:
+            if running_batch.iterations > 1 and running_batch.batch.decodes is not None:
                 # The router sees a replica as of the arrival: an iteration that is under way has given no token yet.
-                under_way = flight.iterations_until(now)
-                done = under_way if flight.end_of(under_way) <= now else under_way - 1
-                tokens += done * len(flight.batch.decodes)
+                under_way = running_batch.iterations_until(now)
+                done = under_way if running_batch.end_of(under_way) <= now else under_way - 1
+                tokens += done * len(running_batch.batch.decodes)
         return tokens
 
     def units_of_leaps(self, now: float) -> int:
         """KV units that a leap under way has taken since its first iteration."""
         units = 0
-        for flight in self.flights:
-            if flight.iterations > 1 and flight.batch.decodes is not None:
-                units += self.queues.units_ahead(flight.batch.decodes, flight.iterations_until(now))
+        for running_batch in self.running_batches:
+            if running_batch.iterations > 1 and running_batch.batch.decodes is not None:
+                units += self.queues.units_ahead(running_batch.batch.decodes, running_batch.iterations_until(now))
         return units
 
     @property

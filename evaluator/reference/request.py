@@ -72,9 +72,9 @@ class Request:
     units: int = 0  # KV units that it holds
     held: bool = False  # its KV stays when it is done here, until it has been sent on
     blocks: list[int] = field(default_factory=list)  # the same as block numbers, with prefix caching
-    room: int = 0  # the number of its KV reservation at the replica
+    reservation: int = 0  # the number of its KV reservation at the replica
     under_way: int = 0  # where layers have KV groups: its tokens in batches under way
-    flights: int = 0  # batches in flight that compute a chunk of its prompt
+    batches_under_way: int = 0  # batches in flight that compute a chunk of its prompt
     group: DecodeGroup | None = None  # the sequences it decodes with; ``generated`` and ``computed`` are then as of
     since: int = 0  # this step of the group
     steps: int = 0  # decode iterations up to then; of no meaning without ``curve``

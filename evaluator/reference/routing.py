@@ -59,7 +59,7 @@ def requests(replica: Replica, now: float) -> float:
 
 def work_tokens(replica: Replica, now: float) -> float:
     """Tokens to compute and to generate."""
-    # The counters move when a flight ends; a leap stands for iterations of which some have ended by now.
+    # The counters move when a running batch ends; a leap stands for iterations of which some have ended by now.
     return replica.queues.work_tokens - replica.tokens_of_leaps(now)
 
 

@@ -57,7 +57,7 @@ class RunningBatch:
         return self.start_s + iterations * self.first_s + 0.5 * self.slope_s * iterations * (iterations - 1)
 
     def iterations_until(self, time_s: float) -> int:
-        """The first of the iterations, counted from 1, that does not end before a time within the flight."""
+        """The first of the iterations, counted from 1, that does not end before a time within the running batch."""
         # The root of slope/2 n^2 + b n = wait, in the form that does not cancel where the slope is small, and is
         # defined where it is 0. Rounding may make it off by an iteration, which the two loops below mend: the
         # vectorised engine and this must agree on the iteration that an arrival meets.

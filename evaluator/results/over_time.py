@@ -50,7 +50,7 @@ def over_time(
     ``attainment``. Requests of no bound are left out of it. With a column ``class`` arrivals, latencies and attainment
     are there for each class, too. ``alive``: of each seed, of a fleet, from when until when every replica was there,
     (replica, 2); then the number of ``replicas`` is told. Latencies of windows without arrivals are NaN.
-    Errors: InputError for a width of none, or so small that there would be over MOST_WINDOWS.
+    Errors: InputError for a width of none, beyond the run, or so small that there would be over MOST_WINDOWS.
     """
     import xarray as xr
 
@@ -58,10 +58,11 @@ def over_time(
     if not len(requests):
         raise InputError("there are no requests to tell over time")
     end = float(requests["last_token_s"].max())
-    if not width > 0 or not end / width <= MOST_WINDOWS:
+    # In a window beyond the run everything would be less than it was, by as much as the run is shorter.
+    if not width > 0 or not 1.0 <= end / width <= MOST_WINDOWS:
         raise InputError(
-            f"windows of {width:g} s: a run of {end:,.0f} s takes 1 to {MOST_WINDOWS:,} windows; use "
-            f"{max(end / 100, 1e-3):.3g} s"
+            f"windows of {width:g} s (--over-time): a run of {end:,.0f} s takes 1 to {MOST_WINDOWS:,} windows; use "
+            f"{max(end / 100, 1e-3):.3g}s"
         )
     windows = _Windows(width, max(1, int(np.ceil(end / width))), requests["seed"].nunique())
     by_window = requests.assign(window=windows.of(requests["arrival_s"].to_numpy(np.float64)))

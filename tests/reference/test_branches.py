@@ -92,8 +92,8 @@ def test_the_scenarios_preempt():
 def test_nothing_is_lost(seed, admission, monkeypatch):
     finish = Replica.finish
 
-    def finish_and_check(replica, flight):
-        finished = finish(replica, flight)
+    def finish_and_check(replica, running_batch):
+        finished = finish(replica, running_batch)
         queues = replica.queues
         assert queues.kv.capacity - queues.kv.free == sum(request.units for request in queues.running)
         assert queues.seats == sum(_width(request) for request in queues.running) <= replica.limits.max_num_seqs

@@ -63,9 +63,9 @@ def check_blocks(replica: Replica) -> None:
 def test_blocks_are_conserved(seed, tokens, monkeypatch):
     finish = Replica.finish
 
-    def finish_and_check(replica, flight):
+    def finish_and_check(replica, running_batch):
         check_blocks(replica)
-        finished = finish(replica, flight)
+        finished = finish(replica, running_batch)
         check_blocks(replica)
         return finished
 
@@ -80,8 +80,8 @@ def test_blocks_are_conserved(seed, tokens, monkeypatch):
 def test_blocks_are_conserved_where_drafts_are_verified_and_blocks_found_again(seed, monkeypatch):
     finish = Replica.finish
 
-    def finish_and_check(replica, flight):
-        finished = finish(replica, flight)
+    def finish_and_check(replica, running_batch):
+        finished = finish(replica, running_batch)
         check_blocks(replica)
         return finished
 

@@ -109,8 +109,8 @@ def test_least_kv_sees_into_a_leap():
         assert replica.kv_units_max == 17
         at_work = Replica(0, [SECOND], "chunked", replace(LIMITS, admission="on_demand"))
         at_work.submit(request(0, 0.0, 6, 60), 0.0)
-        for flight in at_work.launch(0.0):
-            at_work.finish(flight)
+        for running_batch in at_work.launch(0.0):
+            at_work.finish(running_batch)
         at_work.launch(1.0)  # one leap to the end
         units.append(round(LOADS["kv_units"](at_work, second + 0.5) * LIMITS.kv_units))
     assert units == [-(-(6 + second) // 4) for second in range(1, 40)]

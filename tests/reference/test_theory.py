@@ -140,7 +140,7 @@ def test_under_overload_throughput_is_the_capacity_and_waits_grow():
 
 
 def test_a_replica_never_idles_while_somebody_waits():
-    """Two flights in a row leave a gap only before an arrival."""
+    """Two running batches in a row leave a gap only before an arrival."""
     outcome, log = chunked_run(5.0, 300)
     starts = {each.arrival_s for each in outcome.requests}
     for before, after in pairwise(log):

@@ -137,6 +137,6 @@ def test_an_engine_core_looks_at_prompts_that_have_come_in_the_order_of_their_ro
     waiting = ReservedFirst(Fcfs, in_order)
     for number in (2, 0, 1):  # as their transfers end
         came = Request(number, 0.0, 0, PROMPT, 2, 3)
-        came.room = number
+        came.reservation = number
         waiting.push(came)
     assert [request.index for request in waiting] == ([0, 1, 2] if in_order else [2, 0, 1])

@@ -192,8 +192,8 @@ def _transfers(
             of_ways[way] = link.service_s(tokens, ways).tolist(), (1.0 - 1.0 / layers) if link.by_layer else 0.0
         service_s, ahead = of_ways[way]
         place = places[index]
-        # With its room a request learns what the cache there has of its prompt; without back-pressure nobody asks
-        # before the KV is sent, all of it.
+        # With its KV reservation a request learns what the cache there has of its prompt; without back-pressure
+        # nobody asks before the KV is sent, all of it.
         hit = decode.parts[index].hit_tokens
         if not hit:
             return Sending(service_s[place], ahead)

@@ -68,7 +68,7 @@ class PhaseStation:
             return  # a leap ends now that was to go on: its end comes first
         sent = self.pool.sent(now)
         if self.on_begun is not None:
-            computed = [chunk.request for flight in sent for chunk in flight.batch.chunks]
+            computed = [chunk.request for running_batch in sent for chunk in running_batch.batch.chunks]
             for part in sorted(computed, key=lambda part: part.index):
                 self._tell_begun(part, now)
         if self.on_room is not None:

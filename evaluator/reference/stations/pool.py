@@ -16,8 +16,8 @@ from evaluator.reference.running_batch import RunningBatch
 class PoolStation:
     """The router sees the replicas as of the arrival. A request leaves with its last token.
 
-    The calendar holds the ends of flights. An arrival may bring the end of a flight forward: the flight is entered
-    again then, and the entry at its former end, which differs from the flight's, is passed over.
+    The calendar holds the ends of running batches. An arrival may bring the end of one forward: it is entered again
+    then, and the entry at its former end, which is no longer that of the batch, is passed over.
     """
 
     batches = True
@@ -34,11 +34,11 @@ class PoolStation:
         leaving: list[Request] = []
         calendar = self._calendar
         while self.next_s <= now:
-            _, _, flight, replica = heapq.heappop(calendar)
-            leaving += replica.finish(flight)
+            _, _, running_batch, replica = heapq.heappop(calendar)
+            leaving += replica.finish(running_batch)
             replica.report_after(now)
             self._touched[replica] = None
-            # Entries of flights that were cut short: the flight ends earlier, and has another entry for that.
+            # Entries of running batches that were cut short: these end earlier, and have other entries for that.
             while calendar and calendar[0][0] != calendar[0][2].end_s:
                 heapq.heappop(calendar)
             self.next_s = calendar[0][0] if calendar else math.inf
@@ -63,9 +63,9 @@ class PoolStation:
 
     def _touch(self, replica: Replica, cut_short: RunningBatch | None) -> None:
         if cut_short is not None:
-            # Ranks in lockstep end together, so that all of their flights were cut short.
+            # Ranks in lockstep end together, so that all of their running batches were cut short.
             for rank in replica.lockstep_ranks:
-                self._enter(rank.flights[0], rank)
+                self._enter(rank.running_batches[0], rank)
         self._touched[replica] = None
 
     def launch(self, now: float) -> None:
@@ -73,22 +73,22 @@ class PoolStation:
 
     def sent(self, now: float) -> list[RunningBatch]:
         """Start what can start: the batches that were sent off."""
-        flights: list[RunningBatch] = []
+        running_batches: list[RunningBatch] = []
         for replica in self._touched:
             replica.report_before(now)
         for ranks in dict.fromkeys(replica.lockstep_ranks for replica in self._touched):
-            for flight, replica in self._launched(ranks, now):
-                self._enter(flight, replica)
-                flights.append(flight)
+            for running_batch, replica in self._launched(ranks, now):
+                self._enter(running_batch, replica)
+                running_batches.append(running_batch)
         self._touched.clear()
-        return flights
+        return running_batches
 
     def _launched(self, ranks: tuple[Replica, ...], now: float) -> list[tuple[RunningBatch, Replica]]:
         if len(ranks) > 1:
             return launch_together(ranks, now)
-        return [(flight, ranks[0]) for flight in ranks[0].launch(now)]
+        return [(running_batch, ranks[0]) for running_batch in ranks[0].launch(now)]
 
-    def _enter(self, flight: RunningBatch, replica: Replica) -> None:
-        heapq.heappush(self._calendar, (flight.end_s, self._entries, flight, replica))
+    def _enter(self, running_batch: RunningBatch, replica: Replica) -> None:
+        heapq.heappush(self._calendar, (running_batch.end_s, self._entries, running_batch, replica))
         self._entries += 1
-        self.next_s = min(self.next_s, flight.end_s)
+        self.next_s = min(self.next_s, running_batch.end_s)
