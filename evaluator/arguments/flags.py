@@ -91,7 +91,8 @@ class CommandLine:
     ``write`` gives the flags that several keys say together, ``read`` the keys that it takes of flags, which it gives
     with the flags that it has read. ``program`` are the words before the flags; ``model_flag`` names the model where it
     is not the first word behind them. ``since``: the releases that brought flags, where the table of defaults knows
-    older ones.
+    older ones. ``approximated``: flags that change times and have no key for all that they say, and what is taken
+    instead.
     """
 
     engine: str
@@ -102,6 +103,7 @@ class CommandLine:
     write: Callable[[StatedPool], Flags]
     read: Callable[[Flags, dict[str, Any]], tuple[str, ...]]
     since: Mapping[str, Release] = field(default_factory=dict)
+    approximated: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def arguments(self) -> Arguments:
@@ -161,9 +163,14 @@ def unsaid(line: CommandLine, server: StatedPool, flags: Flags) -> dict[str, Any
     """The keys, by their dotted paths, that a reader of the command line would not have as the server has them."""
     # A command line is read back as it was written: what differs is what no flag says, and goes into a comment.
     wanted, read = leaves(server.keys, WHOLE), leaves(line.keys(flags, line.release(server))[0], WHOLE)
-    differing = {key: value for key, value in wanted.items() if read.get(key) != value}
+    differing = {key: value for key, value in wanted.items() if read.get(key) != _stated(value)}
     # What the engine has and the design has not is taken away by null.
     return differing | {key: None for key in read if key not in wanted}
+
+
+def _stated(value: Any) -> Any:
+    """A value without keys of its own that are None, which a reader of flags leaves out."""
+    return {key: said for key, said in value.items() if said is not None} if isinstance(value, Mapping) else value
 
 
 def restored(tree: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:

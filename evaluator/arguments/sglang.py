@@ -20,7 +20,6 @@ ROWS = (
     FlagOfKey("batching.schedule_conservativeness", "--schedule-conservativeness", 1.0),
     FlagOfKey("kv.memory_fraction", "--mem-fraction-static"),
     FlagOfKey("kv.block_tokens", "--page-size"),
-    FlagOfKey("kv.capacity_tokens", "--max-total-tokens"),
     FlagOfKey("kv.prefix_caching", "--disable-radix-cache", True, {True: False, False: True}),
 )
 
@@ -47,6 +46,12 @@ def _write(server: StatedPool) -> Flags:
     if server["precision.activations"] not in _DTYPES:
         flags["--dtype"] = "bfloat16"
     flags["--kv-cache-dtype"] = _KV.get(server["precision.kv"], "auto")
+    context = server["decode_context_parallel"] or 1
+    if context > 1:  # not said where it is 1, since older releases do not have the flag
+        flags["--dcp-size"] = context
+    if server["kv.capacity_tokens"] is not None:
+        # Of each rank, which keeps a share of every sequence (``KVCacheConfigurator.logical_token_capacity``)
+        flags["--max-total-tokens"] = server["kv.capacity_tokens"] // context
     if server["batching.max_num_seqs"] is not None:
         flags["--max-running-requests"] = server["batching.max_num_seqs"] * together
     budget = server["batching.max_num_batched_tokens"]
@@ -80,6 +85,13 @@ def _write(server: StatedPool) -> Flags:
     if server["role"] in ("prefill", "decode"):
         flags["--disaggregation-mode"] = server["role"]
         flags["--disaggregation-transfer-backend"] = "nixl"
+    if server["role"] == "decode":
+        # A decode server has no prefix cache without this flag, whatever --disable-radix-cache says
+        # (``handle_pd_disaggregation``), and refuses it beside some drafts (``handle_speculative_decoding``).
+        # Prefixes that the load says are cached are those of prefills.
+        cached = bool(server["kv.prefix_caching"]) and (drafts is None or drafts["method"] in ("mtp", "eagle"))
+        flags["--disaggregation-decode-enable-radix-cache"] = cached
+        flags["--disable-radix-cache"] = not cached
     return flags
 
 
@@ -101,6 +113,11 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     tree["expert_parallel"] = experts
     tree["expert_exchange"] = "all_to_all" if exchanged and tree["data_parallel"] > 1 else "gather"
     tree["redundant_experts"] = flags.get("--ep-num-redundant-experts", 0)
+    context = flags.get("--dcp-size", 1)
+    tree["decode_context_parallel"] = context
+    if "--max-total-tokens" in flags:
+        put(tree, "kv.capacity_tokens", flags["--max-total-tokens"] * context)
+    read_flags += ["--dcp-size", "--max-total-tokens"]
     quantization = flags.get("--quantization")
     put(tree, "precision.weights", "fp8" if quantization == "fp8" else "checkpoint")
     read_flags += ["--quantization"] if quantization == "fp8" else []
@@ -136,6 +153,10 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     if mode in ("prefill", "decode"):
         read_flags += ["--disaggregation-mode", "--disaggregation-transfer-backend"]
         tree["role"] = mode
+    if mode == "decode":
+        cached = "--disaggregation-decode-enable-radix-cache"
+        read_flags.append(cached)
+        put(tree, "kv.prefix_caching", bool(flags.get(cached)))
     return tuple(read_flags)
 
 

@@ -47,13 +47,15 @@ class Started:
     """The deployment of a script, as the section of a scenario.
 
     ``ignored``: flags that the engine has and that mean nothing to a simulation; ``unknown``: those that the recorded
-    version of the engine (``engines``) does not have.
+    version of the engine (``engines``) does not have; ``approximated``: those that change times and are not simulated
+    as they say, with what is taken instead.
     """
 
     tree: dict[str, Any]
     ignored: tuple[str, ...]
     unknown: tuple[str, ...]
     engines: tuple[str, ...]
+    approximated: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,9 @@ def deployment_of(
     pools: dict[str, dict[str, Any]] = {}
     ignored: dict[str, None] = {}
     unknown: dict[str, None] = {}
+    approximated: dict[str, None] = {}
     for command in commands:
-        name, tree = _pool(command, ignored, unknown, where, model)
+        name, tree = _pool(command, ignored, unknown, approximated, where, model)
         # Compared with as many replicas, since the pool found first has counted those behind it.
         same = next((other for other, pool in pools.items() if {**pool, "replicas": tree["replicas"]} == tree), None)
         if same is not None:  # one line for each replica
@@ -102,11 +105,16 @@ def deployment_of(
         (tree,) = pools.values()
     else:
         tree = {"pools": pools}
-    return Started({**tree, **fleet}, tuple(ignored), tuple(unknown), engines)
+    return Started({**tree, **fleet}, tuple(ignored), tuple(unknown), engines, tuple(approximated))
 
 
 def _pool(
-    command: StartedServer, ignored: dict[str, None], unknown: dict[str, None], where: str, model: str | None
+    command: StartedServer,
+    ignored: dict[str, None],
+    unknown: dict[str, None],
+    approximated: dict[str, None],
+    where: str,
+    model: str | None,
 ) -> tuple[str, dict[str, Any]]:
     line = command.line
     try:
@@ -120,7 +128,10 @@ def _pool(
     tree["replicas"] = command.replicas
     roles = [_DYNAMO_ROLES[flag] for flag in parsed.unknown if flag in _DYNAMO_ROLES]
     tree["role"] = next(iter(roles), command.role or tree["role"])
-    ignored.update(dict.fromkeys(meaningless))
+    # Only beside what they are about: without --enable-lora the other flags of adapters do nothing.
+    taken = line.approximated if "lora" in tree else {}
+    ignored.update(dict.fromkeys(flag for flag in meaningless if flag not in taken))
+    approximated.update(dict.fromkeys(f"{flag} ({taken[flag]})" for flag in meaningless if flag in taken))
     unknown.update(dict.fromkeys(flag for flag in parsed.unknown if flag not in _DYNAMO_ROLES))
     note = dict(command.note)
     name = str(note.pop("pool", {"prefill": "prefill", "decode": "decode"}.get(tree["role"], "servers")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from evaluator.arguments.flags import EVERY_SERVER, CommandLine, FlagOfKey, StatedPool
@@ -13,6 +14,9 @@ _METHODS = {"ngram": "ngram", "mtp": "mtp", "eagle": "eagle3", "draft": "draft_m
 _GIB = 1 << 30
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ``LoRAConfig.max_lora_rank``
 _ADAPTED = {"attention": ["qkv_proj", "o_proj"], "feed_forward": ["gate_up_proj", "down_proj"]}
+_PACKED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj",
+           "up_proj": "gate_up_proj"}  # fmt: skip
+"""The matrix that each of a checkpoint's is part of: its name stands for the whole (``is_in_target_modules``)."""
 _ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
 ROWS = (
@@ -135,10 +139,10 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
         tree["speculative"] = _drafts(drafts)
     if flags.get("--enable-lora"):
         read_flags += ["--enable-lora", "--max-loras", "--max-lora-rank"]
-        modules = next((ours for ours, names in _ADAPTED.items() if names == flags.get("--lora-target-modules")), "all")
-        read_flags += ["--lora-target-modules"] if modules in _ADAPTED else []
+        modules = _adapted(flags.get("--lora-target-modules"))
+        read_flags += ["--lora-target-modules"] if modules is not None else []
         rank = flags.get("--max-lora-rank", 16)
-        tree["lora"] = {"max_loras": flags.get("--max-loras", 1), "rank": rank, "modules": modules}
+        tree["lora"] = {"max_loras": flags.get("--max-loras", 1), "rank": rank, "modules": modules or "all"}
     read_flags += _read_offload(flags, tree)
     role = flags.get("--kv-transfer-config", {}).get("kv_role")
     if role in _ROLES.values():
@@ -147,6 +151,16 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     if get(tree, "batching.policy") != "chunked":  # nothing else plans ahead here (``policies``)
         tree["batching"].pop("planning", None)
     return tuple(read_flags)
+
+
+def _adapted(names: Sequence[str] | None) -> str | None:
+    """Which matrices ``--lora-target-modules`` gives adapters, in our words; None where we have none for them."""
+    if names is None:
+        return "all"
+    named = {_PACKED.get(name, name) for name in names}
+    groups = {ours: set(theirs) for ours, theirs in _ADAPTED.items()}
+    groups["all"] = set().union(*groups.values())
+    return next((ours for ours, group in groups.items() if group == named), None)
 
 
 def _read_offload(flags: Flags, tree: dict[str, Any]) -> list[str]:
@@ -184,6 +198,10 @@ VLLM = CommandLine(
     does={"kv.admission": "on_demand", **EVERY_SERVER},
     write=_write,
     read=_read,
+    approximated={
+        "--lora-target-modules": "adapters of all linear layers are taken",
+        "--fully-sharded-loras": "one of an adapter's two products is sharded here, as it is without the flag",
+    },
     # By ``add_cli_args`` of vllm/engine/arg_utils.py in 0.8.5 to 0.28.0; 0.23 was not looked at, and for
     # --lora-target-modules and --decode-context-parallel-size nothing before 0.28.
     since={

@@ -252,6 +252,8 @@ def _import_script(path: Path, out: Path | None) -> None:
     versions = " or ".join(f"{engine} {arguments_of(engine).version}" for engine in started.engines)
     if started.ignored:
         typer.echo(f"  without a meaning for a simulation: {', '.join(started.ignored)}", err=True)
+    if started.approximated:
+        typer.echo(f"  not simulated as they say: {', '.join(started.approximated)}", err=True)
     if started.unknown:
         typer.echo(f"  unknown to {versions}, and left out: {', '.join(started.unknown)}", err=True)
     if "hardware" not in started.tree and not any(

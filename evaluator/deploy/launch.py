@@ -113,8 +113,6 @@ def _launch(design: Design, pool: PoolDesign, port: int, model_id: str | None) -
             f"flags are checked by the arguments of {line.arguments.version}, and those that release "
             f"{server['engine_version']} is known not to have are left out: it may lack others"
         )
-    if server.cached_prefixes and not get(pool.keys, "kv.prefix_caching"):
-        remarks.append("prefix caching is on, since requests of the load have cached prefixes")
     # The repository's name is enough to find the model again: the note would say it twice.
     if _read_back(repository) == note.get("model"):
         del note["model"]
@@ -205,6 +203,12 @@ def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
         "fp8", "fp8_block", "checkpoint",
     ):  # fmt: skip
         return []  # both engines quantise what goes into matrix products with such weights
+    if key == "lora":
+        return _remarks_of_adapters(label, value, has)
+    if key == "kv.prefix_caching" and has:
+        return ["prefix caching is on, since requests of the load have cached prefixes"]
+    if key == "kv.prefix_caching" and pool.engine == "sglang" and pool.role == "decode":
+        return [f"a decode server of {label} has no prefix cache beside drafts by this method, and the design has one"]
     if key == "speculative":
         acceptance = value["acceptance"]
         accepted = f"the design accepts drafts with chance {acceptance}; what a server accepts depends on texts"
@@ -225,6 +229,26 @@ def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
         f"{key} {value}: {label} has no flag for it{'' if has is None else f', and its server has {has}'}"
         f"{f' ({reason})' if reason else ''}"
     ]
+
+
+def _remarks_of_adapters(label: str, wanted: dict[str, Any], has: dict[str, Any] | None) -> list[str]:
+    """What of ``deployment.lora`` the server has in another way."""
+    places, rank = wanted["max_loras"], wanted["rank"]
+    if has is None:
+        return [f"lora: {places} places for adapters of rank {rank}: {label}'s own flags of adapters are left to you"]
+    remarks = []
+    if has["rank"] > rank:
+        remarks.append(f"lora.rank {rank}: places have room for rank {has['rank']}, the next that {label} has")
+    elif has["rank"] < rank:
+        remarks.append(f"lora.rank {rank}: {label} takes adapters of rank {has['rank']} at most")
+    if has["modules"] != wanted["modules"]:
+        remarks.append(f"lora.modules {wanted['modules']}: this release has no flag for it, and places for all")
+    if wanted.get("load_bandwidth") is not None:
+        remarks.append(
+            f"lora.load_bandwidth {wanted['load_bandwidth'] / 1e9:g} GB/s is the host's or its disks', which no flag "
+            "sets"
+        )
+    return remarks
 
 
 # --- scripts

@@ -127,6 +127,46 @@ def test_host_memory_is_read_but_for_its_bandwidth(tmp_path, flags, found):
     assert load_scenario(tree).deployment.kv.offload_bytes == found[0]
 
 
+@pytest.mark.parametrize(
+    ("flags", "cached"),
+    [
+        ("--disaggregation-mode decode", False),
+        ("--disaggregation-mode decode --disaggregation-decode-enable-radix-cache --disable-radix-cache", True),
+        ("--disaggregation-mode prefill", True),
+        ("--disable-radix-cache", False),
+    ],
+)
+def test_a_decode_server_of_sglang_caches_no_prefixes_by_itself(flags, cached):
+    started = read_script(f"sglang serve --model Qwen/Qwen3-8B {flags}", "serve.sh")
+    tree = started.tree.get("pools", {"servers": started.tree})
+    (pool,) = tree.values()
+    assert pool["kv"]["prefix_caching"] is cached and not started.ignored
+
+
+@pytest.mark.parametrize(
+    ("names", "modules"),
+    [
+        ("o_proj qkv_proj", "attention"),
+        ("q_proj k_proj v_proj o_proj", "attention"),
+        ("down_proj up_proj", "feed_forward"),
+        ("q_proj o_proj gate_up_proj down_proj", "all"),
+        ("q_proj v_proj", None),
+        ("model.layers.0.self_attn.o_proj", None),
+    ],
+)
+def test_matrices_with_adapters_by_their_names(names, modules):
+    text = f"vllm serve Qwen/Qwen3-8B --enable-lora --lora-target-modules {names}"
+    started = read_script(text, "serve.sh")
+    assert started.tree["lora"]["modules"] == (modules or "all") and not started.ignored
+    other = ("--lora-target-modules (adapters of all linear layers are taken)",)
+    assert started.approximated == (() if modules else other)
+
+
+def test_flags_of_adapters_without_adapters_mean_nothing():
+    started = read_script("vllm serve Qwen/Qwen3-8B --lora-target-modules o_proj --fully-sharded-loras", "serve.sh")
+    assert started.ignored == ("--lora-target-modules", "--fully-sharded-loras") and not started.approximated
+
+
 def test_what_is_unknown_and_what_means_nothing_is_listed():
     started = read_script("vllm serve Qwen/Qwen3-8B --foo 3 --trust-remote-code --seed 7 -xyz -q awq", "serve.sh")
     assert started.unknown == ("--foo", "-xyz")

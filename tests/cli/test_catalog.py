@@ -99,6 +99,9 @@ def test_a_script_that_starts_servers_is_imported_as_a_deployment(evaluator, tmp
     assert "unknown to vllm 0.28.0, and left out: --novel-flag" in notes and "hardware is for you to add" in notes
     code, text, notes = evaluator("catalog", "import", path, "--out", out)
     assert code == 0 and not text and "tensor_parallel: 2" in out.read_text()
+    path.write_text("vllm serve Qwen/Qwen3-8B --enable-lora --fully-sharded-loras")
+    notes = evaluator("catalog", "import", path)[2]
+    assert "not simulated as they say: --fully-sharded-loras (one of an adapter's two products" in notes
     path.write_text("echo nothing")
     code, _, notes = evaluator("catalog", "import", path)
     assert code == 2 and "starts no server that can be read" in notes

@@ -8,7 +8,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from evaluator.arguments import read_script
+from evaluator.arguments import COMMAND_LINES, StatedPool, read_script
 from evaluator.deploy import deploy
 from evaluator.deploy.design import read_design
 from evaluator.errors import InputError, InputWarning
@@ -128,7 +128,71 @@ def test_adapters_have_flags_and_the_load_names_none():
         assert words in text, text
     assert any("the load does not say which adapter each names" in remark for remark in deployed.remarks)
     # The room is for rank 32, the next that vLLM has; the design's own rank comes back with the script.
+    assert [remark for remark in deployed.remarks if "lora" in remark] == [
+        "lora.rank 24: places have room for rank 32, the next that vLLM has"
+    ]
     assert read_script(text, "x").tree["lora"]["rank"] == 24
+
+
+@pytest.mark.parametrize(
+    ("engine", "lora", "told"),
+    [
+        ("vllm", {"rank": 16}, []),
+        ("vllm", {"rank": 600}, ["lora.rank 600: vLLM takes adapters of rank 512 at most"]),
+        ("vllm", {"load_bandwidth": 5e10},
+         ["lora.load_bandwidth 50 GB/s is the host's or its disks', which no flag sets"]),
+        ("sglang", {}, ["lora: 3 places for adapters of rank 16: SGLang's own flags of adapters are left to you"]),
+    ],
+)  # fmt: skip
+def test_of_adapters_only_what_differs_is_said(engine, lora, told):
+    ds = result(workload={"adapters": {"count": 3}}, engine=engine, lora={"max_loras": 3, **lora},
+                kv={"prefix_caching": False})  # fmt: skip
+    assert [remark for remark in deploy(ds).remarks if remark.startswith("lora")] == told
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_kv_that_is_split_along_tokens_has_a_flag(engine):
+    ds = result(engine=engine, tensor_parallel=8, model="deepseek-v3", hardware="h200-sxm", decode_context_parallel=2,
+                kv={"capacity_tokens": 6400, "block_tokens": 64})  # fmt: skip
+    deployed = deploy(ds)
+    assert not any("decode_context_parallel" in remark for remark in deployed.remarks)
+    flags = {"vllm": ("--decode-context-parallel-size 2", "--num-gpu-blocks-override 50"),
+             "sglang": ("--dcp-size 2", "--max-total-tokens 3200")}  # fmt: skip
+    assert all(f"{flag} " in script(deployed) for flag in flags[engine])
+    tree = read_script(script(deployed), "serve.sh").tree
+    assert (tree["decode_context_parallel"], tree["kv"]["capacity_tokens"]) == (2, 6400)
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_a_decode_server_of_sglang_caches_prefixes_where_it_is_asked_to(cached):
+    pools = {"front": {"role": "prefill"}, "back": {"role": "decode", "kv": {"prefix_caching": cached}}}
+    ds = result(workload={"sessions": {"turns": 2, "think_s": 0.1}}, engine="sglang", kv={"prefix_caching": True},
+                transfer={"backpressure": True}, pools=pools)  # fmt: skip
+    deployed = deploy(ds)
+    front, back = script(deployed).split("--disaggregation-mode decode")[0], script(deployed).split("# evaluator: ")[2]
+    assert ("--disaggregation-decode-enable-radix-cache" in back) == cached
+    assert ("--disable-radix-cache" in back) != cached and "--disaggregation-mode prefill" in front
+    assert not any("prefix" in remark for remark in deployed.remarks)
+    trees = read_script(script(deployed), "serve.sh").tree["pools"]
+    assert [trees[name]["kv"]["prefix_caching"] for name in ("front", "back")] == [True, cached]
+
+
+@pytest.mark.parametrize("method", ["ngram", "mtp"])
+def test_a_decode_server_of_sglang_refuses_a_prefix_cache_beside_some_drafts(method):
+    line = COMMAND_LINES["sglang"]
+    keys = {"engine": "sglang", "role": "decode", "kv": {"prefix_caching": True}, "precision": {}, "batching": {},
+            "speculative": {"method": method, "tokens": 2, "acceptance": 0.5}}  # fmt: skip
+    flags = line.flags(StatedPool(keys, "Qwen/Qwen3-8B"))
+    assert flags["--disaggregation-decode-enable-radix-cache"] == (method == "mtp")
+    assert line.keys(flags)[0]["kv"]["prefix_caching"] == (method == "mtp")
+
+
+def test_a_cache_that_a_decode_server_of_sglang_refuses_is_said():
+    back = {"role": "decode", "speculative": {"method": "ngram", "tokens": 2, "acceptance": 0.5}}
+    ds = result(workload={"sessions": {"turns": 2, "think_s": 0.1}}, engine="sglang", kv={"prefix_caching": True},
+                transfer={"backpressure": True}, pools={"front": {"role": "prefill"}, "back": back})  # fmt: skip
+    (told,) = [remark for remark in deploy(ds).remarks if "prefix" in remark]
+    assert told.startswith("back: a decode server of SGLang has no prefix cache beside drafts by this method")
 
 
 def test_a_model_without_a_repository_and_its_remedy():
