@@ -58,6 +58,18 @@ def read_once(array: Array, index: Int) -> Array:
     return lax.cond(index >= 0, lambda: element()[0], lambda: jnp.zeros((), array.dtype))
 
 
+def read_each(index: Int, *arrays: Array) -> tuple[Array, ...]:
+    """The elements of several arrays at ``index``, as by ``read_once``: a conditional for all."""
+    if any(array.shape == (1,) for array in arrays):
+        return tuple(read_once(array, index) for array in arrays)
+
+    def elements() -> tuple[Array, ...]:
+        slices = (lax.dynamic_slice(array, (index,), (1,), allow_negative_indices=False) for array in arrays)
+        return tuple(element[0] for element in slices)
+
+    return lax.cond(index >= 0, elements, lambda: tuple(jnp.zeros((), array.dtype) for array in arrays))
+
+
 def write(array: Array, index: Int, value: Array) -> Array:
     """The array with ``value`` at ``index``, in the array's dtype; in place inside a compiled loop."""
     if array.shape == (1,):

@@ -20,7 +20,7 @@ from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import read, read_once, where, write
+from evaluator.stations.engine.common.rings import read, read_each, read_once, where, write
 from evaluator.stations.engine.preemptive.decode_groups import join
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
@@ -44,21 +44,25 @@ def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> tuple[St
     first = on & alone & looks
     if given.structure.peaks and given.structure.pipeline_ranks > 1:
         state = mend_order(given, state, first & (rules.look_every > 0))
-    state = _admit(given, state, start_s, computing=first, resident=first & any_kind)
-    replica = state.replica
-    last_look = jnp.where(state.batch.admitted > 0, replica.decode_iterations, replica.last_look)
-    state = state.at_replica(last_look=last_look)
-    # vLLM v0 decodes only when no prompt was scheduled; v1 takes its running requests first, decodes among them.
-    decodes = on & (~alone | (state.batch.prompts.tokens == 0))
-    state = grow_decodes(given, state, decodes)
-    state = kv_of(given).take_step(given, state, read(state.decode_groups.step, state.schedulable), decodes)
-    # They share the budget with prompts.
-    beside = jnp.where(alone, 0.0, given.rows(read(state.decode_groups.decodes, state.schedulable)))
-    state = state._replace(batch=state.batch._replace(decodes=beside))
-    state = _continue_prompts(given, state, decodes & ~policy.whole_prompts)
-    # vLLM v1 ``schedule``: "if not preempted_reqs", new requests come in after the running ones have their KV.
-    last = decodes & ~state.batch.short & ~any_kind
-    state = _admit(given, state, start_s, computing=last & ~alone, resident=last)
+
+    def turn(carry: tuple[State, Flag, Flag]) -> tuple[State, Flag, Flag]:
+        state, admits_first, goes_on = carry
+        # vLLM v0 decodes only when no prompt was scheduled; v1 takes its running requests first, decodes among them.
+        # In lanes in step those without another turn go along with the others, and must find nothing to do.
+        decodes = goes_on & ~admits_first & (~alone | (state.batch.prompts.tokens == 0))
+        state = _serve_running(given, state, decodes, decodes & ~policy.whole_prompts)
+        # vLLM v1 ``schedule``: "if not preempted_reqs", new requests come in after the running ones have their KV.
+        last = decodes & ~state.batch.short & ~any_kind
+        computing, resident = admits_first | (last & ~alone), (admits_first & any_kind) | last
+        state = _admit(given, state, start_s, computing, resident)
+        replica = state.replica
+        looked = admits_first & (state.batch.admitted > 0)
+        state = state.at_replica(last_look=jnp.where(looked, replica.decode_iterations, replica.last_look))
+        return state, jnp.zeros((), bool), admits_first
+
+    # Two turns where admission comes first, else one: the moves of a batch are by far the largest part of a program,
+    # and to write the admission down on both sides of the others would compile it twice.
+    state, _, _ = lax.while_loop(lambda carry: carry[2], turn, (state, first, on))
     return state, scheduled(given, state)
 
 
@@ -106,7 +110,7 @@ def _candidate(given: Given, state: State, i: Int, found: Int | int = 0) -> Cand
     ``found`` leading tokens of it are in the prefix cache.
     """
     limits, batch, whole = given.limits, state.batch, given.limits.policy.whole_prompts
-    start, target = read_once(state.sequences.computed, i), read_once(state.sequences.target, i)
+    start, target = read_each(i, state.sequences.computed, state.sequences.target)
     start = jnp.maximum(start, found)
     rest = jnp.maximum(target - start, 0)
     # vLLM: ``token_budget`` is shared; ``long_prefill_token_threshold`` cuts a chunk before the budget does.
@@ -264,33 +268,51 @@ def _move_in(given: Given, state: State, i: Int, units: Float, start_s: Float, f
     return state.in_totals(kv_unit_s=state.totals.kv_unit_s + units * waited_s)
 
 
-def _continue_prompts(given: Given, state: State, on: Flag) -> State:
-    """The next chunk of each prompt under way, in order of admission, as far as the token budget and the KV go.
+def _serve_running(given: Given, state: State, decodes: Flag, continues: Flag) -> State:
+    """KV for the next token of the decodes, if they take a step; then the next chunk of prompts, if one ``continues``.
 
+    The chunks are those of the prompts under way, in order of admission, as far as the token budget and the KV go.
     ``State.prompts`` is walked from its oldest member on. A prompt that is complete drops out of the chain, so the next
-    one is always behind the last that stayed in.
+    one is always behind the last that stayed in. The decodes come first, as one, since whoever lacks KV preempts, which
+    is compiled only once that way.
     """
+    kv = kv_of(given)
 
-    def next_one(carry: tuple[State, Int, Flag]) -> Int:
-        state, before, _ = carry
+    def next_one(carry: tuple[State, Int, Flag, Flag]) -> Int:
+        state, before, _, _ = carry
         return read_once(state.prompts.newer, before)
 
-    def goes_on(carry: tuple[State, Int, Flag]) -> Flag:
-        state, _, fits = carry
+    def goes_on(carry: tuple[State, Int, Flag, Flag]) -> Flag:
+        state, _, fits, grows = carry
         i = next_one(carry)
-        return on & fits & (i < state.replica.sentinel) & (_candidate(given, state, i).tokens > 0)
+        return grows | (continues & fits & (i < state.replica.sentinel) & (_candidate(given, state, i).tokens > 0))
 
-    def go_on(carry: tuple[State, Int, Flag]) -> tuple[State, Int, Flag]:
-        state, before, _ = carry
+    def go_on(carry: tuple[State, Int, Flag, Flag]) -> tuple[State, Int, Flag, Flag]:
+        state, before, _, grows = carry
         i = next_one(carry)
         one = _candidate(given, state, i)
-        state, fits = make_room(given, state, i, (one.start + one.tokens).astype(jnp.float64))
-        one = one._replace(tokens=jnp.where(fits, one.tokens, 0))
-        state = compute(given, state, i, one)
-        state = state._replace(prompts=state.prompts.remove(i, (one.tokens > 0) & (one.tokens == one.rest)))
-        return state, jnp.where(one.tokens == one.rest, before, i), fits
+        state, more, fits = make_room(given, state, i, (one.start + one.tokens).astype(jnp.float64), grows)
 
-    start = (state, state.replica.sentinel, ~jnp.zeros((), bool))
+        def step(state: State) -> State:
+            state = grow_decodes(given, state)
+            state = kv.take_step(given, state, read(state.decode_groups.step, state.schedulable), grows)
+            # They share the budget with prompts.
+            decodes = read(state.decode_groups.decodes, state.schedulable)
+            beside = jnp.where(given.limits.policy.prefill_alone, 0.0, given.rows(decodes))
+            return state._replace(batch=state.batch._replace(decodes=beside))
+
+        def proceed(carry: tuple[State, Int]) -> tuple[State, Int]:
+            state, before = carry
+            chunk = one._replace(tokens=jnp.where(fits, one.tokens, 0))
+            state = compute(given, kv.extend(given, state, i, more), i, chunk)
+            completes = chunk.tokens == chunk.rest
+            state = state._replace(prompts=state.prompts.remove(i, (chunk.tokens > 0) & completes))
+            return state, jnp.where(completes, before, i)
+
+        state, before = where(~grows, proceed, (where(grows, step, state), before))
+        return state, before, fits, jnp.zeros((), bool)
+
+    start = (state, state.replica.sentinel, ~jnp.zeros((), bool), decodes)
     return lax.while_loop(goes_on, go_on, start)[0]
 
 

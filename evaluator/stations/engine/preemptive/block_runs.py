@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Int, IntPerRing, IntPerRun
-from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
+from evaluator.stations.engine.common.rings import NONE, read, read_each, read_once, where, write
 from evaluator.stations.engine.preemptive.linked_lists import LinkedList
 
 
@@ -74,7 +74,8 @@ class Runs(NamedTuple):
 
     def end(self, r: Int) -> Int:
         """The name behind the last block."""
-        return read_once(self.start, r) + read_once(self.blocks, r)
+        start, blocks = read_each(r, self.start, self.blocks)
+        return start + blocks
 
     def slot_of(self, r: Int) -> Int:
         """``r``, or some slot in the place of NONE."""
@@ -87,22 +88,17 @@ class Runs(NamedTuple):
 
     def following(self, r: Int) -> Int:
         """The next run of its ring; NONE behind the last."""
-        after = read_once(self.same.newer, r)
-        return jnp.where(after == read_once(self.heads, read_once(self.ring, r)), NONE, after)
+        after, ring = read_each(r, self.same.newer, self.ring)
+        return jnp.where(after == read_once(self.heads, ring), NONE, after)
 
     def without(self, r: Int) -> tuple[Runs, Int]:
         """With ``r`` taken out of its ring, and which that was."""
-        cell, after = read_once(self.ring, r), read_once(self.same.newer, r)
+        cell, after = read_each(r, self.ring, self.same.newer)
         head = read_once(self.heads, cell)
         left = jnp.where(after == r, NONE, after)
         return self._replace(
             heads=write(self.heads, cell, jnp.where(head == r, left, head)), same=self.same.remove(r, after != r)
         ), cell
-
-    def found_end(self, ring: Int) -> Int:
-        """The name behind the last block of a text that is found."""
-        last = self.last(read_once(self.heads, ring))
-        return jnp.where(last >= 0, self.end(self.slot_of(last)), ring)
 
 
 class ReplicaRuns(NamedTuple):
@@ -116,10 +112,10 @@ class ReplicaRuns(NamedTuple):
     def cut(self, r: Int, at: Int) -> ReplicaRuns:
         """Run ``r`` in two at the name ``at``: ``r`` is its end from now on, a new one (``older``) its beginning."""
         runs, counts, new = self.runs, self.counts, self.first + self.counts.slot
-        start, users = read_once(runs.start, r), read_once(runs.users, r)
-        end = start + read_once(runs.blocks, r)
-        cell, slot = read_once(runs.ring, r), read_once(runs.start, new)
-        head, behind = read_once(runs.heads, cell), read_once(runs.idle.newer, r)
+        start, blocks, users, cell, behind = read_each(
+            r, runs.start, runs.blocks, runs.users, runs.ring, runs.idle.newer
+        )
+        end, slot, head = start + blocks, read_once(runs.start, new), read_once(runs.heads, cell)
         runs = runs._replace(
             heads=write(runs.heads, cell, jnp.where(head == r, new, head)),
             # What is written depends on what was read, see ``common.rings``: a slot is never negative.
@@ -154,14 +150,14 @@ class ReplicaRuns(NamedTuple):
         That is ``stop`` at most. ``tail`` is the last run that the request holds, if ``place`` is not its first.
         """
         runs = self.runs
-        name, found_end = text.ring + place - text.first, runs.found_end(text.ring)
-        copies = name < found_end
+        name, last = text.ring + place - text.first, runs.last(read_once(runs.heads, text.ring))
+        start, found, users = read_each(runs.slot_of(last), runs.start, runs.blocks, runs.users)
+        copies = (last >= 0) & (name < start + found)
         stop = jnp.where(copies, place + 1, stop)
         cell = text.ring + jnp.where(copies, runs.copies, 0)
         head = read_once(runs.heads, cell)
         # The run before goes on if nobody else has it: its blocks stay together until somebody shares a part of them.
-        goes_on = (place > 0) & ~copies & (head >= 0) & (runs.last(head) == tail)
-        goes_on = goes_on & (read_once(runs.users, tail) == 1) & (runs.end(tail) == name)
+        goes_on = (place > 0) & ~copies & (last == tail) & (users == 1) & (start + found == name)
         slot = jnp.where(goes_on, tail, self.first + self.counts.slot)
 
         def enter(here: ReplicaRuns) -> ReplicaRuns:
@@ -218,12 +214,14 @@ class ReplicaRuns(NamedTuple):
     def give_back(self, r: Int) -> tuple[ReplicaRuns, Int, Int]:
         """One user less of a run: (the runs, its blocks, those of them that nobody uses any more)."""
         runs = self.runs
-        users, blocks, newest = read_once(runs.users, r) - 1, read_once(runs.blocks, r), runs.idle.newest(self.sentinel)
-        idle, end = users == 0, runs.end(r)
+        start, blocks, users, ring, owner, after = read_each(
+            r, runs.start, runs.blocks, runs.users, runs.ring, runs.owner, runs.same.newer
+        )
+        newest, users, end = runs.idle.newest(self.sentinel), users - 1, start + blocks
+        idle, last = users == 0, after == read_once(runs.heads, ring)
         # What came free just before may be what follows: nobody holds either, and they are evicted one after the other.
-        joins = idle & (runs.following(r) == newest) & (read_once(runs.start, newest) == end)
-        joins = joins & (read_once(runs.ring, r) < runs.copies)
-        owner = jnp.where(idle, NONE, read_once(runs.owner, r))
+        joins = idle & ~last & (after == newest) & (read_once(runs.start, newest) == end) & (ring < runs.copies)
+        owner = jnp.where(idle, NONE, owner)
         runs = runs._replace(
             users=write(runs.users, r, users),
             owner=write(runs.owner, r, owner),
@@ -232,7 +230,7 @@ class ReplicaRuns(NamedTuple):
 
         def join(here: ReplicaRuns) -> ReplicaRuns:
             runs = here.runs
-            start, more = read_once(runs.start, r), read_once(runs.blocks, newest)
+            more = read_once(runs.blocks, newest)
             runs = runs._replace(
                 start=write(runs.start, newest, start), blocks=write(runs.blocks, newest, more + blocks)
             )
@@ -246,9 +244,8 @@ def _evict_some(carry: tuple[Int, ReplicaRuns]) -> tuple[Int, ReplicaRuns]:
     lacking, here = carry
     runs = here.runs
     r = runs.idle.oldest(here.sentinel)
-    start, ring = read_once(runs.start, r), read_once(runs.ring, r)
-    end = start + read_once(runs.blocks, r)
-    finds = ring < runs.copies
+    start, blocks, ring = read_each(r, runs.start, runs.blocks, runs.ring)
+    end, finds = start + blocks, ring < runs.copies
     # A copy that is evicted leaves nothing to be found in its place.
     first = jnp.where(finds, read_once(runs.heads, jnp.where(finds, ring + runs.copies, ring)), NONE)
     evicted = jnp.where(first >= 0, 1, jnp.minimum(end - start, lacking))

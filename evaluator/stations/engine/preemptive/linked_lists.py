@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Array, Flag, Int, IntPerRequest
-from evaluator.stations.engine.common.rings import NONE, read_once, write
+from evaluator.stations.engine.common.rings import NONE, read_each, read_once, write
 
 
 class LinkedList(NamedTuple):
@@ -52,7 +52,7 @@ class LinkedList(NamedTuple):
 
     def remove(self, i: Int, on: Flag = True) -> LinkedList:
         """Without ``i``, whether or not it was in it, if ``on``."""
-        newer, older = read_once(self.newer, i), read_once(self.older, i)
+        newer, older = read_each(i, self.newer, self.older)
         return LinkedList(
             newer=write(write(self.newer, older, jnp.where(on, newer, i)), i, jnp.where(on, i, newer)),
             older=write(write(self.older, newer, jnp.where(on, older, i)), i, jnp.where(on, i, older)),

@@ -17,33 +17,23 @@ from evaluator.stations.engine.preemptive.swapping import swap_out
 from evaluator.stations.engine.preemptive.waiting import go_back
 
 
-def grow_decodes(given: Given, state: State, on: Flag) -> State:
-    """KV for the next token of every schedulable decode, if ``on``; where it does not suffice, requests are preempted.
-
-    vLLM gives KV to the running requests one after the other and preempts the one admitted last whenever one finds
-    none. All at once comes to the same: the victim is always the last, a victim frees its KV and no longer needs any,
-    and preemption ends as soon as the others' need fits.
-    """
-    on = on & given.rules.on_demand
-    if kv_of(given).grows_in_turn:
-        state = kv_of(given).grow_in_turn(
-            given, state, on, lambda state: preempt(given, state, newest_schedulable(given, state))
-        )
+def grow_decodes(given: Given, state: State) -> State:
+    """KV for the next token of every schedulable decode, for which ``make_room`` has made room."""
+    on, kv = given.rules.on_demand, kv_of(given)
+    if kv.grows_in_turn:
+        state = kv.grow_in_turn(given, state, on, lambda state: preempt(given, state, newest_schedulable(given, state)))
         return state._replace(batch=state.batch._replace(grown=on))
-
-    def needed(state: State) -> Float:
-        growth = growth_at(given, state, read(state.decode_groups.step, state.schedulable))
-        if given.structure.block_tokens:
-            return growth
-        # Sequences without a prompt to compute, admitted into this batch, have the KV of their first token already.
-        return growth - jnp.where(given.every_token_takes_a_unit(), state.batch.decodes, 0.0)
-
-    def lacks(state: State) -> Flag:
-        return on & (needed(state) > given.limits.kv_units - state.replica.kv)
-
-    state = lax.while_loop(lacks, lambda state: preempt(given, state, newest_schedulable(given, state)), state)
     state = state._replace(batch=state.batch._replace(grown=on))
-    return kv_of(given).grow(given, state, jnp.where(on, needed(state), 0.0))
+    return kv.grow(given, state, jnp.where(on, decodes_need(given, state), 0.0))
+
+
+def decodes_need(given: Given, state: State) -> Float:
+    """Units that the schedulable decodes take for their next token, all together."""
+    growth = growth_at(given, state, read(state.decode_groups.step, state.schedulable))
+    if given.structure.block_tokens:
+        return growth
+    # Sequences without a prompt to compute, admitted into this batch, have the KV of their first token already.
+    return growth - jnp.where(given.every_token_takes_a_unit(), state.batch.decodes, 0.0)
 
 
 def growth_at(given: Given, state: State, step: Int) -> Float:
@@ -60,13 +50,18 @@ def growth_of(given: Given, state: State, decode_group: Int, step: Int) -> Float
     return jnp.where(given.every_token_takes_a_unit(), read(state.decode_groups.decodes, decode_group), noted)
 
 
-def make_room(given: Given, state: State, i: Int, tokens: Float) -> tuple[State, Flag]:
-    """KV for ``tokens`` tokens of a prompt under way; the flag says whether the request has it.
+def make_room(given: Given, state: State, i: Int, tokens: Float, grows: Flag) -> tuple[State, Float, Flag]:
+    """Room for the next token of every schedulable decode, if one ``grows``; else for a prompt under way.
 
-    Requests admitted after it are preempted, last first. If none of them is left, the request itself is preempted; if
-    it cannot be, because a batch in flight computes a chunk of it, it waits for the next batch.
+    Of that for ``tokens`` tokens: (the state, the units that it takes, whether there is room). Requests admitted after
+    it are preempted, last first. If none of them is left, the request itself is preempted; if it cannot be, because a
+    batch in flight computes a chunk of it, it waits for the next batch.
+
+    vLLM gives KV to the running requests one after the other and preempts the one admitted last whenever one finds
+    none. For all decodes at once comes to the same: the victim is always the last, a victim frees its KV and no longer
+    needs any, and preemption ends as soon as the others' need fits.
     """
-    rules = given.rules
+    rules, in_turn = given.rules, kv_of(given).grows_in_turn
     more = jnp.maximum(own_units(given, i, tokens) - kv_of(given).held(given, state, i), 0.0)
     admission = read_once(state.sequences.admission, i)
 
@@ -74,7 +69,9 @@ def make_room(given: Given, state: State, i: Int, tokens: Float) -> tuple[State,
         state, here = carry
         last = newest_schedulable(given, state)
         yields = (last < state.replica.sentinel) & (read_once(state.sequences.admission, last) >= admission)
-        return rules.on_demand & here & (more > given.limits.kv_units - state.replica.kv) & yields
+        room = given.limits.kv_units - state.replica.kv
+        decodes_lack = grows & (False if in_turn else decodes_need(given, state) > room)
+        return rules.on_demand & (decodes_lack | (~grows & here & (more > room) & yields))
 
     def give_up(carry: tuple[State, Flag]) -> tuple[State, Flag]:
         state, _ = carry
@@ -84,9 +81,8 @@ def make_room(given: Given, state: State, i: Int, tokens: Float) -> tuple[State,
     # vLLM v1: while ``allocate_slots`` gives None, ``self.running.pop()`` is preempted, maybe the request itself.
     state, here = lax.while_loop(lacks, give_up, (state, ~jnp.zeros((), bool)))
     fits = ~rules.on_demand | (here & (more <= given.limits.kv_units - state.replica.kv))
-    more = jnp.where(rules.on_demand & fits, more, 0.0)
-    state = state._replace(batch=state.batch._replace(short=state.batch.short | ~fits))
-    return kv_of(given).extend(given, state, i, more), fits
+    state = state._replace(batch=state.batch._replace(short=state.batch.short | (~grows & ~fits)))
+    return state, jnp.where(rules.on_demand & fits, more, 0.0), grows | fits
 
 
 def newest_schedulable(given: Given, state: State) -> Int:

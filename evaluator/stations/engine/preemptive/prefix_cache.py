@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Int
-from evaluator.stations.engine.common.rings import NONE, read, read_once, write
+from evaluator.stations.engine.common.rings import NONE, read, read_each, read_once, write
 from evaluator.stations.engine.preemptive.block_runs import ReplicaRuns, Text
 from evaluator.stations.engine.preemptive.cache import Cache
 from evaluator.stations.engine.preemptive.lane import Given
@@ -103,7 +103,7 @@ def extend(given: Given, state: State, i: Int, units: Int) -> State:
 
 def register(given: Given, state: State, i: Int, tokens: Int) -> State:
     """The first ``tokens`` tokens of request ``i`` are computed, or are in this batch: its whole blocks get names."""
-    named, whole = read_once(_cache(state).named, i), tokens // given.block()
+    (named, tail), whole = read_each(i, _cache(state).named, _cache(state).tail), tokens // given.block()
 
     def name(carry: tuple[Int, Int, ReplicaRuns]) -> tuple[Int, Int, ReplicaRuns]:
         place, tail, here = carry
@@ -111,7 +111,7 @@ def register(given: Given, state: State, i: Int, tokens: Int) -> State:
         here, tail, place = here.add(i, tail, text, place, jnp.minimum(whole, text.end))
         return place, tail, here
 
-    start = (named, read_once(_cache(state).tail, i), _runs(given, state))
+    start = (named, tail, _runs(given, state))
     end, tail, here = lax.while_loop(lambda carry: carry[0] < whole, name, start)
     state = _with_runs(state, here)
     cache = _cache(state)
@@ -124,7 +124,7 @@ def release(given: Given, state: State, i: Int, on: Flag | bool) -> State:
     Blocks without a name, which nobody can find again, come before all that hold something (vLLM
     ``BlockPool.free_blocks`` prepends blocks without a hash). Among themselves they are all alike.
     """
-    held, named = read_once(_cache(state).units, i), read_once(_cache(state).named, i)
+    held, named = read_each(i, _cache(state).units, _cache(state).named)
 
     def give_back(carry: tuple[Int, Int, ReplicaRuns]) -> tuple[Int, Int, ReplicaRuns]:
         place, freed, here = carry
@@ -284,7 +284,8 @@ def grow_in_turn(
 
 def _computed(state: State, i: Int, step: Int) -> Int:
     """Tokens of the KV of a decode before a step of its group."""
-    return read_once(state.sequences.computed, i) + step - read_once(state.sequences.since, i)
+    computed, since = read_each(i, state.sequences.computed, state.sequences.since)
+    return computed + step - since
 
 
 def _for_due(given: Given, state: State, sentinel: Int, on: Flag, do: Callable[[State, Int], State]) -> State:
