@@ -57,7 +57,7 @@ STREAM = 2.0  # bytes of an activation
 def row_coefficients(
     op_class: np.ndarray | str, dtype: np.ndarray | str, count: int, levels: int, **given: Any
 ) -> Coefficients:
-    """Coefficients with one operator per row; what is not given is 0 (``layers`` and ``launches``: 1).
+    """Coefficients with one operator per row; what is not given is 0 (``layers``, ``walked`` and ``launches``: 1).
 
     ``op_class`` has figures of its own, ``dtype`` is that of the computation.
     """
@@ -65,7 +65,14 @@ def row_coefficients(
     kinds = [OP_CLASSES.index(kind) for kind in np.broadcast_to(op_class, count)]
     dtypes = np.broadcast_to(dtype, count)
     columns: dict[str, Any] = {name: zeros for name in Coefficients._fields}
-    columns |= {"launches": ones, "layers": ones, "edges": ones, "log_expert_missed": 0.0, "scaling": {}}
+    columns |= {
+        "launches": ones,
+        "layers": ones,
+        "walked": ones,
+        "edges": ones,
+        "log_expert_missed": 0.0,
+        "scaling": {},
+    }
     columns |= {"steps": np.zeros((count, levels)), "share": np.zeros((count, levels))}
     columns["size"] = np.zeros((count, len(GROUPED) * len(GROUP_SIZES)))
     columns["op_class"] = np.array(kinds, dtype=int)

@@ -89,6 +89,7 @@ def adapter_operators(model: Model, kind: LayerKind, precision: Precision, paral
             activation_bytes=sides * stream + between,
             launches=2.0 * len(projections),
             popularity=adapters.popularity,
+            resident=adapters.resident,
         )
     ]
 
@@ -97,7 +98,7 @@ def naming(cost: Any, adapters: float) -> Any:
     """The same cost of a batch of which it is known how many adapters it names."""
     if hasattr(cost, "adapter_groups"):
         # So many adapters of which each is named for certain, whatever the number of sequences.
-        return cost._replace(adapter_groups=AdapterGroups((adapters,), (-1e9,)))
+        return cost._replace(adapter_groups=AdapterGroups((adapters,), (-1e9,), (adapters,)))
     inner = next(name for name in ("device", "target") if hasattr(cost, name))
     return cost._replace(**{inner: naming(getattr(cost, inner), adapters)})
 

@@ -21,7 +21,8 @@ from evaluator.cost.kernel import OpClass, Operator, Placed, Scaling
 from evaluator.cost.rates import GROUP_SIZES, GROUPED, NARROW_DTYPES, OP_CLASSES
 
 _SCALINGS = get_args(Scaling)
-_AS_STATED = ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "query_elements", "layers", "matrices")
+_AS_STATED = ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "query_elements", "layers", "walked",
+              "matrices")  # fmt: skip
 """Figures of an operator that are columns as they are."""
 
 UNTUNED = "grouped_gemm"
@@ -52,10 +53,11 @@ class Coefficients(NamedTuple):
     token_bytes: np.ndarray  # (operator,) bytes of an attention kernel per token computed
     query_elements: np.ndarray  # (operator,) elements of an attention kernel's queries per token computed
     layers: np.ndarray  # (operator,) layers it is in
+    walked: np.ndarray  # (operator,) of a context, the share that attention reads on this device
     matrices: np.ndarray  # (operator,) matrices of routed experts
     crowd: np.ndarray  # (operator,) tokens of a rank with which as many come to a device as it holds experts
     log_expert_missed: float  # log of the chance that a token leaves a given expert alone
-    popularity: np.ndarray  # (2, group): adapters, and the log of the chance that a sequence names another one
+    popularity: np.ndarray  # (3, group): the fields of ``iteration.AdapterGroups``
     placed: tuple[Placed | None, ...]  # (operator,) how experts lie on devices, where that matters
     scaling: dict[str, np.ndarray]  # int: the operators of every ``Scaling``, as indices
 
@@ -105,10 +107,11 @@ def coefficients(
 
 def _popularity(operators: tuple[Operator, ...]) -> np.ndarray:
     # All adapters of a model are named by the same requests.
-    groups = next((operator.popularity for operator in operators if operator.popularity), ())
+    named = next((operator for operator in operators if operator.popularity), None)
+    groups, resident = ((), 0.0) if named is None else (named.popularity, named.resident)
     adapters, chances = np.array(groups, dtype=float).reshape(-1, 2).T
     # 1e-300 for the only adapter of all requests, as with experts that every token visits.
-    return np.array([adapters, np.log(np.maximum(1e-300, 1.0 - chances))])
+    return np.array([adapters, np.log(np.maximum(1e-300, 1.0 - chances)), np.full(len(adapters), resident)])
 
 
 def _class_of(operator: Operator, tuned: frozenset[ExpertShape]) -> str:

@@ -26,9 +26,10 @@ def split_along_context(
 ) -> list[Operator]:
     """The attention of one layer on one of ``parallel.context`` ranks that share its KV, with their collectives.
 
-    Each has a part of the context and the query heads of all: as many FLOPs, and a part of the bytes. Figures of a call
-    (splits, joins, waiting) are left as those of one rank's heads over the whole context. Prompts of ordinary attention
-    do the same, also with their own tokens. Those of MLA gather their history instead, of which the bytes that are read
+    Each has a part of the context and the query heads of all: as many FLOPs, and a part of the bytes. A processor that
+    reads a whole context by itself reads that part of it, so that the wait for the longest one is as much shorter.
+    Figures of a call (joins, time per head) are left as those of one rank's heads. Prompts of ordinary attention do
+    the same, also with their own tokens. Those of MLA gather their history instead, of which the bytes that are read
     are counted and the messages are not.
     """
     parts, heads = parallel.context, mixer.heads // parallel.tensor
@@ -46,7 +47,12 @@ def split_along_context(
         token_bytes = operator.token_bytes - stored * (1.0 - 1.0 / parts)
         if latent and operator.scaling == "prefill":
             return replace(operator, token_bytes=token_bytes)
-        return replace(operator, activation_bytes=operator.activation_bytes / parts, token_bytes=token_bytes + gathered)
+        return replace(
+            operator,
+            activation_bytes=operator.activation_bytes / parts,
+            token_bytes=token_bytes + gathered,
+            walked=operator.walked / parts,
+        )
 
     attention = [split(operator) if operator.scaling in ("prefill", "decode") else operator for operator in core]
     # Prompts of MLA need no queries of other ranks: what is sent grows with the sequences.

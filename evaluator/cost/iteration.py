@@ -86,9 +86,10 @@ class AdapterGroups(NamedTuple):
 
     adapters: PerOperator  # how many
     log_missed: PerOperator  # log of the chance that a sequence does not name a given one of them
+    most: PerOperator  # of all groups together, that a batch names: as many as there are places
 
 
-NO_ADAPTERS = OperatorRows(*((),) * len(OperatorRows._fields)), AdapterGroups((), ())
+NO_ADAPTERS = OperatorRows(*((),) * len(OperatorRows._fields)), AdapterGroups((), (), ())
 
 
 class CostParameters(NamedTuple):
@@ -298,13 +299,17 @@ def adapters_named(groups: AdapterGroups, sequences: Batched) -> Batched:
     """Expected number of distinct adapters that so many sequences name, each independently of the others.
 
     An adapter with chance p is named by none of n sequences with (1 - p)^n; of popularity that varies, p is that of a
-    group of adapters alike. The roofline of the expected number stands for the expected roofline.
+    group of adapters alike. The roofline of the expected number stands for the expected roofline. An engine takes into
+    a batch no more adapters than it has places for (``Lora.max_loras``); who names another one waits.
     """
     xp = array_namespace(sequences, *groups.adapters, *groups.log_missed)
     named: Batched = 0.0
-    for adapters, log_missed in zip(*groups, strict=True):
+    places: Batched = 0.0
+    for adapters, log_missed, most in zip(*groups, strict=True):
         named = named - adapters * xp.expm1(sequences * log_missed)
-    return named
+        # The same in all groups but those that pad, which have none.
+        places = xp.maximum(places, most)
+    return xp.minimum(named, places)
 
 
 def busiest_touched(touched: Batched, tokens: Batched, spread: Batched, least: Batched) -> Batched:

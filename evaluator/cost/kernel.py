@@ -60,7 +60,8 @@ class Operator:
     computed), the ``query_elements`` of ordinary attention, which engines may copy, in how many ``layers`` it is, how
     many ``matrices`` of routed experts it reads where it touches all of them, and whether attention is ``masked``
     (causal), as that of encoders is not.
-    ``popularity``: of the adapters (``catalog.model.Adapters``).
+    ``popularity`` of the adapters, and how many of them are ``resident``: the most that a batch names
+    (``catalog.model.Adapters``). ``walked``: the share of a context that attention reads on this device.
     ``placed``: where the routed experts are. ``held``: those of this device. ``spread``: who gets a token in an
     all-to-all.
     """
@@ -84,12 +85,14 @@ class Operator:
     token_bytes: float = 0.0
     query_elements: float = 0.0
     layers: float = 1.0
+    walked: float = 1.0
     matrices: float = 0.0
     masked: bool = True
     placed: Placed | None = None
     held: Held | None = None
     spread: Spread | None = None
     popularity: tuple[tuple[float, float], ...] = ()
+    resident: float = 0.0
 
     def times(self, count: float) -> Operator:
         """This operator in ``count`` identical layers: exact, because the roofline is homogeneous of degree one."""
@@ -116,7 +119,7 @@ def merge(operators: Iterable[Operator]) -> tuple[Operator, ...]:
     for operator in operators:
         key = (operator.name, operator.op_class, operator.scaling, operator.dtype, operator.collective, operator.ranks,
                operator.log_expert_missed, operator.inputs, operator.outputs, operator.heads,
-               operator.kv_heads, operator.masked, operator.placed, operator.held)  # fmt: skip
+               operator.kv_heads, operator.walked, operator.masked, operator.placed, operator.held)  # fmt: skip
         for index in same_key.setdefault(key, []):
             if _proportional(merged[index], operator):
                 merged[index] = _add(merged[index], operator)

@@ -187,7 +187,7 @@ def _attention_times(work: Coefficients, rate: Rates, flop_s: Any, activation_ra
         "join_s": rate.join_s[kind] * work.layers,
         # Splits wait by KV heads, because the query heads of one share a tile.
         "spread_s": context_s * rate.spread[kind] / np.maximum(work.kv_heads, 1.0),
-        "unsplit_s": rate.unsplit_s[kind] * (size / HEAD_SIZE) * work.layers * unshared,
+        "unsplit_s": rate.unsplit_s[kind] * (size / HEAD_SIZE) * work.layers * work.walked * unshared,
         "context_s": context_s,
         **_beside_times(work, rate, size / HEAD_SIZE),
     }
@@ -204,7 +204,7 @@ def _beside_times(work: Coefficients, rate: Rates, sizes: Any) -> dict[str, Any]
     heads, kv_heads = work.heads * work.layers, work.kv_heads * work.layers
     sharers = work.heads / np.maximum(work.kv_heads, 1.0)
     token_bytes = work.activation_bytes / np.maximum(kv_heads, 1e-9)  # of one KV head
-    walk_s = rate.beside_walk_s[kind] * work.layers * sizes
+    walk_s = rate.beside_walk_s[kind] * work.layers * work.walked * sizes
     return {
         "work_s": rate.beside_context_s[kind] * heads * sizes,
         "walk_s": walk_s,

@@ -61,8 +61,9 @@ def iteration_time(
     is the time through all ranks, of data-parallel ranks that of ranks with such a batch each. ``unequal``: how much
     longer than the mean the longest context of a batch is, of the mean; None: as in a chat, where the calibration set
     knows what it costs. The time is affine in it. ``engine_version``: as in ``estimate``. ``lora`` and ``adapters`` are
-    ``deployment.lora`` and ``workload.adapters``, of which a batch names as many as are expected. Model, hardware and
-    calibration are names of the catalog, or what its readers return; memory is not looked at.
+    ``deployment.lora`` and ``workload.adapters``, of which a batch names as many as are expected, and ``max_loras`` at
+    most. Model, hardware and calibration are names of the catalog, or what its readers return; memory is not looked
+    at.
 
     >>> iteration_time("llama-3.1-8b", "h100-sxm", prompt_tokens=[2048, 0], decodes=[0, 64], context_tokens=1000)
 

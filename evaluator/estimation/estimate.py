@@ -117,9 +117,11 @@ def estimate(
     default the newest that its table knows. ``speculative`` is what a scenario has at ``deployment.speculative``; times
     and throughput are then those that are expected of the drafts. ``sampling`` is ``workload.sampling``, ``eager`` is
     ``deployment.eager``, ``lora`` is ``deployment.lora``, and ``adapters`` are ``workload.adapters``, of which a batch
-    names as many as are expected. ``batch`` sequences are in one batch; a pipeline has one batch in flight per rank,
-    each taking the latency through all ranks, so throughput counts all of them. Of data-parallel ranks each has such a
-    batch, and its share of the rate.
+    names as many as are expected, ``max_loras`` at most: requests for others wait, which the estimate does not count.
+    ``batch`` sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency through
+    all ranks, so throughput counts all of them. Of data-parallel ranks each has such a batch, and its share of the
+    rate. All sequences of a batch have contexts of one length, under a rate, too: no batch waits for a longest one, as
+    those of a simulation do where the calibration set knows what that costs.
     """
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     drafts = read_speculative(speculative)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 
-from evaluator.catalog.calibration import TUNED, Calibration
+from evaluator.catalog.calibration import MEASURED_MAKER, OPTIONAL_CLASSES, TUNED, Calibration
 from evaluator.catalog.choice import load_calibration
 from evaluator.catalog.engines import ENGINES, serving_engine
 from evaluator.catalog.hardware import Hardware
@@ -93,7 +93,7 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
         calibration = load_calibration(calibration, hardware, foreign=True, engine=spec.engine)
     # A set may be of no engine of ours (measured kernels alone): that is not one of another engine.
     of_other_engine = calibration.engine in ENGINES and calibration.engine != spec.engine
-    crowded = None if of_other_engine else _crowded(spec, calibration)
+    crowded = None if of_other_engine else _crowded(spec, hardware, calibration)
     beyond = hardware.hypothetical or of_other_engine
     calibration = _as_used(Same(calibration), beyond, spec.eager, spec.unequal, crowded, spec.change)
     if spec.change is not None:
@@ -129,13 +129,18 @@ def _as_used(
         efficiency_of = replace(efficiency_of, efficiencies=classes)
     if crowded is not None:
         experts = efficiency_of.of("grouped_gemm")
-        default = {TUNED: experts, "grouped_gemm": replace(experts, crowded_bandwidth=crowded)}
+        # What stands in for tuned experts, and for those in 8 and 4 bits, whose kernels are others, keeps its figures.
+        default = {name: efficiency_of.of(name) for name, of in OPTIONAL_CLASSES.items() if of == "grouped_gemm"}
+        default["grouped_gemm"] = replace(experts, crowded_bandwidth=crowded)
         efficiency_of = replace(efficiency_of, efficiencies={**efficiency_of.efficiencies, **default})
     return efficiency_of if change is None else changed_calibration(efficiency_of, change)
 
 
-def _crowded(spec: ReplicaSpec, calibration: Calibration) -> float | None:
-    """What the default tiles of the spec's release leave of the bandwidth; None where the set has the tiles of all."""
+def _crowded(spec: ReplicaSpec, hardware: Hardware, calibration: Calibration) -> float | None:
+    """What the default tiles of the spec's release leave of the bandwidth; None where the set has the tiles of all,
+    and on devices of other makers than those that the tiles were measured on: most run other kernels (TPU, Ascend)."""
+    if hardware.maker != MEASURED_MAKER:
+        return None
     stated = calibration.form == "roofline" and calibration.engine == spec.engine
     if spec.engine_version is None or not stated or TUNED in calibration.efficiencies:
         return None

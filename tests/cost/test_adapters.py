@@ -29,9 +29,10 @@ def with_adapters(count=8, zipf=0.0, rank=16, resident=None, modules=ALL_MODULES
     return replace(model, adapters=Adapters(rank, resident or count, modules, NamedAdapters(count, zipf).popularity))
 
 
-def named(adapters: NamedAdapters, sequences):
+def named(adapters: NamedAdapters, sequences, places=np.inf):
     counts, chances = np.array(adapters.popularity).T
-    return adapters_named(AdapterGroups(counts, np.log(np.maximum(1e-300, 1.0 - chances))), sequences)
+    most = np.full(len(counts), places)
+    return adapters_named(AdapterGroups(counts, np.log(np.maximum(1e-300, 1.0 - chances)), most), sequences)
 
 
 def test_an_adapter_of_llama_3_1_8b_has_as_many_parameters_as_peft_says():
@@ -71,6 +72,16 @@ def test_expected_adapters_are_those_of_independent_draws(count, zipf, sequences
     assert abs(np.mean(drawn) - exact) < 4 * error + 1e-9
     assert named(adapters, float(sequences)) <= min(count, sequences) * (1 + 1e-12)
     assert named(adapters, 0.0) == 0.0
+
+
+@pytest.mark.parametrize("zipf", [0.0, 1.0])
+def test_a_batch_names_no_more_adapters_than_there_are_places(zipf):
+    assert named(NamedAdapters(1000, zipf), 256.0, 2.0) == 2.0
+    assert named(NamedAdapters(1000, zipf), 1.0, 2.0) == pytest.approx(1.0)
+    batch, held = {"decodes": 256, "context_tokens": 500}, {"max_loras": 2}
+    times = [batch_times("llama-3.1-8b", "h100-sxm", **batch, lora=held, adapters={"count": n, "zipf": zipf})
+             for n in (2, 1000)]  # fmt: skip
+    assert times[1] == pytest.approx(times[0], rel=1e-2) and times[1] >= times[0]
 
 
 def test_time_of_decodes_is_that_of_the_adapters_that_they_name():

@@ -79,6 +79,25 @@ def test_a_decode_reads_its_part_of_the_context(model, tensor):
     assert long[1] < long[0] and short[1] > short[0]
 
 
+@pytest.mark.parametrize("beyond", [0.0, 1.0])
+def test_each_device_walks_along_its_part_of_the_longest_context(beyond):
+    """What unequal contexts add is the walk along the longest: half of it where two devices share each context."""
+    walk = {"beside_walk_s": 4e-9, "beside_resident": 8.0, "late_beyond": beyond}
+    figures = replace(PERFECT.efficiencies["attention_decode"], **walk)
+
+    def added(parts):
+        def time_s(unequal):
+            decode = {"attention_decode": replace(figures, unequal=unequal)}
+            calibration = replace(PERFECT, efficiencies=PERFECT.efficiencies | decode)
+            cost = fold(operators(QWEN3_235B, BF16, split(8, parts)), H100, calibration)
+            return float(iteration_time(cost, decode_batch(16.0, 20_000.0, None)))
+
+        return time_s(2.0) - time_s(0.0)
+
+    assert added(1) == pytest.approx(94 * 4e-9 * 2 * 20_000 * (1.0 if beyond else 0.5))
+    assert added(2) == pytest.approx(added(1) / 2) and added(4) == pytest.approx(added(1) / 4)
+
+
 def test_collectives_send_what_vllm_sends():
     """The queries of all heads, the logarithms of their sums in fp32 by every rank, and their outputs."""
     parts = {each.name: each for each in operators(QWEN3_235B, BF16, split(8, 2)) if "context_" in each.name}

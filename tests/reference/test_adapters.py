@@ -55,7 +55,9 @@ def test_leaps_give_the_times_of_single_iterations(seed, asynchronous):
                  rng.integers(0, 6, count).tolist(), strict=True)]  # fmt: skip
     used = ("weight", "activation")
     rows_of = NO_ROWS._replace(**{name: np.full(1, 1e-2 * (name in used)) for name in NO_ROWS._fields})
-    cost = SECOND._replace(adapter_rows=rows_of, adapter_groups=AdapterGroups(np.ones(6), np.log(np.full(6, 5 / 6))))
+    cost = SECOND._replace(
+        adapter_rows=rows_of, adapter_groups=AdapterGroups(np.ones(6), np.log(np.full(6, 5 / 6)), np.full(6, 2.0))
+    )
     limits = replace(LIMITS, max_adapters=2, adapter_load_s=0.25, asynchronous=asynchronous)
     both = [requests(*rows), requests(*rows)]
     for asked, tokens in zip(both, (False, True), strict=True):
