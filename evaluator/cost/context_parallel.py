@@ -71,38 +71,48 @@ def context_problem(model: Model, parallel: Parallel) -> str | None:
     """Why the KV of this model cannot be split so; None where it can, or is not.
 
     The rules are vLLM's (``ParallelConfig``, ``ModelConfig.verify_with_parallel_config``, and the KV managers of
-    windows and states, which assert that it is not).
+    windows and states, which assert that it is not). Neither number is below 1 (``split_problem``).
     """
-    parts, tensor = parallel.context, parallel.tensor
+    problem = _problem(model, parallel.context, parallel.tensor)
+    if problem is None:
+        return None
+    *others, most = (str(n) for n in range(1, parallel.tensor + 1) if _problem(model, n, parallel.tensor) is None)
+    return f"{problem}; use {', '.join(others)}{' or ' if others else ''}{most}"
+
+
+def _problem(model: Model, parts: int, tensor: int) -> str | None:
     if parts == 1:
         return None
     if tensor % parts:
         return f"decode_context_parallel {parts} does not divide tensor_parallel {tensor}"
-    for kind in model.layers:
-        problem = _mixer_problem(kind.mixer, parts, tensor)
-        if problem is not None:
-            return f"decode_context_parallel {parts} on {model.name}: {problem}"
-    return None
+    problems = (_mixer_problem(kind.mixer, parts, tensor) for kind in model.layers)
+    problem = next((problem for problem in problems if problem is not None), None)
+    return None if problem is None else f"decode_context_parallel {parts} on {model.name}: {problem}"
 
 
 def _mixer_problem(mixer: Mixer | None, parts: int, tensor: int) -> str | None:
     if mixer is None:
         return None
     if not isinstance(mixer, SoftmaxAttention | LatentAttention):
-        return "states are not split along tokens; use 1"
+        return "states are not split along tokens"
     if mixer.window is not None or mixer.index_top_k is not None or mixer.shared_kv:
-        return "only layers that attend to all of their own KV are split along tokens, no windows and no choice; use 1"
+        return (
+            "layers with sliding windows, sparse attention (an index that chooses tokens) or another layer's KV are "
+            "not split along tokens"
+        )
     if isinstance(mixer, LatentAttention):
         return None
     if mixer.bidirectional:
-        return "an encoder keeps no KV; use 1"
+        return "an encoder keeps no KV"
     if tensor <= mixer.kv_heads:
         return (
             f"tensor_parallel {tensor} gives each device whole KV heads of the {mixer.kv_heads}, and none is there "
-            f"twice; use more tensor_parallel, or 1"
+            "twice without more tensor_parallel"
         )
     if parts > tensor // mixer.kv_heads:
-        return f"each of the {mixer.kv_heads} KV heads is on {tensor // mixer.kv_heads} devices; use no more than that"
+        return (
+            f"each of the {mixer.kv_heads} KV heads is on {tensor // mixer.kv_heads} devices, and no more can share it"
+        )
     if mixer.heads // mixer.kv_heads % parts:
         return f"it does not divide the {mixer.heads // mixer.kv_heads} query heads of a KV head"
     return None

@@ -24,7 +24,7 @@ from evaluator.cost.layer_state import kept, kv_bytes, state_bytes
 from evaluator.cost.operators import rank_kinds
 from evaluator.cost.parallel import Parallel, in_lockstep, lockstep_problem, of_rank
 from evaluator.cost.precision import Precision
-from evaluator.cost.weights import weight_bytes
+from evaluator.cost.weights import resident_bytes, weight_bytes
 
 DRIVER_SHARE = 0.01
 """Of a device's memory the driver keeps: PyTorch sees 79.2 GiB of 80 (H100, A100: vllm-project/vllm pull request 10511)
@@ -268,13 +268,16 @@ def memory_problem(
         return None
     # What drafts is loaded on the last rank alone, and cannot be why another does not fit.
     more = 0.0 if beside is None or plan.pipeline_rank < parallel.pipeline - 1 else beside(parallel)
-    drafts = f" ({more / 1e9:.1f} GB of what drafts)" if more else ""
+    places = resident_bytes(model, precision, parallel, plan.pipeline_rank)
+    beside_model = {"of what drafts": more, "of places for adapters": places}
+    parts = " and ".join(f"{held / 1e9:.1f} GB {what}" for what, held in beside_model.items() if held)
+    parts = f" ({parts})" if parts else ""
     budget = f"the {plan.usable_bytes / 1e9:.1f} GB usable of {hardware.memory_bytes / 1e9:.0f} GB on {hardware.title}"
     if plan.weight_bytes > plan.usable_bytes:
-        reason = f"{plan.weight_bytes / 1e9:.1f} GB of weights per device{drafts} exceed {budget}"
+        reason = f"{plan.weight_bytes / 1e9:.1f} GB of weights per device{parts} exceed {budget}"
     else:
         held = (
-            f"{plan.weight_bytes / 1e9:.1f} GB of weights{drafts} and "
+            f"{plan.weight_bytes / 1e9:.1f} GB of weights{parts} and "
             f"{plan.activation_bytes / 1e9:.1f} GB of activations per device leave"
         )
         if (fitting := _fitting_block(plan)) >= SMALL_BLOCK:
@@ -284,7 +287,8 @@ def memory_problem(
                 f"remedy: kv.block_tokens <= {fitting:,}"
             )
         reason = f"{held} no room for KV in {budget}"
-    return f"does not fit: {reason}; remedy: {_remedy(model, hardware, precision, parallel, plan, beside)}"
+    fewer = _fewer_places(model, precision, parallel, plan, beside)
+    return f"does not fit: {reason}; remedy: {_remedy(model, hardware, precision, parallel, plan, beside, fewer)}"
 
 
 def _free(plan: MemoryPlan) -> float:
@@ -297,6 +301,28 @@ def _fitting_block(plan: MemoryPlan) -> int:
     return max(0, math.floor(_free(plan) / token_bytes)) if token_bytes > 0 else 0
 
 
+def _fewer_places(
+    model: Model,
+    precision: Precision,
+    parallel: Parallel,
+    plan: MemoryPlan,
+    beside: Callable[[Parallel], float] | None,
+) -> list[str]:
+    """The most adapters, or the highest rank, whose places leave room for a unit of KV on every pipeline rank."""
+    if model.adapters is None:
+        return []
+    # What all places take grows with their number and with their rank, so that one share of it bounds both.
+    share = 1.0
+    for pipeline_rank in range(parallel.pipeline):
+        places = resident_bytes(model, precision, parallel, pipeline_rank)
+        others = weight_bytes(model, precision, parallel, pipeline_rank) - places
+        others += beside(parallel) if beside is not None and pipeline_rank == parallel.pipeline - 1 else 0.0
+        free = plan.usable_bytes - plan.activation_bytes - plan.kv.unit_bytes - others
+        share = min(share, free / places if places else math.copysign(1.0, free))
+    most, rank = (max(0, math.floor(share * count)) for count in (model.adapters.resident, model.adapters.rank))
+    return [f"{key} <= {count}" for key, count in (("lora.max_loras", most), ("lora.rank", rank)) if count]
+
+
 def _remedy(
     model: Model,
     hardware: Hardware,
@@ -304,10 +330,11 @@ def _remedy(
     parallel: Parallel,
     plan: MemoryPlan,
     beside: Callable[[Parallel], float] | None,
+    fewer: list[str],
 ) -> str:
-    """The smallest larger tensor or pipeline parallelism that the model can be split by and that fits, if any; of ranks
-    that share experts also more of them; or to draft by less, if that is what does not fit; or smaller batches, where
-    the weights alone would fit."""
+    """``fewer`` places for adapters; the smallest larger tensor or pipeline parallelism that the model can be split by
+    and that fits, if any; of ranks that share experts also more of them; or to draft by less, if that is what does not
+    fit; or smaller batches, where the weights alone would fit."""
     tensor, expert, data = parallel.tensor, parallel.expert, parallel.data
     # Expert parallelism grows along, so that the remedy keeps as many experts, whole or in part, on a device.
     wider = [replace(parallel, tensor=n, expert=expert * n // tensor if expert > 1 else 1) for n in _larger(tensor)]
@@ -322,7 +349,7 @@ def _remedy(
         weights[-1] += beside(split) if drafts and beside is not None else 0.0
         return max(weights) + plan.activation_bytes < plan.usable_bytes
 
-    remedies = [f"tensor_parallel >= {split.tensor}" for split in wider if fits(split)][:1]
+    remedies = fewer + [f"tensor_parallel >= {split.tensor}" for split in wider if fits(split)][:1]
     remedies += [f"pipeline_parallel >= {split.pipeline}" for split in deeper if fits(split)][:1]
     if in_lockstep(model, parallel):
         remedies += [

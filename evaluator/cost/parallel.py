@@ -102,8 +102,11 @@ def split_problem(model: Model, parallel: Parallel) -> str | None:
     """Why this model cannot be split this way on any hardware; None where it can."""
     tensor, pipeline, expert = parallel.tensor, parallel.pipeline, parallel.expert
     # Before any division by them below.
-    if min(tensor, pipeline, expert, parallel.data) < 1:
-        return "tensor_parallel, pipeline_parallel, expert_parallel and data_parallel must be at least 1"
+    if min(tensor, pipeline, expert, parallel.data, parallel.context) < 1:
+        return (
+            "tensor_parallel, pipeline_parallel, expert_parallel, data_parallel and decode_context_parallel must be at "
+            "least 1"
+        )
     if not model.has_experts:
         exchanged = parallel.exchange != GATHER and parallel.exchange
         for name, given in (

@@ -17,6 +17,7 @@ from evaluator.replica import ReplicaBuild, token_budget
 from evaluator.routing import HeavyLight, name_of, router_of
 from evaluator.scenario import Deployment, Routers, Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, PRIORITY, QUEUED, STAGE
+from evaluator.scenario.pools import UNNAMED
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import cached_by_content, shared_tokens
 from evaluator.traffic.roles import ROLES
@@ -118,7 +119,7 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
     if (problem := _left_out("kv.prefix_caching", others, ", or leave it out")) is not None:
         return problem
     if by_content:
-        return _content_problem(workload, kv)
+        return _content_problem(workload, kv, deployment.decode_context_parallel)
     units, prompts = int(kv_units(kv, shared)), workload.sessions.system_prompts
     # A system prompt is kept for good, so that it is taken off the cache; the largest request must fit beside all of
     # them.
@@ -173,8 +174,11 @@ def _left_out(subject: str, others: Mapping[str, bool], remedy: str = "") -> str
     return None if what is None else f"unsupported: {subject} with {what}{remedy}"
 
 
-def _content_problem(workload: Workload, kv: KvLayout) -> str | None:
-    """What a trace says that does not go with a cache of blocks by their content."""
+def _content_problem(workload: Workload, kv: KvLayout, split: int) -> str | None:
+    """What a trace says that does not go with a cache of blocks by their content.
+
+    ``split``: decode_context_parallel, by so many of which a block of the cache is more than kv.block_tokens.
+    """
     trace, hashed = workload.trace, workload.sessions.hash_block_tokens
     if trace is None:
         return None
@@ -185,9 +189,12 @@ def _content_problem(workload: Workload, kv: KvLayout) -> str | None:
         )
     # A hash names a whole block of the trace: that can be cut into equal parts, but not put together otherwise.
     if trace.hash_ids is not None and hashed % kv.block_tokens:
+        product = f" (kv.block_tokens {kv.block_tokens // split} x decode_context_parallel {split})"
+        # Where the number of ranks does not divide the trace's blocks, no kv.block_tokens makes them whole.
+        key = "decode_context_parallel" if hashed % split else "kv.block_tokens"
         return (
-            f"infeasible: hash_ids of blocks of {hashed} tokens do not say what is in blocks of {kv.block_tokens}; use "
-            f"a kv.block_tokens that divides {hashed}"
+            f"infeasible: hash_ids of blocks of {hashed} tokens do not say what is in blocks of {kv.block_tokens}"
+            f"{product if split > 1 else ''}; use a {key} that divides {hashed if hashed % split else hashed // split}"
         )
     return None
 
@@ -246,9 +253,13 @@ def lora_problem(workload: Workload, station: StationPlan, alone: bool) -> str |
     if named is None or deployment.role == STAGE:
         return None
     if deployment.lora is None:
+        # Without pools there is one station, of a name that no reader has given.
+        named_pool = station.name != UNNAMED
         return (
-            "infeasible: requests name adapters (workload.adapters), and the deployment holds none; use "
-            f"lora: {{max_loras: {min(named.count, 8)}}}, or leave out workload.adapters"
+            "infeasible: requests name adapters (workload.adapters), and "
+            f"{f'pool {station.name}' if named_pool else 'the deployment'} holds none; use "
+            f"{f'deployment.pools.{station.name}.' if named_pool else ''}lora: {{max_loras: {min(named.count, 8)}}}, "
+            "or leave out workload.adapters"
         )
     # A prompt's KV depends on the adapter, so that blocks of equal tokens are found by nobody who names another one.
     cached = cached_by_content(workload, deployment) or shared_tokens(workload, deployment)
@@ -262,8 +273,8 @@ def lora_problem(workload: Workload, station: StationPlan, alone: bool) -> str |
         others |= {
             f"policy {record.name}; use policy chunked": not chunks,
             f"packing {deployment.batching.packing}; use fcfs": deployment.batching.packing != "fcfs",
-            "several pools or stages": not alone,
-            f"role {deployment.role}": deployment.role != "mixed",
+            "several pools or stages; use one pool without stages": not alone,
+            f"role {deployment.role}; use role mixed": deployment.role != "mixed",
             "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
             "data-parallel ranks in lockstep; use replicas": station.lockstep > 1,
             "several branches of a request; use one": station.extremes.branches > 1,

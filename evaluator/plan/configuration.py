@@ -138,7 +138,7 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
     """The configuration at a point of the grid, checked.
 
     Points of a sweep share the objects of parts that they do not vary, so what was checked is kept by the identity
-    (``id``) of the deployment and the lengths.
+    (``id``) of the deployment and the lengths, with all else of the workload that a check looks at.
     """
     workload, deployment, slo = point
     objectives = all_objectives(workload, slo)
@@ -146,6 +146,7 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
     lengths = (
         id(workload.lengths), id(workload.models), id(workload.pipelines), id(workload.classes),
         workload.requests, id(workload.sampling), workload.cached_tokens, workload.sessions, workload.reasoning,
+        workload.adapters,  # a replica is built with their popularity
     )  # fmt: skip
     # Without sessions that go on, neither memory nor the lengths of requests depend on when they come: all rates
     # share one check.

@@ -127,9 +127,11 @@ def _several_problem(workload: Workload, phase: PhasePools, several: Pools) -> s
             "unsupported: kv.prefix_caching of system prompts alone with several pools of one role; use one pool or "
             "workload.sessions.turns, or leave it out"
         )
-    if router_of(phase.router).by_prefix and len({deployment.kv.block_tokens for _, deployment in several}) > 1:
+    if router_of(phase.router).by_prefix and len({deployment.shared_block_tokens for _, deployment in several}) > 1:
+        split = any(deployment.decode_context_parallel > 1 for _, deployment in several)
+        block = "kv.block_tokens x decode_context_parallel" if split else "kv.block_tokens"
         return (
-            f"unsupported: router {router} over pools with different kv.block_tokens, in which a prompt has different "
+            f"unsupported: router {router} over pools with different {block}, in which a prompt has different "
             "blocks; use the same or another router"
         )
     return None

@@ -93,8 +93,11 @@ def read_adapters(
     lora: Lora | Mapping[str, Any] | None, named: NamedAdapters | Mapping[str, Any] | None, place: Place
 ) -> Adapters | None:
     """From the mappings that a scenario has at ``deployment.lora`` and ``workload.adapters``. Errors: InputError."""
-    held: Lora | None = lora_reader(lora, place.key("lora")) if isinstance(lora, Mapping) else lora
-    use: NamedAdapters | None = adapters_reader(named, place.key("adapters")) if isinstance(named, Mapping) else named
+    # All that is neither None nor a record goes to the reader, which says what it must be.
+    held: Lora | None = lora if isinstance(lora, Lora | None) else lora_reader(lora, place.key("lora"))
+    use: NamedAdapters | None = (
+        named if isinstance(named, NamedAdapters | None) else adapters_reader(named, place.key("adapters"))
+    )
     if use is not None and held is None:
         raise place.key("adapters").error("needs lora, the adapters that the engine holds, such as {max_loras: 8}")
     return adapters_of(held, use)

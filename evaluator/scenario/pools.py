@@ -16,15 +16,18 @@ from evaluator.scenario.workload import Workload
 PASSED = ("prefill", "mixed", "decode")
 """Roles in the order in which a request passes their pools."""
 
+UNNAMED = "engine"
+"""The pool that answers where a deployment names none."""
+
 
 def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
     """(name, pool) of those that give the answers, in the order in which a request passes them.
 
-    A deployment without ``pools``, or with pools for stages alone, is one, ``engine``.
+    A deployment without ``pools``, or with pools for stages alone, is one, ``UNNAMED``.
     """
     given = {name: pool for name, pool in (deployment.pools or {}).items() if pool.role != STAGE}
     if not given:  # the keys beside the pools are those of the one pool that answers
-        return (("engine", replace(deployment, pools=None) if deployment.pools else deployment),)
+        return ((UNNAMED, replace(deployment, pools=None) if deployment.pools else deployment),)
     # A stable sort: pools of one role stay in the order of the file, by which their replicas are numbered.
     ordered = sorted(given.items(), key=lambda named: PASSED.index(named[1].role))
     return tuple((name, _pool(deployment, pool)) for name, pool in ordered)
@@ -93,6 +96,10 @@ def _check_deployment(deployment: Deployment, place: Place) -> None:
     for name, pool in stage_pools_of(deployment).items():
         if pool.speculative is not None:
             raise place.key(f"pools.{name}.speculative").error("is for pools that decode; leave it out of a stage's")
+        if pool.lora is not None:
+            raise place.key(f"pools.{name}.lora").error(
+                "is for pools that answer, since requests name adapters of the LLM alone; leave it out of a stage's"
+            )
         check_kv(pool.kv, place.key(f"pools.{name}.kv"))
         check_engine(pool, place.key(f"pools.{name}"))
         _check_capacity(pool, place.key(f"pools.{name}"))

@@ -29,16 +29,24 @@ def split(tensor, context):
     ("model", "parallel", "problem"),
     [
         (LLAMA_70B, split(8, 1), None),
-        (LLAMA_70B, split(8, 2), "tensor_parallel 8 gives each device whole KV heads of the 8"),
+        (
+            LLAMA_70B,
+            split(8, 2),
+            "whole KV heads of the 8, and none is there twice without more tensor_parallel; use 1",
+        ),
         (LLAMA_70B, split(16, 2), None),
-        (LLAMA_70B, split(16, 4), "each of the 8 KV heads is on 2 devices; use no more than that"),
-        (LLAMA_70B, split(16, 3), "decode_context_parallel 3 does not divide tensor_parallel 16"),
+        (LLAMA_70B, split(16, 4), "each of the 8 KV heads is on 2 devices, and no more can share it; use 1 or 2"),
+        (LLAMA_70B, split(16, 3), "decode_context_parallel 3 does not divide tensor_parallel 16; use 1 or 2"),
         (QWEN3_235B, split(8, 2), None),
         (DEEPSEEK_V3, split(8, 8), None),
-        (DEEPSEEK_V3, split(8, 16), "decode_context_parallel 16 does not divide tensor_parallel 8"),
-        (GPT_OSS_20B, split(16, 2), "no windows and no choice; use 1"),
+        (DEEPSEEK_V3, split(8, 16), "decode_context_parallel 16 does not divide tensor_parallel 8; use 1, 2, 4 or 8"),
+        (
+            GPT_OSS_20B,
+            split(16, 2),
+            "layers with sliding windows, sparse attention (an index that chooses tokens) or another",
+        ),
         (MAMBA, split(8, 2), "states are not split along tokens; use 1"),
-        (load_model("deepseek-v3.2"), split(8, 2), "no windows and no choice; use 1"),
+        (load_model("deepseek-v3.2"), split(8, 2), "layer's KV are not split along tokens; use 1"),
     ],
 )
 def test_the_rules_are_those_of_vllm(model, parallel, problem):
@@ -50,7 +58,20 @@ def test_the_rules_are_those_of_vllm(model, parallel, problem):
 def test_query_heads_of_a_kv_head_are_divided():
     (kind,) = LLAMA_70B.layers
     odd = replace(LLAMA_70B, layers=(replace(kind, mixer=replace(kind.mixer, heads=48, kv_heads=16)),))
-    assert "it does not divide the 3 query heads of a KV head" in str(context_problem(odd, split(48, 2)))
+    assert "it does not divide the 3 query heads of a KV head; use 1 or 3" in str(context_problem(odd, split(48, 2)))
+
+
+@pytest.mark.parametrize("parts", [0, -2])
+def test_less_than_one_is_refused(parts):
+    with pytest.raises(InputError, match="data_parallel and decode_context_parallel must be at least 1"):
+        estimate(
+            "qwen3-235b-a22b",
+            "h200-sxm",
+            prompt_tokens=9,
+            output_tokens=9,
+            tensor_parallel=8,
+            decode_context_parallel=parts,
+        )
 
 
 @pytest.mark.parametrize("context", [1, 2, 4, 8])

@@ -107,14 +107,14 @@ def of_pools(pools, models=None, **deployment):
     return configuration
 
 
-def load(pools, models=None, lengths=None, sessions=None, **deployment):
-    return load_scenario(_tree(pools, models, lengths, sessions, **deployment))
+def load(pools, models=None, lengths=None, sessions=None, adapters=None, **deployment):
+    return load_scenario(_tree(pools, models, lengths, sessions, adapters, **deployment))
 
 
-def _tree(pools, models, lengths, sessions=None, **deployment):
+def _tree(pools, models, lengths, sessions=None, adapters=None, **deployment):
     workload = {"arrivals": {"process": "poisson", "rate_rps": 4}, "requests": 200, "models": models,
                 "lengths": lengths or {"source": "fixed", "prompt_tokens": 100, "output_tokens": 10},
-                "sessions": sessions}  # fmt: skip
+                "sessions": sessions, "adapters": adapters}  # fmt: skip
     served = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "pools": pools, **deployment}
     return {"workload": workload, "deployment": served}
 
@@ -238,10 +238,27 @@ REFUSED = {
         {"sessions": {"turns": 3}, "router": "prefix_aware"},
         "unsupported: router prefix_aware over pools with different kv.block_tokens, in which a prompt has different",
     ),
+    "blocks on several ranks": (
+        {"a": CACHED, "b": {**CACHED, "decode_context_parallel": 2}},
+        {"sessions": {"turns": 3}, "router": "prefix_aware", "tensor_parallel": 8, "model": "qwen3-30b-a3b"},
+        "unsupported: router prefix_aware over pools with different kv.block_tokens x decode_context_parallel, in",
+    ),
     "not all caches": (
         {"a": CACHED, "b": {**CACHED, "kv": {**CACHED["kv"], "prefix_caching": False}}},
         {"sessions": {"turns": 3}, "router": "prefix_aware"},
         "infeasible: pool b: router prefix_aware without a prefix cache; use kv.prefix_caching, and ",
+    ),
+    "no places for adapters": (
+        {"a": {**MIXED, "lora": {"max_loras": 4}}, "b": MIXED},
+        {"adapters": {"count": 4}},
+        "infeasible: pool b: requests name adapters (workload.adapters), and pool b holds none; use "
+        "deployment.pools.b.lora: {max_loras: 4}, or leave out workload.adapters",
+    ),
+    "more adapters than places": (
+        {"a": MIXED, "b": MIXED},
+        {"adapters": {"count": 4}, "lora": {"max_loras": 2}, "batching": {"policy": "chunked"}},
+        "unsupported: pool a: 4 workload.adapters, more than lora.max_loras 2, with several pools or stages; use one "
+        "pool without stages, or as many max_loras",
     ),
     "a session within groups": (
         {"p": {**PREFILL, "replicas": 2}, "d": {**DECODE, "replicas": 2}},

@@ -9,6 +9,7 @@ import pytest
 
 from evaluator.arguments import COMMAND_LINES, StatedPool
 from evaluator.errors import InputError
+from evaluator.estimation import estimate
 from evaluator.keys import written
 from evaluator.plan import plan
 from evaluator.scenario import load_scenario, with_engine_defaults
@@ -49,12 +50,57 @@ def test_bad_keys_are_refused(override, message):
          "unsupported: 40 workload.adapters, more than lora.max_loras 3, with policy continuous; use"),
         ([NAMED, "deployment.lora={max_loras: 3}", CHUNKED, "deployment.pipeline_parallel=2"],
          "with pipeline_parallel; use tensor_parallel, or as many max_loras"),
-        (["deployment.lora={max_loras: 2000}"], "infeasible: does not fit: .* GB of weights"),
+        (["deployment.lora={max_loras: 2000}"],
+         r"weights per device \(167\.8 GB of places for adapters\) exceed .* remedy: lora\.max_loras <= \d+ or lora"),
+        ([NAMED, "deployment.lora={max_loras: 3}", CHUNKED, "deployment.role=prefill"],
+         "with role prefill; use role mixed, or as many max_loras"),
     ],
 )  # fmt: skip
 def test_what_does_not_go_together_says_what_to_do(overrides, message):
     (configuration,) = plan(scenario(*overrides)).configurations
     assert re.search(message, configuration.status), configuration.status
+
+
+def test_the_remedy_of_too_many_places_is_the_most_that_fit():
+    def status(held):
+        return plan(scenario(f"deployment.lora={held}")).configurations[0].status
+
+    for held, key in (("{max_loras: 1000000, rank: 1}", "lora.max_loras"), ("{max_loras: 8, rank: 4096}", "lora.rank")):
+        most = int(re.search(rf"{key} <= (\d+)", status(held)).group(1))
+        name = key.removeprefix("lora.")
+        fits, exceeds = (re.sub(rf"{name}: \d+", f"{name}: {count}", held) for count in (most, most + 1))
+        # One more leaves no room for a block; at the most there is one, and the next reason is another.
+        assert "does not fit" not in status(fits) and "does not fit" in status(exceeds)
+    # No number of places helps where the model alone does not fit.
+    large = plan(scenario("deployment.lora={max_loras: 2}", "deployment.model=llama-3.1-70b")).configurations[0].status
+    assert "GB of places for adapters" in large and "lora.max_loras <=" not in large
+
+
+@pytest.mark.parametrize("counts", [(None, 40), (40, None), (2, 40)])
+def test_a_sweep_over_adapters_has_those_of_each_point(counts):
+    """The same as each scenario by itself, in either order: points share what was checked of a deployment."""
+    values = [None if count is None else {"count": count} for count in counts]
+    swept = plan(scenario("deployment.lora={max_loras: 3}", CHUNKED, workload__adapters=values)).configurations
+    for configuration, count in zip(swept, counts, strict=True):
+        popularity = configuration.stations[0].design.model.adapters.popularity
+        assert sum(each for each, _ in popularity) == (count or 0)
+        assert bool(configuration.lacking) == (count == 40)
+
+
+def test_a_pool_for_stages_holds_no_adapters():
+    pools = "deployment.pools={llm: {role: mixed}, vision: {role: stage, hardware: l40s, lora: {max_loras: 4}}}"
+    with pytest.raises(
+        InputError, match=r"pools\.vision\.lora: is for pools that answer, .* leave it out of a stage's"
+    ):
+        scenario(pools)
+
+
+@pytest.mark.parametrize(
+    ("keys", "path"), [({"lora": 4}, "lora"), ({"lora": {"max_loras": 4}, "adapters": 3}, "adapters")]
+)
+def test_what_is_no_section_is_refused_in_python(keys, path):
+    with pytest.raises(InputError, match=rf"estimate: {path}: "):
+        estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=10, output_tokens=10, **keys)
 
 
 def test_more_adapters_than_places_are_left_to_the_reference():

@@ -311,6 +311,16 @@ def test_a_trace_that_does_not_fit(tmp_path):
         scenario(trace_of(tmp_path, MOONCAKE), "workload.sessions.turns=2")
     with pytest.raises(InputError, match=r"hash_ids of blocks of 512 tokens do not say what is in blocks of 48; use a"):
         simulate(scenario(trace_of(tmp_path, MOONCAKE), CACHING, "deployment.kv.block_tokens=48"))
+    split = ["deployment.model=qwen3-30b-a3b", "deployment.tensor_parallel=16", "deployment.decode_context_parallel=4"]
+    with pytest.raises(
+        InputError, match=r"1024 \(kv\.block_tokens 256 x decode_context_parallel 4\); use a .* divides 128"
+    ):
+        simulate(scenario(trace_of(tmp_path, MOONCAKE), CACHING, *split, "deployment.kv.block_tokens=256"))
+    odd = "workload.sessions.hash_block_tokens=513"
+    with pytest.raises(
+        InputError, match=r"x decode_context_parallel 4\); use a decode_context_parallel that divides 513"
+    ):
+        simulate(scenario(trace_of(tmp_path, MOONCAKE), CACHING, *split, odd))
     cached = [dict(MOONCAKE[0], cached_tokens=5)]
     with pytest.raises(InputError, match=r"cached_tokens beside kv\.prefix_caching, which finds out itself"):
         simulate(scenario(trace_of(tmp_path, cached), CACHING))
