@@ -53,7 +53,9 @@ def estimate(
     max_loras: Annotated[
         int | None, typer.Option(min=1, help="Places for LoRA adapters; --adapters says how many are named.")
     ] = None,
-    lora_rank: Annotated[int, typer.Option(min=1, max=4096, help="Of the adapters, with --max-loras.")] = 16,
+    lora_rank: Annotated[
+        int | None, typer.Option(min=1, max=4096, help="Of the adapters, with --max-loras; 16 where absent.")
+    ] = None,
     adapters: Annotated[
         int | None, typer.Option(min=1, help="Adapters that requests name, all alike; as many as --max-loras.")
     ] = None,
@@ -127,13 +129,15 @@ def check_dtypes(chosen: Mapping[str, str]) -> None:
             raise InputError(f"{option} {dtype}: is no dtype; allowed: {', '.join(allowed)}")
 
 
-def _adapters(places: int | None, rank: int, named: int | None) -> dict[str, Any]:
+def _adapters(places: int | None, rank: int | None, named: int | None) -> dict[str, Any]:
     """The options of adapters as a scenario has them."""
     if places is None:
-        if named is not None:
-            raise InputError("--adapters needs --max-loras, the adapters that the engine holds")
+        given = [option for option, value in (("--adapters", named), ("--lora-rank", rank)) if value is not None]
+        if given:
+            raise InputError(f"{given[0]} needs --max-loras, the adapters that the engine holds")
         return {}
-    return {"lora": {"max_loras": places, "rank": rank}, "adapters": {"count": named or places}}
+    lora = {"max_loras": places} | ({} if rank is None else {"rank": rank})  # the scenario's reader has the default
+    return {"lora": lora, "adapters": {"count": named or places}}
 
 
 def _speculative(

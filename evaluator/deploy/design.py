@@ -263,6 +263,21 @@ def _predicted(ds: xr.Dataset, row: int) -> dict[str, Any]:
     return figures
 
 
+def unsent(workload: Workload) -> list[str]:
+    """What of the requests no load says, in words."""
+    said = []
+    if len(workload.pipelines) > 1:
+        said.append("requests of several pipelines are sent alike: what their other stages do to them is left out")
+    of_trace = workload.trace is not None and workload.trace.priority is not None
+    if of_trace or any(entry.priority for entry in workload.classes.values()):
+        said.append("requests are sent without their priorities: the load says none")
+    if workload.adapters is not None:
+        said.append("requests are sent to the model itself: the load does not say which adapter each names")
+    if workload.reasoning.several:
+        said.append("requests with several branches are sent with one: their longest")
+    return said
+
+
 def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
     """What of a design no engine is started with."""
     said = []
@@ -275,15 +290,7 @@ def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
     pools = [name for name, pool in (deployment.pools or {}).items() if pool.role == STAGE]
     if pools:
         said.append(f"the pools {', '.join(pools)}, which serve stages, are left out")
-    if len(workload.pipelines) > 1:
-        said.append("requests of several pipelines are sent alike: what their other stages do to them is left out")
-    of_trace = workload.trace is not None and workload.trace.priority is not None
-    if of_trace or any(entry.priority for entry in workload.classes.values()):
-        said.append("requests are sent without their priorities: the load says none")
-    if workload.adapters is not None:
-        said.append("requests are sent to the model itself: the load does not say which adapter each names")
-    if workload.reasoning.several:
-        said.append("requests with several branches are sent with one: their longest")
+    said += unsent(workload)
     for where in (deployment, *(deployment.pools or {}).values()):
         # A device with nothing of its own but a price and a name is the one of the catalog.
         if isinstance(where.hardware, WhatIf) and device(where.hardware).hypothetical:

@@ -15,7 +15,7 @@ from evaluator.catalog import Calibration
 from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import DEFAULT_ENGINE, SchedulerDefaults, serving_engine
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import Model
+from evaluator.catalog.model import Adapters, Model
 from evaluator.catalog.own_server import ServedLoad
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
@@ -56,6 +56,7 @@ class Estimate:
     provenance: str
     parallel: Parallel
     precision: Precision
+    adapters: Adapters | None  # the places for them, and those that requests name
     prompt_tokens: int
     output_tokens: int
     batch: int
@@ -260,6 +261,7 @@ def _estimated(
         provenance=provenance,
         parallel=parallel,
         precision=precision,
+        adapters=built.spec.adapters,
         prompt_tokens=served.prompt_tokens,
         output_tokens=served.output_tokens,
         batch=served.count,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import numpy as np
 
-from evaluator.deploy.design import SentTraffic, vocabulary_of
+from evaluator.deploy.design import SentTraffic, unsent, vocabulary_of
 from evaluator.deploy.load import load_head, load_requests
 from evaluator.deploy.send_load import Load
 from evaluator.errors import InputError
@@ -125,7 +125,8 @@ def observe(
             return server, sender, metrics
 
     server, sender, metrics = asyncio.run(whole())
-    return _observed(load, exchanges, sender, server, metrics, config, models if traffic.workload.model_names else ())
+    several = models if traffic.workload.model_names else ()
+    return _observed(load, exchanges, sender, server, metrics, config, several, unsent(traffic.workload))
 
 
 def _make_room(connections: int) -> None:
@@ -183,6 +184,7 @@ def _observed(
     metrics: ServerMetrics,
     config: int,
     models: Sequence[str],
+    left_out: Sequence[str],
 ) -> Observed:
     import pandas as pd
 
@@ -193,7 +195,7 @@ def _observed(
                            measured=measured)  # fmt: skip
     told = pd.DataFrame(metrics.rows, columns=["at_s", "metric", "labels", "value"])
     told["at_s"] -= sender.start_s
-    notes = list(server.notes)
+    notes = [*left_out, *server.notes]
     if metrics.problem:
         notes.append(f"its own metrics are not had: {server.base}/metrics: {metrics.problem}")
     if load.invented and load.asked_after:

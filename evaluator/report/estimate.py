@@ -7,6 +7,7 @@ import textwrap
 
 import numpy as np
 
+from evaluator.catalog.model import ALL_MODULES, Adapters
 from evaluator.cost.parallel import GATHER
 from evaluator.cost.steady import SteadyState
 from evaluator.estimation import Estimate, PhaseEstimate
@@ -34,6 +35,7 @@ def _summary(result: Estimate) -> list[str]:
         f"  weights {dtypes.weights}, activations {dtypes.activations}, KV {dtypes.kv}; "
         f"efficiencies: {result.calibration} ({result.provenance})",
         f"  batch {result.batch}{per_rank}, prompt {result.prompt_tokens}, output {result.output_tokens} tokens",
+        *([] if result.adapters is None else [_adapters(result.adapters)]),
         "",
         f"status            {result.status}",
         f"engine            {result.engine}, with its defaults where nothing is said (evaluator catalog engines)",
@@ -50,6 +52,12 @@ def _summary(result: Estimate) -> list[str]:
         *_expected(result),
     ]
     return lines + ([] if result.load is None else _load_lines(result.load))
+
+
+def _adapters(held: Adapters) -> str:
+    named = sum(count for count, _ in held.popularity)
+    modules = "all linear layers" if held.modules == ALL_MODULES else held.modules
+    return f"  {held.resident:,} places for adapters of rank {held.rank} on {modules}, requests name {named:,.0f}"
 
 
 def _delay(result: Estimate) -> str:

@@ -68,6 +68,13 @@ def test_estimate(evaluator):
     assert "room for iterations of 1,024 sequences and 8,192 tokens" in out
 
 
+def test_estimate_says_its_adapters(evaluator):
+    options = ["estimate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--max-loras", "8"]
+    line = "  8 places for adapters of rank {} on all linear layers, requests name {}\n"
+    assert line.format(16, 8) in evaluator(*options)[1]
+    assert line.format(64, 100) in evaluator(*options, "--lora-rank", "64", "--adapters", "100")[1]
+
+
 def test_estimate_with_limits_of_its_own(evaluator):
     options = ["--max-num-seqs", "256", "--max-num-batched-tokens", "512", "--memory-fraction", "0.95"]
     code, out, _ = evaluator("estimate", "--model", "llama-3.1-70b", "--hardware", "h100-sxm", "--tp", "2", *options)

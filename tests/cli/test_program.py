@@ -312,6 +312,8 @@ def test_estimate_hands_over_the_design(evaluator, chain):
         (["--kv", "fp9"], "error: --kv fp9: is no dtype; allowed: fp32, bf16"),
         (["--kv", "checkpoint"], "error: --kv checkpoint: is no dtype"),
         (["--calibration", "none-such"], "error: unknown calibration 'none-such'"),
+        (["--lora-rank", "8"], "error: --lora-rank needs --max-loras"),
+        (["--adapters", "8"], "error: --adapters needs --max-loras"),
     ],
 )
 def test_estimate_refuses(evaluator, chain, options, message):

@@ -257,6 +257,14 @@ def test_each_request_asks_for_its_model(observe, server):
     }
 
 
+def test_what_of_the_requests_is_not_sent_is_told(observe):
+    code, _, noted, _ = observe(*settings("workload.adapters={count: 4}", "deployment.lora={max_loras: 4}"))
+    assert code == 0 and "requests are sent to the model itself: the load does not say which adapter" in noted
+    classes = "workload.classes={chat: {share: 0.5, priority: 1}, rest: {share: 0.5}}"
+    code, _, noted, _ = observe(*settings(classes))
+    assert code == 0 and "requests are sent without their priorities" in noted and "adapter" not in noted
+
+
 def test_proxies_of_the_environment_are_not_used(observe, monkeypatch):
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
