@@ -35,6 +35,12 @@ METRICS: Mapping[str, str] = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e"}
 """Latencies with an error of their own -> the metric that was measured; that of ``tpot_s`` is that of ``itl_s``."""
 _OF_ONE_DEVICE = ("runs", "other_models", "other_devices", "kernels_and_host", "kernels")
 """Cases of a set of one device, which says less of a device that is only like it."""
+_WITHOUT_SERVERS = ("other_devices", "kernels_and_host")
+"""Cases of a device's own kernels whose servers nobody measured."""
+_PRODUCTS = {"fp16": "gemm", "bf16": "gemm", "fp8": "gemm_8bit", "fp8_block": "gemm_block"}
+"""Classes of products by the dtype of the weights, of those whose errors are not the largest anyway."""
+_LONG = "held_out, above 1 ms"
+"""The errors of a fit that tell of its long products (``evaluator.calibrate.errors``)."""
 _LINK = "nvlink"
 """What joined the devices of which servers were measured."""
 _WEIGHTS, _KV = {"fp16", "bf16", "fp8", "fp8_block"}, {"fp16", "bf16"}
@@ -54,15 +60,20 @@ _UNSEEN = (
 @dataclass(frozen=True)
 class Basis:
     """``cases`` are names of CASES, or of OTHERS; ``unmeasured`` says what of it no measured server had. ``own``: the
-    server of the user's that the set was fitted to, where it was one of this design."""
+    server of the user's that the set was fitted to, where it was one of this design. ``products``: by how much the set
+    misses measured products of long prompts, where no server of the device was measured either."""
 
     cases: tuple[str, ...]
     unmeasured: tuple[str, ...] = ()
     own: OwnServer | None = None
+    products: float = 0.0
 
     def joined(self, other: Basis) -> Basis:
         """Of a configuration that rests on both."""
-        return Basis(_once(self.cases + other.cases), _once(self.unmeasured + other.unmeasured), self.own or other.own)
+        return Basis(
+            _once(self.cases + other.cases), _once(self.unmeasured + other.unmeasured), self.own or other.own,
+            max(self.products, other.products),
+        )  # fmt: skip
 
     @property
     def measured(self) -> OwnServer | None:
@@ -82,7 +93,10 @@ class Basis:
             # The cases' own errors do not hold here: their figures would promise what nobody measured.
             resting_on = ", and ".join(CASES[case].told if case in CASES else OTHERS[case] for case in cases)
             return f"{resting_on}; no measured server had {', '.join(self.unmeasured)}: the largest measured error"
-        return ", and ".join(_told(case, errors) for case in cases)
+        told = ", and ".join(_told(case, errors) for case in cases)
+        # Said where it decides: of most sets long products are missed by less than TTFT is.
+        decides = self.products > errors.of(self.cases, "ttft_mean")
+        return f"{told}; its products above 1 ms are missed by {self.products:.0%}" if decides else told
 
     def bands(self, errors: Errors, load: ServedLoad | None = None) -> tuple[float, ...]:
         """The expected relative error of the mean of each of METRICS; NaN without a table of errors.
@@ -100,7 +114,9 @@ class Basis:
                 known[name] if name in known else float(np.fmax(errors.of(cases, f"{name}_mean"), least))
                 for name in METRICS.values()
             )
-        return tuple(errors.of(self.cases, f"{name}_mean", bool(self.unmeasured)) for name in METRICS.values())
+        bands = [errors.of(self.cases, f"{name}_mean", bool(self.unmeasured)) for name in METRICS.values()]
+        # Prompts are products for the most part: a TTFT is no surer than these.
+        return max(bands[0], self.products) if bands[0] > 0.0 else bands[0], *bands[1:]
 
 
 OTHERS: Mapping[str, str] = {
@@ -138,11 +154,20 @@ def _otherwise(built: ReplicaBuild) -> Basis:
         case = "other_layouts"
     # A device that the sweep describes is measured by nobody: its kernels are as transferred, whatever set it takes.
     cases = (case, "transferred") if built.hardware.hypothetical and case in _OF_ONE_DEVICE else (case,)
-    unmeasured = _unmeasured(built)
+    unmeasured, products = _unmeasured(built), _long_products(built) if case in _WITHOUT_SERVERS else 0.0
     # Measured as closed batches of another release. Those in 8 bits are off by as much as what nobody measured is.
     if unmeasured == (SPREAD,) and not _weights(model, built.spec.precision.weights) - _16_BITS:
-        return Basis((*cases, SPREAD_EXPERTS))
-    return Basis(cases, unmeasured)
+        return Basis((*cases, SPREAD_EXPERTS), products=products)
+    return Basis(cases, unmeasured, products=products)
+
+
+def _long_products(built: ReplicaBuild) -> float:
+    """By how much products above 1 ms, of the dtypes of the weights, are off in the median; 0: not known."""
+    errors = built.calibration.fit.get("errors") or {}
+    classes = {_PRODUCTS.get(dtype, "") for dtype in _weights(built.model, built.spec.precision.weights)}
+    long = [errors[name][_LONG] for name in classes if _LONG in errors.get(name, {})]
+    # A fit's errors are relative to what was measured, and these here to what is predicted.
+    return max((of["median"] / (1.0 - of["median"]) if of["bias"] < 0.0 else of["median"] for of in long), default=0.0)
 
 
 def of_release(basis: Basis, built: ReplicaBuild, version: str | None) -> Basis:
@@ -179,6 +204,10 @@ def served_design(built: ReplicaBuild) -> dict[str, str]:
     # Said only where it is so: sets that were fitted before the key was there name none.
     if spec.eager:
         figures["eager"] = True
+    if parallel.context > 1:
+        figures["decode_context_parallel"] = parallel.context
+    if spec.adapters is not None:
+        figures["lora"] = f"{spec.adapters.resident} of rank {spec.adapters.rank}, {spec.adapters.modules} modules"
     return {name: str(value) for name, value in figures.items()}
 
 

@@ -7,7 +7,8 @@ was measured by predicting serving runs as if no more than that were known of th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,7 @@ class Case:
     measure its error: what is kept aside, and the set that the fits start from, or that predicts (None: no fit), by
     ``kernels`` as of ``evaluator.calibrate.serving``. ``command``: another one that measures it. ``at_least``: a case
     of more runs, whose band is the least that is stated of this one.
+    ``by_server``: its values are many loads of few servers, each of which counts as one (``band``).
     ``same_model``: of the predicted runs only those whose model other runs of the same device are of. ``host``: the
     host's times were fitted to serving runs.
     """
@@ -43,6 +45,7 @@ class Case:
     kernels: str = "own"
     command: str = ""
     at_least: str = ""
+    by_server: bool = False
 
 
 CASES: dict[str, Case] = {
@@ -70,7 +73,7 @@ CASES: dict[str, Case] = {
         None,
         "",
         command="python -m tests.benchmarks.accuracy closed_batches --errors FILE.yaml",
-        at_least="other_models",
+        by_server=True,
     ),
     "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm"),
     "kernels_and_host": Case(
@@ -105,13 +108,14 @@ class Errors:
         """The largest band of these cases, of a prediction that rests on all of them. NaN: there is none.
 
         ``unmeasured``: something of it is in no measured run. Then it is taken to be no better than the worst of the
-        cases that know as much of the host: what is not known are its kernels and what its devices send. Where one of
-        the cases is not in the table it is the worst of all.
+        cases that know as much of the host: what is not known are its kernels and what its devices send. So is a
+        statistic that nobody measured of one of the cases. Where a case is not in the table it is the worst of all.
         """
         bands = [self._band(case, statistic) for case in cases]
-        if not all(error > 0.0 for error in bands):  # NaN compares as False
+        untold = [case for case, error in zip(cases, bands, strict=True) if not error > 0.0]  # NaN compares as False
+        if any(case not in self.bands for case in untold):
             bands = [self._band(case, statistic) for case in self.bands]
-        elif unmeasured:
+        elif unmeasured or untold:
             host = all(CASES[case].host for case in cases)
             bands += [self._band(case, statistic) for case in self.bands if CASES[case].host or not host]
         return max((error for error in bands if error > 0.0), default=math.nan)
@@ -129,18 +133,31 @@ class Errors:
         return float(np.fmax(known, self._band(floor, statistic))) if floor else known
 
 
-def band(errors: np.ndarray, share: float = SHARE) -> float:
+def band(errors: np.ndarray, share: float = SHARE, servers: Sequence[Hashable] | None = None) -> float:
     """The error that one more value is within with a probability of at least ``share``, from ``errors`` (value,).
 
     It is the k-th smallest of their n magnitudes with k = ceil((n + 1) share), as in split conformal prediction (Vovk,
     Gammerman, Shafer: Algorithmic Learning in a Random World, 2005); with fewer than two values there is none (NaN).
+
+    ``servers`` (value,): which server each value is of; one more value is then one of another server. Loads of one
+    server are off alike, so that n is the number of servers, and each value has its part of its server's one vote
+    (Dunn, Wasserman, Ramdas: Distribution-Free Prediction Sets for Two-Layer Hierarchical Models, JASA 2023).
     """
-    magnitudes = np.sort(np.abs(errors[np.isfinite(errors)]))
-    rank = math.ceil((len(magnitudes) + 1) * share)
+    finite = np.isfinite(errors)
+    magnitudes = np.abs(errors[finite])
     if len(magnitudes) < 2:
         return math.nan
-    # With few values the rank lies beyond the last: the largest is then the most that can be said.
-    return float(magnitudes[min(rank, len(magnitudes)) - 1])
+    order = np.argsort(magnitudes, kind="stable")
+    if servers is None:
+        votes, voters = np.arange(1.0, len(order) + 1.0), len(order)
+    else:
+        named = [server for server, is_known in zip(servers, finite, strict=True) if is_known]
+        values_of = Counter(named)
+        votes, voters = np.cumsum([1.0 / values_of[named[value]] for value in order]), len(values_of)
+    # With few values the rank lies beyond the last: the largest is then the most that can be said. Sums of parts miss
+    # whole votes by rounding.
+    rank = int(np.searchsorted(votes, (voters + 1) * share - 1e-9))
+    return float(magnitudes[order[min(rank, len(order) - 1)]])
 
 
 def load_errors(name: str = TABLE) -> Errors:

@@ -59,7 +59,8 @@ def _provenance(fitted: Calibrated, labels: set[str]) -> str:
     # A fit in which no row identified any parameter is the starting set under another name.
     if not np.isfinite(fitted.result.errors).any():
         return fitted.base.provenance
-    whole = "iteration" in labels or {base_class(label) for label in labels} >= _OF_EVERY_MODEL
+    # By the classes themselves: products in 8 bits tell nothing of those in 16, which are of the start without rows.
+    whole = "iteration" in labels or labels >= _OF_EVERY_MODEL
     # What a data sheet leaves open is known to be; the figures of another device look as if they were measured here.
     return "calibrated" if whole or fitted.base.provenance == "datasheet" else "extrapolated"
 

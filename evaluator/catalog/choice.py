@@ -8,8 +8,8 @@ from evaluator.catalog.calibration import MEASURED_MAKER, TRANSFERRED, Calibrati
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.read_hardware import load_hardware
-from evaluator.catalog.relatives import served_by_relative
-from evaluator.catalog.served import as_served, with_host
+from evaluator.catalog.relatives import served_as_default, served_by_relative
+from evaluator.catalog.served import with_host
 from evaluator.catalog.store import has
 from evaluator.catalog.transferred import nearest_measured, set_of_others
 
@@ -31,27 +31,47 @@ def load_calibration(
     kernels (HARDWARE-ENGINE), served as a device of its architecture, or with the host of serving runs on any hardware
     (ENGINE.serving) where no such device was; ``transferred``, from the nearest device of its architecture, or for a
     GPU of NVIDIA from all others; ``datasheet``. What was not measured of an engine, its kernels on this hardware or
-    its servers, is as in vLLM, and the set ``extrapolated``.
+    its servers, is as in vLLM, and the set ``extrapolated``; but kernels of vLLM alone, without servers of the device,
+    give way to the engine's own on the nearest device of its architecture.
 
     ``transferred`` is the median of the kernels of other devices for this engine, with the host of their serving runs.
     """
     device = _device(hardware)
     of = hardware if device is None else device.name
     if name == AUTO:
-        measured = _measured(str(of), serving_engine(engine).name)
-        if measured is not None:
-            return measured
-        # A user's own set of this name goes before the one that is made of others.
-        if device is not None and not has("calibrations", TRANSFERRED):
-            of_engine = serving_engine(engine).name
-            # Of other makers a device of the same architecture tells something, and the median of all GPUs nothing.
-            if is_like_measured(device) or nearest_measured(device, of_engine):
-                return set_of_others(device, of_engine, alike=True)
+        found = _best(str(of), device, serving_engine(engine).name)
+        if found is not None:
+            return found
         name = TRANSFERRED if device is not None and is_like_measured(device) else SHEET
     # Other than under `auto`: who names `transferred` asks for all other devices.
     if name == TRANSFERRED and not has("calibrations", name):
         return set_of_others(str(of) if device is None else device, serving_engine(engine).name)
     return named_set(name, str(of), foreign)
+
+
+def _best(hardware: str, device: Hardware | None, engine: str) -> Calibration | None:
+    """The set of ``auto``, of measurements of the device or of others; None: there is none."""
+    found = _measured(hardware, engine)
+    if found is not None:
+        return found
+    of_default = None if engine == DEFAULT_ENGINE else _measured(hardware, DEFAULT_ENGINE)
+    # A user's own set of others goes before the one that is made here.
+    others = None if has("calibrations", TRANSFERRED) else device
+    relative = "" if others is None else nearest_measured(others, engine)
+    # An engine's own kernels on a relative are nearer to it than vLLM's on this device. Kernels of a library that no
+    # engine has for itself, and servers of this device, tell more than the relative does.
+    if of_default is not None and (
+        not relative or of_default.engine == "any" or has("calibrations", f"{hardware}-{DEFAULT_ENGINE}.serving")
+    ):
+        return _standing_in(of_default, engine)
+    if others is None:
+        return None
+    if relative:
+        return set_of_others(others, engine, alike=True)
+    if engine != DEFAULT_ENGINE and nearest_measured(others, DEFAULT_ENGINE):
+        return _standing_in(set_of_others(others, DEFAULT_ENGINE, alike=True), engine)
+    # Of other makers a device of the same architecture tells something, and the median of all GPUs nothing.
+    return set_of_others(others, engine) if is_like_measured(others) else None
 
 
 def _device(hardware: Hardware | str) -> Hardware | None:
@@ -66,7 +86,7 @@ def is_like_measured(device: Hardware) -> bool:
 
 
 def _measured(hardware: str, engine: str) -> Calibration | None:
-    """The best set of a device's own measurements; None: there is none."""
+    """The best set of a device's own measurements of an engine; None: there is none."""
     serving, kernels, host = f"{hardware}-{engine}.serving", f"{hardware}-{engine}", f"{engine}.serving"
     # The first of what is nearest to a server on this device: its own runs have kernels and host together.
     if has("calibrations", serving):
@@ -79,29 +99,12 @@ def _measured(hardware: str, engine: str) -> Calibration | None:
             return served
         if has("calibrations", host):
             return with_host(calibration, named_set(host, hardware))
-        return calibration if engine == DEFAULT_ENGINE else _served_as_default(calibration, hardware)
-    return None if engine == DEFAULT_ENGINE else _standing_in(_measured(hardware, DEFAULT_ENGINE), engine)
+        return calibration if engine == DEFAULT_ENGINE else served_as_default(calibration, hardware)
+    return None
 
 
-def _served_as_default(kernels: Calibration, hardware: str) -> Calibration:
-    """A set of kernels with what serving runs of the default engine say, on this hardware or at least of its host."""
-    of_default = f"{hardware}-{DEFAULT_ENGINE}"
-    if not has("calibrations", f"{of_default}.serving"):
-        served = served_by_relative(kernels, hardware)
-        if served is not None:
-            return replace(served, provenance="extrapolated")
-    if has("calibrations", of_default) and has("calibrations", f"{of_default}.serving"):
-        serving = named_set(f"{of_default}.serving", hardware)
-        served = with_host(as_served(kernels, named_set(of_default, hardware), serving), serving)
-        return replace(served, name=f"{kernels.name}, served as {serving.name}", provenance="extrapolated")
-    if has("calibrations", f"{DEFAULT_ENGINE}.serving"):
-        serving = named_set(f"{DEFAULT_ENGINE}.serving", hardware)
-        return replace(with_host(kernels, serving), provenance="extrapolated")
-    return kernels
-
-
-def _standing_in(of: Calibration | None, engine: str) -> Calibration | None:
+def _standing_in(of: Calibration, engine: str) -> Calibration:
     """A set for an engine of which nothing was measured on this hardware; a data sheet is one for any engine."""
-    if of is None or of.provenance == SHEET:
+    if of.provenance == SHEET:
         return of
     return replace(of, name=f"{of.name}, for {engine}", provenance="extrapolated")

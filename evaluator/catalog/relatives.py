@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from evaluator.catalog.calibration import Calibration, named_set
 from evaluator.catalog.engines import DEFAULT_ENGINE
+from evaluator.catalog.fields import times_forgotten
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.served import as_served, with_host
@@ -38,15 +39,31 @@ def _served_as(of: Same[Calibration], as_isolated: Same[Calibration], as_serving
     """The same once for the same files: a sweep over devices asks each time, and caches of rates go by identity."""
     kernels, isolated, serving = of.of, as_isolated.of, as_serving.of
     served = with_host(as_served(kernels, isolated, serving), serving)
-    # The errors to expect are those of the device's own kernels under servers of others. With the host alone came what
-    # the relative has no servers for, either, and what another engine makes of its kernels.
-    of_others = kernels.rests_on == "kernels" and serving.rests_on != "kernels_and_host"
+    # The errors to expect are those of the device's own kernels under servers of others, also of a relative that lends
+    # its host alone: less is known of servers then, and nothing is surer for it.
     of_engine = kernels.engine in (DEFAULT_ENGINE, "any")
-    rests_on = "other_devices" if of_others and of_engine else served.rests_on
+    rests_on = "other_devices" if kernels.rests_on == "kernels" and of_engine else served.rests_on
     # The release of those servers, of which predictions of another are less sure.
     release = serving.serving_release if of_engine else served.serving_release
     name = f"{kernels.name}, served as {serving.name}"
     return replace(served, name=name, rests_on=rests_on, serving_release=release)
+
+
+def served_as_default(kernels: Calibration, hardware: str) -> Calibration:
+    """A set of kernels with what serving runs of the default engine say, on this hardware or at least of its host."""
+    of_default = f"{hardware}-{DEFAULT_ENGINE}"
+    if not has("calibrations", f"{of_default}.serving"):
+        served = served_by_relative(kernels, hardware)
+        if served is not None:
+            return replace(served, provenance="extrapolated")
+    if has("calibrations", of_default) and has("calibrations", f"{of_default}.serving"):
+        serving = named_set(f"{of_default}.serving", hardware)
+        served = with_host(as_served(kernels, named_set(of_default, hardware), serving), serving)
+        return replace(served, name=f"{kernels.name}, served as {serving.name}", provenance="extrapolated")
+    if has("calibrations", f"{DEFAULT_ENGINE}.serving"):
+        serving = named_set(f"{DEFAULT_ENGINE}.serving", hardware)
+        return replace(with_host(kernels, serving), provenance="extrapolated")
+    return kernels
 
 
 def relative_of(hardware: str) -> str | None:
@@ -55,7 +72,7 @@ def relative_of(hardware: str) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _relative_of(hardware: str, folders: tuple[str, str]) -> str | None:
+def _relative_of(hardware: str, folders: tuple[str, str, int]) -> str | None:
     if not has("hardware", hardware):
         return None
     served = [name.removesuffix(_SERVING) for name in names("calibrations") if name.endswith(_SERVING)]
@@ -64,9 +81,9 @@ def _relative_of(hardware: str, folders: tuple[str, str]) -> str | None:
     return nearest_alike(load_hardware(hardware), served)
 
 
-def catalog_folders() -> tuple[str, str]:
-    """Where the catalog's files are: a key of caches, so that another catalog is asked anew."""
-    return os.environ.get("EVALUATOR_PATH", ""), os.getcwd()
+def catalog_folders() -> tuple[str, str, int]:
+    """Where the catalog's files are, and how often one changed: a key of caches, so that another is asked anew."""
+    return os.environ.get("EVALUATOR_PATH", ""), os.getcwd(), times_forgotten()
 
 
 def nearest_alike(device: Hardware, others: Sequence[str]) -> str | None:
@@ -79,7 +96,9 @@ def nearest_alike(device: Hardware, others: Sequence[str]) -> str | None:
 
 
 @lru_cache(maxsize=64)
-def _alike(maker: str, architecture: str, given: tuple[str, ...], folders: tuple[str, str]) -> tuple[Hardware, ...]:
+def _alike(
+    maker: str, architecture: str, given: tuple[str, ...], folders: tuple[str, str, int]
+) -> tuple[Hardware, ...]:
     """Those of the devices that are of this maker and architecture; once for all devices that a sweep describes."""
     found = (load_hardware(name) for name in given)
     return tuple(other for other in found if (other.maker, other.architecture) == (maker, architecture))
@@ -87,6 +106,11 @@ def _alike(maker: str, architecture: str, given: tuple[str, ...], folders: tuple
 
 def _distance(device: Hardware, other: Hardware) -> float:
     """How far two data sheets are apart, as logarithms: in the peak in 16 bits and in the memory's bandwidth."""
-    peaks = device.peak_flops["bf16"], other.peak_flops["bf16"]
-    bandwidths = device.memory_bandwidth, other.memory_bandwidth
-    return sum(abs(math.log(one / two)) for one, two in (peaks, bandwidths))
+    bandwidths = abs(math.log(device.memory_bandwidth / other.memory_bandwidth))
+    peaks = _peak_16_bits(device), _peak_16_bits(other)
+    # A device that computes nothing in 16 bits is compared by its memory alone.
+    return bandwidths + (abs(math.log(peaks[0] / peaks[1])) if peaks[0] and peaks[1] else 0.0)
+
+
+def _peak_16_bits(device: Hardware) -> float | None:
+    return device.peak_flops.get("bf16") or device.peak_flops.get("fp16")

@@ -19,7 +19,13 @@ from evaluator.catalog.efficiency import GroupEfficiency, OperatorEfficiency
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.read_hardware import load_hardware
-from evaluator.catalog.relatives import catalog_folders, nearest_alike, relative_of, served_by_relative
+from evaluator.catalog.relatives import (
+    catalog_folders,
+    nearest_alike,
+    relative_of,
+    served_as_default,
+    served_by_relative,
+)
 from evaluator.catalog.served import with_host
 from evaluator.catalog.store import has, names
 from evaluator.errors import InputError
@@ -37,7 +43,7 @@ def set_of_others(hardware: Hardware | str, engine: str, alike: bool = False) ->
 
 
 @lru_cache(maxsize=256)
-def _set_of_others(hardware: str, link: str, engine: str, nearest: str, folders: tuple[str, str]) -> Calibration:
+def _set_of_others(hardware: str, link: str, engine: str, nearest: str, folders: tuple[str, str, int]) -> Calibration:
     """The same once for all devices of one name and link; ``folders`` says where the catalog's files are, so that
     another catalog is asked anew."""
     others = [nearest] if nearest else [name for name in measured_devices(engine) if name != hardware]
@@ -68,7 +74,7 @@ def measured_devices(engine: str) -> list[str]:
 
 
 @lru_cache(maxsize=64)
-def _measured(engine: str, folders: tuple[str, str]) -> tuple[str, ...]:
+def _measured(engine: str, folders: tuple[str, str, int]) -> tuple[str, ...]:
     """Devices whose kernels of an engine were measured, collectives included, of the maker whose servers were.
 
     A set with collectives of another device would count that one twice in a median, and when it is left out.
@@ -81,7 +87,7 @@ def _measured(engine: str, folders: tuple[str, str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=64)
-def _with_kernels(engine: str, folders: tuple[str, str]) -> tuple[str, ...]:
+def _with_kernels(engine: str, folders: tuple[str, str, int]) -> tuple[str, ...]:
     """Devices of the catalog with a set of kernels of an engine.
 
     Sets of a user's own that bear no device's name are of a device that has a set, or of none that is known.
@@ -107,7 +113,9 @@ def _served(hardware: str, engine: str) -> Calibration:
     if has("calibrations", serving):
         return named_set(serving, hardware)
     kernels = named_set(f"{hardware}-{engine}", hardware)
-    served = served_by_relative(kernels, hardware) if engine == DEFAULT_ENGINE else None
+    if engine != DEFAULT_ENGINE:
+        return served_as_default(kernels, hardware)
+    served = served_by_relative(kernels, hardware)
     return _with_own_host(hardware, engine) if served is None else served
 
 

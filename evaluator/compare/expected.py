@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 ROW = ("case", "source", "run", "stage", "model", "hardware", "tensor_parallel", "concurrency")
 """What a row of errors is of; then follow those of STATISTICS, measured / predicted - 1."""
+SERVER = ("source", "model", "hardware", "tensor_parallel")
+"""What a server is told by, whose loads are rows."""
 
 
 def errors_of(case: str, table: pd.DataFrame, source: str) -> pd.DataFrame:
@@ -133,12 +135,13 @@ def summary(rows: pd.DataFrame, derived: str) -> dict[str, Any]:
         "runs": int(rows["run"].nunique()),
         "devices": sorted(set(rows["hardware"])),
     }
+    servers = list(zip(*(rows[name] for name in SERVER), strict=True)) if CASES[case].by_server else None
     for statistic in STATISTICS:
         errors = rows[statistic].dropna()
         # Of one value alone nothing can be said about the next one (``band``).
         if len(errors) > 1:
             document[statistic] = {
-                "error": plain(band(errors.to_numpy())),
+                "error": plain(band(rows[statistic].to_numpy(), servers=servers)),
                 "median": plain(errors.abs().median()),
                 "bias": plain(errors.median()),
                 "values": len(errors),

@@ -25,6 +25,16 @@ def test_a_band_is_a_conformal_quantile():
     assert np.isnan(band(np.array([0.1])))
 
 
+def test_loads_of_one_server_share_one_vote():
+    errors = np.array([0.01, 0.02, 0.03, 0.1, 0.2, 0.3])
+    alone = ["a", "b", "c", "d", "e", "f"]
+    assert band(errors, servers=alone) == band(errors) == 0.2  # of a load each: ceil(7 x 0.68) = 5th of 6
+    # Three servers, 0.68 x 4 = 2.72 votes: all of a and b, and more than one of the two loads of c.
+    assert band(errors, servers=["a", "b", "b", "b", "c", "c"]) == 0.3
+    assert band(np.append(errors, np.nan), servers=["a", "b", "b", "b", "c", "c", "d"]) == 0.3
+    assert band(errors, servers=["a"] * 6) == 0.3  # of another server nothing is known but the largest
+
+
 def test_one_more_value_is_inside_as_often_as_is_said():
     rng = np.random.default_rng(1)
     draws = rng.lognormal(-3.0, 1.0, (4000, 21)) * rng.choice([-1, 1], (4000, 21))
@@ -69,6 +79,15 @@ def test_another_layout_is_no_surer_than_other_models():
     for statistic in ("ttft_mean", "itl_mean", "e2e_mean"):
         near, farther, far = (shipped.of((case,), statistic) for case in ("runs", "other_layouts", "other_devices"))
         assert near < farther < far
+
+
+def test_what_a_case_does_not_tell_is_as_what_nobody_measured():
+    """Of spread experts no TTFT was measured."""
+    shipped = load_errors()
+    cases = ("runs", "spread_experts")
+    assert "ttft_mean" not in shipped.bands["spread_experts"]
+    assert shipped.of(cases, "ttft_mean") == shipped.of(("runs",), "ttft_mean", unmeasured=True) > 0.3
+    assert shipped.of(cases, "itl_mean") == shipped.bands["spread_experts"]["itl_mean"]
 
 
 def test_a_table_that_is_not_there_knows_nothing():

@@ -13,6 +13,7 @@ from evaluator.calibrate.sources import aiconfigurator, infersim
 from evaluator.calibrate.transfer import known_errors
 from evaluator.catalog import load_calibration, load_hardware
 from evaluator.catalog.calibration import HOST
+from evaluator.catalog.fields import forget_changed
 from evaluator.catalog.relatives import nearest_alike, relative_of
 from evaluator.catalog.store import find
 from evaluator.catalog.transferred import measured_devices, nearest_measured
@@ -45,8 +46,8 @@ def test_the_tables_of_more_devices_are_those_of_their_sets(head):
     [
         ("gb200", "b200-sxm", "other_devices"),
         ("gb300", "b200-sxm", "other_devices"),
-        ("rtx-pro-6000-server", "rtx-pro-6000", "kernels_and_host"),
-        ("h20", "h100-sxm", "other_devices"),
+        ("rtx-pro-6000-server", "rtx-pro-6000", "other_devices"),
+        ("h20", "h100-sxm", "transferred"),  # its products in 16 bits are the H200's
     ],
 )
 def test_kernels_are_served_as_those_of_the_nearest_relative(hardware, relative, rests_on):
@@ -94,6 +95,62 @@ def test_of_other_makers_a_relative_alone_tells_anything():
         found = load_calibration("auto", hardware)
         assert (found.rests_on, found.sources["gemm"]) == ("transferred", f"median of the sets of {nearest}")
     assert load_calibration("auto", "trainium3").name == "datasheet"
+
+
+@pytest.mark.parametrize(
+    ("hardware", "engine", "name", "of"),
+    [
+        ("gb200", "sglang", "transferred", "b300-sxm"),  # has kernels of vLLM alone, and no servers
+        ("gb300", "trtllm", "transferred", "b300-sxm"),
+        ("gh200", "sglang", "transferred", "h200-sxm"),
+        ("mi350x", "sglang", "transferred, for sglang", "mi355x"),
+        ("a800", "trtllm", "transferred, for trtllm", "a100-sxm"),
+    ],
+)
+def test_kernels_of_an_engine_are_of_its_own_before_those_of_vllm(hardware, engine, name, of):
+    found = load_calibration("auto", hardware, engine=engine)
+    assert (found.name, found.sources["gemm"]) == (name, f"median of the sets of {of}")
+    if name == "transferred":  # served as the relative is under this engine
+        relative = load_calibration("auto", of, engine=engine).of("attention_decode")
+        assert found.of("attention_decode").kv_head_sequence_s == relative.kv_head_sequence_s
+    else:
+        assert found.provenance == "extrapolated"
+
+
+def test_kernels_of_no_engine_or_with_servers_stay_under_every_engine():
+    """InferSim's products of an H20 are DeepGEMM's, which is no engine's own; servers of an L40S were measured."""
+    for hardware, name in (("h20", "h20-vllm, served as h100-sxm-vllm.serving"), ("l40s", "l40s-vllm.serving")):
+        assert load_calibration("auto", hardware, engine="sglang").name == f"{name}, for sglang"
+
+
+def described(folder, name, *changes):
+    """A device of a user's own, as the A30 but for ``changes``."""
+    text = find("hardware", "a30").read_text().replace("name: a30\n", f"name: {name}\n")
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    (folder / f"{name}.yaml").write_text(text)
+    return load_hardware(str(folder / f"{name}.yaml"))
+
+
+def test_a_device_is_compared_by_the_16_bits_that_it_has(tmp_path):
+    bf16, fp16 = ("  bf16: 165TFLOP/s\n", ""), ("  fp16: 165TFLOP/s\n", "")
+    others = ["a100-sxm", "h100-sxm"]
+    assert nearest_alike(described(tmp_path, "half", bf16), others) == "a100-sxm"
+    assert nearest_alike(described(tmp_path, "none", bf16, fp16), others) == "a100-sxm"
+    assert load_calibration("auto", described(tmp_path, "box", bf16)).provenance == "transferred"
+
+
+def test_a_relative_that_was_edited_within_a_session_is_asked_anew(tmp_path, monkeypatch):
+    folder = tmp_path / "models" / "hardware"
+    folder.mkdir(parents=True)
+    text = find("hardware", "h800").read_text()
+    (folder / "h800.yaml").write_text(text)
+    monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
+    assert relative_of("h800") == "h100-sxm"
+    (folder / "h800.yaml").write_text(text.replace("architecture: hopper", "architecture: ampere"))
+    forget_changed()
+    assert relative_of("h800") == "a100-sxm"
 
 
 def test_another_device_of_an_architecture_in_a_folder_of_ones_own_is_found(tmp_path, monkeypatch):

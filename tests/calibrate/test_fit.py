@@ -1,11 +1,13 @@
 """The fit finds what made the data, says what they do not tell, and keeps to its bounds."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pandas as pd
 import pytest
 
 from evaluator.calibrate import calibrate
-from evaluator.calibrate.document import document, written
+from evaluator.calibrate.document import _provenance, document, written
 from evaluator.calibrate.errors import error_summary
 from evaluator.calibrate.fit import WEAKEST, Fitting, Target, _weakest
 from evaluator.calibrate.kernels import predictor
@@ -142,6 +144,21 @@ def test_of_one_row_the_parameter_that_it_tells_most_of_is_left():
 def one_row():
     row = {"op_class": "gemm", "m": 1, "n": 4096, "k": 4096, "time_s": 1.2e-5}
     return calibrate([Table("one.csv", "0" * 64, "own", checked(pd.DataFrame([row]), "t"))], "h100-sxm", "one")
+
+
+@pytest.mark.parametrize(
+    ("labels", "base", "provenance"),
+    [
+        (("gemm", "attention_prefill", "attention_decode"), "calibrated", "calibrated"),
+        (("gemm_block", "attention_prefill", "attention_decode"), "calibrated", "extrapolated"),  # an H20
+        (("gemm", "mla_prefill", "mla_decode"), "calibrated", "extrapolated"),
+        (("gemm_block", "attention_prefill", "attention_decode"), "datasheet", "calibrated"),
+        (("iteration",), "calibrated", "calibrated"),
+    ],
+)
+def test_what_stands_for_another_class_is_not_measured(labels, base, provenance):
+    fitted = SimpleNamespace(result=SimpleNamespace(errors=np.array([0.1])), base=SimpleNamespace(provenance=base))
+    assert _provenance(fitted, set(labels)) == provenance
 
 
 def test_one_row_is_no_calibration(one_row):

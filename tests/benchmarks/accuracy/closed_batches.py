@@ -113,18 +113,19 @@ def errors_of_cases(data: Path) -> pd.DataFrame:
     """
     table = pd.read_csv(data / FILE)
     listed = []
-    for _, row in table.iterrows():
+    for number, row in table.iterrows():
         mean_ms = _predicted(row)["mean_ms"]
         case = _case(row) if np.isfinite(mean_ms) else None
         if case is None:
             continue
         server, seats = design(row), row["avg_batch_size"]
         error = round(1e3 * seats / row["output_throughput_tokens_per_sec"] / mean_ms - 1.0, 5)
+        # Two rows may be of one server at the same load, and are two runs.
         run = f"{row['model_id'].rsplit('/', 1)[-1]}, {row['num_gpus']} GPUs, {row['max_num_seqs']} at a time"
         described = (
             case,
             FILE,
-            run,
+            f"{run}, row {number}",
             0,
             server.model.name,
             HARDWARE,
