@@ -141,12 +141,15 @@ def test_adapters_have_flags_and_the_load_names_none():
         ("vllm", {"rank": 600}, ["lora.rank 600: vLLM takes adapters of rank 512 at most"]),
         ("vllm", {"load_bandwidth": 5e10},
          ["lora.load_bandwidth 50 GB/s is the host's or its disks', which no flag sets"]),
+        ("vllm 0.24", {"modules": "attention"},
+         ["lora.modules attention: this release has no flag for it, and places for all"]),
         ("sglang", {}, ["lora: 3 places for adapters of rank 16: SGLang's own flags of adapters are left to you"]),
     ],
 )  # fmt: skip
 def test_of_adapters_only_what_differs_is_said(engine, lora, told):
-    ds = result(workload={"adapters": {"count": 3}}, engine=engine, lora={"max_loras": 3, **lora},
-                kv={"prefix_caching": False})  # fmt: skip
+    name, _, version = engine.partition(" ")
+    ds = result(workload={"adapters": {"count": 3}}, engine=name, engine_version=version or None,
+                lora={"max_loras": 3, **lora}, kv={"prefix_caching": False})  # fmt: skip
     assert [remark for remark in deploy(ds).remarks if remark.startswith("lora")] == told
 
 
