@@ -168,15 +168,23 @@ def unequal_contexts(prompt: NDArray[np.int64], output: NDArray[np.int64]) -> fl
 
     A job is in as many batches as it decodes tokens, and its context grows from its prompt to all of it meanwhile. The
     batch is drawn from the contexts so weighted: the largest of n draws is at most x with the nth power of the chance
-    that one is. Rounded, so that workloads alike share their designs.
+    that one is. Rounded, so that workloads alike share their designs. Of more than ``_JOBS`` jobs it takes those at
+    even steps along the decoded tokens of all, in the order of their sizes: steps in the order of the jobs would meet a
+    period in it (turns of sessions, classes that alternate), and pass over the few that decode for long.
     """
-    some = slice(None, None, -(-len(prompt) // _JOBS) or 1)
-    start, decoded = prompt[some].astype(float), np.maximum(output[some] - 1.0, 0.0)
+    start, decoded = prompt.astype(float), np.maximum(output - 1.0, 0.0)
     if not decoded.any():
         return 0.0
+    weight = decoded
+    if len(prompt) > _JOBS:
+        by_size = np.lexsort((decoded, start + 0.5 * decoded))
+        along = np.cumsum(decoded[by_size])
+        some = by_size[np.searchsorted(along, along[-1] * (np.arange(_JOBS) + 0.5) / _JOBS)]
+        # Each stands for as many tokens: who decodes more is taken more often.
+        start, decoded, weight = start[some], decoded[some], np.ones(_JOBS)
     moments = (np.arange(_MOMENTS) + 0.5) / _MOMENTS
     contexts = (start[:, None] + decoded[:, None] * moments).ravel()
-    order, share = np.argsort(contexts), np.repeat(decoded / decoded.sum(), _MOMENTS) / _MOMENTS
+    order, share = np.argsort(contexts), np.repeat(weight / weight.sum(), _MOMENTS) / _MOMENTS
     contexts, share = contexts[order], share[order]
     longest = np.diff(np.minimum(np.cumsum(share), 1.0) ** AT_A_TIME, prepend=0.0)
     return round(float(contexts @ longest / (contexts @ share * longest.sum())) - 1.0, 2)

@@ -120,6 +120,20 @@ def test_contexts_are_as_unequal_as_the_longest_of_a_drawn_batch():
     assert unequal_contexts(prompt, output) == pytest.approx(drawn, rel=0.03)
 
 
+def test_the_order_of_many_jobs_says_nothing_of_how_unequal_contexts_are(monkeypatch):
+    """Of many jobs some are taken: with a period in their order, and of lengths that few are much longer in."""
+    rng = np.random.default_rng(0)
+    short_and_long = np.tile([200, 8000], 4096), np.full(8192, 100)
+    turns = np.tile([500, 1500, 2500, 3500], 4096), np.tile([300, 200, 200, 100], 4096)
+    few_long = np.full(20_000, 1000), rng.lognormal(5, 1.2, 20_000).astype(int) + 1
+    cases = short_and_long, turns, few_long
+    of_some = [unequal_contexts(*case) for case in cases]
+    order = rng.permutation(8192)
+    assert unequal_contexts(*(column[order] for column in short_and_long)) == of_some[0]
+    monkeypatch.setattr("evaluator.traffic.jobs._JOBS", 10**9)
+    assert of_some == pytest.approx([unequal_contexts(*case) for case in cases], rel=0.02)
+
+
 @pytest.mark.parametrize(
     "prompt, output, unequal",
     [
