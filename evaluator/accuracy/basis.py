@@ -163,11 +163,19 @@ def _otherwise(built: ReplicaBuild) -> Basis:
 
 def _long_products(built: ReplicaBuild) -> float:
     """By how much products above 1 ms, of the dtypes of the weights, are off in the median; 0: not known."""
-    errors = built.calibration.fit.get("errors") or {}
-    classes = {_PRODUCTS.get(dtype, "") for dtype in _weights(built.model, built.spec.precision.weights)}
-    long = [errors[name][_LONG] for name in classes if _LONG in errors.get(name, {})]
-    # A fit's errors are relative to what was measured, and these here to what is predicted.
-    return max((of["median"] / (1.0 - of["median"]) if of["bias"] < 0.0 else of["median"] for of in long), default=0.0)
+    known = [0.0]
+    for dtype in _weights(built.model, built.spec.precision.weights):
+        try:
+            long = built.calibration.fit["errors"][_PRODUCTS[dtype]][_LONG]
+            # A fit's errors are relative to what was measured, and these here to what is predicted: by as much as
+            # measurements are above a prediction that is too fast.
+            known.append(max(float(long["median"]), -long["bias"] / (1.0 + long["bias"])))
+        except (
+            KeyError,
+            TypeError,
+        ):  # no such rows; and a set of a user's own says in its section ``fit`` what it likes
+            continue
+    return max(known)
 
 
 def of_release(basis: Basis, built: ReplicaBuild, version: str | None) -> Basis:
