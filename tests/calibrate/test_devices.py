@@ -17,6 +17,7 @@ from evaluator.catalog.fields import forget_changed
 from evaluator.catalog.relatives import nearest_alike, relative_of
 from evaluator.catalog.store import find
 from evaluator.catalog.transferred import measured_devices, nearest_measured
+from tests.benchmarks import other_set
 
 README = Path(__file__).resolve().parents[2] / "calibration" / "README.md"
 TABLES = {
@@ -39,6 +40,20 @@ def test_the_tables_of_more_devices_are_those_of_their_sets(head):
             found = errors.get(label, {})
             found = found.get("held_out", found.get("in_sample"))
             assert cell == (f"{100 * found['median']:.1f} % ({100 * found['p90']:.0f} %)" if found else "–"), label
+
+
+@pytest.mark.parametrize(("hardware", "column"), [("h20", 1), ("h800", 3)])
+def test_export_versions_by_the_set_of_the_h100_are_as_told(hardware, column, data_folder, capsys):
+    """calibration/README.md, by the command that stands beside the table."""
+    tables = [str(data_folder / f"infersim_{name}.csv") for name in ("gemm", "attention")]
+    other_set.main([*tables, "--hardware", hardware, "--calibration", "h100-sxm-vllm"])
+    printed = {line.split()[0]: line.partition(" calls ")[2] for line in capsys.readouterr().out.splitlines()}
+    text = README.read_text()
+    lines = text[text.index("| | H20 by the H100's |") :].split("\n\n")[0].splitlines()[2:]
+    told = {cells[1].strip(): cells[column + 1].strip() for cells in (line.split("|") for line in lines)}
+    assert set(printed) == {label for label, cell in told.items() if cell != "–"}
+    for label, line in printed.items():
+        assert told[label].replace(" %", "%") == line.strip()
 
 
 @pytest.mark.parametrize(
