@@ -81,7 +81,8 @@ def bounded(jitted: Any) -> Any:
 def quickly_compiled(jitted: Any, *static: str) -> Any:
     """A jitted function with these static arguments by name, compiled ``QUICKLY``.
 
-    The function itself, where XLA_FLAGS say how far programs are optimised: who does so wants it of all of them.
+    The function itself where XLA_FLAGS say how far programs are optimised: whoever sets a level there wants it for all
+    programs.
     """
     if LEVEL in os.environ.get("XLA_FLAGS", ""):
         return jitted

@@ -89,9 +89,10 @@ def _as_fast_a_processor(base: Calibration, device: Hardware) -> Calibration:
     """The set of another device, where no processor reads more per second than one of that device does.
 
     A processor keeps so many bytes on their way from memory. An H20 has 78 of them at 4 TB/s, an H200 132 at 4.8 TB/s:
-    at the H200's rate per processor they read 71 % of what they would at its fraction of the bandwidth. It is a bound
-    as far as the start's processors have to wait for themselves and not for their memory: of those that would do, one
-    with the most bandwidth per processor is the one to start with.
+    at the H200's rate per processor they read 71 % of what they would at its fraction of the bandwidth. Of several sets
+    choose for a start the device with the most bandwidth per processor: what its processors read is limited by
+    themselves, as it would be here. Where they wait for their memory they could read more than they were seen to, and
+    the rate that is taken from them is too low.
     """
     here, there = PROCESSORS.get(device.name, UNKNOWN), PROCESSORS.get(base.hardware, UNKNOWN)
     if base.hardware == device.name or not (here.tiles and there.tiles):

@@ -1,5 +1,7 @@
 """How far programs are compiled: what LLVM's optimisations pay back follows from the requests of a whole run."""
 
+import json
+
 import pytest
 
 from evaluator import device
@@ -7,6 +9,7 @@ from evaluator.plan import plan
 from evaluator.plan.simulators import AUTO, ITERATION, WORTH_COMPILING, WORTH_OPTIMISING, worth_optimising
 from evaluator.run.request import loaded
 from evaluator.stations.engine import joint
+from tests.forked import Forked
 
 SCENARIO = {
     "name": "worth",
@@ -76,6 +79,30 @@ def test_xla_knows_the_options_and_results_are_the_same(flags):
     quickly = device.quickly_compiled(jitted, "terms")
     assert quickly is not jitted and quickly is device.quickly_compiled(jitted, "terms")
     assert jnp.allclose(jitted(values, terms=7), quickly(values, terms=7), rtol=1e-13, atol=0)
+
+
+VALIDATES = """
+import json, sys
+from evaluator import device, validate
+result = validate(json.loads(sys.argv[1]))
+print(json.dumps([result.compared, result.apart, result.worst, device.quickly_compiled.cache_info().misses]))
+"""
+
+
+def test_a_general_program_that_is_compiled_quickly_serves_as_the_reference_does(flags):
+    """As users have it compiled: other tests say the level for all of XLA, so that no program is of ``QUICKLY``."""
+    flags("")
+    short = {"requests": 200, "seeds": [0], "arrivals": {"process": "poisson", "rate_rps": 120}}
+    kv = {"capacity_tokens": 4000, "admission": "on_demand"}  # of which they preempt one another
+    scenario = SCENARIO | {
+        "workload": SCENARIO["workload"] | short,
+        "deployment": SCENARIO["deployment"] | {"kv": kv},
+    }
+    process = Forked(VALIDATES, [json.dumps(scenario)])
+    printed, told = process.communicate(timeout=300)
+    assert process.returncode == 0, told
+    compared, apart, worst, compiled_quickly = json.loads(printed)
+    assert (compared, apart, compiled_quickly) == (1, 0, 1) and worst <= 1e-9
 
 
 @pytest.mark.parametrize(("requests", "simulator"), [(2_400, "token"), (2_500, "iteration")])
