@@ -1,6 +1,7 @@
 /* A lane of the engine's first program (evaluator/stations/engine/fcfs_reserved) as a loop of scalar C: chunked
-   prompts, KV reserved on admission, a dense model, all terms of its cost (evaluator/cost/iteration.py), the same
-   results. It is what the compiled program is measured against, by scalar.py; names are those of the Python code. */
+   prompts, KV reserved on admission, all terms of the cost of a dense model by its data sheet
+   (evaluator/cost/iteration.py), the same results. It is what the compiled program is measured against, by scalar.py;
+   names are those of the Python code. */
 
 #include <math.h>
 #include <stdint.h>
@@ -18,9 +19,8 @@ typedef struct {
     double ramp, half, by_sequence;
 } Ramp;
 typedef struct {
-    double graph_tokens, iteration_s, token_s, sequence_s, context_s, spread_s, unsplit_s, late_s, late_decodes,
-        late_beyond, window_context_s, decode_s, join_s, prefill_token_s, ramp_s, ramp_tokens, handover_s,
-        handover_tokens, pieces_s, between_s, captured_tokens;
+    double iteration_s, token_s, sequence_s, context_s, spread_s, unsplit_s, late_s, late_decodes, late_beyond, decode_s,
+        join_s, prefill_token_s, ramp_s, ramp_tokens, handover_s, handover_tokens, pieces_s, between_s, captured_tokens;
 } Terms;
 typedef struct {
     const Operator *token_rows, *sequence_rows;
