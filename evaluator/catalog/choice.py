@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from evaluator.catalog.calibration import MEASURED_MAKER, TRANSFERRED, Calibration, named_set
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
@@ -12,6 +13,7 @@ from evaluator.catalog.relatives import served_as_default, served_by_relative
 from evaluator.catalog.served import with_host
 from evaluator.catalog.store import has
 from evaluator.catalog.transferred import nearest_measured, set_of_others
+from evaluator.records import Same
 
 AUTO, SHEET = "auto", "datasheet"
 """The best set there is for a device; the set of data sheets, for any device."""
@@ -105,6 +107,10 @@ def _measured(hardware: str, engine: str) -> Calibration | None:
 
 def _standing_in(of: Calibration, engine: str) -> Calibration:
     """A set for an engine of which nothing was measured on this hardware; a data sheet is one for any engine."""
-    if of.provenance == SHEET:
-        return of
-    return replace(of, name=f"{of.name}, for {engine}", provenance="extrapolated")
+    return of if of.provenance == SHEET else _for_engine(Same(of), engine)
+
+
+@lru_cache(maxsize=64)
+def _for_engine(of: Same[Calibration], engine: str) -> Calibration:
+    """The same once for the same set: a sweep over devices asks each time, and caches of rates go by identity."""
+    return replace(of.of, name=f"{of.of.name}, for {engine}", provenance="extrapolated")

@@ -130,6 +130,7 @@ def test_kernels_of_an_engine_are_of_its_own_before_those_of_vllm(hardware, engi
         assert found.of("attention_decode").kv_head_sequence_s == relative.kv_head_sequence_s
     else:
         assert found.provenance == "extrapolated"
+    assert load_calibration("auto", hardware, engine=engine) is found  # what is cached by the set is found again
 
 
 def test_kernels_of_no_engine_or_with_servers_stay_under_every_engine():
