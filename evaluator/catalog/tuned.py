@@ -26,7 +26,7 @@ class ExpertShape(NamedTuple):
 
 
 class ExpertTiles(NamedTuple):
-    """What an engine's list says of each device, by its name; ``any``: of those that are not named."""
+    """What an engine's list says of each device, by its name; ``any``: of NVIDIA's that are not named."""
 
     tuned: Mapping[str, frozenset[ExpertShape]]
     before: Release  # of earlier releases the default tiles are others; (): of none

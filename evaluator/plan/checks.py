@@ -108,7 +108,7 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
         return None
     record = policy(deployment.batching.policy)
     others = {
-        # A prefix that stays for good is kept by replicas that compute prompts and give answers alone.
+        # System prompts without turns are taken to be in the cache from the start: of mixed replicas only.
         f"system prompts alone and role {deployment.role}; use role mixed, or workload.sessions.turns": not by_content
         and deployment.role != "mixed",
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",

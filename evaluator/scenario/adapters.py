@@ -13,7 +13,7 @@ from evaluator.keys import Place, Reader, choice, count, key, number, quantity, 
 
 MOST_ADAPTERS = 10**6
 ALONE, BINS = 6, 14
-"""Of the most popular adapters so many are groups of their own; the others are put into so many groups."""
+"""The ALONE most popular adapters are groups of one; the others are put into BINS groups of nearly equal popularity."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class NamedAdapters:
         return tuple(zip(sizes.astype(float).tolist(), (sums / sizes).tolist(), strict=True))
 
 
-# As a whole: a sweep over deployments without adapters and with them replaces all of it.
+# Read as a whole, so that a sweep may have designs without adapters (null) beside those with them.
 _lora, _named = section(Lora), section(NamedAdapters)
 lora_reader = Reader(_lora.read, lambda: schema_of(_lora))
 adapters_reader = Reader(_named.read, lambda: schema_of(_named))
