@@ -170,10 +170,8 @@ def _long_products(built: ReplicaBuild) -> float:
             # A fit's errors are relative to what was measured, and these here to what is predicted: by as much as
             # measurements are above a prediction that is too fast.
             known.append(max(float(long["median"]), -long["bias"] / (1.0 + long["bias"])))
-        except (
-            KeyError,
-            TypeError,
-        ):  # no such rows; and a set of a user's own says in its section ``fit`` what it likes
+        # There may be no such rows, and a set of a user's own says in its section ``fit`` what it likes.
+        except (KeyError, TypeError):
             continue
     return max(known)
 

@@ -8,9 +8,8 @@ a batch, and hears what has ended.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 
-from evaluator.cost.iteration import BatchStatistics, IterationCost
+from evaluator.cost.iteration import BatchStatistics
 from evaluator.reference.batch import Batch
 from evaluator.reference.host_cache import HostCache
 from evaluator.reference.limits import Limits
@@ -18,7 +17,7 @@ from evaluator.reference.prefix_cache import PrefixCache
 from evaluator.reference.queues import Queues
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
-from evaluator.reference.running_batch import Iteration, RunningBatch
+from evaluator.reference.running_batch import RunningBatch
 
 
 def replica_class(limits: Limits) -> type[Replica]:
@@ -114,24 +113,9 @@ class HostReplica(Replica):
     """Copies begin and end with its batches; where there is none to compute, an empty one stands for the wait."""
 
     queues: HostQueues
-
-    def __init__(
-        self,
-        index: int,
-        costs: Sequence[IterationCost],
-        policy: str,
-        limits: Limits,
-        *,
-        window: int | None = None,
-        leap: bool = True,
-        tokens: bool = False,
-        observe: Callable[[Iteration], None] | None = None,
-    ) -> None:
-        # The host is told of whole blocks, one by one, so that no iteration is leapt over.
-        del leap
-        super().__init__(index, costs, policy, limits, window=window, leap=False, tokens=tokens, observe=observe)
-        self._empty_in_turn = True  # between two looks copies end, and make room
-        self._rounds = (0, -1)  # see ``_is_stuck``; with the tokens that were to come then
+    leaps = False  # the host is told of whole blocks, one by one
+    keeps_empty = True  # between two looks copies end, and make room
+    _rounds = (0, -1)  # see ``_is_stuck``; with the tokens that were to come then
 
     def _make_queues(self) -> HostQueues:
         return HostQueues(self.limits, self.window)

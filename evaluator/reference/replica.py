@@ -27,6 +27,9 @@ class Replica:
     Nor is any where drafts are verified: contexts then grow unevenly.
     """
 
+    leaps = True  # iterations of an unchanged batch may be computed as one
+    keeps_empty = False  # an empty batch takes its turn without a batch queue, too, even where it preempted somebody
+
     def __init__(
         self,
         index: int,
@@ -64,14 +67,13 @@ class Replica:
         # batches of other ranks lie between two iterations of this one, drafts make contexts grow unevenly, and a
         # batch planned asynchronously is known before its tokens are: none of these leaps. Nor do KV groups, whose
         # windows give blocks back on the way.
-        self._leap = leap and not (
+        self._leap = (leap and self.leaps) and not (
             tokens or len(self.pipeline) > 1 or limits.drafts or limits.asynchronous or limits.kv_groups
         )
         self._most_batches = 2 if limits.asynchronous else len(self.pipeline)
         self._queued = limits.batch_queue and self._most_batches > 1
         self._batches: deque[RunningBatch | None] = deque()  # with a batch queue: under way; None for an empty one
         self._waits = False  # with a batch queue: for its oldest batch
-        self._empty_in_turn = self._queued  # an empty batch takes its turn, even where it preempted somebody
         self._observe = observe
         self._preempted: list[Request] = []  # since the last batch was sent
         self.report: Callable[[Replica, int, float], None] | None = None  # told who waits, before and after a batch
@@ -230,7 +232,7 @@ class Replica:
             self.queues.begin()
             batch = self._schedule(self.queues, self._policy)
             self._preempted += self.queues.preempted
-            if batch or not self.queues.preempted or self._empty_in_turn:
+            if batch or not self.queues.preempted or self._queued or self.keeps_empty:
                 batch.decodes = batch.decodes or None
                 return batch
             # Whoever ran was preempted: that takes no time, and the next look may admit it.
