@@ -69,9 +69,9 @@ def _best(hardware: str, device: Hardware | None, engine: str) -> Calibration | 
     if others is None:
         return None
     if relative:
-        return set_of_others(others, engine, alike=True)
-    if engine != DEFAULT_ENGINE and nearest_measured(others, DEFAULT_ENGINE):
-        return _standing_in(set_of_others(others, DEFAULT_ENGINE, alike=True), engine)
+        return set_of_others(others, engine, relative)
+    if engine != DEFAULT_ENGINE and (of_default_engine := nearest_measured(others, DEFAULT_ENGINE)):
+        return _standing_in(set_of_others(others, DEFAULT_ENGINE, of_default_engine), engine)
     # Of other makers a device of the same architecture tells something, and the median of all GPUs nothing.
     return set_of_others(others, engine) if is_like_measured(others) else None
 

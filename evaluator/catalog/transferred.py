@@ -31,13 +31,12 @@ from evaluator.catalog.store import has, names
 from evaluator.errors import InputError
 
 
-def set_of_others(hardware: Hardware | str, engine: str, alike: bool = False) -> Calibration:
+def set_of_others(hardware: Hardware | str, engine: str, nearest: str = "") -> Calibration:
     """What the kernels of other devices for an engine, with the host of their serving runs, make of this one.
 
-    ``hardware`` is a device, or a name that is not in the catalog. ``alike``: of the others only the nearest of its
-    architecture, where any was measured. InputError where there are no others.
+    ``hardware`` is a device, or a name that is not in the catalog. ``nearest``: of the others only this one, as
+    ``nearest_measured`` has it. InputError where there are no others.
     """
-    nearest = nearest_measured(hardware, engine) if alike and isinstance(hardware, Hardware) else ""
     name = hardware if isinstance(hardware, str) else hardware.name
     return _set_of_others(name, nearest_link(hardware), engine, nearest, catalog_folders())
 

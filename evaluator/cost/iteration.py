@@ -244,14 +244,14 @@ def _dense_time(rows: OperatorRows, x: Batched) -> Batched:
     """Products of so many rows that read all of their weights."""
     # One batch after the other has as many sequences as the one before, and what changes is the context: on plain
     # floats these products, and those of experts, are more than half of what an iteration costs to price.
-    if type(x) is float and _are_plain(rows):
-        return _known_dense_time(rows, x)
+    return (_known_whole_products_time if type(x) is float and _are_plain(rows) else _whole_products_time)(rows, x)
+
+
+def _whole_products_time(rows: OperatorRows, x: Batched) -> Batched:
     return _products_time(rows, x, 1.0, x, tiles(x))
 
 
-@lru_cache(maxsize=1 << 14)
-def _known_dense_time(rows: OperatorRows, x: float) -> float:
-    return _products_time(rows, x, 1.0, x, tiles(x))
+_known_whole_products_time = lru_cache(maxsize=1 << 14)(_whole_products_time)
 
 
 def _are_plain(rows: OperatorRows) -> bool:

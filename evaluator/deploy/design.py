@@ -110,6 +110,18 @@ class Design:
         """Whether prefill and decode are apart."""
         return any(pool.role != "mixed" for pool in self.pools)
 
+    @property
+    def router_of_phase(self) -> dict[str, Any]:
+        """The routers of prefill and decode, where each has one of its own; else none."""
+        # A router with keys is a mapping, too, of its name to them: only the names of phases tell the two apart.
+        apart = isinstance(self.router, dict) and set(self.router) <= {"prefill", "decode"}
+        return self.router if apart else {}
+
+
+def router_name(router: Any) -> str:
+    """The name of a router as a scenario has it: by its name alone, or with keys."""
+    return router if isinstance(router, str) else next(iter(router))
+
 
 def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
     """The chosen design of a result (``choice.choose``). Errors: InputError."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evaluator.deploy.design import Design
+from evaluator.deploy.design import Design, router_name
 from evaluator.deploy.launch import Launch, quoted
 
 ROUTER = "router.sh"
@@ -30,14 +30,11 @@ def has_router(design: Design) -> bool:
 
 def policies(design: Design) -> tuple[dict[str, str], list[str]]:
     """(option -> policy, what differs from the design's routers)."""
-    router = design.router
-    # A router with keys is a mapping, too, of its name to them: only the names of phases tell the two
-    # apart.
-    by_phase = router if isinstance(router, dict) and set(router) <= {"prefill", "decode"} else None
-    options = {"--policy": router} if by_phase is None else {f"--{phase}-policy": by_phase[phase] for phase in by_phase}
+    by_phase = design.router_of_phase
+    options = {f"--{phase}-policy": by_phase[phase] for phase in by_phase} or {"--policy": design.router}
     chosen, remarks = {}, []
     for option, wanted in options.items():
-        name = next(iter(wanted)) if isinstance(wanted, dict) else wanted
+        name = router_name(wanted)
         policy = POLICIES[design.engine].get(name)
         if policy is None:
             remarks.append(f"router {name}: the router has no such policy, and takes {NEAREST}")

@@ -270,8 +270,8 @@ class Queues:
             units = self._units(request, slots + padding) if tokens else self._decode_units(request, slots)
             # vLLM ``allocate_slots``: no watermark where nothing runs, or a request might never be admitted. Nor of
             # one that has a KV reservation, which takes no more.
-            holds_room = self.limits.kv_reserved and request.units > 0
-            keep_free = self.limits.watermark_units if self.running and not holds_room else 0
+            is_reserved = self.limits.kv_reserved and request.units > 0
+            keep_free = self.limits.watermark_units if self.running and not is_reserved else 0
             fits = self._units(request, request.target) if self.limits.full_prompt else 0
         if not self.kv.admit(request, units, hit, keep_free, fits):
             return False

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evaluator.deploy.design import Design
+from evaluator.deploy.design import Design, router_name
 from evaluator.deploy.launch import Launch, manifest_head
 from evaluator.deploy.targets.kubernetes import other_pools, too_large
 from evaluator.yaml import dumps_yaml
@@ -52,24 +52,18 @@ def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
 
 def _mode(design: Design) -> tuple[str, list[str]]:
     """The frontend's way to choose a worker, and what of the design's routers it is not."""
-    router = design.router
-    # A router with keys is a mapping, too, of its name to them: only the names of phases tell the two apart.
-    phases = router if isinstance(router, dict) and set(router) <= {"prefill", "decode"} else {}
+    by_phase = design.router_of_phase
     # One frontend routes both phases: that of the prefill is taken, since prefixes are what its kv mode goes by.
-    first = _name(phases.get("prefill", next(iter(phases.values()))) if phases else router)
+    first = router_name(by_phase.get("prefill", next(iter(by_phase.values()))) if by_phase else design.router)
     mode, remarks = _MODES.get(first, "kv"), []
     if first not in _MODES:
         remarks.append(f"# not the same: router {first}: Dynamo's routes by prefixes and load (kv)")
-    decode = _name(phases.get("decode", first))
+    decode = router_name(by_phase.get("decode", first))
     if decode != first:
         remarks.append(
             f"# not the same: router {decode} of the decode phase: one frontend routes both phases, by {mode}"
         )
     return mode, remarks
-
-
-def _name(router: Any) -> str:
-    return router if isinstance(router, str) else next(iter(router))
 
 
 def _worker(launch: Launch, picture: str) -> dict[str, Any]:
