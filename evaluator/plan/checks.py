@@ -1,8 +1,7 @@
-"""Why a configuration could never serve its requests, and what to do."""
+"""Why a configuration could never serve its requests, and what to do; ``kv_checks`` has what concerns its KV cache."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,7 +10,7 @@ from evaluator.cost.dtypes import BYTES
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.kv_managers import manager
 from evaluator.plan.simulators import by_reports, on_demand, waits_for_adapters
-from evaluator.plan.station import StationPlan, longest_prompt
+from evaluator.plan.station import StationPlan, longest_prompt, watermark_units
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, token_budget
 from evaluator.routing import HeavyLight, name_of, router_of
@@ -67,7 +66,7 @@ def reports_problem(station: StationPlan) -> str | None:
         f"batching.planning {deployment.batching.planning}; use planning at_once": deployment.batching.planning
         != AT_ONCE,
     }
-    return _left_out(f"router {name_of(deployment.router)}", others)
+    return left_out(f"router {name_of(deployment.router)}", others)
 
 
 def policy_problem(deployment: Deployment, built: ReplicaBuild) -> str | None:
@@ -100,71 +99,7 @@ def policy_problem(deployment: Deployment, built: ReplicaBuild) -> str | None:
     return None
 
 
-def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBuild, extremes: Extremes) -> str | None:
-    """Why prefixes cannot be kept in the KV cache; None where they can, or are not."""
-    shared, kv = shared_tokens(workload, deployment), built.ready.kv
-    by_content = cached_by_content(workload, deployment)
-    if not shared and not by_content:
-        return None
-    record = policy(deployment.batching.policy)
-    others = {
-        # System prompts without turns are taken to be in the cache from the start: of mixed replicas only.
-        f"system prompts alone and role {deployment.role}; use role mixed, or workload.sessions.turns": not by_content
-        and deployment.role != "mixed",
-        "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
-        f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
-        f"{built.model.name}, whose layers do not all keep every token; use another model": not kv.groups
-        and (kv.window is not None or kv.bytes_per_sequence > 0),
-    }
-    if (problem := _left_out("kv.prefix_caching", others, ", or leave it out")) is not None:
-        return problem
-    if by_content:
-        return _content_problem(workload, kv, deployment.decode_context_parallel)
-    units, prompts = int(kv_units(kv, shared)), workload.sessions.system_prompts
-    # A system prompt is kept for good, so that it is taken off the cache; the largest request must fit beside all of
-    # them.
-    largest = int(kv_units(kv, extremes.kv_tokens)) - units + watermark_units(deployment, kv)
-    if prompts * units + largest <= kv.capacity_units:
-        return None
-    return (
-        f"infeasible: {prompts:,} system prompts of {shared:,} tokens stay in the KV cache of "
-        f"{kv.capacity_tokens:,.0f} tokens and leave too little for a request of {extremes.kv_tokens - shared:,} more; "
-        "use fewer or shorter system_prompts, more tensor_parallel or no kv.prefix_caching"
-    )
-
-
-def offload_problem(workload: Workload, station: StationPlan, pools: int) -> str | None:
-    """Why blocks of the prefix cache cannot be kept in host memory, too; None where they can, or are not.
-
-    ``pools``: how many give the answers.
-    """
-    deployment, record = station.deployment, policy(station.deployment.batching.policy)
-    if deployment.kv.offload_bytes is None:
-        return None
-    if not cached_by_content(workload, deployment):
-        return (
-            "infeasible: kv.offload_bytes without a prefix cache by content; use kv.prefix_caching, and "
-            "workload.sessions.turns or a trace with a column session or hash_ids, or leave it out"
-        )
-    packing = deployment.batching.packing
-    others = {
-        f"role {deployment.role}; use role mixed": deployment.role != "mixed",
-        "several pools; use one": pools > 1,
-        "kv.admission reserve; use on_demand": not on_demand(deployment),
-        f"policy {record.name}; use policy chunked": record.whole_prompts or record.prefill_alone,
-        f"batching.packing {packing}; use fcfs": packing != "fcfs",
-        "pipeline_parallel; use tensor_parallel": deployment.pipeline_parallel > 1,
-        "data-parallel ranks in lockstep; use replicas": station.lockstep > 1,
-        "deployment.speculative; leave out speculative": station.drafts > 0,
-        "kv.layer_groups; leave out layer_groups": deployment.kv.layer_groups,
-    }
-    problem = _left_out("kv.offload_bytes", others, ", or leave it out")
-    if problem is None and not host_space(station)[0]:
-        return "infeasible: kv.offload_bytes has no room for a block of the KV cache; use more of it, or leave it out"
-    return problem
-
-
-def _left_out(subject: str, others: Mapping[str, bool], remedy: str = "") -> str | None:
+def left_out(subject: str, others: Mapping[str, bool], remedy: str = "") -> str | None:
     """Why something does not go with the first of ``others`` that applies; None where none does.
 
     A text of ``others`` has its own remedy behind a semicolon.
@@ -172,31 +107,6 @@ def _left_out(subject: str, others: Mapping[str, bool], remedy: str = "") -> str
     # Each of them was left out of a simulator, and is not refused by an engine: hence unsupported, not infeasible.
     what = next((what for what, applies in others.items() if applies), None)
     return None if what is None else f"unsupported: {subject} with {what}{remedy}"
-
-
-def _content_problem(workload: Workload, kv: KvLayout, split: int) -> str | None:
-    """What a trace says that does not go with a cache of blocks by their content.
-
-    ``split``: decode_context_parallel, by so many of which a block of the cache is more than kv.block_tokens.
-    """
-    trace, hashed = workload.trace, workload.sessions.hash_block_tokens
-    if trace is None:
-        return None
-    if workload.cached_tokens or (trace.cached_tokens is not None and trace.cached_tokens.any()):
-        return (
-            "infeasible: cached_tokens beside kv.prefix_caching, which finds out itself what is cached; leave out the "
-            "one or the other"
-        )
-    # A hash names a whole block of the trace: that can be cut into equal parts, but not put together otherwise.
-    if trace.hash_ids is not None and hashed % kv.block_tokens:
-        product = f" (kv.block_tokens {kv.block_tokens // split} x decode_context_parallel {split})"
-        # Where the number of ranks does not divide the trace's blocks, no kv.block_tokens makes them whole.
-        key = "decode_context_parallel" if hashed % split else "kv.block_tokens"
-        return (
-            f"infeasible: hash_ids of blocks of {hashed} tokens do not say what is in blocks of {kv.block_tokens}"
-            f"{product if split > 1 else ''}; use a {key} that divides {hashed if hashed % split else hashed // split}"
-        )
-    return None
 
 
 def planning_problem(station: StationPlan) -> str | None:
@@ -215,7 +125,7 @@ def planning_problem(station: StationPlan) -> str | None:
         "several branches of a request; use planning at_once": station.extremes.branches > 1,
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
     }
-    return _left_out(f"batching.planning {planning}", others)
+    return left_out(f"batching.planning {planning}", others)
 
 
 def priority_problem(station: StationPlan) -> str | None:
@@ -236,15 +146,7 @@ def priority_problem(station: StationPlan) -> str | None:
         "several branches of a request; use one": station.extremes.branches > 1,
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
     }
-    return _left_out("packing priority", others)
-
-
-def context_parallel_problem(deployment: Deployment) -> str | None:
-    """What KV that is split along its tokens does not go with; None where it does, or is not split."""
-    if deployment.decode_context_parallel == 1:
-        return None
-    others = {f"role {deployment.role}, between whose sides whole heads are sent": deployment.role != "mixed"}
-    return _left_out("decode_context_parallel", others, "; use role mixed, or 1")
+    return left_out("packing priority", others)
 
 
 def lora_problem(workload: Workload, station: StationPlan, alone: bool) -> str | None:
@@ -280,8 +182,8 @@ def lora_problem(workload: Workload, station: StationPlan, alone: bool) -> str |
             "several branches of a request; use one": station.extremes.branches > 1,
         }
         beyond = f"{named.count:,} workload.adapters, more than lora.max_loras {deployment.lora.max_loras},"
-        return _left_out(beyond, others, ", or as many max_loras")
-    return _left_out("workload.adapters", others)
+        return left_out(beyond, others, ", or as many max_loras")
+    return left_out("workload.adapters", others)
 
 
 def refusal_problem(workload: Workload, station: StationPlan, alone: bool) -> str | None:
@@ -293,13 +195,13 @@ def refusal_problem(workload: Workload, station: StationPlan, alone: bool) -> st
     if station.deployment.batching.max_queued_requests is None:
         return None
     others = {
-        "several pools or stages": not alone,
-        f"role {station.deployment.role}": station.deployment.role != "mixed",
-        "a closed loop": workload.arrivals.process == "closed_loop",
-        "sessions that think from the answer": workload.feedback,
-        "data-parallel ranks in lockstep": station.lockstep > 1,
+        "several pools or stages; use one pool without stages": not alone,
+        f"role {station.deployment.role}; use role mixed": station.deployment.role != "mixed",
+        "a closed loop; use arrivals with a rate": workload.arrivals.process == "closed_loop",
+        "sessions that think from the answer; use sessions.think_from arrival": workload.feedback,
+        "data-parallel ranks in lockstep; use replicas": station.lockstep > 1,
     }
-    return _left_out("max_queued_requests", others, "; leave it out")
+    return left_out("max_queued_requests", others, ", or leave it out")
 
 
 def scaling_problem(station: StationPlan, alone: bool) -> str | None:
@@ -314,11 +216,11 @@ def scaling_problem(station: StationPlan, alone: bool) -> str | None:
             "most that there may be; raise the one or lower the other"
         )
     others = {
-        "several pools or stages": not alone,
-        f"role {deployment.role}": deployment.role != "mixed",
-        "data_parallel": deployment.data_parallel > 1,
+        "several pools or stages; use one pool without stages": not alone,
+        f"role {deployment.role}; use role mixed": deployment.role != "mixed",
+        "data_parallel; use replicas": deployment.data_parallel > 1,
     }
-    return _left_out("autoscaling", others, "; leave it out")
+    return left_out("autoscaling", others, ", or leave it out")
 
 
 def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
@@ -351,7 +253,7 @@ def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
         is not None
         or kv.bytes_per_sequence > 0,
     }
-    if (problem := _left_out(f"policy {record.name}", others)) is not None:
+    if (problem := left_out(f"policy {record.name}", others)) is not None:
         return problem
     # SGLang starts only where its chunk is of whole pages; one that holds none would never admit a long prompt.
     if station.max_num_batched_tokens < kv.block_tokens:
@@ -381,7 +283,7 @@ def branches_problem(workload: Workload, station: StationPlan) -> str | None:
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
         "kv.prefix_caching by content; leave out kv.prefix_caching": cached_by_content(workload, deployment),
     }
-    if (problem := _left_out("workload.reasoning.branches", others, ", or one branch")) is not None:
+    if (problem := left_out("workload.reasoning.branches", others, ", or one branch")) is not None:
         return problem
     # The branches of a request decode together or not at all, so that each needs a place in the batch.
     if branches > most:
@@ -397,34 +299,6 @@ def branches_problem(workload: Workload, station: StationPlan) -> str | None:
     return None
 
 
-def groups_problem(workload: Workload, station: StationPlan) -> str | None:
-    """What groups of layers do not go with; None where they do, or where the layers are in none.
-
-    Compared with vLLM are chunked prefill, its KV on demand, planning ahead and prefix caches of windows.
-    """
-    deployment, groups = station.deployment, station.design.ready.kv.groups
-    if not groups:
-        return None
-    record, kv = policy(deployment.batching.policy), deployment.kv
-    cached = cached_by_content(workload, deployment)
-    others = {
-        f"engine {deployment.engine}, which has none; leave it out": deployment.engine != "vllm",
-        f"policy {record.name}; use policy chunked": not record.plans_ahead,
-        "kv.admission reserve; use on_demand": not on_demand(deployment),
-        "preemption swap; use preemption recompute": kv.preemption == "swap",
-        f"role {deployment.role}; use role mixed": deployment.role != "mixed",
-        "deployment.speculative; leave out the one or the other": deployment.speculative is not None,
-        "several branches of a request; use one": station.extremes.branches > 1,
-        "kv.manager; leave out the one or the other": kv.manager is not None,
-        "kv.capacity_tokens, which do not say how many blocks there are; leave it out": kv.capacity_tokens is not None,
-        "kv.prefix_caching and layers that keep states; leave out prefix_caching": cached
-        and any(group.state for group in groups),
-        "system prompts alone in kv.prefix_caching, which are resident here; leave out prefix_caching": not cached
-        and shared_tokens(workload, deployment) > 0,
-    }
-    return _left_out("kv.layer_groups", others)
-
-
 def drafts_problem(station: StationPlan) -> str | None:
     """Why decodes cannot verify drafts; None where they can, or have none."""
     deployment = station.deployment
@@ -436,7 +310,7 @@ def drafts_problem(station: StationPlan) -> str | None:
         f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
         "workload.reasoning.branches; use one branch": station.extremes.branches > 1,
     }
-    if (problem := _left_out("deployment.speculative", others, ", or leave out speculative")) is not None:
+    if (problem := left_out("deployment.speculative", others, ", or leave out speculative")) is not None:
         return problem
     by = station.design.ready.costing.drafts
     # A drafter that reads the whole text must have positions for it, as the model has.
@@ -447,22 +321,6 @@ def drafts_problem(station: StationPlan) -> str | None:
             "model that drafts; use shorter requests, another draft model or no speculative"
         )
     return None
-
-
-def manager_problem(workload: Workload, station: StationPlan) -> str | None:
-    """Why a KV manager of one's own cannot keep the KV of a pool; None where it can, or there is none."""
-    deployment = station.deployment
-    registered = manager(deployment.kv.manager)
-    if registered is None:
-        return None
-    # What the package's own KV does besides counting units: hooks of a manager have no part in it.
-    others = {
-        "kv.admission on_demand; use reserve": registered.units is not None and on_demand(deployment),
-        "kv.prefix_caching; leave it out": deployment.kv.prefix_caching,
-        "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
-        "several branches of a request; use one": station.extremes.branches > 1,
-    }
-    return _left_out(f"kv.manager {registered.name}", others)
 
 
 def limit_problem(
@@ -532,31 +390,3 @@ def _more_room(deployment: Deployment) -> str:
         return "more kv.capacity_tokens"
     wide = BYTES[deployment.precision.kv] > BYTES["fp8"]
     return "more tensor_parallel, kv precision fp8" if wide else "more tensor_parallel"
-
-
-def watermark_units(deployment: Deployment, kv: KvLayout) -> int:
-    """KV units that an admission leaves free; rounded down as vLLM does."""
-    return int(deployment.kv.watermark * kv.capacity_units) if on_demand(deployment) else 0
-
-
-def _to_host(station: StationPlan, bandwidth: float | None) -> float:
-    """Bytes per second of a device to host memory; a sensitivity to the links' bandwidth concerns it."""
-    assert bandwidth is not None
-    change = station.design.change
-    return bandwidth * (change.factor if change and change.input == "link_bandwidth" else 1.0)
-
-
-def host_space(station: StationPlan) -> tuple[int, float]:
-    """Under the prefix cache of a replica: (blocks that host memory has room for, seconds in which one is copied)."""
-    kv, block_bytes = station.deployment.kv, station.design.ready.kv.unit_bytes
-    # Each device has a part of every block, and copies it over a link of its own.
-    blocks = int((kv.offload_bytes or 0.0) / station.deployment.tensor_parallel // block_bytes)
-    return blocks, block_bytes / _to_host(station, kv.offload_bandwidth)
-
-
-def swap_space(station: StationPlan) -> tuple[float, float]:
-    """Of preemption by swapping: (KV units that host memory has room for, seconds in which one is copied there)."""
-    kv, layout = station.deployment.kv, station.design.ready.kv
-    bandwidth = _to_host(station, kv.swap_bandwidth)
-    # Whole units: half a block in host memory is of no use.
-    return math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes, layout.unit_bytes / bandwidth

@@ -8,16 +8,11 @@ from dataclasses import dataclass, replace
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import (
     branches_problem,
-    context_parallel_problem,
     drafts_problem,
-    groups_problem,
     limit_problem,
     lora_problem,
-    manager_problem,
-    offload_problem,
     planning_problem,
     policy_problem,
-    prefix_problem,
     priority_problem,
     ratio_problem,
     refusal_problem,
@@ -26,6 +21,13 @@ from evaluator.plan.checks import (
     scaling_problem,
 )
 from evaluator.plan.joint_pools import lacking_jointly, too_many_together, why_joint
+from evaluator.plan.kv_checks import (
+    context_parallel_problem,
+    groups_problem,
+    manager_problem,
+    offload_problem,
+    prefix_problem,
+)
 from evaluator.plan.link import LinkPlan, backpressure_problem, link_of, link_problem
 from evaluator.plan.phases import PhasePools, Pools, model_of, most_jobs, phases_of, phases_problem
 from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from evaluator.catalog.model import AS_PUBLISHED
 from evaluator.cost.frontend import Frontend
-from evaluator.cost.memory import kv_units
+from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.kv_managers import manager
 from evaluator.plan.simulators import on_demand
 from evaluator.policies import policy
@@ -108,3 +109,31 @@ def longest_prompt(deployment: Deployment, extremes: Extremes) -> int:
     if on_demand(deployment) and policy(deployment.batching.policy).whole_prompts:
         return extremes.kv_tokens
     return extremes.prompt
+
+
+def watermark_units(deployment: Deployment, kv: KvLayout) -> int:
+    """KV units that an admission leaves free; rounded down as vLLM does."""
+    return int(deployment.kv.watermark * kv.capacity_units) if on_demand(deployment) else 0
+
+
+def _to_host(station: StationPlan, bandwidth: float | None) -> float:
+    """Bytes per second of a device to host memory; a sensitivity to the links' bandwidth concerns it."""
+    assert bandwidth is not None
+    change = station.design.change
+    return bandwidth * (change.factor if change and change.input == "link_bandwidth" else 1.0)
+
+
+def host_space(station: StationPlan) -> tuple[int, float]:
+    """Under the prefix cache of a replica: (blocks that host memory has room for, seconds in which one is copied)."""
+    kv, block_bytes = station.deployment.kv, station.design.ready.kv.unit_bytes
+    # Each device has a part of every block, and copies it over a link of its own.
+    blocks = int((kv.offload_bytes or 0.0) / station.deployment.tensor_parallel // block_bytes)
+    return blocks, block_bytes / _to_host(station, kv.offload_bandwidth)
+
+
+def swap_space(station: StationPlan) -> tuple[float, float]:
+    """Of preemption by swapping: (KV units that host memory has room for, seconds in which one is copied there)."""
+    kv, layout = station.deployment.kv, station.design.ready.kv
+    bandwidth = _to_host(station, kv.swap_bandwidth)
+    # Whole units: half a block in host memory is of no use.
+    return math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes, layout.unit_bytes / bandwidth

@@ -59,9 +59,9 @@ class HostQueues(Queues):
             return None if tokens is None else True
         # It will not run before it is loaded, and cannot be preempted: what prompts under way need is left to them.
         under_way = [*self.prompts, *self.loading]
-        others = sum(max(self._units(each, each.target) - each.units, 0) for each in under_way)
-        units = self._units(request, hit + tokens)
-        fits = self._units(request, request.target) if self.limits.full_prompt else 0
+        others = sum(max(self.sizes.computed(each, each.target) - each.units, 0) for each in under_way)
+        units = self.sizes.computed(request, hit + tokens)
+        fits = self.sizes.computed(request, request.target) if self.limits.full_prompt else 0
         keep_free = self.limits.watermark_units if self.running else 0
         if not self.kv.admit(request, units, hit, keep_free, max(fits, units + others)):
             return False

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable, Sequence
 from evaluator.reference.batch import Batch, PromptChunk
 from evaluator.reference.grouped_kv import GroupedKv
 from evaluator.reference.kv import CountedKv, Kv
+from evaluator.reference.kv_reservations import KvReservations
+from evaluator.reference.kv_sizes import KvSizes
 from evaluator.reference.limits import Limits
 from evaluator.reference.packing import PACKINGS, ReservedFirst, WaitingQueue
 from evaluator.reference.prefix_cache import PrefixCache
@@ -30,13 +32,14 @@ class Queues:
         self.limits = limits
         of_the_engine = GroupedKv if limits.kv_groups else PrefixCache if limits.prefix_caching else CountedKv
         self.kv: Kv = (limits.manager or of_the_engine)(limits)
+        self.sizes = KvSizes(limits, self.kv)
+        self.reservations = KvReservations()
         self.on_demand = limits.admission == "on_demand"
         self.by_priority = limits.packing == "priority"
         packing = PACKINGS[limits.packing]
         self.waiting: WaitingQueue = (
             ReservedFirst(packing, in_order=limits.batch_queue) if limits.kv_reserved else packing()
         )
-        self.expected: deque[Request] = deque()  # chosen to come here, without a KV reservation yet
         self.preempted_waiting = 0  # of the waiting, those that were preempted
         self.running: dict[Request, None] = {}  # in order of admission
         self.seats = 0  # sequences of them
@@ -58,7 +61,6 @@ class Queues:
         self.context_tokens = 0  # their prompts and tokens so far
         self.waiting_units = 0  # KV that the waiting ones will hold when they finish
         self._admissions = 0
-        self._reservations = 0
         self._swapped_units = 0
         self._fills: list[tuple[Request, int]] | None = None  # what is to be named in order of admission
         self.leaving: dict[Request, None] = {}  # planned asynchronously: the batch under way gives their last token
@@ -99,43 +101,6 @@ class Queues:
     def arrive(self, request: Request) -> None:
         """A request that was announced is here."""
         self.waiting.push(request)
-
-    def reserve(self, tokens_left: int = 1) -> list[Request]:
-        """Give KV to expected requests, first come first served, as far as there is room; those that got it.
-
-        Where KV is taken on demand that is KV for the prompt and, if that is complete, for the next token.
-        ``tokens_left``: of the budget of this iteration. While a preempted request waits
-        for KV nobody new gets any. So reservations become fewer until the preempted one is admitted: those who hold
-        them run, or are preempted in their turn, and in the end some request has all KV for itself.
-        """
-        granted: list[Request] = []
-        # Only the first is looked at: a later, smaller request that took the room in its stead could do so again and
-        # again.
-        while self.expected and not self.preempted_waiting and not self.short_of_kv:
-            request = self.expected[0]
-            keep_free = self.limits.watermark_units if self.on_demand else 0
-            slots = request.target + (self.limits.decode_tokens if request.computed == request.target else 0)
-            if self.limits.batch_queue:
-                # vLLM ``Scheduler.schedule`` looks at them behind all that wait, as long as the iteration has tokens
-                # and a seat left, which they do not take; what prompts under way still need is not theirs
-                # (``_inflight_prefill_reserved_blocks``).
-                if tokens_left <= 0 or self.waiting or self.seats >= self.limits.max_num_seqs:
-                    break
-                under_way = (max(self._units(each, each.target) - each.units, 0) for each in self.prompts)
-                keep_free = sum(under_way) + (keep_free if self.running else 0)
-            units = self._decode_units(request, slots) if self.on_demand else request.kv_units
-            # What is in the cache here need not be sent: NIXL asks the prefill side for the tokens that are not
-            # computed locally (vLLM 0.28 ``nixl/pull_scheduler.get_num_new_matched_tokens``), and ``allocate_slots``
-            # makes the request a user of the blocks found, which nobody takes while the others are under way.
-            hit = self.kv.lookup(request)
-            if not self.kv.admit(request, units, hit, keep_free):
-                break
-            request.hit_tokens = hit
-            self._reservations += 1
-            request.reservation = self._reservations
-            granted.append(self.expected.popleft())
-            self.waiting_units -= request.kv_units
-        return granted
 
     def add_tokens(self, count: int) -> None:
         """So many output tokens have come."""
@@ -244,7 +209,7 @@ class Queues:
 
     def go_on(self, request: Request, tokens: int) -> PromptChunk:
         """The next chunk of a prompt under way, for which there is KV."""
-        fits = self.kv.extend(request, self._units(request, request.computed + tokens))
+        fits = self.kv.extend(request, self.sizes.computed(request, request.computed + tokens))
         assert fits, f"the prompt of request {request.index} was to go on without KV"
         return self._chunk(request, tokens)
 
@@ -267,12 +232,12 @@ class Queues:
             # A policy of whole prompts asks for the blocks of the whole prompt, one of chunks for those of this
             # chunk. A request that only decodes needs the slot of its next token (and of its drafts).
             slots = max(request.target if whole_kv else 0, start + (tokens or self.limits.decode_tokens))
-            units = self._units(request, slots + padding) if tokens else self._decode_units(request, slots)
+            units = self.sizes.computed(request, slots + padding) if tokens else self.sizes.decoding(request, slots)
             # vLLM ``allocate_slots``: no watermark where nothing runs, or a request might never be admitted. Nor of
             # one that has a KV reservation, which takes no more.
             is_reserved = self.limits.kv_reserved and request.units > 0
             keep_free = self.limits.watermark_units if self.running and not is_reserved else 0
-            fits = self._units(request, request.target) if self.limits.full_prompt else 0
+            fits = self.sizes.computed(request, request.target) if self.limits.full_prompt else 0
         if not self.kv.admit(request, units, hit, keep_free, fits):
             return False
         self.waiting.pop()
@@ -300,49 +265,18 @@ class Queues:
         self.admitted += 1
         return True
 
-    def _units(self, request: Request, tokens: int) -> int:
-        """Units that the first tokens of what it computes take, but for those that it shares with other requests."""
-        # Up to the end of the prompt all branches are one sequence.
-        if not request.branches or tokens <= request.prompt_tokens:
-            return max(self.kv.units(tokens) - request.shared_units, 0)
-        return self._forked_units(request, [(high, 1) for _, high in request.spans(request.prompt_tokens, tokens)])
-
-    def _decode_units(self, request: Request, tokens: int) -> int:
-        """The same of each of its sequences, of which all that go on have so many tokens."""
-        if not request.branches:
-            return self._units(request, tokens)
-        return self._forked_units(request, [(tokens, request.width_at(self.generated(request)))])
-
-    def generated(self, request: Request) -> int:
-        """Output tokens that are there, of each branch that goes on."""
-        return request.generated if request.group is None else request.group.generated(request)
-
     def told(self, request: Request) -> int:
-        """The same without the token of a batch under way, which nobody knows yet."""
-        return self.generated(request) - self.gives(request)
+        """Output tokens that are known of a request: not that of a batch under way."""
+        return request.generated_by_now - self.gives(request)
 
     def gives(self, request: Request) -> bool:
         """The batch under way gives it a token."""
         return bool(self.under_way) and request in self.under_way[-1].gives
 
-    def _forked_units(self, request: Request, ends: Iterable[tuple[int, int]]) -> int:
-        """Units of branches, (tokens of each, how many), and of the prompt's whole blocks, which all of them share."""
-        prompt, block = request.prompt_tokens, self.limits.block_tokens
-        branch_units, shared = self.limits.units_of_branch, self.limits.units_of_prefix
-        # A unit is a block: each branch holds what lies behind the prompt's whole blocks, the last block of the
-        # prompt included where it is not full (vLLM v0 copies it on write).
-        if branch_units is None or shared is None:
-            whole = prompt // block
-            units = sum(count * (-(-tokens // block) - whole) for tokens, count in ends)
-        else:
-            whole = shared(prompt)
-            units = sum(count * branch_units(prompt, tokens) for tokens, count in ends)
-        return max(whole - request.shared_units, 0) + units
-
     def _swap_in(self, request: Request) -> None:
         if request.swapped:
             request.swapped = False
-            units = self._units(request, request.computed)
+            units = self.sizes.computed(request, request.computed)
             self._swapped_units -= units
             self.moved_units += units
 
@@ -357,7 +291,7 @@ class Queues:
                 continue
             tokens = self._share(request.target - request.computed, room, whole=False)
             assert tokens is not None
-            if self.on_demand and not self._make_room(request, self._units(request, request.computed + tokens)):
+            if self.on_demand and not self._make_room(request, self.sizes.computed(request, request.computed + tokens)):
                 break
             chunks.append(self._chunk(request, tokens))
             self.continued = True
@@ -394,7 +328,7 @@ class Queues:
             slots = self.decoding.computed(request) + drafts if decodes else request.computed + tokens
             # By priority vLLM preempts the lowest that runs, of equals the last to arrive; it may be one that has been
             # served in this very iteration, whose tokens are then free for others. Without, it is the last admitted.
-            while not self.kv.extend(request, self._units(request, slots)):
+            while not self.kv.extend(request, self.sizes.computed(request, slots)):
                 self.short_of_kv = True
                 victim = (
                     max(self.running, key=lambda other: (other.priority, other.index))
@@ -449,7 +383,7 @@ class Queues:
             for request in ordered:
                 if request.group is self.decoding:  # not preempted meanwhile
                     slots = self.decoding.computed(request) + self.limits.decode_tokens
-                    units = self._decode_units(request, slots)
+                    units = self.sizes.decoding(request, slots)
                     self._make_room(request, units)
         if self.limits.asynchronous:
             # The token before is not known yet, so that the block that it fills has its name an iteration later (vLLM
@@ -462,16 +396,14 @@ class Queues:
     def decode_units(self) -> int:
         """KV units that the next token of every decoding sequence takes beyond what they have."""
         due = {**dict.fromkeys(self.decoding.due()), **self.decoding.forked}
-        slots = self.limits.decode_tokens
-        held = ((each, self._decode_units(each, self.decoding.computed(each) + slots)) for each in due)
-        return sum(max(units - request.units, 0) for request, units in held)
+        return self.sizes.lacking(self.decoding, due, self.limits.decode_tokens)
 
     def grow_ahead(self, group: DecodeGroup, ahead: int) -> None:
         """The same for the step after ``ahead`` more, in a leap: it fits."""
         if self.on_demand:
             for request in group.due(ahead):
                 # ``steps_within`` ended the leap before the first step for which there is no block.
-                fits = self.kv.extend(request, self._decode_units(request, group.computed(request) + ahead + 1))
+                fits = self.kv.extend(request, self.sizes.decoding(request, group.computed(request) + ahead + 1))
                 assert fits
         self._register_filled(group, ahead)
 
@@ -481,10 +413,7 @@ class Queues:
 
     def units_ahead(self, group: DecodeGroup, step: int) -> int:
         """KV units that the members of a group take between its next step and the ``step``-th, on demand."""
-        if not self.on_demand:
-            return 0
-        held = ((request, self._decode_units(request, group.computed(request) + step)) for request in group.members)
-        return sum(max(units - request.units, 0) for request, units in held)
+        return self.sizes.lacking(group, group.members, step) if self.on_demand else 0
 
     def register(self, request: Request, tokens: int) -> None:
         """Its first ``tokens`` tokens are computed, now or once all that run have their part of the iteration."""
@@ -580,7 +509,7 @@ class Queues:
         del self.running[request]
         self.seats -= request.width
         self.work_tokens -= request.work_tokens
-        units = self._units(request, request.computed)
+        units = self.sizes.computed(request, request.computed)
         self._release(request)
         # Where host memory is full it is computed anew.
         if self.limits.preemption == "swap" and self._swapped_units + units <= self.limits.swap_units:
@@ -607,14 +536,14 @@ class Queues:
 
     def give_up_seats(self, request: Request) -> None:
         """A request has a token more on each branch. Those with their last one leave their seats and their KV."""
-        generated = self.generated(request)
+        generated = request.generated_by_now
         width = request.width_at(generated)
         self.seats -= request.width_at(generated - 1) - width
         if not width or not request.branches:
             return  # it goes on as it was, or is done and departs
         if self.on_demand:
             computed = request.computed if request.group is None else request.group.computed(request)
-            self.kv.shrink(request, self._decode_units(request, computed))
+            self.kv.shrink(request, self.sizes.decoding(request, computed))
         else:
             self.kv.shrink(request, sum(request.branch_units[-width:]))
 

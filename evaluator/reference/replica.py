@@ -120,7 +120,7 @@ class Replica:
         Where KV is taken on demand, iterations under way have yet to take theirs, and KV is reserved between them.
         """
         self.announce(request)
-        self.queues.expected.append(request)
+        self.queues.reservations.expected.append(request)
         # Under reservation KV changes hands when requests leave only, so that what is free now can be given at once,
         # in the middle of an iteration. On demand the iterations of a leap have yet to take their blocks, and who
         # runs goes before who is to come.
@@ -143,7 +143,7 @@ class Replica:
             self.report(self, len(self.queues.waiting) - self._unseen, now)
 
     def _reserve(self, tokens_left: int = 1) -> None:
-        self.granted += self.queues.reserve(tokens_left)
+        self.granted += self.queues.reservations.grant(self.queues, tokens_left)
         self.kv_units_max = max(self.kv_units_max, self._kv_used())
 
     def release(self, request: Request, now: float) -> None:
@@ -196,7 +196,7 @@ class Replica:
         launched: list[RunningBatch] = []
         while not self._waits:
             # Who is to come is among vLLM's waiting, so that an idle engine looks for its KV, too.
-            if self.queues.running or self.queues.waiting or self.queues.expected:
+            if self.queues.running or self.queues.waiting or self.queues.reservations.expected:
                 batch = self.form(now)
                 running_batch = self._send(batch, now) if batch else None
                 # An empty batch with nothing under way and nobody preempted will be empty for ever: stop planning, or
@@ -328,7 +328,7 @@ class Replica:
         # short of KV, the next iteration may preempt again.
         if batch.chunks or queues.admitted or queues.short_of_kv:
             return 1
-        if (queues.waiting or queues.expected) and self.limits.prefix_caching:
+        if (queues.waiting or queues.reservations.expected) and self.limits.prefix_caching:
             return 1  # what the head finds in the cache may change
         # Until the first member has its last token, or fills its window of attention. On demand also no further than
         # the free blocks last: the iteration that finds none has to preempt, and is put together by itself.
@@ -549,6 +549,6 @@ def _sequences(requests: Iterable[Request]) -> tuple[int, ...]:
     """The numbers of requests, each as often as it has sequences that go on."""
     numbers = []
     for request in requests:
-        generated = request.generated if request.group is None else request.group.generated(request)
+        generated = request.generated_by_now
         numbers += [request.index] * request.width_at(generated)
     return tuple(numbers)

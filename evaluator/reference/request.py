@@ -94,6 +94,11 @@ class Request:
         return self.prompt_tokens - self.compute_tokens
 
     @property
+    def generated_by_now(self) -> int:
+        """Output tokens that are there, of each branch that goes on, also while it decodes with its group."""
+        return self.generated if self.group is None else self.group.generated(self)
+
+    @property
     def known_tokens(self) -> int:
         """The prompt and every token generated: what the next token attends to, itself not counted."""
         return self.prompt_tokens + self.resident + self.generated

@@ -98,8 +98,8 @@ def _admission(deployment: Deployment, defaults: SchedulerDefaults, workload: Wo
 def _caches(deployment: Deployment, defaults: SchedulerDefaults, admission: str, workload: Workload | None) -> bool:
     """``kv.prefix_caching`` as the engine has it, where what is in the blocks is known, and we know how to find them.
 
-    Where we do not, asking for it is refused with the reason (``plan.checks.prefix_problem``), and saying nothing means
-    no cache. System prompts without turns are an approximation, which is for the scenario to ask for.
+    Where we do not, asking for it is refused with the reason (``plan.kv_checks.prefix_problem``), and saying nothing
+    means no cache. System prompts without turns are an approximation, which is for the scenario to ask for.
     """
     if workload is None or not workload.known_content or not defaults.prefix_caching:
         return False

@@ -15,8 +15,8 @@ from evaluator.cost.memory import units_of
 from evaluator.device import bounded, quickly_compiled
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
-from evaluator.plan.checks import swap_space, watermark_units
 from evaluator.plan.simulators import grows_by_blocks, in_any_order, on_demand, ring_bytes, swaps, worth_optimising
+from evaluator.plan.station import swap_space, watermark_units
 from evaluator.policies import policy
 from evaluator.policies.token_ratio import ratios
 from evaluator.replica.batched_costs import costs_of as replica_costs

@@ -20,7 +20,7 @@ import pandas as pd
 from evaluator.cost.frontend import delay_s
 from evaluator.cost.iteration import CostParameters
 from evaluator.plan import StationPlan, plan
-from evaluator.plan.checks import host_space
+from evaluator.plan.station import host_space
 from evaluator.reference import HostLimits, Iteration, Limits, Request, simulate
 from evaluator.reference.network import Follows
 from evaluator.scenario import load_scenario

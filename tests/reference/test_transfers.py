@@ -127,8 +127,8 @@ def test_room_for_a_prompt_whose_last_token_is_computed_again_is_that_of_the_pro
     most.computed = 7
     for request in (came, most):
         queues.announce(request)
-        queues.expected.append(request)
-    queues.reserve()
+        queues.reservations.expected.append(request)
+    queues.reservations.grant(queues)
     assert (came.units, most.units) == (3, 2)  # the next token of the one opens a block
 
 

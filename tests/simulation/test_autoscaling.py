@@ -126,13 +126,13 @@ def test_what_is_refused(keys, message):
 @pytest.mark.parametrize(
     ("deployment", "message"),
     [
-        ({"role": "prefill"}, "role prefill"),
-        ({"data_parallel": 2}, "data_parallel"),
-        ({"pools": {"a": {"role": "mixed"}, "b": {"role": "mixed"}}}, "several pools or stages"),
+        ({"role": "prefill"}, "role prefill; use role mixed"),
+        ({"data_parallel": 2}, "data_parallel; use replicas"),
+        ({"pools": {"a": {"role": "mixed"}, "b": {"role": "mixed"}}}, "several pools or stages; use one pool"),
     ],
 )
 def test_what_it_does_not_go_with(deployment, message):
-    with pytest.raises(InputError, match=f"unsupported: (pool a: )?autoscaling with {message}; leave it out"):
+    with pytest.raises(InputError, match=f"unsupported: (pool a: )?autoscaling with {message}.*, or leave it out"):
         evaluator.simulate(scenario(**deployment))
 
 

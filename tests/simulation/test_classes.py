@@ -266,8 +266,8 @@ def test_a_bound_that_nobody_reaches_changes_nothing():
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"workload": {"arrivals": {"process": "closed_loop", "users": 4}}}, "a closed loop"),
-        ({"deployment": {"role": "prefill"}}, "role prefill"),
+        ({"workload": {"arrivals": {"process": "closed_loop", "users": 4}}}, "a closed loop; use arrivals with a rate"),
+        ({"deployment": {"role": "prefill"}}, "role prefill; use role mixed, or leave it out"),
         (
             {"deployment": {"pipeline": 0}, "pipeline": [{"stage": "tool", "seconds": 1}, "prefill", "decode"]},
             "several",

@@ -17,8 +17,8 @@ from evaluator.cost.weights import resident_bytes
 from evaluator.kv_managers import manager as kv_manager
 from evaluator.metrics.use import PoolTotals, pooled
 from evaluator.plan import Configuration, StationPlan
-from evaluator.plan.checks import host_space, swap_space, watermark_units
 from evaluator.plan.simulators import by_reports, routed_by, waits_for_adapters
+from evaluator.plan.station import host_space, swap_space, watermark_units
 from evaluator.reference import HostLimits, Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.reference.network import Follows
 from evaluator.reference.stations.fleet import ScalingPolicy

@@ -54,7 +54,7 @@ def expect(given: Given, cluster: ClusterState, j: Int, r: Int) -> ClusterState:
 def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterState:
     """Give KV to those who wait for room at replica r, first come first served, as far as it goes, if ``on``.
 
-    While a preempted request waits for KV nobody new gets room (``reference.queues.Queues.reserve``).
+    While a preempted request waits for KV nobody new gets room (``reference.kv_reservations``).
     """
     own = given_at(given, r, cluster.several)
 
