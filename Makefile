@@ -8,7 +8,7 @@ READY := $(VENV)/.ready
 BEFORE ?= main
 DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 
-.PHONY: help setup demo test test-fast test-thorough check typed docs bench bench-regression bench-gpu oracle oracle-server oracle-sglang pictures errors accuracy clean
+.PHONY: help setup demo test test-fast test-thorough check typed docs bench bench-regression bench-gpu oracle oracle-server oracle-sglang random-systems pictures errors accuracy clean
 
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
@@ -25,6 +25,7 @@ help:
 	@echo "make oracle     random configurations on vLLM's own scheduler and on ours (CASES=\"--feature drafts --cases 50\")"
 	@echo "make oracle-server  vLLM serves a small model here, and its requests are predicted (SERVER=--busy: on a busy machine)"
 	@echo "make oracle-sglang  the same on SGLang's, in an environment of its own"
+	@echo "make random-systems  1,000 random systems of many parts on both simulators (half an hour; SYSTEMS=\"--cases 50\"; goes on where it ended)"
 	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
 	@echo "make errors     the tables of expected errors anew, from measurements in DATA ($(DATA)); half an hour"
 	@echo "make accuracy   errors by slice of all measurements in DATA, and what became worse (WRITE=--write: take the new tables); a minute"
@@ -128,6 +129,10 @@ $(SGLANG_ORACLE)/.ready:
 
 oracle-sglang: $(SGLANG_ORACLE)/.ready
 	PYTHONPATH=. $(SGLANG_ORACLE)/bin/python -m tests.oracle --engine sglang $(CASES)
+
+# Lines of .cache/random-systems.jsonl are what is done: without it the run begins anew.
+random-systems: $(READY)
+	$(BIN)/python -m tests.random_systems $(SYSTEMS)
 
 pictures: $(READY)
 	$(BIN)/python -m tests.benchmarks.pictures $(NAMES)

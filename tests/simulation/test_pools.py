@@ -163,12 +163,14 @@ def test_users_of_a_closed_loop_send_again_when_they_have_the_last_token():
     np.testing.assert_allclose(later, np.sort(found.times.last_token_s[0, 0])[: len(later)], rtol=1e-9)
 
 
-def test_a_guard_holds_the_first_token_too_for_what_the_decode_side_has_planned():
-    """Its clients have all tokens at once, so that there are no gaps between them."""
+@pytest.mark.parametrize("backpressure", [False, True])
+def test_a_guard_holds_the_first_token_too_for_what_the_decode_side_has_planned(backpressure):
+    """Its clients have all tokens at once, so that there are no gaps between them; as where one loop runs all."""
     pools = {**POOLS, "small": {"role": "stage", "hardware": "h100-sxm"}}
     guard = {"stage": "postprocess", "kind": "guard", "model": "qwen3-0.6b", "pool": "small"}
     stages = ["prefill", "decode", guard]
-    found = seen(disaggregated(calibration=SERVING, pools=pools, pipeline=stages))
+    transfer = {"backpressure": backpressure}
+    found = seen(disaggregated(calibration=SERVING, pools=pools, pipeline=stages, transfer=transfer))
     np.testing.assert_array_equal(found.times.first_token_s, found.times.last_token_s)
     assert not found.itl[0][0][0].any()
 

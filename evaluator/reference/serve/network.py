@@ -314,6 +314,9 @@ def _step_visit(
             times.put(key, request, replica=replica)
             visited[key][request] = True
         now_s[key][run_jobs.id] = times.last_token_s[key][run_jobs.id]
+    # None where nobody passes it by, as the chain says it: the gaps between tokens that it holds are then known
+    # (``simulation.chain``).
+    all_came = all(visited[key][run_jobs.id].all() for key, run_jobs in by_run(jobs) if key in runs)
     stage = step_station.stage(0)
     station = Station(
         step_station.label,
@@ -323,7 +326,7 @@ def _step_visit(
         waits=step_station.planned(0).kind is not Delay,
     )
     uses = (_step_use(step_station, jobs, runs),) if first else ()
-    return StationVisit(station, visit_jobs, replace(times, visited=visited), uses)
+    return StationVisit(station, visit_jobs, replace(times, visited=None if all_came else visited), uses)
 
 
 def _step_use(step_station: StepStation, jobs: ChunkJobs, runs: dict[tuple[int, int], NetworkRun]) -> Use:
