@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from evaluator.device import MOST_PROGRAMS
-from evaluator.records import kept_with_record, shared_while_used, with_fields
+from evaluator.records import kept_with_record, shared_while_used, with_fields, without_collecting
 from evaluator.run import sweep
 from evaluator.traffic.jobs import Demand
 from tests.scenario.build import scenario
@@ -97,3 +97,17 @@ def test_compiled_programs_have_a_bound(monkeypatch):
     first, *_ = (sweep(scenario(f"workload.requests={count}")) for count in (60, 120, 240))
     assert 0 < run_lanes._cache_size() <= 2
     assert sweep(scenario("workload.requests=60")).drop_attrs().identical(first.drop_attrs())
+
+
+def test_the_collector_rests_for_a_while_and_not_for_good():
+    with pytest.raises(ZeroDivisionError), without_collecting():
+        assert not gc.isenabled()
+        raise ZeroDivisionError
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with without_collecting():
+            pass
+        assert not gc.isenabled()  # as it was
+    finally:
+        gc.enable()

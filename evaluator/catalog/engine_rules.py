@@ -11,6 +11,7 @@ from typing import Any
 from evaluator.catalog.fields import Fields, load
 from evaluator.catalog.hardware import Hardware
 from evaluator.errors import InputError
+from evaluator.records import kept_with_record
 
 KEYS = ("batching.policy", "batching.limits", "batching.planning", "kv.memory_fraction", "kv.block_tokens",
         "kv.admission", "kv.full_prompt", "kv.prefix_caching")  # fmt: skip
@@ -76,6 +77,7 @@ class EngineRules:
         """The first release of which every key is known."""
         return max(min(rule.since for rule in self.rules if rule.key == key) for key in KEYS)
 
+    @kept_with_record(most=64)
     def release(self, version: str | None) -> Release:
         """A release as numbers; None: the newest of the table. InputError for one that the table does not know."""
         if version is None:

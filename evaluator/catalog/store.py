@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from evaluator.errors import InputError
@@ -25,6 +28,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 _FOUND: dict[tuple[str, str, str, str], Path] = {}
+_HERE: ContextVar[dict[tuple[str, str], Path] | None] = ContextVar("found", default=None)
 
 
 def data_folder(kind: str) -> tuple[Path, ...]:
@@ -76,19 +80,38 @@ def find(kind: str, name: str) -> Path:
             return Path(name).resolve()
         raise InputError(f"{_kind(kind)[1]}: there is no file '{name}'")
     # A sweep over the figures of a device asks for the same few files a hundred thousand times.
+    here = _HERE.get()
+    if here is not None and (kind, name) in here:
+        return here[kind, name]
     asked = (kind, name, os.environ.get("EVALUATOR_PATH", ""), os.getcwd())
     cached = _FOUND.get(asked)
     # Looked at again: a session may write, rename or remove files of its catalog between two
     # questions.
-    if cached is not None and os.path.isfile(cached):
-        return cached
+    if cached is None or not os.path.isfile(cached):
+        cached = _FOUND[asked] = _search(kind, name)
+    if here is not None:
+        here[kind, name] = cached
+    return cached
+
+
+@contextmanager
+def looked_for_once() -> Iterator[None]:
+    """Within it a file that was found is where it is: a plan of many designs is of the same files."""
+    # Of this thread alone: others may be between two plans.
+    before = _HERE.set({})
+    try:
+        yield
+    finally:
+        _HERE.reset(before)
+
+
+def _search(kind: str, name: str) -> Path:
     # A name with a slash is a path without its ending, and must not lead out of the catalog's
     # folders.
     for folder in data_folder(kind) if Path(name).name == name else ():
         path = folder / f"{name}.yaml"
         if path.is_file():
-            _FOUND[asked] = path.resolve()
-            return _FOUND[asked]
+            return path.resolve()
         if path.is_symlink():
             raise InputError(f"{_kind(kind)[1]} '{name}': {path} is a link that leads to no file")
     raise InputError(f"unknown {_kind(kind)[1]} '{name}'{suggestion(name, names(kind))}")

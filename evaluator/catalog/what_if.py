@@ -11,12 +11,12 @@ device that nobody measured is extrapolated.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from evaluator.catalog.fields import Fields
+from evaluator.catalog.fields import Fields, times_forgotten
 from evaluator.catalog.hardware import Hardware, Link
 from evaluator.catalog.model import (
     FeedForward,
@@ -30,6 +30,7 @@ from evaluator.catalog.model import (
 from evaluator.catalog.read_hardware import PEAK_DTYPES, figure, load_hardware, read_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.errors import InputError
+from evaluator.records import with_fields
 from evaluator.units import parse_quantity
 
 DEVICE_FIGURES = {
@@ -98,10 +99,43 @@ def in_si(value: Any, path: tuple[str, ...]) -> Any:
     return parse_quantity(value, unit, ".".join((HERE, *path))) if isinstance(value, str) and unit else value
 
 
-@lru_cache(maxsize=1 << 17)  # as many as a large sweep has, since one after the other is asked for, several times
+MOST_DEVICES = 1 << 17
+"""As many as a large sweep has, since one after the other is asked for, several times."""
+_DEVICES: dict[int, dict[WhatIf, Hardware]] = {}
+
+
 def device(described: WhatIf) -> Hardware:
     """The device of a description. Errors: those of ``read_device``, at ``HERE``."""
-    return read_device(described.parameters, HERE)
+    made = _made_devices().get(described)
+    return _kept(described, read_device(described.parameters, HERE)) if made is None else made
+
+
+def devices_with(described: WhatIf, several: Iterable[Mapping[str, float]]) -> Iterator[WhatIf]:
+    """The description with other ``DEVICE_FIGURES``, one after the other, which are known to be plausible."""
+    parameters, base = described.parameters, device(described)
+    for figures in several:
+        other = WhatIf(_SORTED.encode({**parameters, **figures}))
+        _kept(other, with_fields(base, **figures))
+        yield other
+
+
+def _made_devices() -> dict[WhatIf, Hardware]:
+    # Of the files of the catalog as they are: what a device is like may have changed with its file.
+    of_files = times_forgotten()
+    made = _DEVICES.get(of_files)
+    if made is None:
+        made = {}
+        _DEVICES.clear()
+        _DEVICES[of_files] = made
+    return made
+
+
+def _kept(described: WhatIf, hardware: Hardware) -> Hardware:
+    made = _made_devices()
+    if len(made) >= MOST_DEVICES:
+        made.clear()
+    made[described] = hardware
+    return hardware
 
 
 @lru_cache(maxsize=4096)

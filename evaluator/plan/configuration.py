@@ -13,7 +13,7 @@ from evaluator.plan.phases import PhasePools
 from evaluator.plan.request_level import objective_problem
 from evaluator.plan.route import PipelinePlan
 from evaluator.plan.same_but_speed import likeness, with_devices
-from evaluator.plan.simulators import AUTO, ITERATION, REQUEST, TOKEN, worth_compiling
+from evaluator.plan.simulators import AUTO, ITERATION, REQUEST, TOKEN
 from evaluator.plan.station import StationPlan
 from evaluator.records import with_fields
 from evaluator.replica import Change, varied
@@ -132,31 +132,44 @@ class PlanContext:
     simulator: str
     requests: int  # of the whole run, all configurations and seeds
     feasibilities: dict[Hashable, Feasibility] = field(default_factory=dict)
+    _numbers: dict[Hashable, int] = field(default_factory=dict)
+
+    def asked(self, workload: Workload) -> int:
+        """A number for all that a check looks at of a workload, equal for workloads that are alike to it."""
+        number = self._numbers.get(id(workload))
+        if number is None:
+            # A number stands for them in every key, since to hash them takes longer than to find a design.
+            alike = _alike(workload)
+            number = self._numbers[id(workload)] = self._numbers.setdefault(alike, len(self._numbers))
+        return number
 
 
-def configuration_at(config: int, point: Point, setting: PlanContext) -> Configuration:
-    """The configuration at a point of the grid, checked.
+def _alike(workload: Workload) -> Hashable:
+    """Equal for workloads under which checks find the same.
 
-    Points of a sweep share the objects of parts that they do not vary, so what was checked is kept by the identity
-    (``id``) of the deployment and the lengths, with all else of the workload that a check looks at.
+    Points of a sweep share the objects of parts that they do not vary, so these are known by their identity (``id``).
     """
-    workload, deployment, slo = point
-    objectives = all_objectives(workload, slo)
     arrivals = workload.arrivals
-    lengths = (
-        id(workload.lengths), id(workload.models), id(workload.pipelines), id(workload.classes),
-        workload.requests, id(workload.sampling), workload.cached_tokens, workload.sessions, workload.reasoning,
-        workload.adapters,  # a replica is built with their popularity
-    )  # fmt: skip
     # Without sessions that go on, neither memory nor the lengths of requests depend on when they come: all rates
     # share one check.
     turns = id(arrivals) if workload.sessions.continued else None  # which of them are sent follows from the rate
-    asked = (arrivals.process, arrivals.users, turns, *lengths)
+    return (
+        arrivals.process, arrivals.users, turns, id(workload.lengths), id(workload.models), id(workload.pipelines),
+        id(workload.classes), workload.requests, id(workload.sampling), workload.cached_tokens, workload.sessions,
+        workload.reasoning, workload.adapters,  # a replica is built with their popularity
+    )  # fmt: skip
+
+
+def configuration_at(config: int, point: Point, setting: PlanContext) -> Configuration:
+    """The configuration at a point of the grid, checked."""
+    workload, deployment, slo = point
+    objectives = all_objectives(workload, slo)
     # By identity, since to hash or compare a deployment takes longer than most checks; the grid keeps the objects
     # alive.
-    feasibility = setting.feasibilities.get((id(deployment), *asked))
+    key = (id(deployment), setting.asked(workload))
+    feasibility = setting.feasibilities.get(key)
     if feasibility is None:
-        feasibility = setting.feasibilities[id(deployment), *asked] = _feasibility(workload, deployment, setting, asked)
+        feasibility = setting.feasibilities[key] = _feasibility(workload, deployment, setting)
     # The request-level algorithms run replicas that share a queue together by themselves: nothing is ``joint`` to
     # them.
     by_request = setting.simulator == REQUEST
@@ -171,7 +184,7 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
         objectives=objectives,
         stations=feasibility.stations,
         status=status,
-        simulator=_simulator_of(workload, feasibility, setting),
+        simulator=_simulator_of(feasibility, setting),
         lacking=() if by_request else feasibility.lacking,
         joint=feasibility.joint and not by_request,
         link=feasibility.link,
@@ -182,7 +195,7 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
     )
 
 
-def _simulator_of(workload: Workload, feasibility: Feasibility, setting: PlanContext) -> str:
+def _simulator_of(feasibility: Feasibility, setting: PlanContext) -> str:
     """What computes a configuration: what is asked for, but for what the vectorised one lacks, or is too slow to start
     for."""
     if setting.simulator == REQUEST:
@@ -193,25 +206,21 @@ def _simulator_of(workload: Workload, feasibility: Feasibility, setting: PlanCon
         return setting.simulator
     # By the requests of the whole sweep and not of this configuration's group, which nobody knows before all are
     # planned: so each shard of a sweep, and each worker, comes to the same answer.
-    lockstep = any(station.design.lockstep > 1 for station in feasibility.stations)
-    deployments = [station.deployment for station in feasibility.stations]
-    worth = worth_compiling(workload, deployments, feasibility.joint, lockstep)
-    return TOKEN if setting.requests < worth else ITERATION
+    return TOKEN if setting.requests < feasibility.worth_compiling else ITERATION
 
 
-def _feasibility(
-    workload: Workload, deployment: Deployment, setting: PlanContext, asked: tuple[Hashable, ...]
-) -> Feasibility:
-    """What is known of a deployment: checked, or as of one that is like it; ``asked`` is what it depends on beside."""
+def _feasibility(workload: Workload, deployment: Deployment, setting: PlanContext) -> Feasibility:
+    """What is known of a deployment: checked, or as of one that is like it."""
     # By what decides whether it can run, where no object is shared: devices that a sweep describes differ in each
     # point.
     like = likeness(deployment)
-    first = None if like is None else setting.feasibilities.get((like, *asked))
+    key = (like, setting.asked(workload))
+    first = None if like is None else setting.feasibilities.get(key)
     if first is None:
         first = check(workload, deployment, setting.sampler, setting.seeds, setting.simulator)
     if like is None:
         return first
-    setting.feasibilities[like, *asked] = first
+    setting.feasibilities[key] = first
     # Only speed, power and price differ, on which nothing that was checked depends.
     return with_fields(first, stations=with_devices(first.stations, deployment), checked=first.stations)
 

@@ -33,7 +33,7 @@ from evaluator.plan.phases import PhasePools, Pools, model_of, most_jobs, phases
 from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps
 from evaluator.plan.request_level import queue_problem, request_problem
 from evaluator.plan.route import PipelinePlan, RequestRoutes
-from evaluator.plan.simulators import REQUEST, has_frontend, is_joint, lacking, why_together
+from evaluator.plan.simulators import REQUEST, has_frontend, is_joint, lacking, why_together, worth_compiling
 from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem, with_own_kv
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.scenario import (
@@ -64,6 +64,7 @@ class Feasibility:
     joint_pools: bool
     link: LinkPlan | None
     pipeline: PipelinePlan | None = None
+    worth_compiling: int = 0  # requests of a whole run from which on programs are worth their compilation
     checked: tuple[StationPlan, ...] = ()  # of one that is like it; none where these stations were checked
 
 
@@ -88,8 +89,11 @@ def check(
         status = f"unsupported: simulator request does not cover {several[0]}; use simulator iteration"
     # Also of what cannot run: a group takes its place among the others by these.
     lack, joint = _engines(workload, stations, several)
+    all_stations = (*stations, *passes)
+    lockstep = any(station.design.lockstep > 1 for station in all_stations)
+    worth = worth_compiling(workload, [station.deployment for station in all_stations], joint, lockstep)
     return Feasibility(
-        (*stations, *passes), planned.phases, status, lack, joint, bool(several), planned.link, planned.pipeline
+        all_stations, planned.phases, status, lack, joint, bool(several), planned.link, planned.pipeline, worth
     )
 
 

@@ -9,11 +9,13 @@ from functools import cached_property
 import numpy as np
 
 from evaluator.catalog.fields import forget_changed
+from evaluator.catalog.store import looked_for_once
 from evaluator.plan.configuration import Configuration, PlanContext, RateChange, configuration_at, variant
 from evaluator.plan.groups import Group, groups_of
 from evaluator.plan.pipeline import stage_names
 from evaluator.plan.route import RequestRoutes
 from evaluator.plan.simulators import AUTO, ITERATION
+from evaluator.records import without_collecting
 from evaluator.replica import Change
 from evaluator.scenario import Grid, Objective, Scenario, all_objectives, expand
 from evaluator.traffic.jobs import Jobs
@@ -133,8 +135,9 @@ def plan(
     others.
     """
     forget_changed()
-    grid = expand(scenario)
-    everything = Plan(scenario, grid, [], [], RequestSampler(), simulator, inputs, by_seed=by_seed)
-    # Before any configuration is made: ``auto`` decides by it for each of them.
-    everything = replace(everything, requests=len(grid.points) * everything.runs * scenario.workload.requests)
-    return everything.of(np.arange(len(grid.points)) if configs is None else np.asarray(configs))
+    with without_collecting(), looked_for_once():
+        grid = expand(scenario)
+        everything = Plan(scenario, grid, [], [], RequestSampler(), simulator, inputs, by_seed=by_seed)
+        # Before any configuration is made: ``auto`` decides by it for each of them.
+        everything = replace(everything, requests=len(grid.points) * everything.runs * scenario.workload.requests)
+        return everything.of(np.arange(len(grid.points)) if configs is None else np.asarray(configs))

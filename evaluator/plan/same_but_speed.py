@@ -9,6 +9,8 @@ own devices in the place of its.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import fields
+from operator import attrgetter
 from typing import TypeVar
 
 from evaluator.catalog.hardware import Hardware
@@ -20,6 +22,11 @@ from evaluator.scenario import Deployment, Pool
 
 COMPARED = ("hardware", "pools", "pipeline")
 """Fields that are not compared by their identity; a deployment with a pipeline is like no other."""
+
+_OTHERS = {
+    record: attrgetter(*(entry.name for entry in fields(record) if entry.name not in COMPARED))
+    for record in (Deployment, Pool)
+}
 
 _Described = TypeVar("_Described", Deployment, Pool)
 
@@ -40,7 +47,7 @@ def likeness(deployment: Deployment) -> Hashable | None:
 def _parts(of: _Described) -> Hashable:
     hardware = of.hardware
     named = outline(device(hardware)) if isinstance(hardware, WhatIf) else hardware
-    return named, tuple(id(part) for key, part in vars(of).items() if key not in COMPARED)
+    return named, tuple(map(id, _OTHERS[type(of)](of)))
 
 
 def outline(hardware: Hardware) -> Hashable:

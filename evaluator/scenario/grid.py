@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from math import prod
+from math import isfinite, prod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from evaluator.catalog.what_if import DEVICE_FIGURES, devices_with
 from evaluator.errors import InputError, InputWarning
 from evaluator.keys import Place, shown, split_path, written
 from evaluator.scenario.conditions import column, fulfilled
@@ -22,6 +23,7 @@ from evaluator.scenario.objectives import Objective
 from evaluator.scenario.pools import answers_alone
 from evaluator.scenario.scenario import Axis, Scenario
 from evaluator.scenario.short_names import is_end, key_path, resolve
+from evaluator.scenario.sweep import MANY
 from evaluator.scenario.swept_fields import SECTIONS, Base, FieldPath, outermost, owner, read_field, rebuilt, value_at
 from evaluator.scenario.workload import Workload
 
@@ -285,10 +287,42 @@ def _read(
             value_of[key] = value
         return value
 
+    combinations = list(zip(*(index.tolist() for index in chosen), strict=True))
+    told = _told_by_extremes(field, changes, combinations, read) or map(read, combinations)
     # Different texts may mean the same (1s, 1000ms): points that have equal values share one object, and with it all
     # that is built of it.
-    values, places = interned(read(indices) for indices in zip(*(index.tolist() for index in chosen), strict=True))
+    values, places = interned(told)
     return Encoded(values, np.array(places)[codes])
+
+
+def _told_by_extremes(
+    field: FieldPath,
+    changes: Sequence[Sequence[Mapping[str, Any]]],
+    combinations: Sequence[tuple[int, ...]],
+    read: Callable[[tuple[int, ...]], Any],
+) -> Iterator[Any] | None:
+    """Many devices that differ in the same few numbers, of which the least and the greatest alone are read.
+
+    None where they differ in anything else: in names, in what lies deeper (links, peaks), in counts.
+    """
+    if len(combinations) < MANY or len(changes) > 1 or field[-1] != "hardware":
+        return None
+    rows = [changes[0][index] for (index,) in combinations]
+    prefix = ".".join(field)
+    names = {path: path.removeprefix(f"{prefix}.") for path in rows[0]}
+    if not (
+        names and DEVICE_FIGURES.keys() >= set(names.values()) and all(row.keys() == rows[0].keys() for row in rows)
+    ):
+        return None
+    columns = {name: [row[path] for row in rows] for path, name in names.items()}
+    if not all(type(value) is float and isfinite(value) for column in columns.values() for value in column):
+        return None
+    # Whatever lies between two figures that a device may have is one that it may have, too (``keys.is_interval``).
+    extremes = {int(place) for column in columns.values() for place in (np.argmin(column), np.argmax(column))}
+    for place in extremes:
+        described = read(combinations[place])
+    figures = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
+    return devices_with(described, figures)
 
 
 def _first_points(number: int, shape: tuple[int, ...], steps: np.ndarray, whole: bool) -> dict[int, int]:

@@ -12,7 +12,7 @@ import numpy as np
 from evaluator.catalog.what_if import in_si
 from evaluator.errors import InputError
 from evaluator.keys import Place, is_interval, split_path, written
-from evaluator.records import with_fields
+from evaluator.records import with_fields, without_collecting
 from evaluator.scenario.axes import RawAxis
 from evaluator.scenario.encoded import identity
 from evaluator.scenario.key_paths import get, leaves
@@ -34,7 +34,8 @@ def check_axes(axes: Sequence[RawAxis], base: Base, given: set[str]) -> tuple[Ax
     # What an axis sets is said, too: a swept number of requests leaves a swept warm-up as it is.
     given = given | {split_path(path)[1] for axis in axes for path in axis.keys if path.startswith("workload.")}
     reader = _Reader(base, frozenset(FOLLOWING) - given)
-    return tuple(_check_axis(axis, reader) for axis in axes)
+    with without_collecting():
+        return tuple(_check_axis(axis, reader) for axis in axes)
 
 
 def _check_axis(axis: RawAxis, reader: _Reader) -> Axis:

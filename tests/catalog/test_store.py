@@ -8,6 +8,9 @@ import pytest
 
 from evaluator import load_scenario, simulate
 from evaluator.catalog import data_folder, load_hardware, load_model, model_to_yaml, names
+from evaluator.catalog.fields import forget_changed
+from evaluator.catalog.store import find, looked_for_once
+from evaluator.catalog.what_if import WhatIf, device
 from evaluator.errors import InputError
 
 TINY = """
@@ -102,3 +105,34 @@ def test_a_file_that_is_edited_between_two_runs_is_read_again(tmp_path):
     path.write_text(text.replace("count: 36", "count: 108", 1) + "# another size of file\n")
     assert load_model(str(path)).layers[0].count == 36  # within a run it stays what it was
     assert simulate(load_scenario(scenario)).requests["e2e_s"].mean() > 2 * before
+
+
+def test_within_a_plan_a_file_is_looked_for_once(tmp_path, monkeypatch):
+    (tmp_path / "models/hardware").mkdir(parents=True)
+    mine = tmp_path / "models/hardware/mine.yaml"
+    mine.write_text("name: mine")
+    monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
+    with looked_for_once():
+        assert find("hardware", "mine") == mine
+        mine.unlink()
+        assert find("hardware", "mine") == mine
+        with pytest.raises(InputError, match="unknown hardware 'yours'"):
+            find("hardware", "yours")
+        (tmp_path / "models/hardware/yours.yaml").write_text("name: yours")
+        assert find("hardware", "yours").stem == "yours"  # what was not found is looked for again
+    with pytest.raises(InputError, match="unknown hardware 'mine'"):
+        find("hardware", "mine")
+
+
+def test_a_device_like_one_of_a_file_follows_the_file(tmp_path):
+    """Between two runs; within one all is of the file as it was."""
+    path = tmp_path / "mine.yaml"
+    text = find("hardware", "h100-sxm").read_text().replace("name: h100-sxm", "name: mine")
+    path.write_text(text)
+    described = WhatIf.of({"like": str(path), "memory_bandwidth": 3e12})
+    before = device(described).memory_bytes
+    assert "memory_bytes: 80GiB" in text
+    path.write_text(text.replace("memory_bytes: 80GiB", "memory_bytes: 90GiB"))
+    assert device(described).memory_bytes == before
+    forget_changed()
+    assert device(described).memory_bytes == 90 * 2**30

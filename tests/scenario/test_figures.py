@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import evaluator
-from evaluator.catalog.what_if import WhatIf, device
+from evaluator.catalog.what_if import WhatIf, device, read_device
 from evaluator.errors import InputError
 from evaluator.keys import figures
 from evaluator.scenario import expand, load_scenario
@@ -190,3 +190,27 @@ def test_counts_of_devices_are_read_one_by_one(base):
     base["sweep"] = {"deployment.hardware.links.nvlink.devices": [2.0 + step / 2 for step in range(1001)]}
     with pytest.raises(InputError, match=r"value 1 of 1001|value 2 of 1001"):
         load_scenario(base)
+
+
+def test_devices_of_which_only_the_ends_are_read_are_those_that_the_others_would_be(base, monkeypatch):
+    """Of two figures of a device at a time, one of them from the far end; of a mapping deeper down each is read."""
+    count = 1001
+    rows = [
+        {"deployment.hardware.memory_bandwidth": 2e12 + 1e9 * step, "deployment.hardware.power_w": 700.0 - step / 4}
+        for step in range(count)
+    ]
+    base["sweep"] = {"device": {"zip": rows}}
+    scenario = load_scenario(base)
+    read = []
+    monkeypatch.setattr(figures, "_check", lambda described, kind: read.append(described))
+    points = expand(scenario).points
+    assert len(read) == 2  # the first has the least bandwidth and the greatest power
+    described = [deployment.hardware for _, deployment, _ in points]
+    assert described == [
+        WhatIf.of({"like": "h100-sxm", **{key.split(".")[-1]: value for key, value in row.items()}}) for row in rows
+    ]
+    for step in (0, 1, 500, count - 1):
+        assert device(described[step]) == read_device(described[step].parameters, "here")
+    base["sweep"] = {"deployment.hardware.peak_flops.bf16": {"linspace": [5e14, 9e14, count]}}
+    peaks = [device(deployment.hardware).peak_flops["bf16"] for _, deployment, _ in expand(load_scenario(base)).points]
+    assert peaks == np.linspace(5e14, 9e14, count).tolist()
