@@ -43,6 +43,7 @@ class StationGroup:
     lane_requests: int  # slots of a lane: a power of two, at least the most requests that any lane gets
     # With KV on demand that both programs count by blocks: a power of two, at least the tokens of any block. Else 0.
     block_tokens: int = 0
+    looks: int = 0  # of autoscalers, a power of two: at least those that any of them remembers; 0: there is none
     # Of the whole run, where programs are to be compiled no further than these pay back; None: optimised in any case.
     requests_of_run: int | None = None
 
@@ -202,9 +203,12 @@ def station_group(key: CompileKey, stations: Sequence[StationPlan], most_jobs: i
     slots, block = 1 << max(most_jobs - 1, 1).bit_length(), 0
     if key.on_demand or (grows_by_blocks(key) and any(on_demand(station.deployment) for station in stations)):
         block = max((FEWEST_BLOCK_TOKENS, *(ready.kv.block_tokens for ready in designs.values())))
+    scaling = [station.deployment.autoscaling for station in stations]
+    looks = max((each.looks for each in scaling if each is not None), default=0)
     return StationGroup(
-        replace(key, windowed=windowed), ring, rows, slots, 1 << (block - 1).bit_length() if block else 0
-    )
+        replace(key, windowed=windowed), ring, rows, slots, 1 << (block - 1).bit_length() if block else 0,
+        1 << max(looks - 1, 1).bit_length() if looks else 0,
+    )  # fmt: skip
 
 
 def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) -> int:

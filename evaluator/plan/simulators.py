@@ -12,6 +12,7 @@ from evaluator.catalog import Calibration
 from evaluator.kv_managers import manager
 from evaluator.policies import policy
 from evaluator.routing import Choice, name_of, router_of
+from evaluator.routing.round_robin import ROUND_ROBIN
 from evaluator.scenario import Deployment, Routers, Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS, PRIORITY, QUEUED
 from evaluator.traffic.requests import cached_by_content
@@ -78,6 +79,8 @@ class CompileKey:
     phases: int = 1  # of one phase or of two
     route_at_first_token: bool = False  # the decode replica is chosen then, not when the KV is there
     kv_reservation: bool = False  # back-pressure: KV is sent when the decode replica has room
+    scales: bool = False  # in ``joint``: replicas come and go
+    sheds: bool = False  # in ``joint``: who comes to a long queue is refused
     reordered: bool = False  # stages in front of pools change the order in which requests come to them
     tables: tuple[int, int, int] = (1, 1, 1)  # sizes of those of routers and links: kinds of jobs, groups, pool pairs
 
@@ -137,6 +140,8 @@ def program(
             cached=cached,
             session_turns=session_turns,
             lockstep=locked,
+            scales=deployment.autoscaling is not None,
+            sheds=sheds(deployment),
         )
     swapping = swaps(deployment)
     ahead = plans_ahead(deployment)
@@ -220,6 +225,11 @@ def ring_bytes(replicas: int, ring: int, pipeline_ranks: int = 1, windowed: bool
     return groups * ring * (12 + 8 * windowed + 8 * drafts * (1 + windowed))
 
 
+def sheds(deployment: Deployment) -> bool:
+    """Whether requests are refused where too many wait."""
+    return deployment.batching.max_queued_requests is not None
+
+
 def plans_ahead(deployment: Deployment) -> bool:
     """The next batch is planned before the tokens of the one under way are known."""
     return deployment.batching.planning == ASYNCHRONOUS
@@ -256,10 +266,11 @@ def has_frontend(workload: Workload, calibration: Calibration) -> bool:
 def is_joint(workload: Workload, deployment: Deployment, frontend: bool = False, lockstep: int = 1) -> bool:
     """When or where a request is sent is known only in the run, so that replicas must run together.
 
-    ``frontend``: as of ``has_frontend``; then, and where users think about answers, the program for several replicas
-    runs one replica, too. ``lockstep``: so many data-parallel ranks start every iteration together.
+    ``frontend``: as of ``has_frontend``; then, where users think about answers and where requests may be refused, the
+    program for several replicas runs one replica, too. ``lockstep``: so many data-parallel ranks start every iteration
+    together.
     """
-    if lockstep > 1 or deployment.autoscaling is not None:
+    if lockstep > 1 or deployment.autoscaling is not None or sheds(deployment):
         return True
     if workload.feedback:
         return True
@@ -274,6 +285,12 @@ def routed_by(deployment: Deployment) -> Choice:
     """The router of one pool."""
     assert not isinstance(deployment.router, Routers)
     return deployment.router
+
+
+def _knows_who_serves(deployment: Deployment) -> bool:
+    """Whether the program for replicas that come and go has the router: those that look at them, and in turn."""
+    router = router_of(deployment.router) if not isinstance(deployment.router, Routers) else None
+    return router is not None and (router.counts is not None or router.name == ROUND_ROBIN.name)
 
 
 def shares_queue(deployment: Deployment) -> bool:
@@ -298,6 +315,8 @@ def why_together(workload: Workload, deployment: Deployment, frontend: bool, loc
         return None
     if deployment.autoscaling is not None:
         return "deployment.autoscaling"
+    if sheds(deployment):
+        return "batching.max_queued_requests"
     if workload.feedback:
         return THINKING
     if workload.arrivals.process == "closed_loop":
@@ -315,15 +334,13 @@ def lacking(
     batching = deployment.batching
     planning, record = batching.planning, policy(batching.policy)
     keys = {
-        # Where KV runs short the program preempts who was admitted last, and with a threshold several prompts are under
-        # way, which by priority go in turn with the decodes.
-        f"batching.packing {PRIORITY} with kv.admission on_demand": batching.packing == PRIORITY
-        and on_demand(deployment),
+        # With a threshold several prompts are under way, which by priority go in turn with the decodes.
         f"batching.packing {PRIORITY} with long_prefill_token_threshold": batching.packing == PRIORITY
         and batching.long_prefill_token_threshold > 0,
         f"batching.packing {PRIORITY} with several pools in one loop": batching.packing == PRIORITY and not alone,
-        "deployment.autoscaling": deployment.autoscaling is not None,
-        "batching.max_queued_requests": batching.max_queued_requests is not None,
+        # What starts has an empty cache, and the caches of a lane are never emptied.
+        "deployment.autoscaling with kv.prefix_caching": deployment.autoscaling is not None
+        and cached_by_content(workload, deployment),
         f"batching.policy {record.name} with kv.prefix_caching": record.token_ratio
         and cached_by_content(workload, deployment),
         "kv.prefix_caching on a decode side": ROLES[deployment.role].prompt_resident
@@ -333,6 +350,9 @@ def lacking(
         f"batching.policy {record.name} with enable_mixed_chunk": record.token_ratio and batching.enable_mixed_chunk,
         f"batching.planning {planning} with pipeline_parallel": planning == QUEUED and deployment.pipeline_parallel > 1,
     }
+    if deployment.autoscaling is not None and not _knows_who_serves(deployment):
+        # Its replicas change, and with them the table of what such a router chooses.
+        keys[f"deployment.autoscaling with router {name_of(deployment.router)}"] = True
     if by_reports(deployment):
         keys[f"router {name_of(deployment.router)}"] = True
     keys["workload.sessions.agents"] = workload.sessions.agents is not None

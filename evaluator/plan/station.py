@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from evaluator.catalog import load_link
 from evaluator.catalog.model import AS_PUBLISHED
 from evaluator.cost.frontend import Frontend
 from evaluator.cost.memory import KvLayout, kv_units
@@ -137,3 +138,15 @@ def swap_space(station: StationPlan) -> tuple[float, float]:
     bandwidth = _to_host(station, kv.swap_bandwidth)
     # Whole units: half a block in host memory is of no use.
     return math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes, layout.unit_bytes / bandwidth
+
+
+def start_up_s(station: StationPlan) -> float:
+    """From the decision to start a replica of a fleet until it serves: what the scenario says, and its weights."""
+    scaling, replica = station.deployment.autoscaling, station.design.ready
+    assert scaling is not None
+    if scaling.weights_over is None:
+        return scaling.start_up_s
+    # All devices of a replica load their shares over one link.
+    link = load_link(scaling.weights_over)
+    whole = replica.weight_bytes * station.devices / station.deployment.replicas
+    return scaling.start_up_s + (link.latency_s + whole / link.bandwidth)

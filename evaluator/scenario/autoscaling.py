@@ -49,6 +49,12 @@ class Autoscaling:
         "start_up_s; none where absent.",
     )
 
+    @property
+    def looks(self) -> int:
+        """The most looks that it remembers at a time."""
+        # Those at both ends of the time, and one more: times are sums that round.
+        return int(max(self.window_s, self.cooldown_s) / self.every_s) + 3
+
     def __str__(self) -> str:
         """As a row of a table has it: what is wanted of what, and the fewest replicas."""
         return f"{self.metric} {self.target:g} from {self.min_replicas}"

@@ -16,10 +16,11 @@ from evaluator.device import bounded, quickly_compiled
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.simulators import grows_by_blocks, in_any_order, on_demand, ring_bytes, swaps, worth_optimising
-from evaluator.plan.station import swap_space, watermark_units
+from evaluator.plan.station import start_up_s, swap_space, watermark_units
 from evaluator.policies import policy
 from evaluator.policies.token_ratio import ratios
 from evaluator.replica.batched_costs import costs_of as replica_costs
+from evaluator.scenario.autoscaling import METRICS
 from evaluator.scenario.deployment import PRIORITY
 from evaluator.simulation.request_dependencies import by_prefix, cache_shape, contents_of, session_turns_of
 from evaluator.simulation.routing_tables import tables_of_pool
@@ -45,6 +46,10 @@ class LanesOfCall(NamedTuple):
 
     numbers: np.ndarray  # (lane,): of the lanes, among those that were asked for
     result: LaneResult  # NumPy, with a leading axis (lane,)
+
+    def some(self, chosen: np.ndarray) -> LanesOfCall:
+        """Of some of the lanes, bool (lane,)."""
+        return self if chosen.all() else LanesOfCall(self.numbers[chosen], _of_lanes(self.result, chosen))
 
 
 def run_lanes(
@@ -166,6 +171,7 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
         which.pools, which.phases, which.route_at_first_token, which.kv_reservation, which.asynchronous,
         MANAGERS[which.kv_manager] if which.kv_manager else None,
         group.block_tokens if grows_by_blocks(which) else 0,
+        group.looks,
     )  # fmt: skip
     run = preemptive.run_lanes if structure.alone else joint.run_lanes
     requests = group.requests_of_run
@@ -317,6 +323,29 @@ def _cluster(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJo
         replicas=np.array([deployment.ranks for deployment in deployments], dtype=np.int32),
         router=router._replace(by_prefix=by_prefix(deployments) if group.key.cached else None),
         ranks=np.array([pool.lockstep for pool in serving], dtype=np.int32) if group.key.lockstep else None,
+        fleet=_fleets(serving, lanes) if group.key.scales else None,
+        max_queued=np.array([pool.deployment.batching.max_queued_requests for pool in serving], dtype=float)
+        if group.key.sheds
+        else None,
+    )
+
+
+def _fleets(serving: list[StationPlan], lanes: list[LaneJobs]) -> preemptive.Fleet:
+    """How the replicas of each lane come and go."""
+    rows = []
+    for pool, lane in zip(serving, lanes, strict=True):
+        scaling = pool.deployment.autoscaling
+        assert scaling is not None
+        # Users of a closed loop begin at 0; as many as there are requests are an open loop (``reference.simulate``).
+        opens = lane.users >= lane.count and lane.count
+        begin_s = float(lane.jobs.ready_s[lane.served][0]) if opens else 0.0
+        rows.append(
+            (METRICS.index(scaling.metric), scaling.target, scaling.min_replicas, scaling.every_s, scaling.window_s,
+             scaling.cooldown_s, scaling.tolerance, start_up_s(pool), begin_s)
+        )  # fmt: skip
+    kinds = preemptive.Fleet(*(np.int32 if name in ("metric", "least") else float for name in preemptive.Fleet._fields))
+    return preemptive.Fleet(
+        *(np.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True))
     )
 
 

@@ -10,12 +10,16 @@ import numpy as np
 from evaluator.cost.frontend import delay_s
 from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, StationGroup, StationPlan
-from evaluator.simulation.lanes import run_calls
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, table_shape
+from evaluator.reference.serve.pool import enter_outcome, serve_lane
+from evaluator.scenario.deployment import PRIORITY
+from evaluator.simulation.lanes import LanesOfCall, run_calls
+from evaluator.stations.contract import ChunkJobs, RequestTimes, RunKey, Use, WeightedGaps, pooled, table_shape
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common import histogram
+from evaluator.stations.engine.common.lane import refused_at
+from evaluator.stations.engine.common.rings import NONE
 from evaluator.stations.lane_jobs import LaneJobs, follows_of, lanes_of
-from evaluator.stations.use import add_kept, check_served, use_of
+from evaluator.stations.use import accepted, add_kept, check_served, use_of
 
 
 def serve_iterations(
@@ -25,21 +29,62 @@ def serve_iterations(
     times, totals = RequestTimes.empty(table_shape(jobs)), PoolTotals.empty(len(configurations), len(seeds))
     if group.key.cached:
         times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
+    if group.key.sheds:
+        times = replace(times, refused=np.zeros(times.replica.shape, dtype=bool))
+    alive: list[list[np.ndarray | None]] = [[None for _ in seeds] for _ in configurations]
     bins = np.zeros((len(configurations), len(seeds), histogram.BINS))
     lanes = lanes_of(configurations, jobs, seeds, station)
     pools = [configuration.stations[station] for configuration in configurations]
+    exact_gaps: dict[RunKey, list[WeightedGaps]] = {}
     for call in run_calls(group, pools, lanes):
+        void = _void(call, [pools[lanes[number].position] for number in call.numbers])
+        for lane in (lanes[number] for number in call.numbers[void]):
+            # All of such a lane anew, token by token: what its program has of it is not what the scheduler does.
+            served = serve_lane(configurations[lane.position], pools[lane.position], lane, seeds[lane.seed])
+            enter_outcome(times, totals, lane, served.outcome)
+            exact_gaps.setdefault(lane.run, []).append(served.gaps)
+            if served.outcome.alive:
+                alive[lane.position][lane.seed] = np.array(served.outcome.alive)
+        call = call.some(~void)
         lanes_of_call = [lanes[number] for number in call.numbers]
         config, seed = np.array([lane.run for lane in lanes_of_call], dtype=np.int64).reshape(-1, 2).T
         runs = config, seed
         totals.add(runs, call.result.totals)
         for lane, gaps in zip(lanes_of_call, call.result.itl_histogram, strict=True):
             bins[lane.run] += gaps  # a tenth of the time of ``np.add.at``, which takes whole rows one by one
-        _put(times, lanes_of_call, runs, pools, call.result)
+        if lanes_of_call:
+            _put(times, lanes_of_call, runs, pools, call.result)
+        for number, lane in enumerate(lanes_of_call if call.result.fleet is not None else ()):
+            alive[lane.position][lane.seed] = _spans(lane, call.result, number)
     check_served(configurations, times)
     add_kept(pools, jobs, times, totals)
     itl = [[histogram.weighted(histogram_of_seed) for histogram_of_seed in of_seeds] for of_seeds in bins]
-    return times, use_of(pools, jobs, totals, itl, times.hit_tokens)
+    for (position, number), parts in exact_gaps.items():
+        itl[position][number] = pooled([itl[position][number], *parts])
+    use = use_of(pools, accepted(jobs, times), totals, itl, times.hit_tokens)
+    return times, replace(use, alive=alive) if group.key.scales else use
+
+
+def _void(call: LanesOfCall, serving: Sequence[StationPlan]) -> np.ndarray:
+    """Lanes of a call that met what their program does not do, (lane,): the reference computes them.
+
+    By priority who gives way where KV runs short is the last of its class, whoever was admitted last (vLLM
+    ``Scheduler.schedule``, ``SchedulingPolicy.PRIORITY``), and those behind it wait an iteration; until then nothing
+    differs. A fleet may start more replicas than its table has rows.
+    """
+    short = np.asarray(call.result.totals.preemptions) > 0
+    void = short & np.array([pool.deployment.batching.packing == PRIORITY for pool in serving], dtype=bool)
+    if call.result.fleet is not None:
+        void |= call.result.fleet.count >= call.result.fleet.began_s.shape[-1]
+    return void
+
+
+def _spans(lane: LaneJobs, result: LaneResult, number: int) -> np.ndarray:
+    """From when until when each replica of a fleet was there, (replica, 2): until the last answer at the latest."""
+    assert result.fleet is not None
+    spans = np.stack([result.fleet.began_s[number], result.fleet.gone_s[number]], axis=-1)
+    last_s = result.last_token_s[number, : lane.count].max(initial=0.0)
+    return np.minimum(spans[: int(result.fleet.count[number])], [np.inf, last_s])
 
 
 def _put(
@@ -58,6 +103,12 @@ def _put(
     # written together.
     together = len(counts) == 1 and all(isinstance(lane.rows, slice) for lane in lanes)
     count = max(counts)
+    replicas = result.replica
+    if times.refused is not None and replicas is not None:
+        refused = replicas < NONE
+        replicas = np.where(refused, refused_at(replicas), replicas)
+        for number, lane in enumerate(lanes):
+            times.put(lane.run, lane.rows, refused=refused[number, : lane.count])
     for name, values in columns.items() if together else ():
         getattr(times, name)[*runs, :count] = values[:, :count]
     for number, lane in enumerate(lanes):
@@ -66,7 +117,7 @@ def _put(
             lane.run,
             lane.rows,
             arrival_s=_release_times(lane, pools[lane.position], result, number),
-            replica=lane.replica if result.replica is None else result.replica[number, : lane.count],
+            replica=lane.replica if replicas is None else replicas[number, : lane.count],
             **served_alone,
         )
 

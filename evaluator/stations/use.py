@@ -49,6 +49,16 @@ def _may_get_stuck(configuration: Configuration) -> bool:
     return any(station.deployment.kv.offload_bytes for station in configuration.stations)
 
 
+def accepted(jobs: ChunkJobs, times: RequestTimes) -> ChunkJobs:
+    """The jobs without those that were refused, for whom nothing was computed."""
+    if times.refused is None:
+        return jobs
+    kept: list[list[Jobs]] = [[] for _ in jobs]
+    for run, run_jobs in by_run(jobs):
+        kept[run[0]].append(run_jobs.some(np.flatnonzero(~times.refused[run][run_jobs.id])))
+    return kept
+
+
 def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, times: RequestTimes, totals: PoolTotals) -> None:
     """Count the KV units of shared prefixes, in use on every replica from the first arrival to the last departure."""
     for run, run_jobs in by_run(jobs):

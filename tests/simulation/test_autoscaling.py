@@ -11,6 +11,10 @@ from evaluator.errors import InputError
 from evaluator.plan import plan
 from evaluator.reference.serve.pool import scaling_of
 from evaluator.scenario import load_scenario
+from evaluator.simulation import simulate_configurations
+
+# Short runs go to the reference; the program is held to it where that is what is tested.
+pytestmark = pytest.mark.usefixtures("as_users_run")
 
 WAVES = {"process": "varying", "rate_rps": 15, "period_s": "2min", "profile": [["0s", 1], ["1min", 9]]}
 POLICY = {"target": 5, "every_s": "5s", "window_s": "10s", "cooldown_s": "20s", "start_up_s": "10s"}
@@ -40,7 +44,7 @@ def scenario(autoscaling=POLICY, **deployment):
 
 @pytest.fixture(scope="module")
 def run():
-    return evaluator.simulate(scenario())
+    return evaluator.simulate(scenario(), simulator="token")
 
 
 def test_what_is_paid_for_is_what_is_there(run):
@@ -141,3 +145,63 @@ def test_searches_price_what_is_there_and_size_a_fleet_by_one_replica():
     (row,) = np.flatnonzero(found.status.values == "ok")[:1]
     most, there = found.devices.values[row], found.replicas_mean.values[row]
     assert 2 <= there <= most and found.usd_per_hour.values[row] == pytest.approx(2.0 * there)
+
+
+FLEETS = [
+    # target, metric, router, min_replicas, cooldown_s, start_up_s, kv tokens, max_queued_requests
+    (3, "outstanding", "least_outstanding", 1, "20s", "10s", 400_000, 3),
+    (0.1, "kv", "least_kv", 1, 0, 0, 40_000, 100),
+    (0.1, "kv", "least_outstanding", 1, "15s", "25s", 16_384, 2),
+    (1, "waiting", "round_robin", 1, 0, "25s", 5_000, 3),  # KV runs short: by priority the last of a class gives way
+    (5, "outstanding", "round_robin", 2, 0, "7s", 400_000, 1000),
+]
+
+
+def test_the_program_starts_and_stops_replicas_as_the_reference_does():
+    names = (
+        "autoscaling.target", "autoscaling.metric", "router", "autoscaling.min_replicas", "autoscaling.cooldown_s",
+        "autoscaling.start_up_s", "kv.capacity_tokens", "batching.max_queued_requests",
+    )  # fmt: skip
+    rows = [{f"deployment.{name}": value for name, value in zip(names, row, strict=True)} for row in FLEETS]
+    design = scenario(batching={"max_num_seqs": 8, "packing": "priority", "max_queued_requests": 1000})
+    lengths = {"prompt_mean": 800, "prompt_cv": 1, "prompt_max": 4000, "output_mean": 60, "output_cv": 1}
+    design["workload"] |= {
+        "lengths": {"source": "lognormal", "output_max": 250, **lengths},
+        "classes": {"a": {"share": 2}, "b": {"share": 1, "priority": 3}},
+        "requests": 500,
+        "seeds": [0],
+    }
+    found = {}
+    for simulator in ("token", "iteration"):
+        whole = plan(load_scenario(design | {"sweep": {"fleet": {"zip": rows}}}), simulator=simulator)
+        assert [each.simulator for each in whole.configurations] == [simulator] * len(FLEETS)
+        (group,) = whole.groups  # one program
+        found[simulator] = simulate_configurations(whole, group.configurations)
+    exact, fast = found["token"], found["iteration"]
+    for name in ("scheduled_s", "first_token_s", "last_token_s"):
+        np.testing.assert_allclose(getattr(fast.times, name), getattr(exact.times, name), rtol=1e-9)
+    for name in ("replica", "refused"):
+        np.testing.assert_array_equal(getattr(fast.times, name), getattr(exact.times, name))
+    (fast_use,), (exact_use,) = fast.stations, exact.stations
+    for name in ("busy_s", "iterations", "kv_unit_s", "kv_units_max", "preemptions"):
+        np.testing.assert_allclose(getattr(fast_use.totals, name), getattr(exact_use.totals, name), rtol=1e-9)
+    for (spans,), (known,) in zip(fast_use.alive, exact_use.alive, strict=True):
+        np.testing.assert_allclose(spans, known, rtol=1e-9)
+    # Otherwise little would be compared: all of it happens.
+    assert [len(known) > 1 for (known,) in exact_use.alive].count(True) >= 4
+    assert exact.times.refused.any() and exact_use.totals.preemptions.max() > 0
+    assert 0 < exact_use.totals.preemptions.argmax() == 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        ({"router": "random", "kv": {"prefix_caching": False}}, "deployment.autoscaling with router random"),
+        ({"kv": {"prefix_caching": True}}, "deployment.autoscaling with kv.prefix_caching"),
+    ],
+)
+def test_which_fleets_the_reference_keeps(keys, reason):
+    design = scenario(**keys)
+    design["workload"] |= {"requests": 20, "sessions": {"turns": 2, "think_s": 1}}
+    (configuration,) = plan(load_scenario(design), simulator="iteration").configurations
+    assert configuration.simulator == "token" and configuration.lacking == (reason,)

@@ -14,6 +14,9 @@ from evaluator.traffic.classes import request_classes
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import request_tokens
 
+# Short runs go to the reference; the program is held to it where that is what is tested.
+pytestmark = pytest.mark.usefixtures("as_users_run")
+
 LONG = {"source": "fixed", "prompt_tokens": 4000, "output_tokens": 200}
 
 
@@ -291,15 +294,22 @@ def test_the_program_serves_by_priority_as_the_reference_does():
         "batching": {"packing": "priority", "max_num_batched_tokens": 512},
         "kv": {"admission": "reserve", "capacity_tokens": 9000},
     }
-    design["sweep"] = {"deployment.batching.max_num_seqs": [2, 6, 24]}
-    runs = {}
+    # On demand 9,000 tokens are enough for six, and short for 24 of them.
+    design["sweep"] = {"designs": {"zip": [
+        {"deployment.batching.max_num_seqs": seats, "deployment.kv.admission": admission}
+        for seats, admission in ((2, "reserve"), (6, "reserve"), (24, "reserve"), (2, "on_demand"), (24, "on_demand"))
+    ]}}  # fmt: skip
+    runs, preempted = {}, {}
     for simulator in ("token", "iteration"):
         whole = plan(load_scenario(design), simulator=simulator)
-        assert [each.simulator for each in whole.configurations] == [simulator] * 3
+        assert [each.simulator for each in whole.configurations] == [simulator] * 5
         (group,) = whole.groups
-        runs[simulator] = simulate_configurations(whole, group.configurations).times
+        found = simulate_configurations(whole, group.configurations)
+        runs[simulator], preempted[simulator] = found.times, found.stations[0].totals.preemptions
     for name in ("scheduled_s", "first_token_s", "last_token_s"):
         np.testing.assert_allclose(getattr(runs["iteration"], name), getattr(runs["token"], name), rtol=1e-9)
+    np.testing.assert_array_equal(preempted["iteration"], preempted["token"])
+    assert (preempted["token"] > 0).any(axis=1).tolist() == [False, False, False, False, True]
     waits = (runs["token"].scheduled_s - runs["token"].arrival_s)[0]
     number = np.array([request_classes(load_scenario(design).workload, seed).number for seed in (0, 1)])
     first, middle, last = (waits[number == which].mean() for which in (2, 0, 1))
@@ -309,7 +319,6 @@ def test_the_program_serves_by_priority_as_the_reference_does():
 @pytest.mark.parametrize(
     ("keys", "reason"),
     [
-        ({"kv": {"admission": "on_demand"}}, "batching.packing priority with kv.admission on_demand"),
         (
             {"batching": {"packing": "priority", "long_prefill_token_threshold": 64}, "kv": {"admission": "reserve"}},
             "batching.packing priority with long_prefill_token_threshold",

@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from evaluator.catalog import load_link
 from evaluator.cost.frontend import delay_s
 from evaluator.cost.memory import KvLayout, kv_units, prefix_units, suffix_units
 from evaluator.cost.weights import resident_bytes
@@ -18,16 +17,16 @@ from evaluator.kv_managers import manager as kv_manager
 from evaluator.metrics.use import PoolTotals, pooled
 from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.simulators import by_reports, routed_by, waits_for_adapters
-from evaluator.plan.station import host_space, swap_space, watermark_units
+from evaluator.plan.station import host_space, start_up_s, swap_space, watermark_units
 from evaluator.reference import HostLimits, Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.reference.network import Follows
 from evaluator.reference.stations.fleet import ScalingPolicy
 from evaluator.scenario import Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE
 from evaluator.speculation import keys, tokens_given
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, by_run, table_shape
+from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, table_shape
 from evaluator.stations.lane_jobs import LaneJobs, lanes_of
-from evaluator.stations.use import add_kept, check_served, use_of
+from evaluator.stations.use import accepted, add_kept, check_served, use_of
 from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
 from evaluator.traffic.requests import adapter_numbers, cached_by_content
 
@@ -63,11 +62,11 @@ def serve_tokens(
     alive: list[list[np.ndarray | None]] = [[None for _ in seeds] for _ in configurations]
     pools = [configuration.stations[station] for configuration in configurations]
     for lane in lanes_of(configurations, jobs, seeds, station):
-        outcome, its_gaps = _serve(configurations[lane.position], pools[lane.position], lane, seeds[lane.seed], observe)
-        _add(times, totals, lane, outcome)
-        gaps[lane.position][lane.seed].append(its_gaps)
-        if outcome.alive:
-            alive[lane.position][lane.seed] = np.array(outcome.alive)
+        served = serve_lane(configurations[lane.position], pools[lane.position], lane, seeds[lane.seed], observe)
+        enter_outcome(times, totals, lane, served.outcome)
+        gaps[lane.position][lane.seed].append(served.gaps)
+        if served.outcome.alive:
+            alive[lane.position][lane.seed] = np.array(served.outcome.alive)
     check_served(configurations, times)
     # What is still infinite is of a run that got stuck, of whose row the status alone is told. NaN, because NumPy
     # warns of differences of infinities, of which later statistics have many.
@@ -75,23 +74,21 @@ def serve_tokens(
         column[np.isinf(column)] = np.nan
     add_kept(pools, jobs, times, totals)
     itl = [[pooled(parts) for parts in row] for row in gaps]
-    use = use_of(pools, _accepted(jobs, times), totals, itl, times.hit_tokens)
+    use = use_of(pools, accepted(jobs, times), totals, itl, times.hit_tokens)
     return times, replace(use, alive=alive) if any(pool.deployment.autoscaling for pool in pools) else use
 
 
-def _accepted(jobs: ChunkJobs, times: RequestTimes) -> ChunkJobs:
-    """The jobs without those that were refused, for whom nothing was computed."""
-    if times.refused is None:
-        return jobs
-    kept: list[list[Jobs]] = [[] for _ in jobs]
-    for run, run_jobs in by_run(jobs):
-        kept[run[0]].append(run_jobs.some(np.flatnonzero(~times.refused[run][run_jobs.id])))
-    return kept
+class ServedLane(NamedTuple):
+    """What became of a lane, and the gaps between its tokens behind the warm-up."""
+
+    outcome: PoolOutcome
+    gaps: WeightedGaps
 
 
-def _serve(
-    configuration: Configuration, pool: StationPlan, lane: LaneJobs, seed: int, observe: Observe | None
-) -> tuple[PoolOutcome, WeightedGaps]:
+def serve_lane(
+    configuration: Configuration, pool: StationPlan, lane: LaneJobs, seed: int, observe: Observe | None = None
+) -> ServedLane:
+    """Serve the jobs of one lane at its pool."""
     deployment, replica, frontend = pool.deployment, pool.design.ready, pool.frontend
     by_content = cached_by_content(configuration.workload, deployment)
     requests = _requests(lane, pool)
@@ -138,23 +135,17 @@ def _serve(
     # time, since a leap's gaps are of all its members.
     first = lane.measured_from
     since = requests[first].first_token_s if first < len(requests) else math.inf
-    return outcome, gaps.after(since)
+    return ServedLane(outcome, gaps.after(since))
 
 
 def scaling_of(pool: StationPlan) -> ScalingPolicy | None:
     """When the replicas of a pool come and go; None where all of them are there all the time."""
-    scaling, replica = pool.deployment.autoscaling, pool.design.ready
+    scaling = pool.deployment.autoscaling
     if scaling is None:
         return None
-    start_up_s = scaling.start_up_s
-    if scaling.weights_over is not None:
-        # All devices of a replica load their shares over one link.
-        link = load_link(scaling.weights_over)
-        whole = replica.weight_bytes * pool.devices / pool.deployment.replicas
-        start_up_s += link.latency_s + whole / link.bandwidth
     return ScalingPolicy(
         scaling.metric, scaling.target, scaling.min_replicas, pool.deployment.replicas, scaling.every_s,
-        scaling.window_s, scaling.cooldown_s, scaling.tolerance, start_up_s,
+        scaling.window_s, scaling.cooldown_s, scaling.tolerance, start_up_s(pool),
     )  # fmt: skip
 
 
@@ -302,7 +293,8 @@ def followers(jobs: Jobs, served: np.ndarray | slice) -> Follows | None:
     return Follows(before, turns.think_s[ids].tolist(), rest_s.tolist())
 
 
-def _add(times: RequestTimes, totals: PoolTotals, lane: LaneJobs, outcome: PoolOutcome) -> None:
+def enter_outcome(times: RequestTimes, totals: PoolTotals, lane: LaneJobs, outcome: PoolOutcome) -> None:
+    """Write what became of a lane into the tables of its chunk."""
     requests, replica = outcome.requests, lane.replica
     names = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
     names += [name for name in ("hit_tokens", "refused") if getattr(times, name) is not None]

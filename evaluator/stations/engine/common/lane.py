@@ -12,6 +12,7 @@ from jax import lax
 from evaluator.metrics.use import PoolTotals
 from evaluator.policies import BatchingPolicy
 from evaluator.stations.engine.common.arrays import (
+    Array,
     Bins,
     Flag,
     Float,
@@ -65,6 +66,14 @@ class Requests(NamedTuple):
     kv_units: IntPerRequest  # KV of the finished request, without what it shares; reserved on admission, or on demand
 
 
+class Spans(NamedTuple):
+    """From when until when replicas were there, in the order in which they were started."""
+
+    count: Int  # may exceed the rows that there are: then the later ones are missing
+    began_s: Array  # float64 (span,)
+    gone_s: Array  # float64 (span,); infinite: until the end
+
+
 class LaneResult(NamedTuple):
     """What a lane gives back. Times are absolute; infinite for a request that could never be admitted.
 
@@ -79,9 +88,16 @@ class LaneResult(NamedTuple):
     itl_histogram: Bins  # gaps between tokens, see ``histogram``
     hit_tokens: RequestTokens | None = None  # prompt tokens found in the prefix cache; None: there is none
     ran_short: Flag | None = None  # KV on demand was asked for that was not there: the rest is void; None: cannot be
-    replica: RequestReplicas | None = None  # of replicas that run together: which of them served each request
+    # Of replicas that run together: which of them served each request; ``refused_at`` one that refused it.
+    replica: RequestReplicas | None = None
     sent_s: RequestTimes | None = None  # of several pools: when a job came to its phase
     link_s: RequestTimes | None = None  # and when its transfer began, if it is of the decode phase
+    fleet: Spans | None = None  # of replicas that come and go: when each was there
+
+
+def refused_at(replica: Array) -> Array:
+    """What ``LaneResult.replica`` holds of a request that a replica refused; of that, which replica it was."""
+    return -2 - replica  # below -1, which is no replica: 0 becomes -2, and -2 again 0
 
 
 Lanes = TypeVar("Lanes")

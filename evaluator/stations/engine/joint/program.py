@@ -8,6 +8,8 @@ A batch under way, or a leap over alike ones, is a ``LaunchedBatch`` of its repl
 replica itself changes it, and does nothing before its end. An arrival that may join ends it early, with the iteration
 under way; a router that counts tokens adds what the iterations that have ended by then have made.
 
+Replicas may come and go (``autoscaler``, ``fleet``): a look at what they do is one more kind of event.
+
 Of several pools (``lane.Network``) the figures of a replica are those of its pool (``several.given_at``). What leaves a
 prefill side is a job of the decode side and comes due there after its transfer, by a calendar (``events``,
 ``transfers``); under back-pressure KV is reserved and kept meanwhile (``kv_reservation``). A job that another one
@@ -30,12 +32,14 @@ from evaluator.stations.engine.common.arrays import Flag, Float
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED
 from evaluator.stations.engine.common.rings import read, read_once, where, write
+from evaluator.stations.engine.joint.autoscaler import come_and_go, due
 from evaluator.stations.engine.joint.kv_reservation import reserve_between
 from evaluator.stations.engine.joint.lockstep import launch_together, own_part, send_together
 from evaluator.stations.engine.joint.lockstep_leap import first_rank, ranks_of
 from evaluator.stations.engine.joint.pipeline import complete_batch, launch_batch
 from evaluator.stations.engine.joint.pools import given_at
 from evaluator.stations.engine.joint.routing import (
+    REQUESTS,
     add_counts,
     counts_row,
     decoded_tokens,
@@ -79,6 +83,9 @@ def _loop_step(given: Given, cluster: ClusterState) -> ClusterState:
     # One end in a trip. Of several at one time the next trip takes the next, and nothing else comes before (``more``).
     cluster = where(ends_now(cluster), functools.partial(_end, given, completes), cluster)
     more = ends_now(cluster)
+    if cluster.fleet is not None:
+        # Behind all ends, since what they leave is what the autoscaler sees, and before who comes now.
+        cluster = where(~more & due(cluster), functools.partial(come_and_go, given), cluster)
     # Arrivals before the next end find all replicas as they are, so that all of them are sent in this trip.
     cluster = lax.while_loop(lambda cluster: ~more & _comes(given, cluster), functools.partial(_come, given), cluster)
     cluster = where(~more & _may_launch(given, cluster), functools.partial(launches, given), cluster)
@@ -87,6 +94,10 @@ def _loop_step(given: Given, cluster: ClusterState) -> ClusterState:
     # The clock never goes back: a leap that was cut short, or an event that is due ``AT_ONCE``, may have an earlier
     # time.
     next_s = jnp.minimum(cluster.next_s, _next_coming(given, cluster)[0])
+    if (
+        cluster.fleet is not None
+    ):  # looks alone change nothing for who waits, so that a lane may be stuck in spite of them
+        next_s = jnp.where(next_s < jnp.inf, jnp.minimum(next_s, cluster.fleet.next_s), jnp.inf)
     state, goes = cluster.state, done & (next_s < jnp.inf)
     return cluster._replace(
         state=state._replace(clock=jnp.where(goes, jnp.maximum(next_s, state.clock), state.clock), stuck=done & ~goes),
@@ -102,6 +113,9 @@ def _end(given: Given, completes: Phase, cluster: ClusterState) -> ClusterState:
     # Who is done is listed by the end of the batch (``State.listed``) and handed on here: what comes behind is an event
     # of this point in time (vLLM: ``KVConnector.request_finished`` is called where the scheduler frees the request).
     r, cluster = cluster.next_replica, completes(given, cluster)
+    if cluster.fleet is not None:
+        empty = read(cluster.counts[:, REQUESTS], r) == 0
+        cluster = cluster._replace(fleet=cluster.fleet.left(r, cluster.state.clock, empty))
     return hand_on(given, cluster, r) if given.structure.phases > 1 else cluster
 
 
@@ -130,6 +144,8 @@ def _comes(given: Given, cluster: ClusterState) -> Flag:
     # Ahead of the next end nothing changes but what comes, so that the clock may go there within the trip. It may not
     # while a replica has yet to send its batch of this point in time, which what comes later would then be part of.
     ahead = (coming_s < cluster.next_s) & (cluster.ready.top < 0)
+    if cluster.fleet is not None:
+        ahead = ahead & (coming_s < cluster.fleet.next_s)
     comes = cluster.ending & ((coming_s <= cluster.state.clock) | ahead)
     if not given.structure.kv_reservation:
         return comes
@@ -261,7 +277,8 @@ def _run(given: Given, start: ClusterState) -> LaneResult:
     several, state = final.several, final.state
     # Of several pools the totals are by replica: pools are told apart outside of the loop (``simulation.joint_pools``).
     result = result_of(state if final.totals is None else state._replace(totals=final.totals))
-    result = result._replace(replica=final.replica[:-1])
+    fleet = None if final.fleet is None else final.fleet.spans
+    result = result._replace(replica=final.replica[:-1], fleet=fleet)
     if several is None:
         return result
     link_s = several.sent_s if several.travel is None else several.travel.link_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -17,7 +19,8 @@ from evaluator.stations.engine.common.arrays import (
     IntPerReplica,
 )
 from evaluator.stations.engine.common.calendar import Calendar
-from evaluator.stations.engine.common.rings import NONE, read, read_once, write
+from evaluator.stations.engine.common.lane import refused_at
+from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
 from evaluator.stations.engine.joint.lockstep_leap import cut_together, first_rank, waits_together
 from evaluator.stations.engine.joint.pools import given_at
 from evaluator.stations.engine.joint.state import (
@@ -41,7 +44,7 @@ BY_TOKEN = tuple(
 )
 """What one more output token adds to each of the counters."""
 KV = COUNTERS.index("kv_units")
-_REQUESTS = COUNTERS.index("requests")
+REQUESTS = COUNTERS.index("requests")
 
 
 def counts_row(**values: Float | Int) -> Array:
@@ -129,8 +132,35 @@ def send(given: Given, cluster: ClusterState) -> ClusterState:
     # The router chooses before the request is counted anywhere, as vLLM's client does.
     cluster, i = _next_request(given, cluster)
     cluster, r = choice(given, cluster, i)
-    cluster = come_to(given, announce(given, cluster, i, r), i, r)
+
+    def enters(cluster: ClusterState) -> ClusterState:
+        return come_to(given, announce(given, cluster, i, r), i, r)
+
+    bound = given.together.max_queued
+    if bound is None:
+        cluster = enters(cluster)
+    else:
+        # Who is preempted counts as waiting, as in the reference.
+        waiting = read(cluster.counts[:, REQUESTS], r) - read(cluster.replicas.running_count, r)
+        refused = waiting >= bound
+        cluster = where(refused, functools.partial(_refuse, i=i, r=r), cluster)
+        cluster = where(~refused, enters, cluster)
     return cluster._replace(arrived=cluster.arrived + 1)
+
+
+def _refuse(cluster: ClusterState, i: Int, r: Int) -> ClusterState:
+    """Request i is sent away by replica r: it leaves at once, and is counted nowhere."""
+    state, now = cluster.state, cluster.state.clock
+    sequences = state.sequences
+    sequences = sequences._replace(
+        scheduled_s=write(sequences.scheduled_s, i, now),
+        first_token_s=write(sequences.first_token_s, i, now),
+        last_token_s=write(sequences.last_token_s, i, now),
+    )
+    return cluster._replace(
+        state=state._replace(sequences=sequences, finished=state.finished + 1),
+        replica=write(cluster.replica, i, refused_at(r)),
+    )
 
 
 def announce(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
@@ -220,9 +250,15 @@ def choice(given: Given, cluster: ClusterState, i: Int) -> tuple[ClusterState, I
         cluster = count_kv(given, cluster, counter == KV)
         cluster = cluster if router.by_prefix is None else catch_up(given, cluster, router.by_prefix.chosen)
     cluster, known = _from_table(given, cluster, i, group, counter < 0)
+    fleet = cluster.fleet
+    if fleet is not None:
+        cluster = cluster._replace(fleet=fleet._replace(turn=fleet.turn + 1))
 
     def least() -> Int:
         load = _load(cluster, counter)
+        if fleet is not None:
+            serving = fleet.serving()
+            return fleet.first_of(serving & (load == jnp.where(serving, load, jnp.inf).min()))
         if network is None:
             return _least(load, _there(given))
         grouped = network.grouped & (phase > 0)
@@ -234,7 +270,8 @@ def choice(given: Given, cluster: ClusterState, i: Int) -> tuple[ClusterState, I
         return _least(jnp.where(counter == KV, load / capacity, load), able)
 
     # Loads are sums over all replicas: a router with a table does not compute them (on a CPU; ``vmap`` does).
-    r = lax.cond(counter >= 0, least, lambda: known)
+    # Of a fleet no table knows who serves: without a counter its replicas are dealt in turn.
+    r = lax.cond(counter >= 0, least, (lambda: known) if fleet is None else fleet.in_turn)
     by = router.by_prefix
     return cluster, r if by is None else jnp.where(by.chosen, _choose_by_prefix(given, cluster, by, i), r)
 
@@ -310,7 +347,7 @@ def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int)
 
     start = (jnp.int32(0), jnp.zeros(there.shape, jnp.int32))
     hits = lax.while_loop(lambda carry: carry[0] < given.together.replicas, look, start)[1]
-    requests = cluster.counts[:, _REQUESTS]
+    requests = cluster.counts[:, REQUESTS]
     most, least = jnp.where(there, requests, -jnp.inf).max(), jnp.where(there, requests, jnp.inf).min()
     uneven = (most - least > by.imbalance) & (most > by.imbalance_ratio * least)
     longest = hits.max()

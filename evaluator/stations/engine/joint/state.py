@@ -29,6 +29,7 @@ from evaluator.stations.engine.common.arrays import (
     IntPerRequest,
 )
 from evaluator.stations.engine.common.rings import NONE, read, write
+from evaluator.stations.engine.joint.fleet import FleetState, initial_fleet
 from evaluator.stations.engine.joint.pools import PoolStates, nothing_yet
 from evaluator.stations.engine.preemptive.iteration import LaunchedBatch
 from evaluator.stations.engine.preemptive.lane import Given
@@ -119,6 +120,7 @@ class ClusterState(NamedTuple):
     taken: Array | None = None  # int32 (kind * group,): choices taken from the tables of a router
     several: PoolStates | None = None  # None: one pool
     together: Together | None = None  # None: no ranks in lockstep
+    fleet: FleetState | None = None  # None: all replicas are there all the time
 
 
 def initial_cluster(given: Given) -> ClusterState:
@@ -144,6 +146,7 @@ def initial_cluster(given: Given) -> ClusterState:
         taken=None if turns is None else jnp.zeros(turns.shape[0] * turns.shape[1], jnp.int32),
         several=nothing_yet(given),
         together=_nothing_together(given, zeros) if given.structure.lockstep else None,
+        fleet=initial_fleet(given),
     )
 
 

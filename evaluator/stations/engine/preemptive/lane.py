@@ -165,6 +165,20 @@ class NewTokenRules(NamedTuple):
     max_prefill_tokens: Float  # of a batch of prompts, beside the token budget, which bounds its chunks
 
 
+class Fleet(NamedTuple):
+    """Replicas that come and go, by an autoscaler (``joint.autoscaler``); the fields are those of a deployment's."""
+
+    metric: Int  # number in ``scenario.autoscaling.METRICS``
+    target: Float
+    least: Int  # replicas, with which it begins; the most are ``Cluster.replicas``
+    every_s: Float
+    window_s: Float
+    cooldown_s: Float
+    tolerance: Float
+    start_up_s: Float  # the loading of the weights included
+    begin_s: Float  # from when on it looks, and the first replicas are paid for
+
+
 class Cluster(NamedTuple):
     """Replicas that run together; users and requests are those of all of them."""
 
@@ -173,6 +187,8 @@ class Cluster(NamedTuple):
     # Of each replica in lockstep; ``replicas`` are those of all of them. None: no lockstep, or several pools.
     ranks: Int | None = None
     network: Network | None = None  # None: one pool
+    fleet: Fleet | None = None  # None: all replicas are there all the time
+    max_queued: Float | None = None  # so many wait at a replica, and who comes is refused; None: nobody ever is
 
 
 class Lane(NamedTuple):
@@ -218,6 +234,7 @@ class Structure(NamedTuple):
     # lane; 0: it is noted step by step. Alone, with one rank, without windowed layers, drafts and prefix caches, and
     # where nobody decodes later than the batch into which it is admitted (``Given.admits_any_kind``).
     block_tokens: int = 0
+    looks: int = 0  # of an autoscaler that any lane remembers at a time, see ``Fleet``; 0: replicas do not come and go
 
     @property
     def alone(self) -> bool:

@@ -1,0 +1,140 @@
+"""Replicas come and go by what an autoscaler sees at its looks: ``reference.stations.fleet``, look for look.
+
+A look is an event of its own: behind the batches that end at that time and before who arrives then. Between two looks
+nothing of this file is computed but the comparison of its next time with the clock.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.scenario.autoscaling import METRICS
+from evaluator.stations.engine.common.arrays import Flag, FlagPerReplica, Float, FloatPerReplica, Int
+from evaluator.stations.engine.common.lane import Spans
+from evaluator.stations.engine.common.rings import read, where, write
+from evaluator.stations.engine.joint.fleet import DRAINS, FREE, SERVES, STARTS, FleetState
+from evaluator.stations.engine.joint.routing import REQUESTS, count_kv
+from evaluator.stations.engine.joint.state import ClusterState
+from evaluator.stations.engine.preemptive.lane import Fleet, Given
+
+
+def due(cluster: ClusterState) -> Flag:
+    """A look is due, or a replica has come to serve, before anything that comes now."""
+    assert cluster.fleet is not None
+    return cluster.ending & (cluster.fleet.next_s <= cluster.state.clock)
+
+
+def come_and_go(given: Given, cluster: ClusterState) -> ClusterState:
+    """Replicas that have started by now serve; then, if it is time, the autoscaler looks."""
+    fleet, now = cluster.fleet, cluster.state.clock
+    assert fleet is not None
+    ready = fleet.ready_s <= now
+    fleet = fleet._replace(
+        condition=jnp.where(ready, SERVES, fleet.condition),
+        ready_s=jnp.where(ready, jnp.inf, fleet.ready_s),
+        turn=jnp.where(ready.any(), 0, fleet.turn),
+    )
+    cluster = where(fleet.look_s <= now, functools.partial(_look, given), cluster._replace(fleet=fleet))
+    fleet = cluster.fleet
+    assert fleet is not None
+    return cluster._replace(fleet=fleet._replace(next_s=jnp.minimum(fleet.look_s, fleet.ready_s.min())))
+
+
+def _look(given: Given, cluster: ClusterState) -> ClusterState:
+    policy = given.together.fleet
+    assert policy is not None
+    if cluster.replicas.pipeline is None:  # else nothing leaps, and the KV of every replica is as of now
+        cluster = count_kv(given, cluster, policy.metric == METRICS.index("kv"))
+    fleet, now = cluster.fleet, cluster.state.clock
+    assert fleet is not None
+    total = jnp.where(fleet.serving(), _measured(given, cluster, policy), 0.0).sum()
+    more, fewer, fleet = _decide(given, policy, fleet, now, total)
+    before = fleet.condition
+    fleet = _start(given, policy, fleet, now, more)
+    # LightLLM looks at its queue by decode iterations, which a new replica counts from 0. All else of an empty slot is
+    # as of a new one.
+    new, replicas = (before == FREE) & (fleet.condition != FREE), cluster.replicas
+    replicas = replicas._replace(
+        decode_iterations=jnp.where(new, 0, replicas.decode_iterations),
+        last_look=jnp.where(new, 0, replicas.last_look),
+    )
+    return cluster._replace(fleet=_stop(fleet, cluster.counts[:, REQUESTS], now, fewer), replicas=replicas)
+
+
+def _measured(given: Given, cluster: ClusterState, policy: Fleet) -> FloatPerReplica:
+    """The metric of each replica."""
+    requests = cluster.counts[:, REQUESTS]
+    return jnp.select(
+        [policy.metric == METRICS.index("waiting"), policy.metric == METRICS.index("kv")],
+        [requests - cluster.replicas.running_count, cluster.replicas.kv / given.limits.kv_units],
+        requests,
+    )
+
+
+def _decide(given: Given, policy: Fleet, fleet: FleetState, now: Float, total: Float) -> tuple[Int, Int, FleetState]:
+    """How many replicas more, or how many fewer, are wanted; and the fleet that remembers this look."""
+    here = jnp.arange(given.structure.looks, dtype=jnp.int32) == fleet.looks % given.structure.looks
+    looked_s, totals = jnp.where(here, now, fleet.looked_s), jnp.where(here, total, fleet.total)
+    # The last look counts whatever the window: without one the metric is as it is now.
+    inside = (looked_s > now - policy.window_s) | here
+    needed = jnp.where(inside, totals, 0.0).sum() / inside.sum() / policy.target
+    # Those that start count as if they served: else each look would start them anew.
+    current = ((fleet.condition == SERVES) | (fleet.condition == STARTS)).sum(dtype=jnp.int32)
+    near = jnp.abs(needed / current - 1.0) <= policy.tolerance
+    # 1e-9: 0.3 / 0.1 is a little more than 3, and would start a fourth. Beyond all replicas it makes no difference how
+    # many are needed, and the number must fit 32 bits.
+    most = given.together.replicas
+    number = jnp.minimum(jnp.ceil(needed - 1e-9), most).astype(jnp.int32)
+    wanted = jnp.clip(jnp.where(near, current, number), policy.least, most)
+    wanted_lately = jnp.where(here, wanted, fleet.wanted)
+    kept = jnp.where(looked_s >= now - policy.cooldown_s, wanted_lately, 0).max()
+    more, fewer = jnp.maximum(wanted - current, 0), jnp.maximum(current - kept, 0)
+    fleet = fleet._replace(
+        look_s=now + policy.every_s, looks=fleet.looks + 1, looked_s=looked_s, total=totals, wanted=wanted_lately
+    )
+    return more, jnp.where(more > 0, 0, fewer), fleet
+
+
+def _start(given: Given, policy: Fleet, fleet: FleetState, now: Float, number: Int) -> FleetState:
+    """So many start, in the first free slots: fewer where some still drain."""
+    slots = jnp.arange(given.structure.replicas, dtype=jnp.int32) < given.together.replicas
+    at_once = policy.start_up_s == 0.0
+
+    def free(fleet: FleetState) -> FlagPerReplica:
+        return slots & (fleet.condition == FREE)
+
+    def start(carry: tuple[Int, FleetState]) -> tuple[Int, FleetState]:
+        number, fleet = carry
+        r, spans = jnp.argmax(free(fleet)).astype(jnp.int32), fleet.spans
+        # Beyond the last row nothing is kept: the count tells that some are missing.
+        row = jnp.minimum(spans.count, spans.began_s.shape[0] - 1)
+        spans = Spans(spans.count + 1, write(spans.began_s, row, now), write(spans.gone_s, row, jnp.inf))
+        return number - 1, fleet._replace(
+            condition=write(fleet.condition, r, jnp.where(at_once, SERVES, STARTS)),
+            span=write(fleet.span, r, spans.count - 1),
+            ready_s=write(fleet.ready_s, r, jnp.where(at_once, jnp.inf, now + policy.start_up_s)),
+            spans=spans,
+        )
+
+    fleet = fleet._replace(turn=jnp.where(at_once & (number > 0), 0, fleet.turn))
+    return lax.while_loop(lambda carry: (carry[0] > 0) & free(carry[1]).any(), start, (number, fleet))[1]
+
+
+def _stop(fleet: FleetState, requests: FloatPerReplica, now: Float, number: Int) -> FleetState:
+    """So many stop. Those that do not serve yet go first, the newest of them; then those with the fewest requests."""
+
+    def stop(carry: tuple[Int, FleetState]) -> tuple[Int, FleetState]:
+        number, fleet = carry
+        starting, serving = fleet.condition == STARTS, fleet.serving()
+        starts = starting.any()
+        fewest = serving & (requests == jnp.where(serving, requests, jnp.inf).min())
+        r = fleet.newest_of(jnp.where(starts, starting, fewest))
+        fleet = fleet._replace(turn=jnp.where(starts, fleet.turn, 0))
+        empty = starts | (read(requests, r) == 0)
+        fleet = fleet._replace(condition=write(fleet.condition, r, DRAINS))
+        return number - 1, fleet.without(r, now, empty)
+
+    return lax.while_loop(lambda carry: carry[0] > 0, stop, (number, fleet))[1]
