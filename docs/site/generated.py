@@ -273,9 +273,8 @@ def errors() -> str:
         table(["what the prediction rests on", "runs", *metrics], rows),
     ]
     for path in sorted((ERRORS / "slices").glob("*.csv")):
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
         campaigns: dict[str, list[dict[str, str]]] = {}
-        for row in csv.DictReader(lines):
+        for row in _rows(path):
             campaigns.setdefault(row["campaign"], []).append(row)
         for campaign, of in campaigns.items():
             cells = (
@@ -291,7 +290,26 @@ def errors() -> str:
             )
             head = ["slice", "metric", "values", "median %", "16th to 84th percentile %", "mean absolute %"]
             parts += [f"## {campaign[:1].upper()}{campaign[1:]}\n", table(head, cells)]
+    inside = (
+        [
+            CASES[row["case"]].told,
+            row["load"],
+            row["metric"],
+            row["campaign"],
+            row["rows"],
+            row["inside_pct"],
+            row["stated_pct"],
+        ]
+        for row in _rows(ERRORS / "coverage.csv")
+    )
+    head = ["what the prediction rests on", "at a time", "metric", "campaign", "values", "inside %", "stated %"]
+    parts += ["## Inside the expected errors\n\nOf each value by the rows of the other models.\n", table(head, inside)]
     return "\n".join(parts)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
+    return list(csv.DictReader(lines))
 
 
 def _band(band: Mapping[str, float] | None) -> str:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluator.accuracy.cases import CASES, OTHER_RELEASES, SPREAD_EXPERTS, Errors
+from evaluator.accuracy.cases import (
+    CASES,
+    LOADS,
+    OTHER_RELEASES,
+    SPREAD_EXPERTS,
+    STATE_LAYERS,
+    Errors,
+    load_group,
+)
 from evaluator.catalog.choice import is_like_measured
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.hardware import Hardware, Link
@@ -46,13 +54,15 @@ _LINK = "nvlink"
 _WEIGHTS, _KV = {"fp16", "bf16", "fp8", "fp8_block"}, {"fp16", "bf16"}
 """dtypes of weights (fp8: Llama-4-Scout) and of KV of which servers were measured."""
 _16_BITS = {"fp16", "bf16"}
-SPREAD = "expert parallelism"
-"""What of a layout no measured server had, but closed batches."""
+SPREAD, STATES = "expert parallelism", "layers with a state"
+MEASURED_ELSEWHERE = {SPREAD: SPREAD_EXPERTS, STATES: STATE_LAYERS}
+"""What no server had that a set was fitted to, but those of other campaigns, in 16 bits -> the case of these."""
 
 _UNSEEN = (
     ({LatentAttention}, "latent attention"),
     ({CompressedAttention}, "attention on compressed contexts"),
-    ({LinearAttention, StateSpace, Recurrence}, "layers with a state"),
+    ({LinearAttention, StateSpace}, STATES),
+    ({Recurrence}, "recurrences of other kinds"),
 )
 """Kinds of layers that no measured model had."""
 
@@ -80,8 +90,9 @@ class Basis:
         """The user's server, where nothing of the configuration is another: then its errors are those of this one."""
         return self.own if self.cases == (OWN_SERVER,) and not self.unmeasured else None
 
-    def text(self, errors: Errors) -> str:
-        """In words, the weakest case first where there are several, with the runs and devices that tell of each."""
+    def text(self, errors: Errors, concurrency: float | None = None) -> str:
+        """In words, the weakest case first where there are several, with the runs and devices that tell of each, and
+        whether any told of so many requests at a time on a replica (None: not asked)."""
         if self.measured is not None:
             loads = [run.concurrency for run in self.measured.runs]
             between = f"{min(loads):.3g} to {max(loads):.3g} requests at a time"
@@ -94,15 +105,24 @@ class Basis:
             resting_on = ", and ".join(CASES[case].told if case in CASES else OTHERS[case] for case in cases)
             return f"{resting_on}; no measured server had {', '.join(self.unmeasured)}: the largest measured error"
         told = ", and ".join(_told(case, errors) for case in cases)
+        told += self._beyond_loads(errors, concurrency)
         # Said where it decides: of most sets long products are missed by less than TTFT is.
-        decides = self.products > errors.of(self.cases, "ttft_mean")
+        decides = self.products > errors.of(self.cases, "ttft_mean", concurrency=concurrency)
         return f"{told}; its products above 1 ms are missed by {self.products:.0%}" if decides else told
+
+    def _beyond_loads(self, errors: Errors, concurrency: float | None) -> str:
+        """What is said where too few of the servers of any of its cases had such a load."""
+        group = 0 if concurrency is None else load_group(concurrency)
+        # Without groups nothing is known of the loads of the runs: a table of a user's own, derived before there were.
+        known = [case for case in self.cases if errors.by_load.get(case, {}).get("itl_mean")]
+        if not known or not group or any(errors.tells_of(case, "itl_mean", group) for case in known):
+            return ""
+        return f"; few of these servers had more than {LOADS[group - 1]:g} requests at a time"
 
     def bands(self, errors: Errors, load: ServedLoad | None = None) -> tuple[float, ...]:
         """The expected relative error of the mean of each of METRICS; NaN without a table of errors.
 
-        ``load``: what a replica has to do; None: what it had in the measured runs. Only errors of a user's own server
-        depend on it.
+        ``load``: what a replica has to do; None: what it had in the measured runs.
         """
         if self.measured is not None:
             cases, growth = (self.measured.otherwise,), 1.0 if load is None else self.measured.growth(load)
@@ -114,7 +134,8 @@ class Basis:
                 known[name] if name in known else float(np.fmax(errors.of(cases, f"{name}_mean"), least))
                 for name in METRICS.values()
             )
-        bands = [errors.of(self.cases, f"{name}_mean", bool(self.unmeasured)) for name in METRICS.values()]
+        at_once = None if load is None else load.concurrency
+        bands = [errors.of(self.cases, f"{name}_mean", bool(self.unmeasured), at_once) for name in METRICS.values()]
         # Prompts are products for the most part: a TTFT is no surer than these.
         return max(bands[0], self.products) if bands[0] > 0.0 else bands[0], *bands[1:]
 
@@ -155,10 +176,15 @@ def _otherwise(built: ReplicaBuild) -> Basis:
     # A device that the sweep describes is measured by nobody: its kernels are as transferred, whatever set it takes.
     cases = (case, "transferred") if built.hardware.hypothetical and case in _OF_ONE_DEVICE else (case,)
     unmeasured, products = _unmeasured(built), _long_products(built) if case in _WITHOUT_SERVERS else 0.0
-    # Measured as closed batches of another release. Those in 8 bits are off by as much as what nobody measured is.
-    if unmeasured == (SPREAD,) and not _weights(model, built.spec.precision.weights) - _16_BITS:
-        return Basis((*cases, SPREAD_EXPERTS), products=products)
+    # Experts in 8 bits spread over devices are off by as much as what nobody measured is.
+    if all(name in MEASURED_ELSEWHERE for name in unmeasured) and is_16_bits(built):
+        return Basis((*cases, *(MEASURED_ELSEWHERE[name] for name in unmeasured)), products=products)
     return Basis(cases, unmeasured, products=products)
+
+
+def is_16_bits(built: ReplicaBuild) -> bool:
+    """Whether the weights that most of an iteration reads are of 16 bits."""
+    return not _weights(built.model, built.spec.precision.weights) - _16_BITS
 
 
 def _long_products(built: ReplicaBuild) -> float:

@@ -7,6 +7,7 @@ was measured by predicting serving runs as if no more than that were known of th
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,13 @@ SHARE = 0.68
 """Of the measured values those that lie within the error of their prediction, as of a standard deviation."""
 STATISTICS = ("ttft_mean", "ttft_p90", "ttft_p99", "itl_mean", "e2e_mean", "e2e_p90", "e2e_p99")
 """What was measured of serving runs; their ITL is (mean E2E - mean TTFT) / (mean output tokens - 1), as TPOT is."""
+LOADS = (48.0, 160.0)
+"""Requests at a time on a replica that part the groups by which errors are told: at most so many, up to the next, more.
+Servers with more than the first of these were off by twice as much as others of their case."""
+LOAD_NAMES = ("up to 48", "up to 160", "more")
+"""What these groups are called in tables of errors."""
+FEWEST_SERVERS = 5
+"""Servers that must have had a load for a case to tell of it: of fewer the band is their largest error."""
 TABLE = "serving"
 """The table of errors that a prediction takes its own from."""
 
@@ -32,7 +40,9 @@ class Case:
     measure its error: what is kept aside, and the set that the fits start from, or that predicts (None: no fit), by
     ``kernels`` as of ``evaluator.calibrate.serving``. ``command``: another one that measures it. ``at_least``: a case
     of more runs, whose band is the least that is stated of this one.
-    ``by_server``: its values are many loads of few servers, each of which counts as one (``band``).
+    ``by_server``: its values are many loads and layouts of few models, each of which has one vote (``band``).
+    ``farther``: the case whose error at a load is the least that is stated where this one had too few servers of such a
+    load; "": none.
     ``same_model``: of the predicted runs only those whose model other runs of the same device are of. ``host``: the
     host's times were fitted to serving runs.
     """
@@ -46,10 +56,11 @@ class Case:
     command: str = ""
     at_least: str = ""
     by_server: bool = False
+    farther: str = "other_releases"
 
 
 CASES: dict[str, Case] = {
-    "runs": Case("serving runs of this device and model", "fold", "GPU-vllm", same_model=True),
+    "runs": Case("serving runs of this device and model", "fold", "GPU-vllm", same_model=True, farther="other_models"),
     # Of two models alone, on 1, 2 and 4 devices: that layouts make no difference is not known from these.
     "other_layouts": Case(
         "serving runs of this device and model, in other layouts",
@@ -57,6 +68,7 @@ CASES: dict[str, Case] = {
         "GPU-vllm",
         same_model=True,
         at_least="other_models",
+        farther="other_models",
     ),
     "other_models": Case("serving runs of this device, other models", "model", "GPU-vllm"),
     # Of another release than that of the servers that a set was fitted to, in another campaign: what its authors did
@@ -65,14 +77,23 @@ CASES: dict[str, Case] = {
         "another release of the engine",
         None,
         "",
-        command="python -m tests.benchmarks.accuracy closed_batches --errors FILE.yaml",
+        command="python -m tests.benchmarks.accuracy --errors FILE.yaml",
         at_least="other_models",
+        by_server=True,
+        farther="",  # it has the largest loads of all
     ),
     "spread_experts": Case(
         "experts in 16 bits spread over devices",
         None,
         "",
-        command="python -m tests.benchmarks.accuracy closed_batches --errors FILE.yaml",
+        command="python -m tests.benchmarks.accuracy --errors FILE.yaml",
+        by_server=True,
+    ),
+    "state_layers": Case(
+        "layers with a state in 16 bits",
+        None,
+        "",
+        command="python -m tests.benchmarks.accuracy --errors FILE.yaml",
         by_server=True,
     ),
     "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm"),
@@ -97,40 +118,74 @@ CASES: dict[str, Case] = {
 class Errors:
     """A table of errors: ``bands`` by case and statistic of STATISTICS; how many ``runs`` and ``devices`` tell of each.
 
-    A band is relative: SHARE of the measured values are within prediction x (1 +- band).
+    A band is relative: SHARE of the measured values are within prediction x (1 +- band). ``by_load``: the same of the
+    values of each group of LOADS; NaN where too few servers had such a load.
     """
 
     bands: Mapping[str, Mapping[str, float]]
     runs: Mapping[str, int]
     devices: Mapping[str, int] = field(default_factory=dict)
+    by_load: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
 
-    def of(self, cases: Sequence[str], statistic: str, unmeasured: bool = False) -> float:
+    def of(
+        self, cases: Sequence[str], statistic: str, unmeasured: bool = False, concurrency: float | None = None
+    ) -> float:
         """The largest band of these cases, of a prediction that rests on all of them. NaN: there is none.
 
+        ``concurrency``: requests at a time on a replica; None: as the measured servers had, whatever their load.
         ``unmeasured``: something of it is in no measured run. Then it is taken to be no better than the worst of the
         cases that know as much of the host: what is not known are its kernels and what its devices send. So is a
         statistic that nobody measured of one of the cases. Where a case is not in the table it is the worst of all.
         """
-        bands = [self._band(case, statistic) for case in cases]
-        untold = [case for case, error in zip(cases, bands, strict=True) if not error > 0.0]  # NaN compares as False
+        group = None if concurrency is None else load_group(concurrency)
+        bands = [self._band(case, statistic, group) for case in cases]
+        # Whatever the load: what other cases say of one is the least of what is stated, and tells nothing of the case.
+        untold = [case for case in cases if not self._band(case, statistic) > 0.0]  # NaN compares as False
         if any(case not in self.bands for case in untold):
-            bands = [self._band(case, statistic) for case in self.bands]
+            bands = [self._band(case, statistic, group) for case in self.bands]
         elif unmeasured or untold:
             host = all(CASES[case].host for case in cases)
-            bands += [self._band(case, statistic) for case in self.bands if CASES[case].host or not host]
+            bands += [self._band(case, statistic, group) for case in self.bands if CASES[case].host or not host]
         return max((error for error in bands if error > 0.0), default=math.nan)
 
-    def _band(self, case: str, statistic: str) -> float:
+    def tells_of(self, case: str, statistic: str, group: int) -> bool:
+        """Whether enough servers of a case had such a load."""
+        return bool(self.by_load.get(case, {}).get(statistic, _NO_LOAD)[group] > 0.0)  # NaN compares as False
+
+    def _band(self, case: str, statistic: str, group: int | None = None) -> float:
         """Of one case; of an E2E that was not measured the larger of TTFT and ITL, of which it consists. NaN: none."""
-        measured = self.bands.get(case, {})
-        if statistic in measured or not statistic.startswith("e2e_"):
-            known = measured.get(statistic, math.nan)
-        else:
-            # The relative error of a sum is at most the larger one of its parts.
-            known = max((measured.get(f"{part}_mean", math.nan) for part in ("ttft", "itl")), default=math.nan)
+        known = self._at_load(case, statistic, group)
         floor = CASES[case].at_least if case in CASES else ""
         # ``fmax``, not ``max``: a case without a figure of its own has that of the floor, and no NaN.
-        return float(np.fmax(known, self._band(floor, statistic))) if floor else known
+        return float(np.fmax(known, self._at_load(floor, statistic, group))) if floor else known
+
+    def _at_load(self, case: str, statistic: str, group: int | None) -> float:
+        """Of one case at a load: that of its servers with such a load. Of too few the largest of all its servers', of
+        those with lower loads, and of those with such a load that are the next to be asked."""
+        whole, told = self._whole(case, statistic), self.by_load.get(case, {}).get(statistic, _NO_LOAD)
+        # Of a case whose loads are not known, as of iterations, nothing is known by load either.
+        if group is None or all(math.isnan(error) for error in told):
+            return whole
+        if told[group] > 0.0:
+            return told[group]
+        farther = CASES[case].farther
+        next_asked = self._at_load(farther, statistic, group) if farther else math.nan
+        return float(np.fmax.reduce([whole, *told[:group], next_asked]))
+
+    def _whole(self, case: str, statistic: str) -> float:
+        measured = self.bands.get(case, {})
+        if statistic in measured or not statistic.startswith("e2e_"):
+            return measured.get(statistic, math.nan)
+        # The relative error of a sum is at most the larger one of its parts.
+        return max((measured.get(f"{part}_mean", math.nan) for part in ("ttft", "itl")), default=math.nan)
+
+
+_NO_LOAD = (math.nan,) * len(LOAD_NAMES)
+
+
+def load_group(concurrency: float) -> int:
+    """The place of a load among the groups of LOADS."""
+    return bisect_left(LOADS, concurrency)
 
 
 def band(errors: np.ndarray, share: float = SHARE, servers: Sequence[Hashable] | None = None) -> float:
@@ -160,6 +215,25 @@ def band(errors: np.ndarray, share: float = SHARE, servers: Sequence[Hashable] |
     return float(magnitudes[order[min(rank, len(order) - 1)]])
 
 
+def bands_by_load(
+    errors: np.ndarray, concurrency: np.ndarray, servers: Sequence[Hashable], by_server: bool
+) -> tuple[float, ...]:
+    """``band`` of the values of each group of LOADS (Mondrian conformal prediction: Vovk et al., section 4.5).
+
+    NaN where fewer than FEWEST_SERVERS had such a load. ``concurrency`` (value,): NaN where it is not known.
+    """
+    known = np.flatnonzero(np.isfinite(errors) & np.isfinite(concurrency)).tolist()
+    bands = []
+    for group in range(len(LOAD_NAMES)):
+        chosen = [place for place in known if load_group(concurrency[place]) == group]
+        of_group = [servers[place] for place in chosen]
+        if len(set(of_group)) < FEWEST_SERVERS:
+            bands.append(math.nan)
+        else:
+            bands.append(band(errors[chosen], servers=of_group if by_server else None))
+    return tuple(bands)
+
+
 def load_errors(name: str = TABLE) -> Errors:
     """The table of errors of this name (or path), the user's before the package's. Empty where there is none."""
     if not has("errors", name) and not name.endswith(".yaml"):
@@ -183,6 +257,7 @@ def read_errors(document: Any, where: str) -> Errors:
     listed = given.inner("cases")
     given.finish()
     bands: dict[str, dict[str, float]] = {}
+    by_load: dict[str, dict[str, tuple[float, ...]]] = {}
     runs: dict[str, int] = {}
     devices: dict[str, int] = {}
     for name in listed.values:
@@ -194,23 +269,29 @@ def read_errors(document: Any, where: str) -> Errors:
         for text in ("derived", "command", "source"):
             case.text(text)
         devices[name] = len(case.sequence("devices"))
-        bands[name] = {statistic: _band(case, statistic) for statistic in STATISTICS if statistic in case.values}
+        figures = {statistic: _figures(case, statistic) for statistic in STATISTICS if statistic in case.values}
+        bands[name] = {statistic: error for statistic, (error, _) in figures.items()}
+        by_load[name] = {statistic: at_loads for statistic, (_, at_loads) in figures.items()}
         case.finish()
-    return Errors(bands, runs, devices)
+    return Errors(bands, runs, devices, by_load)
 
 
-def _band(case: Fields, statistic: str) -> float:
+def _figures(case: Fields, statistic: str) -> tuple[float, tuple[float, ...]]:
+    """The error of a statistic, and by load."""
     figures = case.inner(statistic)
     error = figures.number("error")
+    # Groups of which a case does not tell are not there, and none in tables that were derived before there were groups.
+    of_groups = tuple(figures.number(name, math.nan) for name in LOAD_NAMES)
     # Told beside the error, and not used here.
     for figure in ("median", "bias"):
         figures.raw(figure)
     figures.integer("values", minimum=2)
     figures.finish()
-    return error
+    return error, of_groups
 
 
 ITERATIONS, OTHER_RELEASES, SPREAD_EXPERTS = "iterations", "other_releases", "spread_experts"
+STATE_LAYERS = "state_layers"
 
 
 def cases_of(held_out: str | None, calibration: str) -> list[str]:

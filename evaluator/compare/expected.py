@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from evaluator.accuracy.basis import SPREAD, design_basis
+from evaluator.accuracy.basis import MEASURED_ELSEWHERE, design_basis
 from evaluator.accuracy.cases import (
     CASES,
     ITERATIONS,
+    LOAD_NAMES,
     SHARE,
-    SPREAD_EXPERTS,
     STATISTICS,
     Errors,
     band,
+    bands_by_load,
     command_of,
     plain,
     read_errors,
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
 
 ROW = ("case", "source", "run", "stage", "model", "hardware", "tensor_parallel", "concurrency")
 """What a row of errors is of; then follow those of STATISTICS, measured / predicted - 1."""
-SERVER = ("source", "model", "hardware", "tensor_parallel")
-"""What a server is told by, whose loads are rows."""
+SERVER = ("source", "model", "hardware")
+"""Whose rows are off alike: a campaign's loads and layouts of one model on one device."""
 
 
 def errors_of(case: str, table: pd.DataFrame, source: str) -> pd.DataFrame:
@@ -71,8 +72,8 @@ def case_of(deployment: Deployment) -> str:
         raise InputError("--errors: the cases are of one pool; of several none tells")
     # The longest prompt only sizes memory; it does not matter to what the prediction rests on.
     basis = design_basis(design(with_engine_defaults(deployment), 0))
-    # The case of spread experts is of closed batches of one campaign: a run under open load is no such.
-    unmeasured = basis.unmeasured or ((SPREAD,) if SPREAD_EXPERTS in basis.cases else ())
+    # Cases of other campaigns are of their closed batches and iterations: a run under open load is no such.
+    unmeasured = basis.unmeasured or tuple(name for name, case in MEASURED_ELSEWHERE.items() if case in basis.cases)
     if unmeasured:
         raise InputError(f"--errors: no case is of servers with {', '.join(unmeasured)}")
     if len(basis.cases) > 1:
@@ -135,17 +136,23 @@ def summary(rows: pd.DataFrame, derived: str) -> dict[str, Any]:
         "runs": int(rows["run"].nunique()),
         "devices": sorted(set(rows["hardware"])),
     }
-    servers = list(zip(*(rows[name] for name in SERVER), strict=True)) if CASES[case].by_server else None
+    servers, by_server = list(zip(*(rows[name] for name in SERVER), strict=True)), CASES[case].by_server
     for statistic in STATISTICS:
         errors = rows[statistic].dropna()
-        # Of one value alone nothing can be said about the next one (``band``).
-        if len(errors) > 1:
+        # Of one value alone nothing can be said about the next one (``band``), nor of one server about another.
+        of = {server for server, known in zip(servers, rows[statistic].notna(), strict=True) if known}
+        if len(errors) > 1 and (len(of) > 1 or not by_server):
             document[statistic] = {
-                "error": plain(band(rows[statistic].to_numpy(), servers=servers)),
+                "error": plain(band(rows[statistic].to_numpy(), servers=servers if by_server else None)),
                 "median": plain(errors.abs().median()),
                 "bias": plain(errors.median()),
                 "values": len(errors),
             }
+            at_loads = bands_by_load(
+                rows[statistic].to_numpy(), rows["concurrency"].to_numpy(float), servers, by_server
+            )
+            told = {name: plain(error) for name, error in zip(LOAD_NAMES, at_loads, strict=True) if error > 0.0}
+            document[statistic] |= told
     return document
 
 
@@ -157,7 +164,7 @@ def write_errors(path: Path, rows: pd.DataFrame) -> None:
     import pandas as pd
 
     case, source, listed = rows["case"].iloc[0], rows["source"].iloc[0], path.with_suffix(".csv")
-    content, before = _table(path), _rows(listed) if listed.is_file() else rows.iloc[:0]
+    content, before = _table(path), read_rows(listed) if listed.is_file() else rows.iloc[:0]
     # Deriving a case again from the same source replaces its rows; those of other sources stay.
     others = before[(before["case"] != case) | (before["source"] != source)]
     every = pd.concat([part for part in (others, rows) if len(part)], ignore_index=True)
@@ -181,7 +188,7 @@ def _table(path: Path) -> dict[str, Any]:
     return dict(content["cases"])
 
 
-def _rows(path: Path) -> pd.DataFrame:
+def read_rows(path: Path) -> pd.DataFrame:
     """The rows that a table was made of. InputError where the file has others."""
     import pandas as pd
 
@@ -201,7 +208,9 @@ def text_of(cases: dict[str, Any]) -> str:
     head = (
         "# Expected errors of predictions by what they rest on, written by `evaluator compare --errors`: no figure is\n"
         "# made by hand. `error`: this share of the measured values lies within prediction x (1 +- error); `median`:\n"
-        "# of the absolute errors; `bias`: the median of measured / predicted - 1. Row by row: the .csv beside.\n"
+        "# of the absolute errors; `bias`: the median of measured / predicted - 1; "
+        f"`{LOAD_NAMES[0]}` and so on: the\n"
+        "# error with so many requests at a time on a replica. Row by row: the .csv beside.\n"
     )
     content = {"share": SHARE, "cases": cases}
     return head + yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=118, allow_unicode=True)

@@ -291,7 +291,7 @@ def _estimated(
         total_tok_per_s=parallel.data * in_flight * (served.prompt_tokens + served.output_tokens) / in_engine,
         load=load,
         model_error=_in_server(basis.bands(errors, each_serves), prefill.time_s + delay, decode_s),
-        model_error_basis=basis.text(errors),
+        model_error_basis=basis.text(errors, each_serves.concurrency),
     )
 
 

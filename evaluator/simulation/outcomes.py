@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluator.accuracy import load_errors
 from evaluator.accuracy.basis import Basis, design_basis, of_release
-from evaluator.accuracy.cases import Errors
+from evaluator.accuracy.cases import LOADS, Errors, load_group
 from evaluator.catalog.calibration import PROVENANCES
 from evaluator.catalog.own_server import ServedLoad
 from evaluator.cost.fitted import verdict
@@ -42,8 +42,9 @@ def outcomes_of(
         first_later_s[refused] = last_later_s[refused] = 0.0
     judged = [_judged(configuration, chain_result, position) for position, configuration in enumerate(configurations)]
     table = load_errors()
+    at_once = _concurrency(configurations, chain_result.times)
     errors = [
-        expected(configuration, table, _served_load(configuration, chain_result, position))
+        expected(configuration, table, at_once[position], _served_load(configuration, chain_result, position))
         for position, configuration in enumerate(configurations)
     ]
     return Outcomes(
@@ -214,16 +215,34 @@ def _around_the_engine(
 
 
 def expected(
-    configuration: Configuration, errors: Errors, load: Callable[[], ServedLoad] | None = None
+    configuration: Configuration,
+    errors: Errors,
+    concurrency: float = np.nan,
+    load: Callable[[], ServedLoad] | None = None,
 ) -> tuple[tuple[float, ...], str]:
     """The expected relative errors of TTFT, ITL and E2E (``basis.METRICS``), and what they rest on in words.
 
-    ``load`` gives that of each replica, and is asked where the errors depend on it; None where nothing was run.
+    ``concurrency``: requests at a time of each replica; NaN where nothing was run. ``load`` gives that with their
+    lengths, and is asked where the errors depend on it; None where nothing was run.
     """
     basis = basis_of(configuration)
     if load is not None and basis.measured is not None:  # of each configuration its own: nothing to keep
         return basis.bands(errors, load()), basis.text(errors)
-    return _errors_and_basis(basis, errors)
+    return _errors_and_basis(basis, errors, None if np.isnan(concurrency) else load_group(concurrency))
+
+
+def _concurrency(configurations: Sequence[Configuration], times: RequestTimes) -> np.ndarray:
+    """Requests at a time that the engines of a replica have had, (config,), by Little's law; NaN where none ran.
+
+    Those that wait for good are not at the engines: at most as many as the engines take count.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):  # rows of configurations that cannot run hold anything
+        span_s = times.last_token_s.max(axis=-1) - times.arrival_s.min(axis=-1)
+        in_system = np.mean((times.last_token_s - times.arrival_s).sum(axis=-1) / span_s, axis=-1)
+    firsts = [configuration.stations[0] for configuration in configurations]
+    most = [station.design.spec.max_num_seqs * station.design.spec.parallel.data for station in firsts]
+    each = np.minimum(in_system / [station.deployment.replicas for station in firsts], most)
+    return np.where([configuration.status == OK for configuration in configurations], each, np.nan)
 
 
 def _served_load(
@@ -279,6 +298,8 @@ def _of_design(built: ReplicaBuild, version: str | None) -> Basis:
 
 
 @cache
-def _errors_and_basis(basis: Basis, errors: Errors) -> tuple[tuple[float, ...], str]:
-    """Once for all configurations that rest on the same."""
-    return basis.bands(errors), basis.text(errors)
+def _errors_and_basis(basis: Basis, errors: Errors, group: int | None) -> tuple[tuple[float, ...], str]:
+    """Once for all configurations that rest on the same and whose loads are of one group (None: of any)."""
+    # Errors differ by group alone, so that any load of it stands for all of them.
+    load = None if group is None else ServedLoad((*LOADS, 2.0 * LOADS[-1])[group], 1.0, 1.0)
+    return basis.bands(errors, load), basis.text(errors, None if load is None else load.concurrency)

@@ -5,11 +5,12 @@ import pandas as pd
 import pytest
 
 from evaluator.accuracy import CASES, SHARE, load_errors
-from evaluator.accuracy.cases import band
+from evaluator.accuracy.cases import LOAD_NAMES, band
 from evaluator.catalog.store import find
 from evaluator.compare import compare_experiments
 from evaluator.compare.expected import SERVER, errors_of
 from evaluator.experiments import read_experiments
+from tests.benchmarks.accuracy.coverage import coverage as coverage_by_load
 
 MEANS = ("ttft_mean", "itl_mean", "e2e_mean")
 TOGETHER = 0.09  # one standard deviation of a share of 28 runs, which all cases have in common
@@ -65,6 +66,19 @@ def test_measured_servers_are_within_the_stated_errors(case, calibration, data_f
     for statistic in MEANS:
         found = rows[statistic].dropna()
         assert agrees((found.abs() <= errors.of((case,), statistic)).mean(), rows["run"].nunique()), statistic
+
+
+def test_servers_with_many_requests_at_a_time_are_within_the_errors():
+    """Of values between 49 and 160 at a time a quarter to a half were within errors that loads had in common."""
+    rows = pd.read_csv(find("errors", "serving").with_suffix(".csv"), dtype={"run": str})
+    near = ["runs", "other_layouts", "other_models", "other_releases", "other_devices", "kernels_and_host"]
+    slices = coverage_by_load(rows[rows["case"].isin(near)]).reset_index()
+    slices = slices[slices["metric"].eq("itl_mean") & slices["load"].ne("not known") & slices["rows"].ge(8)]
+    inside = slices.groupby("load")[["inside_pct", "rows"]].apply(
+        lambda of: np.average(of["inside_pct"], weights=of["rows"])
+    )
+    assert set(inside.index) == set(LOAD_NAMES)
+    assert ((inside > 100 * (SHARE - TOGETHER)) & (inside < 100 * (SHARE + 1.5 * TOGETHER))).all(), inside
 
 
 def test_loads_of_few_servers_are_no_independent_values():

@@ -13,8 +13,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from evaluator.compare.expected import write_errors
+from evaluator.catalog.store import find
+from evaluator.compare.expected import read_rows, write_errors
 from tests.benchmarks.accuracy import closed_batches, iterations, servers
+from tests.benchmarks.accuracy.coverage import COVERAGE, coverage
 from tests.benchmarks.accuracy.slices import by_slice, read, worse, write
 
 CAMPAIGNS: dict[str, Callable[[Path], Iterator[pd.DataFrame]]] = {
@@ -32,7 +34,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("EVALUATOR_DATA", "../shared/data")))
     parser.add_argument("--tables", type=Path, default=TABLES)
     parser.add_argument(
-        "--errors", type=Path, help="put the errors of closed batches into this table of cases, and no more"
+        "--errors",
+        type=Path,
+        help="put the errors of closed batches and iterations into this table of cases, and no more",
     )
     parser.add_argument("--write", action="store_true", help="put the new tables in the places of the old ones")
     given = parser.parse_args(arguments)
@@ -42,8 +46,9 @@ def main(arguments: list[str] | None = None) -> int:
     if not given.data.is_dir():
         parser.error(f"{given.data} is no folder: name that of the measurements, --data or EVALUATOR_DATA")
     if given.errors is not None:
-        for _, rows in closed_batches.errors_of_cases(given.data).groupby("case", sort=False):
-            write_errors(given.errors, rows)
+        for campaign in (closed_batches, iterations):
+            for _, rows in campaign.errors_of_cases(given.data).groupby("case", sort=False):
+                write_errors(given.errors, rows)
         return 0
     told: list[str] = []
     for name in given.campaigns or CAMPAIGNS:
@@ -52,6 +57,12 @@ def main(arguments: list[str] | None = None) -> int:
         told += worse(read(path), table) if path.exists() else []
         if given.write:
             write(table, path)
+    if not given.campaigns:
+        # Of the rows of the table of errors, which need no prediction.
+        table = coverage(read_rows(find("errors", "serving").with_suffix(".csv")))
+        print(f"{table.to_string()}\n", flush=True)
+        if given.write:
+            write(table, given.tables.parent / "coverage.csv", COVERAGE)
     print("\n".join(("worse than the tables that were there:", *told)) if told else "no slice is worse than it was")
     return int(bool(told) and not given.write)
 

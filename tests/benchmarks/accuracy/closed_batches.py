@@ -18,8 +18,7 @@ import numpy as np
 import pandas as pd
 
 import evaluator
-from evaluator.accuracy.basis import design_basis
-from evaluator.accuracy.cases import OTHER_RELEASES, SPREAD_EXPERTS, STATISTICS, plain
+from evaluator.accuracy.cases import STATISTICS, plain
 from evaluator.catalog import load_model
 from evaluator.catalog.model import Model
 from evaluator.compare.expected import ROW
@@ -29,8 +28,9 @@ from evaluator.errors import InputError
 from evaluator.experiments.names import model_name
 from evaluator.huggingface.importing import import_config
 from evaluator.keys import Place
-from evaluator.replica import ReplicaSpec, build
+from evaluator.replica import ReplicaSpec
 from evaluator.scenario.token_sampling import asked_of_sampler
+from tests.benchmarks.accuracy.coverage import told_by
 from tests.benchmarks.accuracy.slices import judged
 
 FILE = "mlenergy_h100_chat.csv"
@@ -106,8 +106,7 @@ def rows(data: Path) -> Iterator[pd.DataFrame]:
 
 
 def errors_of_cases(data: Path) -> pd.DataFrame:
-    """Rows of the cases ``other_releases``, of designs of which servers of another release were measured, and
-    ``spread_experts``.
+    """Rows of the case that each server tells of (``told_by``).
 
     The mean iteration, prompts included, is the mean time per token of long answers, and of an E2E all but its TTFT.
     """
@@ -115,36 +114,22 @@ def errors_of_cases(data: Path) -> pd.DataFrame:
     listed = []
     for number, row in table.iterrows():
         mean_ms = _predicted(row)["mean_ms"]
-        case = _case(row) if np.isfinite(mean_ms) else None
-        if case is None:
+        if not np.isfinite(mean_ms):
             continue
         server, seats = design(row), row["avg_batch_size"]
         error = round(1e3 * seats / row["output_throughput_tokens_per_sec"] / mean_ms - 1.0, 5)
         # Two rows may be of one server at the same load, and are two runs.
         run = f"{row['model_id'].rsplit('/', 1)[-1]}, {row['num_gpus']} GPUs, {row['max_num_seqs']} at a time"
-        described = (
-            case,
-            FILE,
-            f"{run}, row {number}",
-            0,
-            server.model.name,
-            HARDWARE,
-            str(server.tensor_parallel),
-            plain(seats),
+        layout = Parallel(server.tensor_parallel, 1, server.expert_parallel, 1)
+        spec = ReplicaSpec(
+            server.model, HARDWARE, "auto", server.precision, layout, asked=asked_of_sampler(None, PLACE)
         )
-        listed.append(dict(zip(ROW, described, strict=True)) | {"itl_mean": error, "e2e_mean": error})
+        of_server = (server.model.name, HARDWARE, str(server.tensor_parallel), plain(seats))
+        case = told_by(spec, RELEASE)
+        if case is not None:
+            described = dict(zip(ROW, (case, FILE, f"{run}, row {number}", 0, *of_server), strict=True))
+            listed.append(described | {"itl_mean": error, "e2e_mean": error})
     return pd.DataFrame(listed).reindex(columns=[*ROW, *STATISTICS])
-
-
-def _case(row: pd.Series) -> str | None:
-    """Of what the row tells: of spread experts, of another release where the measured servers had all else; or None."""
-    server = design(row)
-    layout = Parallel(server.tensor_parallel, 1, server.expert_parallel, 1)
-    spec = ReplicaSpec(server.model, HARDWARE, "auto", server.precision, layout, asked=asked_of_sampler(None, PLACE))
-    basis = design_basis(build(spec))
-    if basis.unmeasured:
-        return None
-    return SPREAD_EXPERTS if SPREAD_EXPERTS in basis.cases else OTHER_RELEASES
 
 
 def _shown(batch: pd.Interval) -> str:

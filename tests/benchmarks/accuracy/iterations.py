@@ -14,14 +14,24 @@ import numpy as np
 import pandas as pd
 
 import evaluator
+from evaluator.accuracy.cases import STATISTICS, plain
 from evaluator.catalog import load_model
+from evaluator.compare.expected import ROW
+from evaluator.cost.parallel import Parallel
+from evaluator.replica import ReplicaSpec
+from tests.benchmarks.accuracy.coverage import told_by
 from tests.benchmarks.accuracy.slices import judged
 
 FILE = "vllm_iterations.parquet"
 HARDWARE = "b300-sxm"
 MODELS = {"Qwen/Qwen3-32B": "qwen3-32b", "Qwen/Qwen3.6-35B-A3B": "qwen3.5-35b-a3b"}
 LAYOUT = ["model", "tensor_parallel", "expert_parallel", "data_parallel"]
+RELEASE = "0.20"
 LARGEST_GRAPH = 512
+AT_A_TIME = (0, 8, 16, 32, 1024)
+"""Decodes that part the rows of a server, on a data-parallel rank; 32 requests were served at a time."""
+FEWEST = 20
+"""Iterations with prompts of which a mean is taken."""
 
 
 def rows(data: Path) -> Iterator[pd.DataFrame]:
@@ -39,6 +49,46 @@ def rows(data: Path) -> Iterator[pd.DataFrame]:
     yield judged("iterations", part, "episode", sums["predicted_ms"], sums["iteration_ms"])
 
 
+def errors_of_cases(data: Path) -> pd.DataFrame:
+    """Rows of the case that each server tells of (``told_by``): the mean time of iterations with decodes as ITL, by how
+    many decode, and that of iterations with prompts as TTFT."""
+    table = pd.read_parquet(data / FILE)
+    # Pairs of which one waits for the other are right in sum (``launch_shift``).
+    table = table[(table["used"] | table["launch_shift"]) & ~table["stall"] & (table["segment"] == "real")]
+    listed = []
+    for layout, part in table.groupby(LAYOUT, observed=True):
+        name, tensor, expert, ranks = layout
+        model = replace(load_model(MODELS[name]), nucleus_sampling=False)
+        spec = ReplicaSpec(model, HARDWARE, parallel=Parallel(int(tensor), 1, int(expert), int(ranks)))
+        times = part.assign(predicted_ms=predicted_ms(part, layout)).dropna(subset=["predicted_ms"])
+        # What serves and how; ranks are told apart, since they are servers of their own.
+        server = f"{tensor}, experts over {expert}, {ranks} ranks" if expert > 1 else str(tensor)
+        case = told_by(spec, RELEASE)
+        if case is not None:
+            listed += [
+                dict(zip(ROW, (case, FILE, run, stage, model.name, HARDWARE, server, at_once), strict=True)) | errors
+                for run, stage, at_once, errors in _errors(times, int(ranks))
+            ]
+    return pd.DataFrame(listed).reindex(columns=[*ROW, *STATISTICS])
+
+
+def _errors(times: pd.DataFrame, ranks: int) -> Iterator[tuple[str, int, float, dict[str, float]]]:
+    """Of one server: run, stage, requests at a time, and the errors of its means."""
+    run = str(times["run"].iloc[0])
+    decoding = times[times["decodes"] > 0]
+    for stage, (_, part) in enumerate(decoding.groupby(pd.cut(decoding["decodes"], AT_A_TIME), observed=True)):
+        error = _off(part)
+        yield run, stage, plain(ranks * part["decodes"].mean()), {"itl_mean": error, "e2e_mean": error}
+    prompts = times[times["prefill_tokens"] > 0]
+    # Of ranks only iterations of all of them are judged, of which there are few.
+    if len(prompts) >= FEWEST:
+        yield run, len(AT_A_TIME), plain(ranks * prompts["decodes"].mean()), {"ttft_mean": _off(prompts)}
+
+
+def _off(times: pd.DataFrame) -> float:
+    return round(float(times["iteration_ms"].sum() / times["predicted_ms"].sum() - 1.0), 5)
+
+
 def predicted_ms(part: pd.DataFrame, layout: tuple) -> np.ndarray:
     """Of iterations of one layout, as ``evaluator.iteration_time`` has them."""
     model, tensor, expert, data = layout
@@ -53,7 +103,7 @@ def predicted_ms(part: pd.DataFrame, layout: tuple) -> np.ndarray:
             replace(load_model(MODELS[model]), nucleus_sampling=False), HARDWARE,
             prompt_tokens=computed / prompts, history_tokens=history / prompts, prompts=prompts,
             decodes=np.where(empty, 1, decodes), context_tokens=context, unequal=unequal,
-            tensor_parallel=int(tensor), expert_parallel=int(expert), data_parallel=int(data),
+            tensor_parallel=int(tensor), expert_parallel=int(expert), data_parallel=int(data), engine_version=RELEASE,
         )  # fmt: skip
 
     equal_s, twice_s = seconds(0.0), seconds(1.0)

@@ -9,6 +9,7 @@ import pandas as pd
 
 KEYS = ["campaign", "slice", "metric"]
 JUDGED = ("median_pct", "mean_absolute_pct")
+ERRORS = "Errors by slice of all measurements at hand, signed where not said otherwise"
 POINTS, SHARE = 2.0, 0.1
 """A slice is worse by so many points, or by such a share of its error where that is less."""
 FINEST = 0.5
@@ -42,12 +43,10 @@ def read(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, comment="#").set_index(KEYS)
 
 
-def write(table: pd.DataFrame, path: Path) -> None:
-    """The table as a CSV whose first line says what wrote it."""
+def write(table: pd.DataFrame, path: Path, of: str = ERRORS) -> None:
+    """The table as a CSV whose first line says what it has ``of`` the measurements and what wrote it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    head = (
-        "# Errors by slice of all measurements at hand, signed where not said otherwise: `make accuracy` writes it.\n"
-    )
+    head = f"# {of}: `make accuracy` writes it.\n"
     path.write_text(head + table.to_csv(), encoding="utf-8")
 
 

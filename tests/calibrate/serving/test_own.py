@@ -178,7 +178,7 @@ def test_other_designs_rest_on_what_the_base_set_does(fitted, folder):
     simulated = package.simulate(load_scenario(scenario(4, "qwen3-8b", calibration=mine))).summary
     # No release is named, so that it is the newest, and not that of the base set's servers.
     assert "and serving runs of this device, other models" in str(simulated["model_error_basis"].item())
-    of_base = errors.of(["other_models", "other_releases"], "itl_mean")
+    of_base = errors.of(["other_models", "other_releases"], "itl_mean", concurrency=4)
     assert float(simulated["tpot_s_model_error"].item()) == pytest.approx(of_base)
 
 
