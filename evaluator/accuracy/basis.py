@@ -238,6 +238,8 @@ def served_design(built: ReplicaBuild) -> dict[str, str]:
         figures["eager"] = True
     if parallel.context > 1:
         figures["decode_context_parallel"] = parallel.context
+    if parallel.prefill > 1:
+        figures["prefill_context_parallel"] = parallel.prefill
     if spec.adapters is not None:
         figures["lora"] = f"{spec.adapters.resident} of rank {spec.adapters.rank}, {spec.adapters.modules} modules"
     return {name: str(value) for name, value in figures.items()}

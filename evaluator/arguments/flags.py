@@ -25,6 +25,7 @@ EVERY_SERVER = {
     "expert_parallel": 1,
     "redundant_experts": 0,
     "decode_context_parallel": 1,
+    "prefill_context_parallel": 1,
     "eager": False,
     "expert_exchange": "gather",
     "role": "mixed",

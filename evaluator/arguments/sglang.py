@@ -30,7 +30,11 @@ def _write(server: StatedPool) -> Flags:
     # Ranks that share experts are groups of attention within one tensor-parallel group; those of a dense model are
     # copies. Requests and chunks of such a group are divided among its ranks (``ModelRunner``, ``parallel_hook``).
     together = ranks if server.experts else 1
-    flags["--tp-size"] = tensor * together
+    # So are the ranks over which prompts are split (``handle_context_parallelism``).
+    prefill = server["prefill_context_parallel"] or 1
+    flags["--tp-size"] = tensor * together * prefill
+    if prefill > 1:
+        flags |= {"--attn-cp-size": prefill, "--enable-prefill-cp": True, "--cp-strategy": "zigzag"}
     if ranks > 1:
         flags["--attn-dp-size" if server.experts else "--dp-size"] = ranks
     experts = server["expert_parallel"] or 1
@@ -105,7 +109,10 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     # --dp-size with --enable-dp-attention is the older spelling of --attn-dp-size.
     together = flags.get("--attn-dp-size") or (copies if flags.get("--enable-dp-attention") else 1) or 1
     tree["data_parallel"] = together if together > 1 else copies
-    tree["tensor_parallel"] = max(tensor // together, 1)
+    prefill = flags.get("--attn-cp-size", 1) if flags.get("--enable-prefill-cp") else 1
+    tree["prefill_context_parallel"] = prefill
+    read_flags += ["--attn-cp-size", "--enable-prefill-cp", "--cp-strategy"] if prefill > 1 else []
+    tree["tensor_parallel"] = max(tensor // (together * prefill), 1)
     experts = flags.get("--ep-size", 1)
     exchanged = flags.get("--moe-a2a-backend", "none") != "none"
     if exchanged and "--ep-size" not in flags:

@@ -24,6 +24,7 @@ ROWS = (
     FlagOfKey("pipeline_parallel", "--pipeline-parallel-size", 1),
     FlagOfKey("data_parallel", "--data-parallel-size", 1),
     FlagOfKey("decode_context_parallel", "--decode-context-parallel-size", 1),
+    FlagOfKey("prefill_context_parallel", "--prefill-context-parallel-size", 1),
     FlagOfKey("eager", "--enforce-eager", None, {True: True, False: False}),
     FlagOfKey("precision.activations", "--dtype", "bf16", _DTYPES, {"auto": "bf16", "half": "fp16", "float": "fp32"}),
     FlagOfKey("batching.max_num_seqs", "--max-num-seqs"),
@@ -121,7 +122,7 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
         read_flags.remove("--kv-cache-dtype")
     ranks = tree.get("data_parallel", 1)
     if flags.get("--enable-expert-parallel"):
-        tree["expert_parallel"] = tree.get("tensor_parallel", 1) * ranks
+        tree["expert_parallel"] = tree.get("tensor_parallel", 1) * ranks * tree.get("prefill_context_parallel", 1)
         # The default of 0.28 with data-parallel ranks; without them there is nothing to exchange.
         exchange = flags.get("--all2all-backend", "allgather_reducescatter")
         gathered = exchange in ("naive", "allgather_reducescatter") or ranks == 1

@@ -48,6 +48,20 @@ class SchedulerDefaults:
 
 
 @dataclass(frozen=True)
+class PromptSplitting:
+    """How an engine splits the tokens of prompts over ranks (``cost.prefill_context``), since which release.
+
+    ``latent``: of models with MLA alone. ``pipelined``: since which release in a pipeline, too. ``dealt``: since which
+    its ranks deal out decodes; None: each computes all.
+    """
+
+    since: Release
+    latent: bool = False
+    pipelined: Release = (0,)
+    dealt: Release | None = None
+
+
+@dataclass(frozen=True)
 class ServingEngine:
     """One engine. ``memory_of`` says what ``memory_fraction`` is a fraction of.
 
@@ -74,6 +88,7 @@ class ServingEngine:
     whole_blocks: bool = True
     profiles_sampling: bool = False
     copies_queries: bool = False
+    splits_prompts: PromptSplitting | None = None
 
     @property
     def rules(self) -> EngineRules:
@@ -143,9 +158,17 @@ def _sglang(found: SchedulerDefaults, hardware: Hardware, devices: int, ranks: i
 ENGINES: dict[str, ServingEngine] = {
     each.name: each
     for each in (
-        ServingEngine("vllm", "device", profiles_sampling=True),
+        # ``PCPManager.validate_config`` and ``ParallelConfig.pcp_shard_decode_requests`` of 0.28, 0.32 and 0.33: what
+        # is between the first two was not read.
+        ServingEngine(
+            "vllm",
+            "device",
+            profiles_sampling=True,
+            splits_prompts=PromptSplitting((0, 28), latent=True, pipelined=(0, 32), dealt=(0, 32)),
+        ),
         ServingEngine("trtllm", "free", maker="NVIDIA", whole_blocks=False, copies_queries=True),
-        ServingEngine("sglang", "static", _sglang),
+        # ``--enable-prefill-cp`` of 0.5.23: a batch with decodes is not split (``ZigzagCPStrategy.can_apply``).
+        ServingEngine("sglang", "static", _sglang, splits_prompts=PromptSplitting((0, 5))),
     )
 }
 

@@ -75,5 +75,5 @@ def _feed_forward_width(
     rows = rows_kept(model, feed_forward, precision, parallel)
     shared = sides * feed_forward.shared_intermediate / parallel.tensor
     routed = rows * (sides * feed_forward.intermediate / parallel.expert_shards + model.hidden)
-    gathered = parallel.data * model.hidden * (parallel.data > 1)  # the states of all ranks
+    gathered = parallel.token_ranks * model.hidden * (parallel.token_ranks > 1)  # the states of all ranks
     return routed + gathered + shared

@@ -20,6 +20,7 @@ from evaluator.cost.context_parallel import context_problem
 from evaluator.cost.dtypes import weight_dtypes
 from evaluator.cost.parallel import Parallel, parallel_problem, split_problem
 from evaluator.cost.precision import Precision
+from evaluator.cost.prefill_context import prefill_context_problem
 from evaluator.cost.projections import (
     Projection,
     expert_projections,
@@ -36,6 +37,7 @@ def division_problem(
     """Why a model cannot be divided so on these devices, by its shape or, of an engine that loads whole blocks alone
     (``ServingEngine.whole_blocks``), by its blocks; None where it can."""
     undivided = parallel_problem(model, hardware, parallel) or context_problem(model, parallel)
+    undivided = undivided or prefill_context_problem(model, parallel)
     if undivided is None and whole_blocks:
         return block_problem(model, precision, parallel)
     return undivided

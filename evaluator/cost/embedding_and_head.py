@@ -8,6 +8,7 @@ from evaluator.cost.gemm import all_reduce, gemm, traffic
 from evaluator.cost.kernel import Operator
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
+from evaluator.cost.prefill_context import gather_states
 from evaluator.cost.projections import Projection
 
 SAMPLING_BYTES = 14
@@ -53,10 +54,12 @@ def last_operators(model: Model, precision: Precision, parallel: Parallel) -> li
     """
     stream = stream_bytes(precision.activations)
     norm = traffic("final_norm", 4 * model.hidden * stream, 1.0)
+    gathered = gather_states(model, precision, parallel)
     if not model.gives_tokens:
         return [norm, traffic("pooling", model.hidden * stream, 1.0)]
     operators = [
         norm,
+        *gathered,
         gemm(head_projection(model, parallel.tensor), model, precision, scaling="sequences"),
     ]
     if parallel.tensor > 1:

@@ -44,7 +44,7 @@ def exchange(model: Model, moe: MoeFeedForward, precision: Precision, parallel: 
         ]  # fmt: skip
     else:
         # The unit of ``gathered`` is a token of every rank, hence ``data`` states.
-        gathered = parallel.data * width * stream
+        gathered = parallel.token_ranks * width * stream
         messages = [
             Operator(name, "all_reduce", "gathered", message_bytes=gathered, collective="all_gather", ranks=devices)
             for name in SIDES
@@ -62,7 +62,7 @@ def visits(moe: MoeFeedForward, parallel: Parallel) -> float:
 
     A token visits all k in part, or under expert parallelism k/EP on average.
     """
-    return parallel.data * moe.experts_per_token / parallel.expert
+    return parallel.token_ranks * moe.experts_per_token / parallel.expert
 
 
 def _spread(moe: MoeFeedForward, parallel: Parallel) -> Spread:
@@ -80,7 +80,7 @@ def rows_kept(model: Model, moe: MoeFeedForward, precision: Precision, parallel:
     weight = weight_dtypes(model, precision)["experts"]
     by_map = compute_dtype(weight, precision.activations) in ("fp32", "bf16", "fp16")
     if parallel.exchange == GATHER and (by_map or is_unpacked(weight, precision.activations)):
-        return parallel.data * float(moe.experts_per_token)
+        return parallel.token_ranks * float(moe.experts_per_token)
     return visits(moe, parallel)
 
 
@@ -99,7 +99,7 @@ def routing_elements(model: Model, moe: MoeFeedForward, precision: Precision, pa
         visited = _spread(moe, parallel).groups(parallel.expert_devices)  # devices
         summed = here + (2.0 * visited + 1.0) / parallel.tensor  # of tokens that came, and of sums that come back
         return sides * rows * inside + summed * hidden
-    summed = rows + parallel.data
+    summed = rows + parallel.token_ranks
     # Marlin empties its output before it writes, and needs to only where rows of other devices' experts stay
     # unwritten. Kernels by a map write zeros behind each of their products, as wide as its output.
     if is_unpacked(weight_dtypes(model, precision)["experts"], precision.activations):

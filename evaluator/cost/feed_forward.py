@@ -34,7 +34,7 @@ def feed_forward_operators(
     if isinstance(feed_forward, MoeFeedForward):
         operators += _routed(model, feed_forward, precision, parallel)
     operators += _elementwise(model, feed_forward, precision, parallel)
-    if isinstance(feed_forward, MoeFeedForward) and parallel.data > 1:
+    if isinstance(feed_forward, MoeFeedForward) and parallel.token_ranks > 1:
         return operators + exchange(model, feed_forward, precision, parallel)
     return operators + list(all_reduce("feed_forward.all_reduce", model, precision, parallel))
 
@@ -46,7 +46,7 @@ def log_expert_missed(moe: MoeFeedForward, parallel: Parallel) -> float:
     """
     experts = moe.experts + parallel.redundant
     # 1e-300 for a model that visits all its experts: the log of a chance of 0 is no number to fold.
-    return parallel.data * math.log(max(1e-300, 1.0 - moe.experts_per_token / experts))
+    return parallel.token_ranks * math.log(max(1e-300, 1.0 - moe.experts_per_token / experts))
 
 
 def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: Parallel) -> list[Operator]:
@@ -55,7 +55,7 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
     dtype = experts_dtype(weight, precision.activations)
     stream = stream_bytes(precision.activations)
     here, shards = visits(moe, parallel), local_experts(moe, parallel)
-    held = Held(shards, moe.intermediate // parallel.expert_shards, parallel.data)
+    held = Held(shards, moe.intermediate // parallel.expert_shards, parallel.token_ranks)
     return [
         Operator(
             projection.name,
@@ -100,5 +100,5 @@ def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, 
     return [
         traffic("experts.elementwise", elements * stream, 2.0 + (shared > 0)),
         # With several ranks the kernels also see rows that other ranks' tokens sent here.
-        routing if parallel.data == 1 else replace(routing, scaling="gathered"),
+        routing if parallel.token_ranks == 1 else replace(routing, scaling="gathered"),
     ]

@@ -27,6 +27,7 @@ from evaluator.cost.operators import operators
 from evaluator.cost.parallel import Parallel, of_rank
 from evaluator.cost.polynomial import PolynomialCost
 from evaluator.cost.precision import Precision
+from evaluator.cost.prefill_context import PromptsSplit
 from evaluator.cost.quantities import PEAKS
 from evaluator.cost.table import MeasuredGrid, TableCost
 
@@ -66,6 +67,8 @@ def iteration_cost(
     if fit is None:
         cost = with_model_host(fold(rank_operators, hardware, calibration), model, calibration, parallel, pipeline_rank)
         least_s = max(calibration.dispatch_s, launch_s(model, calibration, parallel, pipeline_rank))
+        if parallel.prefill > 1:
+            return PromptsSplit(cost, np.float64(parallel.prefill), np.float64(parallel.dealt))
         # The floor of a host that runs ahead is a structure of its own: other sets compile without it.
         return Dispatched(cost, np.float64(least_s)) if least_s else cost
     return fitted_cost(
@@ -89,6 +92,9 @@ def iteration_costs(
     cost = fold_devices(operators(model, precision, parallel, pipeline_rank), devices, calibration)
     cost = with_model_host(cost, model, calibration, parallel, pipeline_rank)
     least_s = max(calibration.dispatch_s, launch_s(model, calibration, parallel, pipeline_rank))
+    if parallel.prefill > 1:
+        figures = (np.full(len(devices), float(figure)) for figure in (parallel.prefill, parallel.dealt))
+        return PromptsSplit(cost, *figures)
     return Dispatched(cost, np.full(len(devices), least_s)) if least_s else cost
 
 
@@ -177,6 +183,7 @@ def _split(parallel: Parallel, precision: Precision) -> str:
     experts = f", expert_parallel {parallel.expert}" if parallel.expert > 1 else ""
     experts += f", data_parallel {parallel.data}" if parallel.data > 1 else ""
     experts += f", decode_context_parallel {parallel.context}" if parallel.context > 1 else ""
+    experts += f", prefill_context_parallel {parallel.prefill}" if parallel.prefill > 1 else ""
     dtypes = f"{precision.weights}/{precision.activations}/{precision.kv}"
     return f"tensor_parallel {parallel.tensor}{pipeline}{experts} in {dtypes}"
 

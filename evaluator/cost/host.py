@@ -81,7 +81,7 @@ def _layers_s(model: Model, figures: Launches, parallel: Parallel, pipeline_rank
 
 def _pieces_s(kind: LayerKind, figures: Launches, parallel: Parallel) -> float:
     """Seconds of a layer for what no graph holds."""
-    gathered = parallel.data > 1 and isinstance(kind.feed_forward, MoeFeedForward)
+    gathered = parallel.token_ranks > 1 and isinstance(kind.feed_forward, MoeFeedForward)
     return _mixer_s(kind.mixer, figures) + gathered * figures.gathered_s
 
 

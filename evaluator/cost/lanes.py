@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evaluator.cost.iteration import CostParameters, IterationCost
+from evaluator.cost.prefill_context import PromptsSplit
 from evaluator.cost.speculative import SpeculativeCost
 
 TOKEN_ROWS = 4
@@ -61,6 +62,8 @@ def with_rows(cost: IterationCost, counts: RowCounts) -> IterationCost:
     """Rooflines padded to ``counts``; a fitted cost as it is."""
     if isinstance(cost, SpeculativeCost):
         return cost._replace(target=pad_rows(cost.target, counts), draft=pad_rows(cost.draft, counts))
+    if isinstance(cost, PromptsSplit):
+        return cost._replace(device=pad_rows(cost.device, counts))
     return pad_rows(cost, counts) if isinstance(cost, CostParameters) else cost
 
 
@@ -71,15 +74,17 @@ def structure(cost: IterationCost) -> Hashable:
     verification. Fitted costs must be of the same form (polynomial, table, dispatched, eager), and their arrays of the
     same shapes (a table's knots).
     """
-    if isinstance(cost, SpeculativeCost):
+    if isinstance(cost, SpeculativeCost | PromptsSplit):
         return (type(cost).__name__,)
     return () if isinstance(cost, CostParameters) else (type(cost).__name__, _shapes(cost))
 
 
 def rooflines(cost: IterationCost) -> tuple[CostParameters, ...]:
-    """The rooflines in a cost: itself, those of the model that verifies and of what drafts, or none."""
+    """The rooflines in a cost: itself, that of a rank, those of the model that verifies and of what drafts, or none."""
     if isinstance(cost, SpeculativeCost):
         return cost.target, cost.draft
+    if isinstance(cost, PromptsSplit):
+        return (cost.device,)
     return (cost,) if isinstance(cost, CostParameters) else ()
 
 
@@ -105,11 +110,11 @@ def stack(lanes: Sequence[IterationCost], counts: RowCounts | None = None) -> It
     ``counts`` defaults to ``common_counts``; give it to share one compiled structure between chunks of a sweep.
     """
     counts = counts or common_counts(lanes)
-    if isinstance(lanes[0], SpeculativeCost):
+    if isinstance(lanes[0], SpeculativeCost | PromptsSplit):
         columns: Any = zip(*lanes, strict=True)
-        # Two rooflines, and numbers of a lane (queries, passes, host time) that are stacked as they are.
+        # Rooflines, and numbers of a lane (queries, passes, host time) that are stacked as they are.
         parts: Any = (stack(column, counts) if isinstance(column[0], tuple) else np.array(column) for column in columns)
-        return SpeculativeCost(*parts)
+        return type(lanes[0])(*parts)
     if not isinstance(lanes[0], CostParameters):
         return _stack_leaves(lanes)
     stacked: dict[str, Any] = {

@@ -25,6 +25,7 @@ from evaluator.cost.kernel import OpClass, Operator, Scaling
 from evaluator.cost.layer_state import conv_channels, indexer_bytes, read_bytes, state_bytes, state_elements
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
+from evaluator.cost.prefill_context import expand_again, gather_keys
 from evaluator.cost.projections import local_heads, mixer_projections
 
 Phase = Literal["prefill", "decode"]
@@ -54,11 +55,15 @@ def mixer_operators(model: Model, mixer: Mixer | None, precision: Precision, par
             return []
     if parallel.context > 1 and isinstance(mixer, SoftmaxAttention | LatentAttention):
         core = split_along_context(core, mixer, precision, parallel)
+    if parallel.prefill > 1 and isinstance(mixer, SoftmaxAttention | LatentAttention):
+        core = gather_keys(core, mixer, precision, parallel)
     products = [
         # The one product that decodes do in another form than prompts: MLA absorbs it into queries and output.
         gemm(projection, model, precision, absorbed=projection.name == "attention.kv_up")
         for projection in mixer_projections(mixer, model.hidden, parallel)
     ]
+    if parallel.prefill > 1:
+        products += expand_again(products, parallel)
     return products + core + list(all_reduce("attention.all_reduce", model, precision, parallel))
 
 

@@ -32,6 +32,8 @@ class Parallel:
     devices of all ranks: divided into ``expert`` parts of whole experts, and each part sharded over the devices that
     are left for it. ``redundant`` experts are second copies of popular ones. ``exchange``: one of ``EXCHANGES``.
     ``context``: tensor-parallel ranks over which the KV of a sequence is split (``cost.context_parallel``).
+    ``prefill``: copies of these ranks over which the tokens of prompts are split, and if they are ``dealt`` decodes,
+    too (``cost.prefill_context``).
     """
 
     tensor: int = 1
@@ -41,16 +43,23 @@ class Parallel:
     redundant: int = 0
     exchange: str = GATHER
     context: int = 1
+    prefill: int = 1
+    dealt: bool = False
 
     @property
     def devices(self) -> int:
         """Devices of one replica."""
-        return self.tensor * self.pipeline * self.data
+        return self.tensor * self.pipeline * self.token_ranks
+
+    @property
+    def token_ranks(self) -> int:
+        """Ranks with tokens of their own, which they exchange around routed experts."""
+        return self.data * self.prefill
 
     @property
     def expert_devices(self) -> int:
         """Devices over which the routed experts of a layer are spread."""
-        return self.tensor * self.data
+        return self.tensor * self.token_ranks
 
     @property
     def expert_shards(self) -> int:
@@ -102,10 +111,10 @@ def split_problem(model: Model, parallel: Parallel) -> str | None:
     """Why this model cannot be split this way on any hardware; None where it can."""
     tensor, pipeline, expert = parallel.tensor, parallel.pipeline, parallel.expert
     # Before any division by them below.
-    if min(tensor, pipeline, expert, parallel.data, parallel.context) < 1:
+    if min(tensor, pipeline, expert, parallel.data, parallel.context, parallel.prefill) < 1:
         return (
             "tensor_parallel, pipeline_parallel, expert_parallel, data_parallel and decode_context_parallel must be at "
-            "least 1"
+            "least 1, and prefill_context_parallel, too"
         )
     if not model.has_experts:
         exchanged = parallel.exchange != GATHER and parallel.exchange
@@ -116,10 +125,10 @@ def split_problem(model: Model, parallel: Parallel) -> str | None:
         ):
             if given:
                 return f"{name} {given} on {model.name}, which has no experts"
-    if parallel.exchange == ALL_TO_ALL and min(parallel.data, expert) == 1:
+    if parallel.exchange == ALL_TO_ALL and min(parallel.token_ranks, expert) == 1:
         without = (
             "data_parallel: every device has all tokens"
-            if parallel.data == 1
+            if parallel.token_ranks == 1
             else "expert_parallel: every device holds a part of each expert, and needs all tokens"
         )
         return f"expert_exchange {ALL_TO_ALL} without {without}; use {GATHER}"
@@ -146,7 +155,9 @@ def lockstep_problem(model: Model, parallel: Parallel) -> str | None:
 
 def _sharing(parallel: Parallel) -> str:
     """The devices that share the experts, in words."""
-    whose = f" (tensor_parallel {parallel.tensor} x data_parallel {parallel.data})" if parallel.data > 1 else ""
+    several = {"data_parallel": parallel.data, "prefill_context_parallel": parallel.prefill}
+    others = "".join(f" x {name} {ranks}" for name, ranks in several.items() if ranks > 1)
+    whose = f" (tensor_parallel {parallel.tensor}{others})" if others else ""
     return f"{parallel.expert_devices} devices{whose}"
 
 
@@ -221,7 +232,7 @@ def _experts_problem(moe: MoeFeedForward, parallel: Parallel) -> str | None:
         return f"expert_parallel {expert} does not divide the {moe.experts} experts{more}"
     if moe.intermediate % shards == 0:
         return None
-    if parallel.data == 1 and expert == 1:
+    if parallel.token_ranks == 1 and expert == 1:
         return _indivisible(parallel.tensor, moe.intermediate, "intermediate features of an expert")
     return (
         f"{shards} of the {_sharing(parallel)} share each expert under expert_parallel {expert}, and do not divide its "

@@ -14,6 +14,7 @@ from evaluator.catalog.iterations import RANGES
 from evaluator.cost.arrays import Batched, array_namespace
 from evaluator.cost.iteration import BatchStatistics, CostParameters
 from evaluator.cost.one_of import OneOf
+from evaluator.cost.prefill_context import PromptsSplit
 from evaluator.cost.speculative import SpeculativeCost
 
 PEAKS: tuple[tuple[str, str], ...] = tuple(
@@ -45,7 +46,7 @@ def holds_everywhere(cost: Any) -> bool:
     """Whether a cost holds for any batch, as rooflines do; those that were fitted to iterations have a range."""
     if isinstance(cost, OneOf):
         return all(map(holds_everywhere, cost.forms))
-    return isinstance(cost, CostParameters | SpeculativeCost)
+    return isinstance(cost, CostParameters | SpeculativeCost | PromptsSplit)
 
 
 def batch_tokens(cost: Any, batch: BatchStatistics) -> Batched:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -57,7 +58,8 @@ class PoolDesign:
     @property
     def devices(self) -> int:
         """Of one replica."""
-        return int(self.keys["tensor_parallel"] * self.keys["pipeline_parallel"] * self.keys["data_parallel"])
+        split = ("tensor_parallel", "pipeline_parallel", "data_parallel", "prefill_context_parallel")
+        return math.prod(int(self.keys[key]) for key in split)
 
     @property
     def role(self) -> str:

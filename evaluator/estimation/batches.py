@@ -21,6 +21,7 @@ from evaluator.errors import InputError
 from evaluator.estimation.drafts import read_speculative
 from evaluator.keys import Place
 from evaluator.replica import ReplicaSpec, build, passage
+from evaluator.replica.scenario import deals_decodes
 from evaluator.scenario.adapters import Lora, NamedAdapters, read_adapters
 from evaluator.scenario.token_sampling import TokenSampling, asked_of_sampler
 from evaluator.speculation import Speculative
@@ -44,6 +45,7 @@ def iteration_time(
     redundant_experts: int = 0,
     expert_exchange: str = GATHER,
     decode_context_parallel: int = 1,
+    prefill_context_parallel: int = 1,
     precision: Precision | None = None,
     eager: bool = False,
     lora: Lora | Mapping[str, Any] | None = None,
@@ -82,6 +84,8 @@ def iteration_time(
         redundant_experts,
         expert_exchange,
         decode_context_parallel,
+        prefill_context_parallel,
+        deals_decodes(engine, engine_version),
     )
     spec = ReplicaSpec(
         model, hardware, calibration, precision or Precision(), layout, engine=engine,

@@ -185,7 +185,8 @@ _OTHERS = {
     "devices": Variable(
         "1",
         "devices",
-        "devices of all replicas: replicas x tensor_parallel x pipeline_parallel; of a fleet that scales the most",
+        "devices of all replicas: replicas x tensor_parallel x pipeline_parallel x prefill_context_parallel; of a "
+        "fleet that scales the most",
     ),
     "replicas_mean": Variable(
         "1",

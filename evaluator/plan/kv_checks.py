@@ -96,6 +96,7 @@ def offload_problem(workload: Workload, station: StationPlan, pools: int) -> str
         "data-parallel ranks in lockstep; use replicas": station.lockstep > 1,
         "deployment.speculative; leave out speculative": station.drafts > 0,
         "kv.layer_groups; leave out layer_groups": deployment.kv.layer_groups,
+        "prefill_context_parallel, whose ranks keep the same blocks; use 1": deployment.prefill_context_parallel > 1,
     }
     problem = left_out("kv.offload_bytes", others, ", or leave it out")
     if problem is None and not host_space(station)[0]:

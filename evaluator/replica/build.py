@@ -10,7 +10,7 @@ from evaluator.catalog.calibration import MEASURED_MAKER, OPTIONAL_CLASSES, TUNE
 from evaluator.catalog.choice import load_calibration
 from evaluator.catalog.engines import ENGINES, serving_engine
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import Adapters, AskedOfSampler, Model
+from evaluator.catalog.model import Adapters, AskedOfSampler, Model, SoftmaxAttention
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.tuned import crowded_bandwidth
@@ -57,6 +57,9 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     if spec.drafting is not None and parallel.context > 1:
         unsplit = "decode_context_parallel with deployment.speculative; leave out the one or the other"
         return replace(built, problem=Problem(UNSUPPORTED, unsplit))
+    unsplit_prompts = _prompts_problem(spec, model, calibration) if parallel.prefill > 1 else None
+    if unsplit_prompts is not None:
+        return replace(built, problem=unsplit_prompts)
     unadapted = adapters_problem(model, calibration) if model.adapters is not None else None
     if unadapted is not None:
         return replace(built, problem=Problem(UNSUPPORTED, unadapted))
@@ -69,6 +72,36 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     if too_large is not None:
         return replace(built, memory=memory, problem=Problem(INFEASIBLE, too_large))
     return replace(built, memory=memory, replica=_replica(built, memory, by))
+
+
+def _prompts_problem(spec: ReplicaSpec, model: Model, calibration: Calibration) -> Problem | None:
+    """What prompts that are split over ranks do not go with; None where they do."""
+    engine, parts = serving_engine(spec.engine), f"prefill_context_parallel {spec.parallel.prefill}"
+    rules = engine.splits_prompts
+    if rules is None:
+        return Problem(UNSUPPORTED, f"{parts} with engine {engine.label}, of which nobody read how; use engine vllm")
+    release = engine.rules.read_until if spec.engine_version is None else engine.release(spec.engine_version)
+    if release < rules.since:
+        first = ".".join(map(str, rules.since))
+        reason = f"{parts} before {engine.label} {first}; use engine_version '{first}', or prefill_context_parallel 1"
+        return Problem(INFEASIBLE, reason)
+    if rules.latent and any(isinstance(kind.mixer, SoftmaxAttention) for kind in model.layers):
+        reason = f"{parts} on {model.name}: {engine.label} splits prompts of MLA alone; use engine sglang, or 1"
+        return Problem(INFEASIBLE, reason)
+    if spec.parallel.pipeline > 1 and release < rules.pipelined:
+        first = ".".join(map(str, rules.pipelined))
+        reason = f"{parts} in a pipeline before {engine.label} {first}; use tensor_parallel, or a later engine_version"
+        return Problem(INFEASIBLE, reason)
+    # The engines refuse the first two, or have them for few drafts; the last has no cost that was made for it.
+    others = {
+        "deployment.speculative; leave out speculative": spec.drafting is not None,
+        "deployment.lora; leave out lora": spec.adapters is not None,
+        "CUDA graphs switched off; leave out eager": spec.eager,
+        f"calibration {calibration.name}, whose host runs ahead; use calibration auto": calibration.dispatch_s > 0
+        or calibration.eager is not None,
+    }
+    what = next((what for what, applies in others.items() if applies), None)
+    return None if what is None else Problem(UNSUPPORTED, f"{parts} with {what}")
 
 
 def drafter_of(built: ReplicaBuild) -> Drafter | None:

@@ -90,12 +90,24 @@ class Costing:
     def ideals_on(self, devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
         """For each device (FLOPs, bytes) in seconds at its peaks, summed over the pipeline ranks."""
         # Of the model alone: drafts are work that nobody asked for, which MFU and MBU are not to count.
-        return ideal_times_of(operators(self.model, self.precision, self.parallel), devices)
+        ideals = ideal_times_of(operators(self.model, self.precision, self.parallel), devices)
+        if self.parallel.prefill == 1:
+            return ideals
+        # Operators are by the token of every rank that splits prompts: a device computes one of so many.
+        return [
+            (_of_rank(flops, self.parallel.prefill), _of_rank(moved, self.parallel.prefill)) for flops, moved in ideals
+        ]
 
     @property
     def _ranks(self) -> Sequence[int | None]:
         # A single rank has all layers, which ``operators`` knows as None.
         return range(self.parallel.pipeline) if self.parallel.pipeline > 1 else (None,)
+
+
+def _of_rank(ideal: IdealTime, ranks: int) -> IdealTime:
+    """Of a device where so many ranks share the tokens of an iteration; each reads the weights."""
+    whole = ("iteration_s", "experts_touched_s")
+    return ideal._replace(**{name: value / ranks for name, value in ideal._asdict().items() if name not in whole})
 
 
 def costing(

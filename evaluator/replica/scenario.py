@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.fields import times_forgotten
 from evaluator.catalog.model import AS_PUBLISHED, AskedOfSampler
 from evaluator.catalog.what_if import WhatIf, device
@@ -21,6 +22,14 @@ from evaluator.scenario.deployment import ASYNCHRONOUS
 
 if TYPE_CHECKING:
     from evaluator.scenario import Deployment
+
+
+def deals_decodes(engine: str, version: str | None) -> bool:
+    """Whether the ranks that split prompts deal out decodes in a release; the last that was read where none is said."""
+    served = serving_engine(engine)
+    since = None if served.splits_prompts is None else served.splits_prompts.dealt
+    release = served.rules.read_until if version is None else served.release(version)
+    return since is not None and release >= since
 
 
 def token_budget(deployment: Deployment, longest_prompt: int) -> int:
@@ -69,6 +78,8 @@ def replica_spec(
             deployment.redundant_experts,
             deployment.expert_exchange,
             deployment.decode_context_parallel,
+            deployment.prefill_context_parallel,
+            deals_decodes(deployment.engine, deployment.engine_version),
         ),
         memory_fraction=kv.memory_fraction,
         block_tokens=kv.block_tokens,

@@ -362,6 +362,12 @@ class Pool:
         "Parts into which the KV of a sequence is split along its tokens, over devices of the tensor-parallel group "
         "that would keep the same KV heads (vLLM's --decode-context-parallel-size).",
     )
+    prefill_context_parallel: int = key(
+        count(most=4096),
+        1,
+        "Copies of the tensor-parallel group over which the tokens of prompts are split; each keeps the whole KV, and "
+        "experts are spread over all of them (vLLM's --prefill-context-parallel-size, SGLang's --attn-cp-size).",
+    )
     batching: Batching = key(section(Batching), Batching(), "The scheduler of a replica.", absent=absent(Batching))
     kv: KvCache = key(section(KvCache, check_kv), KvCache(), "The KV cache of a replica.", absent=absent(KvCache))
     speculative: Speculative | None = key(

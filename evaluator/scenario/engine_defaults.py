@@ -16,7 +16,7 @@ from evaluator.scenario.workload import Workload
 
 _ENGINE = ("engine", "engine_version")
 _DEVICE = (*_ENGINE, "hardware", "hardware.memory_bytes", "hardware.like", "model", "model.like",
-           "tensor_parallel", "pipeline_parallel", "data_parallel")  # fmt: skip
+           "tensor_parallel", "pipeline_parallel", "data_parallel", "prefill_context_parallel")  # fmt: skip
 _BY_RATIO = ("role", "model", "model.like", "pipeline_parallel", "data_parallel", "speculative", "kv.admission",
              "kv.preemption", "kv.watermark", "kv.manager", "kv.prefix_caching", "batching.packing",
              "batching.enable_mixed_chunk")  # fmt: skip
@@ -45,7 +45,7 @@ def scheduler_defaults(deployment: Deployment) -> SchedulerDefaults:
     # Data-parallel ranks of a model without experts are replicas that depend on nothing of one another.
     data_parallel = deployment.data_parallel
     ranks = data_parallel if data_parallel > 1 and model_named(deployment.model).has_experts else 1
-    devices = deployment.tensor_parallel * deployment.pipeline_parallel * ranks
+    devices = deployment.tensor_parallel * deployment.pipeline_parallel * ranks * deployment.prefill_context_parallel
     hardware = device_named(deployment.hardware)
     defaults = serving_engine(deployment.engine).defaults(hardware, devices, ranks, deployment.engine_version)
     if deployment.async_scheduling is None:

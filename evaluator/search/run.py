@@ -295,6 +295,7 @@ def layout_of(configuration: Configuration) -> str:
         parts += [f"r{deployment.redundant_experts}"] if deployment.redundant_experts else []
         parts += [deployment.expert_exchange] if deployment.expert_exchange != GATHER else []
         parts += [f"dcp{deployment.decode_context_parallel}"] if deployment.decode_context_parallel > 1 else []
+        parts += [f"pcp{deployment.prefill_context_parallel}"] if deployment.prefill_context_parallel > 1 else []
         parts += [station.design.hardware.title] if mixed else []
         pools.append(f"{station.name} {' '.join(parts)}" if several else " ".join(parts))
     return ", ".join(pools)

@@ -50,6 +50,7 @@ POOL = some.fixed_dictionaries(
         "redundant_experts": some.integers(0, 8),
         "eager": some.booleans(),
         "decode_context_parallel": some.sampled_from([1, 1, 2, 8]),
+        "prefill_context_parallel": some.sampled_from([1, 1, 2]),
         "lora": some.one_of(
             some.none(),
             some.fixed_dictionaries(

@@ -275,8 +275,12 @@ def _pool(parts: Tree, draw: Draw, role: str = "mixed") -> Tree:
         pool["replicas"] = draw.one(2, 4)
         pool["autoscaling"] = {"metric": metric, "target": target, "every_s": draw.one(0.3, 1.0)}
         pool["autoscaling"] |= {"window_s": draw.one(0.0, 1.0), "cooldown_s": 2.0, "start_up_s": draw.one(0.0, 0.7)}
-    if parts["models"] == "deepseek-v2-lite" and draw.one(True, False) and role == "mixed" and not parts["drafts"]:
-        pool["decode_context_parallel"] = pool["tensor_parallel"]
+    if parts["models"] == "deepseek-v2-lite" and role == "mixed" and not parts["drafts"] and parts["seed"] % 2:
+        # One for some structures, the other for others, since the cost of ranks that split prompts has its own form.
+        if parts["seed"] % 4 == 1:
+            pool["prefill_context_parallel"] = draw.one(2, 4)
+        elif draw.one(True, False):
+            pool["decode_context_parallel"] = pool["tensor_parallel"]
     pool["batching"], pool["kv"] = _batching(parts, draw), _kv(parts, draw)
     if parts["drafts"] and role != "prefill":
         tokens = draw.one(1, 3)
