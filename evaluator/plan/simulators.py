@@ -14,6 +14,7 @@ from evaluator.policies import policy
 from evaluator.routing import Choice, name_of, router_of
 from evaluator.routing.round_robin import ROUND_ROBIN
 from evaluator.scenario import Deployment, Routers, Workload
+from evaluator.scenario.autoscaling import TTFT
 from evaluator.scenario.deployment import ASYNCHRONOUS, PRIORITY, QUEUED
 from evaluator.traffic.requests import cached_by_content
 from evaluator.traffic.roles import ROLES
@@ -353,6 +354,10 @@ def lacking(
     if deployment.autoscaling is not None and not _knows_who_serves(deployment):
         # Its replicas change, and with them the table of what such a router chooses.
         keys[f"deployment.autoscaling with router {name_of(deployment.router)}"] = True
+    if deployment.autoscaling is not None and deployment.autoscaling.metric == TTFT:
+        # Its program knows when requests come, and not when users send them who wait for answers.
+        waits = workload.feedback or workload.arrivals.process == "closed_loop"
+        keys["deployment.autoscaling.metric ttft with users who wait for answers"] = waits
     if by_reports(deployment):
         keys[f"router {name_of(deployment.router)}"] = True
     keys["workload.sessions.agents"] = workload.sessions.agents is not None

@@ -8,7 +8,8 @@ from evaluator.catalog import load_link
 from evaluator.keys import Place, Reader, choice, count, in_catalog, key, number, quantity, schema_of, section
 
 OUTSTANDING = "outstanding"
-METRICS = (OUTSTANDING, "waiting", "kv")
+TTFT = "ttft"
+METRICS = (OUTSTANDING, "waiting", "kv", TTFT)
 
 
 @dataclass(frozen=True)
@@ -16,17 +17,21 @@ class Autoscaling:
     """An autoscaler of the kind of Kubernetes' and KEDA's. The most replicas are those of the pool.
 
     It looks every ``every_s`` at ``metric``, summed over the replicas that serve and averaged over ``window_s``, and
-    wants as many replicas as make it ``target`` on each. What starts serves ``start_up_s`` later, and after the weights
-    have come over the link ``weights_over``; what stops takes no requests, answers those that it has, and is paid for
-    until then.
+    wants as many replicas as make it ``target`` on each; of ``ttft`` so many times as many as serve as it is above its
+    target. What starts serves ``start_up_s`` later, and after the weights have come over the link ``weights_over``;
+    what stops takes no requests, answers those that it has, and is paid for until then.
     """
 
-    target: float = key(number(above=0), says="What the metric is to be on a replica: requests, or a share of its KV.")
+    target: float = key(
+        number(above=0),
+        says="What the metric is to be on a replica: requests, or a share of its KV; of ttft seconds, on all of them.",
+    )
     metric: str = key(
         choice(*METRICS),
         OUTSTANDING,
         "outstanding: requests that a replica has and that are not answered. waiting: those of them that are not yet "
-        "admitted. kv: the share of its KV cache in use.",
+        "admitted. kv: the share of its KV cache in use. ttft: the mean time to the first token, of the requests that "
+        "had it since the look before those of the window.",
     )
     min_replicas: int = key(count(), 1, "Fewest replicas, with which a run begins; replicas of the pool are the most.")
     every_s: float = key(quantity("s", above=0), 15.0, "Time between two looks at the metric.")

@@ -119,3 +119,15 @@ def test_the_fluid_limit():
     assert 1.0 <= there.mean() / wanted.mean() < 1.15
     assert np.corrcoef(there, wanted)[0, 1] > 0.97
     assert np.abs(there / wanted - 1.0).mean() < 0.2
+
+
+def test_a_fleet_follows_the_time_to_the_first_token():
+    # One request in 20 s on a seat: the third waits 20 s and more, so that the mean of the look at 40 s is above 8 s.
+    limits = replace(LIMITS, max_num_seqs=1)
+    requests, found = run([0.0] * 6, output=20, limits=limits, metric="ttft", target=8.0, window_s=0.0, start_up_s=1.0)
+    firsts = sorted(each.first_token_s for each in requests)
+    assert firsts[:3] == [1.0, 21.0, 41.0]
+    # At 5 s the first had waited a second, an eighth of the target: one replica is the least. At 25 s the second had
+    # waited 21 s: 21 / 8 replicas for the one that serves. Between first tokens nothing is known, and nothing changes.
+    assert [begin for begin, _ in found.alive] == [0.0, 25.0, 25.0, *[begin for begin, _ in found.alive[3:]]]
+    assert all(end >= 40.0 for _, end in found.alive[:3])

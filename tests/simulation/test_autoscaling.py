@@ -154,6 +154,7 @@ FLEETS = [
     (0.1, "kv", "least_outstanding", 1, "15s", "25s", 16_384, 2),
     (1, "waiting", "round_robin", 1, 0, "25s", 5_000, 3),  # KV runs short: by priority the last of a class gives way
     (5, "outstanding", "round_robin", 2, 0, "7s", 400_000, 1000),
+    (0.2, "ttft", "least_outstanding", 1, 0, "12s", 400_000, 4),
 ]
 
 
@@ -198,10 +199,16 @@ def test_the_program_starts_and_stops_replicas_as_the_reference_does():
     [
         ({"router": "random", "kv": {"prefix_caching": False}}, "deployment.autoscaling with router random"),
         ({"kv": {"prefix_caching": True}}, "deployment.autoscaling with kv.prefix_caching"),
+        (
+            {"kv": {"prefix_caching": False}, "autoscaling": POLICY | {"metric": "ttft"}},
+            "deployment.autoscaling.metric ttft with users who wait for answers",
+        ),
     ],
 )
 def test_which_fleets_the_reference_keeps(keys, reason):
     design = scenario(**keys)
     design["workload"] |= {"requests": 20, "sessions": {"turns": 2, "think_s": 1}}
+    if keys.get("autoscaling"):
+        design["workload"]["sessions"]["think_from"] = "answer"
     (configuration,) = plan(load_scenario(design), simulator="iteration").configurations
     assert configuration.simulator == "token" and configuration.lacking == (reason,)

@@ -2,7 +2,9 @@
 
 It decides as Kubernetes' horizontal autoscaler does (kubernetes.io, "Horizontal Pod Autoscaling", algorithm details):
 a metric over its target says how many replicas are wanted, within a tolerance none is started or stopped, and of what
-was wanted lately the largest holds for stopping (its stabilisation window).
+was wanted lately the largest holds for stopping (its stabilisation window). What is summed over the replicas is shared
+out among them (the autoscaler's ``AverageValue``); of a latency so many times as many are wanted as serve as it is
+above its target (``Value``).
 """
 
 from __future__ import annotations
@@ -11,11 +13,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import Choose
 from evaluator.reference.stations.pool import PoolStation
+from evaluator.scenario.autoscaling import TTFT
 
 
 def _kv_share(replica: Replica, now: float) -> float:
@@ -30,6 +34,14 @@ METRICS: dict[str, Callable[[Replica, float], float]] = {
     "kv": _kv_share,
 }
 """What is summed over the replicas that serve."""
+
+
+class Sample(NamedTuple):
+    """What a look has seen: a sum over replicas, or over requests that had their first token since the one before."""
+
+    at_s: float
+    total: float
+    weight: int  # 1, or how many requests
 
 
 @dataclass(frozen=True)
@@ -76,7 +88,8 @@ class FleetStation:
         self._choose = route(self.serving, 0)
         self._pool = PoolStation(self.replicas, lambda request, now: self._choose(request, now))
         self._look_s = begin_s + policy.every_s if requests else math.inf
-        self._samples: deque[tuple[float, float]] = deque()
+        self._samples: deque[Sample] = deque()
+        self._unanswered: list[Request] = []  # by their first tokens' times, who had none at the last look
         self._wanted: deque[tuple[float, int]] = deque()
 
     @property
@@ -108,6 +121,8 @@ class FleetStation:
 
     def submit(self, request: Request, now: float) -> None:
         self._pool.submit(request, now)
+        if self._policy.metric == TTFT and not request.refused:
+            self._unanswered.append(request)
         self._left -= request.refused  # it leaves at once, and never comes to ``finish``
 
     def launch(self, now: float) -> None:
@@ -116,14 +131,20 @@ class FleetStation:
     def _scale(self, now: float) -> None:
         """Look at the metric, and start or drain replicas."""
         policy, current = self._policy, len(self.serving) + len(self._starting)
-        measure = METRICS[policy.metric]
-        self._samples.append((now, math.fsum(measure(replica, now) for replica in self.serving)))
+        self._samples.append(self._first_tokens(now) if policy.metric == TTFT else self._summed(now))
         # The last one stays, whatever the window: without one it is the metric as it is now.
-        while len(self._samples) > 1 and self._samples[0][0] <= now - policy.window_s:
+        while len(self._samples) > 1 and self._samples[0].at_s <= now - policy.window_s:
             self._samples.popleft()
-        needed = math.fsum(total for _, total in self._samples) / len(self._samples) / policy.target
-        # 1e-9: 0.3 / 0.1 is a little more than 3, and would start a fourth.
-        wanted = current if abs(needed / current - 1.0) <= policy.tolerance else math.ceil(needed - 1e-9)
+        weight = sum(sample.weight for sample in self._samples)
+        wanted = current  # where nobody had a first token there is no metric, and nothing changes
+        if weight:
+            ratio = math.fsum(sample.total for sample in self._samples) / weight / policy.target
+            # Of a sum it says how many replicas are needed, of a latency how many for each that serves.
+            needed, basis = (
+                (ratio * len(self.serving), len(self.serving)) if policy.metric == TTFT else (ratio, current)
+            )
+            # 1e-9: 0.3 / 0.1 is a little more than 3, and would start a fourth.
+            wanted = current if abs(needed / basis - 1.0) <= policy.tolerance else math.ceil(needed - 1e-9)
         wanted = min(max(wanted, policy.least), policy.most)
         self._wanted.append((now, wanted))
         while self._wanted[0][0] < now - policy.cooldown_s:
@@ -133,6 +154,16 @@ class FleetStation:
             self._start(wanted - current, now)
         elif kept < current:
             self._stop(current - kept, now)
+
+    def _summed(self, now: float) -> Sample:
+        measure = METRICS[self._policy.metric]
+        return Sample(now, math.fsum(measure(replica, now) for replica in self.serving), 1)
+
+    def _first_tokens(self, now: float) -> Sample:
+        """TTFT of who had a first token since the last look, on whichever replica."""
+        had = [request for request in self._unanswered if request.first_token_s <= now]
+        self._unanswered = [request for request in self._unanswered if request.first_token_s > now]
+        return Sample(now, math.fsum(request.first_token_s - request.arrival_s for request in had), len(had))
 
     def _start(self, number: int, now: float) -> None:
         taken = {replica.index for replica in (*self.serving, *self._draining, *(each for _, each in self._starting))}

@@ -11,7 +11,7 @@ import functools
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.scenario.autoscaling import METRICS
+from evaluator.scenario.autoscaling import METRICS, TTFT
 from evaluator.stations.engine.common.arrays import Flag, FlagPerReplica, Float, FloatPerReplica, Int
 from evaluator.stations.engine.common.lane import Spans
 from evaluator.stations.engine.common.rings import read, where, write
@@ -19,6 +19,7 @@ from evaluator.stations.engine.joint.fleet import DRAINS, FREE, SERVES, STARTS, 
 from evaluator.stations.engine.joint.routing import REQUESTS, count_kv
 from evaluator.stations.engine.joint.state import ClusterState
 from evaluator.stations.engine.preemptive.lane import Fleet, Given
+from evaluator.stations.engine.preemptive.state import FirstTokens
 
 
 def due(cluster: ClusterState) -> Flag:
@@ -50,8 +51,16 @@ def _look(given: Given, cluster: ClusterState) -> ClusterState:
         cluster = count_kv(given, cluster, policy.metric == METRICS.index("kv"))
     fleet, now = cluster.fleet, cluster.state.clock
     assert fleet is not None
-    total = jnp.where(fleet.serving(), _measured(given, cluster, policy), 0.0).sum()
-    more, fewer, fleet = _decide(given, policy, fleet, now, total)
+    first_tokens = cluster.state.first_tokens
+    assert first_tokens is not None
+    latency = policy.metric == METRICS.index(TTFT)
+    summed = jnp.where(fleet.serving(), _measured(given, cluster, policy), 0.0).sum()
+    total = jnp.where(latency, first_tokens.ttft_s, summed)
+    weight = jnp.where(latency, first_tokens.requests, 1.0)
+    more, fewer, fleet = _decide(given, policy, fleet, now, total, weight)
+    # Anew for each look: differences of a sum over the day would lose digits.
+    nobody = FirstTokens(jnp.zeros_like(total), jnp.zeros_like(total))
+    cluster = cluster._replace(state=cluster.state._replace(first_tokens=nobody))
     before = fleet.condition
     fleet = _start(given, policy, fleet, now, more)
     # LightLLM looks at its queue by decode iterations, which a new replica counts from 0. All else of an empty slot is
@@ -74,16 +83,24 @@ def _measured(given: Given, cluster: ClusterState, policy: Fleet) -> FloatPerRep
     )
 
 
-def _decide(given: Given, policy: Fleet, fleet: FleetState, now: Float, total: Float) -> tuple[Int, Int, FleetState]:
+def _decide(
+    given: Given, policy: Fleet, fleet: FleetState, now: Float, total: Float, weight: Float
+) -> tuple[Int, Int, FleetState]:
     """How many replicas more, or how many fewer, are wanted; and the fleet that remembers this look."""
     here = jnp.arange(given.structure.looks, dtype=jnp.int32) == fleet.looks % given.structure.looks
-    looked_s, totals = jnp.where(here, now, fleet.looked_s), jnp.where(here, total, fleet.total)
+    looked_s = jnp.where(here, now, fleet.looked_s)
+    totals, weights = jnp.where(here, total, fleet.total), jnp.where(here, weight, fleet.weight)
     # The last look counts whatever the window: without one the metric is as it is now.
     inside = (looked_s > now - policy.window_s) | here
-    needed = jnp.where(inside, totals, 0.0).sum() / inside.sum() / policy.target
+    weight = jnp.where(inside, weights, 0.0).sum()
+    ratio = jnp.where(inside, totals, 0.0).sum() / jnp.maximum(weight, 1.0) / policy.target
     # Those that start count as if they served: else each look would start them anew.
     current = ((fleet.condition == SERVES) | (fleet.condition == STARTS)).sum(dtype=jnp.int32)
-    near = jnp.abs(needed / current - 1.0) <= policy.tolerance
+    # Of a sum the ratio is how many replicas are needed, of a latency how many for each that serves.
+    latency, serving = policy.metric == METRICS.index(TTFT), fleet.serving().sum(dtype=jnp.int32)
+    needed, basis = jnp.where(latency, ratio * serving, ratio), jnp.where(latency, serving, current)
+    # Where nobody had a first token there is no metric, and nothing changes.
+    near = (jnp.abs(needed / basis - 1.0) <= policy.tolerance) | (weight == 0.0)
     # 1e-9: 0.3 / 0.1 is a little more than 3, and would start a fourth. Beyond all replicas it makes no difference how
     # many are needed, and the number must fit 32 bits.
     most = given.together.replicas
@@ -93,7 +110,12 @@ def _decide(given: Given, policy: Fleet, fleet: FleetState, now: Float, total: F
     kept = jnp.where(looked_s >= now - policy.cooldown_s, wanted_lately, 0).max()
     more, fewer = jnp.maximum(wanted - current, 0), jnp.maximum(current - kept, 0)
     fleet = fleet._replace(
-        look_s=now + policy.every_s, looks=fleet.looks + 1, looked_s=looked_s, total=totals, wanted=wanted_lately
+        look_s=now + policy.every_s,
+        looks=fleet.looks + 1,
+        looked_s=looked_s,
+        total=totals,
+        weight=weights,
+        wanted=wanted_lately,
     )
     return more, jnp.where(more > 0, 0, fewer), fleet
 

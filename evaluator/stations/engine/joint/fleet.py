@@ -42,7 +42,8 @@ class FleetState(NamedTuple):
     next_s: Float  # that, or when the next replica serves
     looks: Int  # so far
     looked_s: Array  # float64 (look,): when
-    total: Array  # float64 (look,): the metric, summed over the serving replicas
+    total: Array  # float64 (look,): the metric, summed over the serving replicas or, of TTFT, over requests
+    weight: Array  # float64 (look,): 1, or how many requests
     wanted: Array  # int32 (look,): replicas
 
     def serving(self) -> FlagPerReplica:
@@ -99,5 +100,6 @@ def initial_fleet(given: Given) -> FleetState | None:
         looks=number,
         looked_s=jnp.full(cells, -jnp.inf),
         total=jnp.zeros(cells),
+        weight=jnp.zeros(cells),
         wanted=jnp.zeros(cells, jnp.int32),
     )

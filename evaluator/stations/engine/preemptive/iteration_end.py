@@ -14,7 +14,7 @@ from evaluator.stations.engine.preemptive.decode_groups import end_growth, join,
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.speculative_steps import held_tokens, path_since
-from evaluator.stations.engine.preemptive.state import State
+from evaluator.stations.engine.preemptive.state import FirstTokens, State
 from evaluator.stations.engine.preemptive.waiting import release_next
 
 
@@ -245,6 +245,11 @@ def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, w
                 token_s=write(sequences.token_s, i, jnp.where(generated > 0, end_s, token_s)),
             ),
         )
+        if state.first_tokens is not None:
+            first, ttft_s = before == 0, end_s - read(given.requests.arrival_s, i)
+            seen = state.first_tokens
+            seen = FirstTokens(seen.requests + first, seen.ttft_s + jnp.where(first, ttft_s, 0.0))
+            state = state._replace(first_tokens=seen)
         if state.new_tokens is not None and state.new_tokens.before_s is not None:
             before_s = write(state.new_tokens.before_s, i, token_s)
             state = state._replace(new_tokens=state.new_tokens._replace(before_s=before_s))

@@ -114,6 +114,13 @@ class NewTokens(NamedTuple):
     before_s: FloatPerRequest | None = None
 
 
+class FirstTokens(NamedTuple):
+    """Of requests that had their first token since an autoscaler looked (``joint.autoscaler``)."""
+
+    requests: Float
+    ttft_s: Float  # summed over them
+
+
 class RouterCounts(NamedTuple):
     """What a trip has changed of what a router may count of a replica (``routing.record.COUNTERS``)."""
 
@@ -261,6 +268,7 @@ class State(NamedTuple):
     swapped: SwappedKv | None = None  # None: preempted requests are computed anew
     planned: PlannedAhead | None = None  # None: a batch is planned when the one before has ended
     new_tokens: NewTokens | None = None  # None: another policy than SGLang's
+    first_tokens: FirstTokens | None = None  # None: no autoscaler looks
 
     def at_replica(self, **changes: Any) -> State:
         """With other values of ``ReplicaState``."""
@@ -339,6 +347,7 @@ def initial_state(given: Given) -> State:
         swapped=None if given.host_memory is None else SwappedKv(jnp.zeros(slots, bool), zero, zero),
         planned=_nothing_planned(given, none) if structure.asynchronous else None,
         new_tokens=_initial_new_tokens(given),
+        first_tokens=FirstTokens(zero, zero) if structure.looks else None,
     )  # fmt: skip
 
 
