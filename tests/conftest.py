@@ -49,6 +49,25 @@ OF_PROGRAMS = (
 )  # fmt: skip
 """Folders whose tests run short scenarios on all programs, those that take ten seconds to compile included."""
 
+OF_A_PROCESS = (
+    (
+        "stations/engine/fcfs_reserved", "properties/engine/test_fcfs_reserved.py",
+        "properties/engine/test_branches.py", "stations/engine/joint", "properties/engine/test_joint.py",
+        "stations/engine/preemptive/test_program.py", "properties/engine/test_preemptive.py",
+        "stations/engine/preemptive/test_rounds.py", "stations/engine/preemptive/test_prefix_cache.py",
+        "properties/engine/test_prefix_cache.py", "stations/engine/preemptive", "oracle/test_recordings.py", "stations",
+        "properties", "calibrate", "cost", "report/page",
+    ),
+    (
+        "simulation", "run", "search", "report/test_sensitivity.py", "reference/serve", "compare", "policies", "stages",
+        "test_validation.py", "accuracy", "execution", "reference", "cli",
+    ),
+)  # fmt: skip
+"""Folders and files whose tests share programs, in the order in which one of two processes takes them, and the other.
+
+A program that both of two processes need is compiled twice, if they need it at one time, and traced twice in any case.
+What else takes long stands at the end, so that it is begun early."""
+
 TRIMMED_BYTES, MOST_BYTES = 1 << 30, 2 << 30
 """Of a process between two files: above the first, freed memory is given back, above the second, programs are, too."""
 
@@ -88,9 +107,10 @@ def pytest_report_header():
     return f"random cases: {'all' if THOROUGH else 'a share, EVALUATOR_THOROUGH=1 tries all'}"
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(items):
-    """Mark what SLOW names, before ``-m`` selects. A test elsewhere may carry the mark itself."""
+    """Mark what SLOW names, before ``-m`` selects; then put together what shares programs. A test elsewhere may carry
+    the mark itself."""
     gone = [name for name in SLOW if not (TESTS / name.partition("::")[0]).exists()]
     if gone:
         raise pytest.UsageError(f"tests/conftest.py: SLOW names what is not there: {', '.join(gone)}")
@@ -98,6 +118,23 @@ def pytest_collection_modifyitems(items):
         place = f"{item.path.relative_to(TESTS).as_posix()}::{item.name.partition('[')[0]}"
         if any(place == slow or place.startswith((f"{slow}/", f"{slow}::")) for slow in SLOW):
             item.add_marker(pytest.mark.slow)
+    selected = yield
+    first, second, others = ([item for item in items if _half(item)[0] == half] for half in (0, 1, 2))
+    # A process starts with its half of the tests, by their number, and takes what it has no time for from the other's
+    # end: there stand those of no programs.
+    filling = max(len(items) // 2 - len(first), 0)
+    items[:] = [*sorted(first, key=_half), *others[:filling], *sorted(second, key=_half), *others[filling:]]
+    return selected
+
+
+def _half(item):
+    """Which half of the tests one belongs to, and its place there; 2, 0 where it shares no program with others."""
+    place = item.path.relative_to(TESTS).as_posix()
+    for half, names in enumerate(OF_A_PROCESS):
+        for number, name in enumerate(names):
+            if place == name or place.startswith(f"{name}/"):
+                return half, number
+    return 2, 0
 
 
 def pytest_collection_finish():
@@ -137,6 +174,23 @@ def _compile_short_runs(request, bounds_of_users):
     kinds = bounds_of_users if folder in OF_PROGRAMS else ["fcfs_reserved"]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(simulators, "WORTH_COMPILING", {**bounds_of_users, **dict.fromkeys(kinds, 0)})
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_shapes(request):
+    """Programs are compiled for few shapes (``tests.shapes``), but for tests of shapes and thorough ones."""
+    if THOROUGH or request.path.relative_to(TESTS).parts[0] == "plan":
+        yield
+        return
+    from evaluator.compare import simulate
+    from evaluator.plan import groups
+    from tests.shapes import in_few_shapes
+
+    exact = groups.station_group
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (groups, simulate):
+            patch.setattr(module, "station_group", lambda *asked: in_few_shapes(exact(*asked)))
         yield
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -16,14 +17,23 @@ from evaluator.stations.engine.fcfs_reserved import Branches, Structure, run_lan
 from tests.properties.engine.test_fcfs_reserved import QUICK, run
 from tests.properties.engine.test_fcfs_reserved import cases as plain_cases
 from tests.stations.engine.compare import TOLERANCE, assert_same
-from tests.stations.engine.fcfs_reserved.build import RING, Case, branched, build, constant_cost, run_reference, stacked
+from tests.stations.engine.fcfs_reserved.build import (
+    LANES,
+    RING,
+    Case,
+    branched,
+    build,
+    constant_cost,
+    run_reference,
+    stacked,
+)
 
-MOST = 3
+MOST = 4  # as of the random cases (``fcfs_reserved/test_branches.py``), whose compiled program this is
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """The cases of requests without branches, each with up to three, under limits from the least that serves all."""
+    """The cases of requests without branches, each with up to four, under limits from the least that serves all."""
     case = draw(plain_cases())
     count = len(case.arrival_s)
     rows = st.lists(st.integers(0, 40), min_size=MOST - 1, max_size=MOST - 1)
@@ -64,14 +74,15 @@ def case_of_four() -> Case:
         constant_cost(iteration_s=1.0, sequence_s=0.01), "continuous", np.arange(4) * 1.5, [40, 30, 20, 10],
         [9, 8, 7, 6], max_num_seqs=6, max_num_batched_tokens=64, window=15,
     )  # fmt: skip
-    case = branched(case, np.array([[2, 4, 9], [1, 8, 8], [0, 3, 7], [1, 2, 6]]))
+    case = branched(case, np.array([[0, 2, 4, 9], [0, 1, 8, 8], [0, 0, 3, 7], [0, 1, 2, 6]]))
     return replace(case, limits=replace(case.limits, kv_units=140))
 
 
 def result_of(case: Case, branches: Branches) -> LaneResult:
-    lanes, requests = stacked([case])
-    inputs = lanes._replace(branches=branches), requests
-    return jax.tree.map(np.asarray, run_lanes(*inputs, Structure(RING, True)))
+    lanes, requests = stacked([case] * LANES)
+    branches = jax.tree.map(lambda column: np.repeat(column, LANES, axis=0), branches)
+    run = partial(run_lanes, structure=Structure(RING, True), vectorise=False)
+    return jax.tree.map(np.asarray, run(lanes._replace(branches=branches), requests))
 
 
 @pytest.mark.parametrize("name", Branches._fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -16,6 +17,7 @@ from evaluator.stations.engine import LaneLimits, LaneResult, Requests
 from evaluator.stations.engine.fcfs_reserved import Lane, Structure, run_lanes
 from tests.stations.engine.compare import assert_same
 from tests.stations.engine.fcfs_reserved.build import (
+    LANES,
     POLICIES,
     RING,
     SLOTS,
@@ -241,6 +243,8 @@ def test_every_input_is_tried():
 def test_every_input_moves_some_output(name):
     case = _busy_case(name)
     base = lane_of(case, SLOTS), requests_of(case, SLOTS)
-    pair = [jax.tree.map(lambda value: np.asarray(value)[None], inputs) for inputs in (base, _changed(*base, name))]
-    one, other = (jax.tree.map(np.asarray, run_lanes(*inputs, Structure(RING, True))) for inputs in pair)
+    # In as many lanes as a call of the random cases has, whose compiled program this is.
+    pair = [jax.tree.map(lambda value: np.stack([value] * LANES), each) for each in (base, _changed(*base, name))]
+    run = partial(run_lanes, structure=Structure(RING, True), vectorise=False)
+    one, other = (jax.tree.map(np.asarray, run(*inputs)) for inputs in pair)
     assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))

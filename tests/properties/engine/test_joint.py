@@ -26,8 +26,6 @@ from tests.stations.engine.joint.build import (
     random_case,
     run_engine,
     run_reference,
-    stacked,
-    structure_of,
 )
 from tests.stations.engine.preemptive import build as preemptive
 
@@ -125,6 +123,6 @@ def test_one_compilation_for_all_routers_and_numbers_of_replicas():
     configure()
     sizes = set()
     for first in range(0, 3 * LANES, LANES):
-        run_lanes(*stacked([random_case(seed, KIND) for seed in range(first, first + LANES)]), structure_of(KIND))
+        run_engine([random_case(seed, KIND) for seed in range(first, first + LANES)], KIND)
         sizes.add(run_lanes._cache_size())
     assert len(sizes) == 1

@@ -138,7 +138,7 @@ def test_one_compilation_for_each_structure():
     for kind in KINDS.values():
         sizes = set()
         for first in range(0, 3 * LANES, LANES):
-            run_lanes(*stacked([random_case(seed, kind) for seed in range(first, first + LANES)]), kind.structure)
+            run_engine([random_case(seed, kind) for seed in range(first, first + LANES)], kind)
             sizes.add(run_lanes._cache_size())
         assert len(sizes) == 1
 
@@ -182,7 +182,10 @@ def test_every_rule_moves_some_output(name):
     units = kv_units(layout, case.prompt_tokens + case.output_tokens)
     busy = Case(replace(case, limits=limits, kv_units=units), (case.cost,), np.zeros(REQUESTS, int), layout)
     lanes, requests = stacked([busy] * LANES)
-    runs = (run_lanes(given, requests, KINDS[1].structure) for given in (lanes, _changed(lanes, name)))
+    runs = (
+        run_lanes(given, requests, structure=KINDS[1].structure, vectorise=False)
+        for given in (lanes, _changed(lanes, name))
+    )
     one, other = (jax.tree.map(np.asarray, found) for found in runs)
     assert np.isfinite(one.last_token_s[0, :REQUESTS]).all()
     assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))

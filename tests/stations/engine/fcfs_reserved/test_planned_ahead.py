@@ -18,7 +18,7 @@ from tests.stations.engine.fcfs_reserved.build import LANES, RING, cut, in_calls
 from tests.stations.engine.preemptive.build import Case, Kind, random_case, run_reference, stacked
 from tests.thorough import tried
 
-CASES = tried(400, 0.25)
+CASES = tried(400, 0.12)
 FULL, WINDOWED = Kind(experts=True, asynchronous=True), Kind(windowed=True, asynchronous=True)
 KINDS = {"full attention, states": FULL, "windows": WINDOWED}
 

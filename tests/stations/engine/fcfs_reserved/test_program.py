@@ -25,7 +25,7 @@ from tests.stations.engine.fcfs_reserved.build import (
     run_engine,
     run_reference,
 )
-from tests.thorough import tried
+from tests.thorough import THOROUGH, tried
 
 CASES = tried(150, 0.5)  # of each structure, 600 in all
 STRUCTURES = {"plain": (False, False), "experts": (True, False), "windowed": (False, True), "both": (True, True)}
@@ -67,6 +67,7 @@ def test_limits_bind_in_some_of_the_random_cases(pairs):
     assert 0.2 < np.mean(full) < 1.0
 
 
+@pytest.mark.skipif(not THOROUGH, reason="a program of its own, whose parts the one with branches has")
 def test_lanes_in_step_give_the_same_numbers():
     """The program of accelerators, where all lanes advance together."""
     cases = random_cases(True, True, CASES)[:16]

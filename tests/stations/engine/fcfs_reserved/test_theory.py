@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from evaluator.stations.engine import LaneResult
-from evaluator.stations.engine.fcfs_reserved import Structure, run_lanes
+from evaluator.stations.engine.fcfs_reserved import run_lanes
 from tests.stations.engine.fcfs_reserved.build import (
     POLICIES,
     Case,
@@ -20,7 +20,6 @@ from tests.stations.engine.fcfs_reserved.build import (
     constant_cost,
     random_cases,
     run_engine,
-    stacked,
 )
 
 SEEDS = 24
@@ -150,11 +149,9 @@ def test_throughput_at_saturation_is_the_batch_over_the_iteration():
 
 def test_one_compilation_for_each_structure():
     """Rates, limits, lengths, policies and costs are traced: what differs only in them shares one program."""
-    plain, windowed = random_cases(False, False, 12), random_cases(False, True, 12)
-    start = run_lanes._cache_size()
-    run_lanes(*stacked(plain[:6]), Structure(1024, False))
-    run_lanes(*stacked(plain[6:]), Structure(1024, False))
-    assert run_lanes._cache_size() == start + 1
-    run_lanes(*stacked(windowed[:6]), Structure(1024, True))
-    run_lanes(*stacked(windowed[6:]), Structure(1024, True))
-    assert run_lanes._cache_size() == start + 2
+    for windowed in (False, True):
+        cases, sizes = random_cases(False, windowed, 12), set()
+        for some in (cases[:6], cases[6:]):
+            run_engine(some)
+            sizes.add(run_lanes._cache_size())
+        assert len(sizes) == 1

@@ -9,7 +9,7 @@ import pytest
 from tests.stations.engine.preemptive.build import Kind, assert_equal_to_the_plain_loop, random_cases, run_engine
 from tests.thorough import tried
 
-CASES = tried(300, 0.3)
+CASES = tried(300, 0.12)
 KIND = Kind(experts=True, blocks=True, token_ratio=True)
 KINDS = {"at once": KIND, "overlapped": replace(KIND, asynchronous=True)}
 

@@ -1,0 +1,48 @@
+"""Few shapes for the programs that tests compile: what one has no need of, it may have.
+
+Scenarios of tests differ in the length of their answers, in the number of their requests and in the operators whose
+times are rows of the cost. Each such difference would be a program of its own, which takes seconds to compile. So
+programs get the sizes of the next larger shape, as the smaller designs of a sweep do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from evaluator.plan import StationGroup
+
+RINGS, SLOTS, BRANCHES = (1024, 4096), (512, 4096, 32_768), (8,)
+"""Steps of a ring, requests of a lane and branches of a request; beyond these a size stays as it is."""
+EXPERTS, RAMPS = (5,), (2,)
+"""Rows of routed experts, and of collectives that grow with their messages."""
+
+
+def in_few_shapes(group: StationGroup) -> StationGroup:
+    """The same structure with room for more, so that programs of different designs are one."""
+    key, rows = group.key, group.rows
+    if key.pools > 1:  # their structures are as many as their tests
+        return group
+    both = key.windowed or key.experts
+    if rows.token_rows:  # a roofline: fitted costs have no rows
+        rows = rows._replace(ramp_rows=_next(rows.ramp_rows, RAMPS))
+        if both:  # windows and experts come together or not at all, which leaves two programs of four
+            rows = rows._replace(
+                expert_rows=_next(rows.expert_rows, EXPERTS),
+                expert_ramp_rows=_next(rows.expert_ramp_rows, RAMPS),
+                prefill_window_rows=max(rows.prefill_window_rows, 1),
+                beside_rows=max(rows.beside_rows, 1),
+            )
+    # Who thinks between requests has a calendar of answers, and needs no frontend.
+    frontend = key.frontend or (key.replicas > 1 and not key.session_turns)
+    branches = _next(key.branches, BRANCHES) if key.branches > 1 else 1
+    return replace(
+        group,
+        key=replace(key, windowed=both, branches=branches, frontend=frontend),
+        ring=_next(group.ring, RINGS),
+        rows=rows,
+        lane_requests=_next(group.lane_requests, SLOTS),
+    )
+
+
+def _next(size: int, sizes: tuple[int, ...]) -> int:
+    return next((larger for larger in sizes if size <= larger), size)
