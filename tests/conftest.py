@@ -6,6 +6,7 @@ Set through the environment, before anything imports JAX and for subprocesses to
 import gc
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 # Read when NumPy loads. OpenBLAS would take a thread a core in each of pytest's processes, and these wait for one
@@ -128,8 +129,13 @@ def pytest_collection_modifyitems(items):
 
 
 def _half(item):
-    """Which half of the tests one belongs to, and its place there; 2, 0 where it shares no program with others."""
-    place = item.path.relative_to(TESTS).as_posix()
+    return _half_of_file(item.path)
+
+
+@cache
+def _half_of_file(path):
+    """Which half of the tests those of a file belong to, and their place there; 2, 0 where they share no programs."""
+    place = path.relative_to(TESTS).as_posix()
     for half, names in enumerate(OF_A_PROCESS):
         for number, name in enumerate(names):
             if place == name or place.startswith(f"{name}/"):

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evaluator.cost.lanes import RowCounts
 from evaluator.device import configure
 from evaluator.metrics import OK
 from evaluator.plan import Configuration, Group, Plan, plan
@@ -181,10 +182,30 @@ if THOROUGH:  # programs of their own, whose parts the others have
     KINDS += [tandem, mixed, eager, beside, several, unlike]
 
 
+def in_one_program(*plans: Plan) -> list[Plan]:
+    """Plans of one group each, in a program that has room for all of them and ranks in lockstep, windows and experts if
+    any has: as a sweep over such designs has."""
+    stations = [station for whole in plans for group in whole.groups for station in group.stations]
+    assert len(stations) == len(plans)
+    parts = {part: any(getattr(one.key, part) for one in stations) for part in ("lockstep", "windowed", "experts")}
+    sizes = {size: max(getattr(one, size) for one in stations) for size in ("ring", "lane_requests")}
+    replicas = max(one.key.replicas for one in stations)
+    rows = RowCounts(*map(max, zip(*(one.rows for one in stations), strict=True)))
+    found = []
+    for whole, own in zip(plans, stations, strict=True):
+        shared = replace(own, key=replace(own.key, replicas=replicas, **parts), rows=rows, **sizes)
+        found.append(replace(whole, groups=[replace(whole.groups[0], stations=(shared,))]))
+    alike = {replace(one.groups[0].stations[0].key, requests=0) for one in found}
+    assert len(alike) == 1, alike
+    return found
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_engine_equals_the_reference(kind):
+def test_the_engine_equals_the_reference(kind, hundreds):
     configure()
     whole = systems(kind, SYSTEMS)
+    if kind is ranks:
+        whole, _ = in_one_program(whole, hundreds)
     token = plan(whole.scenario, simulator="token")
     assert {(one.status, one.simulator, one.lacking, one.joint_pools) for one in whole.configurations} == {
         (OK, "iteration", (), True)
@@ -219,7 +240,7 @@ def hundreds() -> Plan:
     routers = {"prefill": "round_robin", "decode": "least_work"}
     layer = {"backpressure": True, "granularity": "layer"}
     asked = of_pools(pools, arrivals={"process": "all_at_once"}, requests=600, transfer=layer, router=routers)
-    return plan(asked)
+    return in_one_program(plan(asked), systems(ranks, SYSTEMS))[0]
 
 
 def test_hundreds_of_replicas_ask_for_room_on_one_clock(hundreds):
@@ -285,13 +306,10 @@ def designs(hundreds) -> tuple[Plan, Group, list[Configuration]]:
     nothing = {"deployment.router": "round_robin", "workload.sessions": None}
     random = [nothing | alone(Draw(seed)) for seed in range(8)]
     whole = plan(of_pools(sweep={"design": {"zip": [*random, sitting()]}}, requests=40, lengths=SPREAD))
-    ((group,), (large,)) = whole.groups, hundreds.groups
-    (own,), (shared,) = group.stations, large.stations
-    assert replace(shared.key, replicas=own.key.replicas, requests=own.key.requests) == own.key
-    assert (shared.ring, shared.rows) == (own.ring, own.rows) and shared.lane_requests > own.lane_requests
-    group = replace(group, stations=(shared,))
+    whole, _ = in_one_program(whole, hundreds)
+    (group,) = whole.groups
     *some, last = group.configurations
-    return replace(whole, groups=[group]), group, [*tight(some), last]
+    return whole, group, [*tight(some), last]
 
 
 def test_a_session_keeps_to_a_prefill_replica(designs):

@@ -81,8 +81,9 @@ def test_the_largest_quantities_are_those_of_the_plain_loop(pairs):
     assert (largest > 0).all() and len(largest) == len(PEAKS)
 
 
-QUEUES = {"one rank-table": (ONE_RANK, random_table), "two ranks-dispatched": (RANKS, random_dispatched)}
-if THOROUGH:  # a program of its own, whose parts others have
+QUEUES = {"one rank-table": (ONE_RANK, random_table)}
+if THOROUGH:  # programs of their own, whose parts others have; hosts that launch for ranks: joint/test_caches.py
+    QUEUES["two ranks-dispatched"] = (RANKS, random_dispatched)
     QUEUES["two ranks-polynomial"] = (RANKS, random_polynomial)
 
 

@@ -16,7 +16,7 @@ from tests.thorough import THOROUGH, tried
 CASES = tried(100)
 KINDS = {
     "two pipeline ranks": Kind(pipeline_ranks=2, speculating=True),
-    "prefix cache": Kind(windowed=True, experts=True, cached=True, speculating=True),
+    "prefix cache": Kind(cached=True, speculating=True),
 }
 if THOROUGH:  # a program of its own, whose parts joint/test_speculation.py has, too
     KINDS["windows and experts"] = Kind(windowed=True, experts=True, speculating=True)
