@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,6 +10,7 @@ from evaluator.catalog.model import Model
 from evaluator.catalog.what_if import device_named, model_named
 from evaluator.cost.kv_groups import keeps_tokens
 from evaluator.policies import CHUNKED, CONTINUOUS, policy
+from evaluator.records import with_fields
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, STAGE, Batching, Deployment, KvCache
 from evaluator.scenario.workload import Workload
 
@@ -50,7 +50,7 @@ def scheduler_defaults(deployment: Deployment) -> SchedulerDefaults:
     defaults = serving_engine(deployment.engine).defaults(hardware, devices, ranks, deployment.engine_version)
     if deployment.async_scheduling is None:
         return defaults
-    return replace(defaults, planning=ASYNCHRONOUS if deployment.async_scheduling else AT_ONCE)
+    return with_fields(defaults, planning=ASYNCHRONOUS if deployment.async_scheduling else AT_ONCE)
 
 
 def _policy(deployment: Deployment, defaults: SchedulerDefaults, workload: Workload | None, alone: bool) -> str:
@@ -145,7 +145,7 @@ def with_engine_defaults(
     if deployment.batching.policy is None:
         # First, because what an engine has of other keys goes by it. The request-level simulator knows whole prompts.
         chosen = _policy(deployment, of_engine(), workload, alone and not whole_requests)
-        deployment = replace(deployment, batching=replace(deployment.batching, policy=chosen))
+        deployment = with_fields(deployment, batching=with_fields(deployment.batching, policy=chosen))
     filled: dict[str, Batching | KvCache] = {}
     for section, keys in LEFT_TO_ENGINE.items():
         said: Any = getattr(deployment, section)
@@ -154,16 +154,16 @@ def with_engine_defaults(
             defaults = of_engine().within(budget, deployment.decode_tokens)
             if policy(defaults.policy).token_ratio and not policy(deployment.batching.policy).token_ratio:
                 # SGLang overlaps whatever it batches, which is simulated of its own order alone.
-                defaults = replace(defaults, planning=AT_ONCE)
+                defaults = with_fields(defaults, planning=AT_ONCE)
             if section == "kv":
                 admission = deployment.kv.admission or (
                     "reserve" if whole_requests else _admission(deployment, defaults, workload)
                 )
                 caches = alone and not whole_requests and _caches(deployment, defaults, admission, workload)
-                defaults = replace(defaults, admission=admission, prefix_caching=caches)
+                defaults = with_fields(defaults, admission=admission, prefix_caching=caches)
             unsaid = {key: getattr(defaults, key) for key in keys if getattr(said, key) is None}
-            filled[section] = replace(said, **unsaid)
+            filled[section] = with_fields(said, **unsaid)
     if deployment.async_scheduling is not None:  # what it says is in ``planning`` now
-        return replace(deployment, async_scheduling=None, **filled)  # type: ignore[arg-type]
+        return with_fields(deployment, async_scheduling=None, **filled)
     # Itself, not a copy: points that say everything share one deployment, by whose identity plans are shared.
-    return replace(deployment, **filled) if filled else deployment  # type: ignore[arg-type]
+    return with_fields(deployment, **filled) if filled else deployment

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from evaluator.keys import Place, Section, absent, listed, section
+from evaluator.records import with_fields
 from evaluator.scenario.deployment import POOL, STAGE, Batching, Deployment, KvCache, Pool, check_engine, check_kv
 from evaluator.scenario.engine_defaults import with_engine_defaults
 from evaluator.scenario.pipeline import Stage
@@ -27,7 +27,7 @@ def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
     """
     given = {name: pool for name, pool in (deployment.pools or {}).items() if pool.role != STAGE}
     if not given:  # the keys beside the pools are those of the one pool that answers
-        return ((UNNAMED, replace(deployment, pools=None) if deployment.pools else deployment),)
+        return ((UNNAMED, with_fields(deployment, pools=None) if deployment.pools else deployment),)
     # A stable sort: pools of one role stay in the order of the file, by which their replicas are numbered.
     ordered = sorted(given.items(), key=lambda named: PASSED.index(named[1].role))
     return tuple((name, _pool(deployment, pool)) for name, pool in ordered)
@@ -68,7 +68,7 @@ def _pool(deployment: Deployment, pool: Pool) -> Deployment:
     router = deployment.router
     if isinstance(router, Routers):
         router = getattr(router, pool.role)
-    return replace(deployment, **said, router=router, pools=None)
+    return with_fields(deployment, **said, router=router, pools=None)
 
 
 def _said(read: Any, by_pool: Any, beside: Any) -> Any:
@@ -78,7 +78,7 @@ def _said(read: Any, by_pool: Any, beside: Any) -> Any:
     if not isinstance(read, Section):
         return by_pool
     values = {name: getattr(by_pool, name) for name in read.table}
-    return replace(beside, **{name: value for name, value in values.items() if value is not None})
+    return with_fields(beside, **{name: value for name, value in values.items() if value is not None})
 
 
 def _check_capacity(deployment: Deployment, place: Place) -> None:
