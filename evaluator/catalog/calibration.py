@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from evaluator.catalog.delta_rule import DeltaRule
 from evaluator.catalog.eager import EAGER, EagerFigures, read_eager, read_sources
 from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, OperatorEfficiency, figures_of
 from evaluator.catalog.fields import Fields, load
@@ -91,6 +92,7 @@ class Calibration:
     warm_up_s: float = 0.0  # that the first request waits for kernels of experts to be compiled; of single runs alone
     graph_tokens: float = 0.0  # batches are padded to multiples of so many tokens, of which graphs are kept (0: none)
     launches: Launches | None = None  # the least that iterations take that are no whole CUDA graph; None: nothing
+    delta_rule: DeltaRule | None = None  # as used, too: the kernel of the engine's release for prompts; None: its FLOPs
     graphs: bool = True  # as used, not as read: the engine has CUDA graphs; False: it launches every iteration
     penalty_sequence_s: float = 0.0  # host, per decode and iteration, where what was said is penalised
     form: str = "roofline"  # roofline | polynomial | table | eager

@@ -19,6 +19,7 @@ _KINDS = {
     "links": ("models/links", "link"),
     "storage": ("models/storage", "storage"),
     "experts": ("models/experts", "list of tuned experts"),
+    "delta_rule": ("models/delta_rule", "list of kernels of the gated delta rule"),
     "engines": ("models/engines", "table of an engine's defaults"),
     "calibrations": ("calibration", "calibration"),
     "errors": ("calibration/errors", "table of errors"),

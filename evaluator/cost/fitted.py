@@ -20,7 +20,7 @@ from evaluator.catalog.model import Model
 from evaluator.cost.dispatched import Dispatched
 from evaluator.cost.eager import eager_cost, eager_problem, eager_split_problem
 from evaluator.cost.fold import fold, fold_devices
-from evaluator.cost.host import launch_s, with_model_host
+from evaluator.cost.host import launch_s, with_layers
 from evaluator.cost.iteration import FittedCost, IterationCost
 from evaluator.cost.lanes import stack
 from evaluator.cost.operators import operators
@@ -65,7 +65,7 @@ def iteration_cost(
     rank_operators = operators(model, precision, parallel, pipeline_rank)
     fit = fit_of(calibration, model, precision, parallel)
     if fit is None:
-        cost = with_model_host(fold(rank_operators, hardware, calibration), model, calibration, parallel, pipeline_rank)
+        cost = with_layers(fold(rank_operators, hardware, calibration), model, calibration, parallel, pipeline_rank)
         least_s = max(calibration.dispatch_s, launch_s(model, calibration, parallel, pipeline_rank))
         if parallel.prefill > 1:
             return PromptsSplit(cost, np.float64(parallel.prefill), np.float64(parallel.dealt))
@@ -90,7 +90,7 @@ def iteration_costs(
         split = precision, parallel, pipeline_rank
         return stack([iteration_cost(model, device, calibration, *split) for device in devices])
     cost = fold_devices(operators(model, precision, parallel, pipeline_rank), devices, calibration)
-    cost = with_model_host(cost, model, calibration, parallel, pipeline_rank)
+    cost = with_layers(cost, model, calibration, parallel, pipeline_rank)
     least_s = max(calibration.dispatch_s, launch_s(model, calibration, parallel, pipeline_rank))
     if parallel.prefill > 1:
         figures = (np.full(len(devices), float(figure)) for figure in (parallel.prefill, parallel.dealt))

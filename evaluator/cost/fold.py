@@ -44,7 +44,15 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.cost.arrays import PerOperator, Scalar, array_namespace, is_traced
 from evaluator.cost.coefficients import Coefficients, coefficients, mesh, reach
 from evaluator.cost.imbalance import busiest, slowest_share
-from evaluator.cost.iteration import AdapterGroups, AttentionRows, BesideRows, CostParameters, OperatorRows, RampRows
+from evaluator.cost.iteration import (
+    AdapterGroups,
+    AttentionRows,
+    BesideRows,
+    CostParameters,
+    DeltaRuleRows,
+    OperatorRows,
+    RampRows,
+)
 from evaluator.cost.kernel import Operator
 from evaluator.cost.rates import GROUP_SIZES, HANDOVER_BYTES, OP_CLASSES, Rates, rates
 from evaluator.cost.roofline import roofline
@@ -138,6 +146,7 @@ def fold_rates(work: Coefficients, rate: Rates, overheads: bool = True) -> CostP
         captured_tokens=np.float64(0.0),
         adapter_rows=rows("adapters"),
         adapter_groups=AdapterGroups(*work.popularity),
+        delta_rule_rows=DeltaRuleRows(*(np.zeros(0),) * len(DeltaRuleRows._fields)),  # ``with_delta_rule``
     )
 
 

@@ -35,6 +35,7 @@ from evaluator.catalog.model import (
     SoftmaxAttention,
     StateSpace,
 )
+from evaluator.cost.delta_rule import with_delta_rule
 from evaluator.cost.iteration import CostParameters
 from evaluator.cost.operators import rank_kinds
 from evaluator.cost.parallel import Parallel
@@ -61,6 +62,14 @@ def with_model_host(
     like = np.zeros_like(cost.iteration_s)  # with an axis of devices where there is one
     captured_tokens = figures.captured_tokens if calibration.graphs else 0.0
     return cost._replace(pieces_s=like + pieces_s, between_s=like + between_s, captured_tokens=like + captured_tokens)
+
+
+def with_layers(
+    cost: CostParameters, model: Model, calibration: Calibration, parallel: Parallel, pipeline_rank: int | None = None
+) -> CostParameters:
+    """The cost of a pipeline rank (None: of all layers) with what of its layers no operator tells."""
+    rank = model, calibration, parallel, pipeline_rank
+    return with_model_host(with_delta_rule(cost, *rank), *rank)
 
 
 def launch_s(model: Model, calibration: Calibration, parallel: Parallel, pipeline_rank: int | None = None) -> float:

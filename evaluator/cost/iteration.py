@@ -89,6 +89,16 @@ class AdapterGroups(NamedTuple):
     most: PerOperator  # of all groups together, that a batch names: as many as there are places
 
 
+class DeltaRuleRows(NamedTuple):
+    """Prompts in layers with the gated delta rule, one kind of layer per row; see ``delta_rule_time``."""
+
+    start_s: PerOperator  # s per round of heads
+    walk_s: PerOperator  # s per token of a prompt, and round
+    token_s: PerOperator  # s per prompt token
+    share: PerOperator  # heads of one prompt over those that walk at the same time
+
+
+NO_DELTA_RULE = DeltaRuleRows((), (), (), ())
 NO_ADAPTERS = OperatorRows(*((),) * len(OperatorRows._fields)), AdapterGroups((), (), ())
 
 
@@ -137,6 +147,7 @@ class CostParameters(NamedTuple):
     captured_tokens: Batched  # tokens of the largest batch of which graphs are kept
     adapter_rows: OperatorRows = NO_ADAPTERS[0]  # LoRA: x = tokens, y = adapters named, z = tokens
     adapter_groups: AdapterGroups = NO_ADAPTERS[1]
+    delta_rule_rows: DeltaRuleRows = NO_DELTA_RULE
 
 
 class FittedCost(Protocol):
@@ -484,12 +495,31 @@ def time_without_experts(
     if len(parameters.adapter_rows.flop):  # structure, as with experts
         named = adapters_named(parameters.adapter_groups, batch.decodes + prompts)
         time = time + _products_time(parameters.adapter_rows, tokens, named, tokens)
+    # Structure as well: only engines whose kernels of the gated delta rule are known have such rows.
+    if len(parameters.delta_rule_rows.walk_s) and not only_decodes:
+        for layers in zip(*parameters.delta_rule_rows, strict=True):
+            time = time + delta_rule_time(DeltaRuleRows(*layers), prompt, prompts)
     # Structure again: only sets that state what decodes take beside prompts have such rows.
     if len(parameters.beside_rows.work) and not only_decodes:
         chunks = batch.prefill_area, batch.prefill_context, prompt, prompts
         for row in zip(*parameters.beside_rows, strict=True):
             time = time + beside_time(BesideRows(*row), batch.decodes, batch.decode_context, *chunks)
     return time
+
+
+def delta_rule_time(row: DeltaRuleRows, tokens: Batched, prompts: Batched) -> Batched:
+    """Seconds of one kind of layers with the gated delta rule for ``tokens`` of ``prompts``.
+
+    The state of a head goes from chunk to chunk, so that a prompt takes its tokens one after the other, however large
+    the device is. Heads of all prompts walk side by side, in rounds where they are more than there are processors. How
+    the tokens are shared out over prompts the statistics of a batch do not tell: the mean prompt stands for the
+    longest. Decodes update their states by another kernel, which reads and writes them once.
+    """
+    xp = array_namespace(row.walk_s, tokens, prompts)
+    rounds = xp.maximum(xp.ceil(prompts * row.share), 1.0)
+    # Fewer than one prompt, as in the mean batches of ``cost.steady``, are that share of the iterations with one.
+    walked = xp.minimum(prompts, 1.0) * row.start_s + tokens / xp.maximum(prompts, 1.0) * row.walk_s
+    return rounds * walked + row.token_s * tokens
 
 
 def _ramps_time(rows: RampRows, tokens: Batched, sequences: Batched) -> Batched:

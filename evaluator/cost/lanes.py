@@ -34,6 +34,7 @@ class RowCounts(NamedTuple):
     beside_rows: int = 0
     adapter_rows: int = 0
     adapter_groups: int = 0
+    delta_rule_rows: int = 0
 
 
 def row_counts(parameters: CostParameters) -> RowCounts:
@@ -55,6 +56,9 @@ def pad_rows(parameters: CostParameters, counts: RowCounts) -> CostParameters:
 
 
 def _pad(rows: Any, count: int) -> Any:
+    # Most tables have the rows already, or none at all.
+    if len(rows[0]) == count:
+        return rows
     return type(rows)(*(np.concatenate([field, np.zeros((count - len(field), *field.shape[1:]))]) for field in rows))
 
 

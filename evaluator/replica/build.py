@@ -8,11 +8,13 @@ from functools import lru_cache
 
 from evaluator.catalog.calibration import MEASURED_MAKER, OPTIONAL_CLASSES, TUNED, Calibration
 from evaluator.catalog.choice import load_calibration
+from evaluator.catalog.delta_rule import DeltaRule, delta_rule_kernel
 from evaluator.catalog.engines import ENGINES, serving_engine
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import Adapters, AskedOfSampler, Model, SoftmaxAttention
+from evaluator.catalog.model import Adapters, AskedOfSampler, LinearAttention, Model, SoftmaxAttention
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
+from evaluator.catalog.relatives import nearest_alike
 from evaluator.catalog.tuned import crowded_bandwidth
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.adapters import adapters_problem
@@ -128,7 +130,8 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     of_other_engine = calibration.engine in ENGINES and calibration.engine != spec.engine
     crowded = None if of_other_engine else _crowded(spec, hardware, calibration)
     beyond = hardware.hypothetical or of_other_engine
-    calibration = _as_used(Same(calibration), beyond, spec.eager, spec.unequal, crowded, spec.change)
+    delta_rule = None if of_other_engine else _delta_rule(spec, model, hardware, calibration)
+    calibration = _as_used(Same(calibration), beyond, spec.eager, spec.unequal, crowded, delta_rule, spec.change)
     if spec.change is not None:
         hardware = changed_hardware(hardware, spec.change)
     return model, hardware, calibration
@@ -141,11 +144,13 @@ def _as_used(
     eager: bool,
     unequal: float | None,
     crowded: float | None,
+    delta_rule: DeltaRule | None,
     change: Change | None,
 ) -> Calibration:
     """A set, maybe ``beyond`` what it was fitted to (on a device that nobody measured, for another engine), with an
     input changed; the same object for all that ask so. ``eager``: the engine has no CUDA graphs. ``unequal``: of the
-    contexts of its decodes. ``crowded``: what default tiles of experts leave of the bandwidth (``_crowded``)."""
+    contexts of its decodes. ``crowded``: what default tiles of experts leave of the bandwidth (``_crowded``).
+    ``delta_rule``: what the engine's kernel takes, of models with such layers."""
     efficiency_of = calibration.of
     # A data sheet says no more of a device that was measured than of another: only what was fitted can be
     # extrapolated.
@@ -160,6 +165,8 @@ def _as_used(
     if unequal is not None and decodes is not None and decodes.beside_walk_s > 0.0:
         classes = {**efficiency_of.efficiencies, "attention_decode": replace(decodes, unequal=unequal)}
         efficiency_of = replace(efficiency_of, efficiencies=classes)
+    if delta_rule is not None:
+        efficiency_of = replace(efficiency_of, delta_rule=delta_rule)
     if crowded is not None:
         experts = efficiency_of.of("grouped_gemm")
         # What stands in for tuned experts, and for those in 8 and 4 bits, whose kernels are others, keeps its figures.
@@ -179,6 +186,23 @@ def _crowded(spec: ReplicaSpec, hardware: Hardware, calibration: Calibration) ->
         return None
     release = serving_engine(spec.engine).release(spec.engine_version)
     return crowded_bandwidth(spec.engine, calibration.hardware, release)
+
+
+def _delta_rule(spec: ReplicaSpec, model: Model, hardware: Hardware, calibration: Calibration) -> DeltaRule | None:
+    """What the kernel of the spec's engine and release takes of prompts, on this device or the nearest one of its
+    architecture; None for models without such layers, and where nobody measured it."""
+    if not any(isinstance(kind.mixer, LinearAttention) for kind in model.layers):
+        return None
+    # Sets of the engine's kernels alone: a data sheet, or whole iterations, know nothing of kernels.
+    if hardware.maker != MEASURED_MAKER or calibration.form != "roofline" or calibration.engine != spec.engine:
+        return None
+    release = serving_engine(spec.engine).release(spec.engine_version)
+    kernel = delta_rule_kernel(spec.engine, hardware.architecture, release)
+    if kernel is None:
+        return None
+    listed = tuple(kernel.devices)
+    nearest = hardware.name if hardware.name in listed else nearest_alike(hardware, listed)
+    return None if nearest is None else kernel.devices[nearest]
 
 
 @lru_cache(maxsize=1024)

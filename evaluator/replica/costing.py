@@ -18,7 +18,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.cost.coefficients import mesh, reach
 from evaluator.cost.fitted import iteration_cost, iteration_costs
-from evaluator.cost.host import with_model_host
+from evaluator.cost.host import with_layers
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kernel import Operator
 from evaluator.cost.lanes import stack
@@ -62,7 +62,7 @@ class Costing:
         cost = speculative_cost(self.operators(pipeline_rank), drafted, tokens, vocabulary, hardware, self.calibration)
         # ``iteration_cost`` does this for plain costs. Only the model waits for the host: drafts are launched in one
         # go.
-        launched = with_model_host(cost.target, self.model, self.calibration, self.parallel, pipeline_rank)
+        launched = with_layers(cost.target, self.model, self.calibration, self.parallel, pipeline_rank)
         return cost._replace(target=launched)
 
     def operators(self, pipeline_rank: int | None = None) -> tuple[Operator, ...]:

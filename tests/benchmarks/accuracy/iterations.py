@@ -79,8 +79,8 @@ def _errors(times: pd.DataFrame, ranks: int) -> Iterator[tuple[str, int, float, 
     for stage, (_, part) in enumerate(decoding.groupby(pd.cut(decoding["decodes"], AT_A_TIME), observed=True)):
         error = _off(part)
         yield run, stage, plain(ranks * part["decodes"].mean()), {"itl_mean": error, "e2e_mean": error}
-    prompts = times[times["prefill_tokens"] > 0]
-    # Of ranks only iterations of all of them are judged, of which there are few.
+    # Not those right in sum alone: the iteration before a prompt's has part of its time. Some layouts have few others.
+    prompts = times[times["used"] & (times["prefill_tokens"] > 0)]
     if len(prompts) >= FEWEST:
         yield run, len(AT_A_TIME), plain(ranks * prompts["decodes"].mean()), {"ttft_mean": _off(prompts)}
 
