@@ -10,6 +10,11 @@ from evaluator.arguments.table import Flags, get, put
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _KV = {"fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 _METHODS = {"ngram": "NGRAM", "mtp": "NEXTN", "eagle": "EAGLE3", "draft": "STANDALONE"}
+_EXCHANGES = {
+    "gather": "none", "deepep": "deepep", "deepep_low_latency": "deepep", "nvlink": "flashinfer",
+    "all_to_all": "deepep_v2",  # which is NCCL's, and as fast as its links
+}  # fmt: skip
+_DEEPEP_MODES = {"deepep": "normal", "deepep_low_latency": "low_latency"}
 
 ROWS = (
     FlagOfKey("pipeline_parallel", "--pp-size", 1),
@@ -40,7 +45,9 @@ def _write(server: StatedPool) -> Flags:
     experts = server["expert_parallel"] or 1
     if experts > 1:
         flags["--ep-size"] = experts
-        flags["--moe-a2a-backend"] = "deepep" if server["expert_exchange"] == "all_to_all" else "none"
+        flags["--moe-a2a-backend"] = _EXCHANGES[server["expert_exchange"]]
+        if server["expert_exchange"] in _DEEPEP_MODES:
+            flags["--deepep-mode"] = _DEEPEP_MODES[server["expert_exchange"]]
         if server["redundant_experts"]:
             flags["--enable-eplb"] = True
             flags["--ep-num-redundant-experts"] = server["redundant_experts"]
@@ -103,6 +110,7 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     # Read whether they are there or not: `keys` looks for what of the given flags is not among
     # them.
     read_flags = ["--tp-size", "--dp-size", "--attn-dp-size", "--enable-dp-attention", "--ep-size", "--moe-a2a-backend"]
+    read_flags += ["--deepep-mode"]
     read_flags += ["--enable-eplb", "--ep-num-redundant-experts", "--max-running-requests", "--enable-mixed-chunk"]
     read_flags += ["--chunked-prefill-size", "--max-prefill-tokens", "--disable-overlap-schedule"]
     tensor, copies = flags.get("--tp-size", 1), flags.get("--dp-size", 1)
@@ -114,11 +122,12 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     read_flags += ["--attn-cp-size", "--enable-prefill-cp", "--cp-strategy"] if prefill > 1 else []
     tree["tensor_parallel"] = max(tensor // (together * prefill), 1)
     experts = flags.get("--ep-size", 1)
-    exchanged = flags.get("--moe-a2a-backend", "none") != "none"
+    backend = str(flags.get("--moe-a2a-backend", "none"))
+    exchanged = backend != "none"
     if exchanged and "--ep-size" not in flags:
         experts = tensor  # DeepEP and its kin spread experts over all devices (``moe_hook``)
     tree["expert_parallel"] = experts
-    tree["expert_exchange"] = "all_to_all" if exchanged and tree["data_parallel"] > 1 else "gather"
+    tree["expert_exchange"] = _exchange(flags, backend) if exchanged and tree["data_parallel"] > 1 else "gather"
     tree["redundant_experts"] = flags.get("--ep-num-redundant-experts", 0)
     context = flags.get("--dcp-size", 1)
     tree["decode_context_parallel"] = context
@@ -165,6 +174,17 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
         read_flags.append(cached)
         put(tree, "kv.prefix_caching", bool(flags.get(cached)))
     return tuple(read_flags)
+
+
+def _exchange(flags: Flags, backend: str) -> str:
+    if backend != "deepep":
+        return {word: ours for ours, word in _EXCHANGES.items()}.get(backend, "all_to_all")
+    mode = flags.get("--deepep-mode", "auto")
+    # `auto` takes the normal kernels for prompts and those of low latency for decodes (``DeepEPMode.resolve``): by
+    # the server's role, and one with both roles computes its prompts on the former.
+    if mode == "low_latency" or (mode == "auto" and flags.get("--disaggregation-mode") == "decode"):
+        return "deepep_low_latency"
+    return "deepep"
 
 
 def _drafts(flags: Flags) -> dict[str, Any]:

@@ -13,6 +13,11 @@ _KV = {"fp8": "fp8", "int8": "int8_per_token_head", "int4": "int4_per_token_head
 _METHODS = {"ngram": "ngram", "mtp": "mtp", "eagle": "eagle3", "draft": "draft_model"}
 _GIB = 1 << 30
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ``LoRAConfig.max_lora_rank``
+_EXCHANGES = {
+    "gather": "allgather_reducescatter", "deepep": "deepep_high_throughput", "deepep_low_latency": "deepep_low_latency",
+    "nvlink": "flashinfer_nvlink_one_sided", "all_to_all": "deepep_v2",  # which is NCCL's, and as fast as its links
+}  # fmt: skip
+_ALSO_EXCHANGES = {"naive": "gather", "flashinfer_nvlink_two_sided": "nvlink", "flashinfer_all2allv": "nvlink"}
 _ADAPTED = {"attention": ["qkv_proj", "o_proj"], "feed_forward": ["gate_up_proj", "down_proj"]}
 _PACKED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj",
            "up_proj": "gate_up_proj"}  # fmt: skip
@@ -62,8 +67,7 @@ def _write(server: StatedPool) -> Flags:
         # Without data-parallel ranks all experts' tokens are on every device, and nothing is
         # exchanged.
         if devices > 1 and server["data_parallel"] > 1:
-            gather = server["expert_exchange"] != "all_to_all"
-            flags["--all2all-backend"] = "allgather_reducescatter" if gather else "deepep_high_throughput"
+            flags["--all2all-backend"] = _EXCHANGES[server["expert_exchange"]]
         if server["redundant_experts"]:
             flags["--enable-eplb"] = True
             flags["--eplb-config"] = {"num_redundant_experts": server["redundant_experts"]}
@@ -125,8 +129,9 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
         tree["expert_parallel"] = tree.get("tensor_parallel", 1) * ranks * tree.get("prefill_context_parallel", 1)
         # The default of 0.28 with data-parallel ranks; without them there is nothing to exchange.
         exchange = flags.get("--all2all-backend", "allgather_reducescatter")
-        gathered = exchange in ("naive", "allgather_reducescatter") or ranks == 1
-        tree["expert_exchange"] = "gather" if gathered else "all_to_all"
+        read_as = {backend: ours for ours, backend in _EXCHANGES.items()} | _ALSO_EXCHANGES
+        # What has no figures of its own sends each token to the devices of its experts, as all but these do.
+        tree["expert_exchange"] = "gather" if ranks == 1 else read_as.get(exchange, "all_to_all")
         tree["redundant_experts"] = flags.get("--eplb-config", {}).get("num_redundant_experts", 0)
         read_flags += [
             flag for flag in ("--enable-expert-parallel", "--all2all-backend", "--enable-eplb", "--eplb-config")

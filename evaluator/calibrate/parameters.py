@@ -98,7 +98,9 @@ def class_parameters(op_class: str, rate: Rates, without: Sequence[str] = ()) ->
 def group_parameters(collective: str, devices: Sequence[int], rate: Rates) -> list[Parameter]:
     """The figures of a collective for each measured group size; an engine hands over nothing but all-reduces."""
     most = {"bandwidth_efficiency": 8.0}  # a switch that reduces saves most of the volume
-    figures = {name: leaf for name, leaf in GROUP_FIGURES.items() if collective == "all_reduce" or name != "handover_s"}
+    # Calls within a node tell nothing of links between nodes, and rows of messages nothing of tokens.
+    without = {"far_efficiency", "token_s"} | (set() if collective == "all_reduce" else {"handover_s"})
+    figures = {name: leaf for name, leaf in GROUP_FIGURES.items() if name not in without}
     first = GROUPED.index(collective) * len(GROUP_SIZES)
     return [
         _parameter(f"{collective}.{size}.{figure}", figure, f"group_{leaf}", index,

@@ -34,8 +34,9 @@ for which the engine has tuned kernels (``tuned``), and experts in 4 bits under 
 and mxfp4 (mx4), unpacked or computed in mxfp8."""
 TUNED = "grouped_gemm_tuned"
 """The one of them that depends on the engine's lists (``tuned_experts``)."""
-OPTIONAL_COLLECTIVES = {"all_gather": "all_reduce"}
-"""Collectives that a set may have; where it has not, they take what a set says of the other one, whatever its group."""
+OPTIONAL_COLLECTIVES = {"all_gather": "all_reduce", "dispatch": "all_to_all", "combine": "all_to_all"}
+"""Collectives that a set may have; where it has not, they take what a set says of the other one, whatever its group.
+``dispatch`` and ``combine`` are of kernels that exchange tokens among experts (``exchange_kernels``)."""
 SORT = "sort"
 """One more: ordering the logits for top-p and top-k. An engine whose set has none does not order them."""
 PROVENANCES = ("datasheet", "transferred", "extrapolated", "calibrated")
@@ -293,20 +294,28 @@ def _groups(given: Fields) -> dict[int, GroupEfficiency]:
     listed = given.inner("devices", {})
     groups = {}
     for size in listed.values:
-        inner = listed.inner(size)
-        if not isinstance(size, int) or isinstance(size, bool) or size < 2:
-            raise InputError(f"{listed.where}: {size!r} is no number of devices (2 or more)")
-        groups[size] = GroupEfficiency(
-            launch_s=inner.quantity("launch_s", "s", zero=True),
-            # No upper bound: with reduction in the switch (NVLS) an all-reduce moves fewer bytes
-            # than a ring, and passes 1.
-            bandwidth_efficiency=inner.number("bandwidth_efficiency", low=1e-6),
-            ramp_s=inner.quantity("ramp_s", "s", 0.0, zero=True),
-            half_bytes=inner.quantity("half_bytes", "byte", 1.0),
-            handover_s=inner.quantity("handover_s", "s", 0.0, zero=True),
-        )
-        inner.finish()
+        groups[size] = read_group(listed, size)
     return groups
+
+
+def read_group(listed: Fields, size: Any) -> GroupEfficiency:
+    """The figures of a collective among ``size`` devices, a key of ``listed``."""
+    inner = listed.inner(size)
+    if not isinstance(size, int) or isinstance(size, bool) or size < 2:
+        raise InputError(f"{listed.where}: {size!r} is no number of devices (2 or more)")
+    group = GroupEfficiency(
+        launch_s=inner.quantity("launch_s", "s", zero=True),
+        # No upper bound: with reduction in the switch (NVLS) an all-reduce moves fewer bytes
+        # than a ring, and passes 1.
+        bandwidth_efficiency=inner.number("bandwidth_efficiency", low=1e-6),
+        ramp_s=inner.quantity("ramp_s", "s", 0.0, zero=True),
+        half_bytes=inner.quantity("half_bytes", "byte", 1.0),
+        handover_s=inner.quantity("handover_s", "s", 0.0, zero=True),
+        token_s=inner.quantity("token_s", "s", 0.0, zero=True),
+        far_efficiency=inner.number("far_efficiency", 0.0),
+    )
+    inner.finish()
+    return group
 
 
 def _fraction(given: Fields, key: str) -> float:

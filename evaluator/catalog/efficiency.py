@@ -45,6 +45,8 @@ class GroupEfficiency:
     ramp_s: float = 0.0  # what a message much larger than ``half_bytes`` takes on top
     half_bytes: float = 1.0
     handover_s: float = 0.0  # on top, for messages so large that the engine leaves them to NCCL
+    token_s: float = 0.0  # per token that a device sends around experts, however wide and to however many
+    far_efficiency: float = 0.0  # as ``bandwidth_efficiency``, of links between nodes (0: the same)
 
 
 @dataclass(frozen=True)

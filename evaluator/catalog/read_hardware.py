@@ -12,7 +12,7 @@ from evaluator.catalog.store import suggestion
 from evaluator.errors import InputError
 
 KINDS = ("gpu", "tpu", "npu", "cpu")
-PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4")
+PEAK_DTYPES = ("fp32", "tf32", "bf16", "fp16", "fp8", "int8", "fp4", "mxfp8")
 PLAUSIBLE = {
     "byte": (1e6, 1e18, "80GB"),
     "byte/s": (1e6, 1e18, "3.35TB/s"),

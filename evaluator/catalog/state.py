@@ -8,7 +8,7 @@ from pathlib import Path
 
 from evaluator.catalog.store import data_folder
 
-_CATALOG = ("models", "hardware", "lengths", "links", "storage", "experts", "calibrations", "errors")
+_CATALOG = ("models", "hardware", "lengths", "links", "storage", "experts", "exchanges", "calibrations", "errors")
 
 
 @cache

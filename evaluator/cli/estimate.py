@@ -20,7 +20,7 @@ def estimate(
     dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks of TP x PP devices, which share experts.")] = 1,
     redundant_experts: Annotated[int, typer.Option(min=0, help="Copies of popular experts, placed by a balancer.")] = 0,
     expert_exchange: Annotated[
-        str, typer.Option(metavar="gather|all_to_all", help="How data-parallel ranks send tokens to experts.")
+        str, typer.Option(metavar="KERNELS", help="How data-parallel ranks send tokens to experts.")
     ] = "gather",
     dcp: Annotated[int, typer.Option(min=1, help="TP ranks over which the KV of a sequence is split.")] = 1,
     prompt: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of a prompt.")] = 2048,

@@ -22,7 +22,7 @@ from evaluator.cost.rates import GROUP_SIZES, GROUPED, NARROW_DTYPES, OP_CLASSES
 
 _SCALINGS = get_args(Scaling)
 _AS_STATED = ("inputs", "outputs", "heads", "kv_heads", "token_bytes", "query_elements", "layers", "walked",
-              "matrices")  # fmt: skip
+              "matrices", "sent_tokens")  # fmt: skip
 """Figures of an operator that are columns as they are."""
 
 UNTUNED = "grouped_gemm"
@@ -55,6 +55,7 @@ class Coefficients(NamedTuple):
     layers: np.ndarray  # (operator,) layers it is in
     walked: np.ndarray  # (operator,) of a context, the share that attention reads on this device
     matrices: np.ndarray  # (operator,) matrices of routed experts
+    sent_tokens: np.ndarray  # (operator,) tokens that a device sends around experts
     crowd: np.ndarray  # (operator,) tokens of a rank with which as many come to a device as it holds experts
     log_expert_missed: float  # log of the chance that a token leaves a given expert alone
     popularity: np.ndarray  # (3, group): the fields of ``iteration.AdapterGroups``

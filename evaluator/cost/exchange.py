@@ -6,8 +6,11 @@ SGLang (``moe_a2a_backend`` none) and TensorRT-LLM without all-to-all kernels. A
 does.
 
 ``all_to_all``: every state goes to the devices of the experts that it visits, once to each, and a sum over these
-experts comes back; what goes to several devices of another node is sent there once. So do DeepEP's normal kernels
-(github.com/deepseek-ai/DeepEP; vLLM ``--all2all-backend deepep_high_throughput``, SGLang ``--moe-a2a-backend deepep``).
+experts comes back; what goes to several devices of another node is sent there once. Its figures are those of NCCL.
+``deepep`` does the same by DeepEP's normal kernels (github.com/deepseek-ai/DeepEP; vLLM ``--all2all-backend
+deepep_high_throughput``, SGLang ``--moe-a2a-backend deepep``), ``nvlink`` by TensorRT-LLM's one-sided ones
+(vLLM ``flashinfer_nvlink_one_sided``); ``deepep_low_latency`` sends a copy to every expert, whatever devices share.
+These have figures of their own (``catalog.exchange_kernels``).
 States go in the dtype in which the experts compute, results come back in 16 bits. Routers that limit a token to some
 groups of experts (DeepSeek) send to fewer nodes than the even ones that are counted here.
 
@@ -17,37 +20,46 @@ choices, a few bytes per token, are left out.
 
 from __future__ import annotations
 
+from evaluator.catalog.exchange_kernels import SIDES
 from evaluator.catalog.model import Model, MoeFeedForward
 from evaluator.cost.collectives import Spread
 from evaluator.cost.dtypes import compute_dtype, is_unpacked, stream_bytes, weight_dtypes
 from evaluator.cost.gemm import input_bytes
 from evaluator.cost.kernel import Operator
-from evaluator.cost.parallel import ALL_TO_ALL, GATHER, Parallel
+from evaluator.cost.parallel import ALL_TO_ALL, DEEPEP_LOW_LATENCY, GATHER, Parallel
 from evaluator.cost.precision import Precision
-
-SIDES = ("experts.dispatch", "experts.combine")
 
 
 def exchange(model: Model, moe: MoeFeedForward, precision: Precision, parallel: Parallel) -> list[Operator]:
     """The collectives of one layer's experts, of several data-parallel ranks."""
     width, stream = moe.latent or model.hidden, stream_bytes(precision.activations)
     devices = range(parallel.expert_devices)
-    if parallel.exchange == ALL_TO_ALL:
+    if parallel.exchange != GATHER:
         dtype = compute_dtype(weight_dtypes(model, precision)["experts"], precision.activations)
-        spread = _spread(moe, parallel)
+        # In low latency a token goes to each of its experts, so that devices and nodes get several copies.
+        spread = None if parallel.exchange == DEEPEP_LOW_LATENCY else _spread(moe, parallel)
+        copies = _copies(moe, parallel) if spread is None else spread.groups(parallel.expert_devices)
         # A rank's devices share out its tokens, so that each sends a tensor-th part of them.
-        sent = width * spread.groups(parallel.expert_devices) / parallel.tensor
+        sent = width * copies / parallel.tensor
         messages = [
-            Operator(name, "all_to_all", "gathered", message_bytes=sent * size, collective="all_to_all", ranks=devices,
-                     spread=spread)
-            for name, size in zip(SIDES, (input_bytes(dtype, stream), stream), strict=True)
+            Operator(f"experts.{side}", "all_to_all", "gathered", message_bytes=sent * size, ranks=devices,
+                     collective="all_to_all" if parallel.exchange == ALL_TO_ALL else side, spread=spread,
+                     sent_tokens=1.0 / parallel.tensor)
+            for side, size in zip(SIDES, (input_bytes(dtype, stream), stream), strict=True)
         ]  # fmt: skip
     else:
         # The unit of ``gathered`` is a token of every rank, hence ``data`` states.
         gathered = parallel.token_ranks * width * stream
         messages = [
-            Operator(name, "all_reduce", "gathered", message_bytes=gathered, collective="all_gather", ranks=devices)
-            for name in SIDES
+            Operator(
+                f"experts.{side}",
+                "all_reduce",
+                "gathered",
+                message_bytes=gathered,
+                collective="all_gather",
+                ranks=devices,
+            )
+            for side in SIDES
         ]
     if parallel.tensor > 1:
         messages.append(
@@ -67,6 +79,11 @@ def visits(moe: MoeFeedForward, parallel: Parallel) -> float:
 
 def _spread(moe: MoeFeedForward, parallel: Parallel) -> Spread:
     return Spread(moe.experts_per_token, parallel.expert)
+
+
+def _copies(moe: MoeFeedForward, parallel: Parallel) -> float:
+    """Copies of a token where every expert is sent one of its own: to all devices that share it."""
+    return float(moe.experts_per_token * parallel.expert_shards)
 
 
 def rows_kept(model: Model, moe: MoeFeedForward, precision: Precision, parallel: Parallel) -> float:
@@ -95,7 +112,7 @@ def routing_elements(model: Model, moe: MoeFeedForward, precision: Precision, pa
     here, rows = visits(moe, parallel), rows_kept(model, moe, precision, parallel)
     inside, hidden = moe.intermediate / parallel.expert_shards, model.hidden
     sides = 3 if moe.gated else 2
-    if parallel.exchange == ALL_TO_ALL:
+    if parallel.exchange != GATHER:
         visited = _spread(moe, parallel).groups(parallel.expert_devices)  # devices
         summed = here + (2.0 * visited + 1.0) / parallel.tensor  # of tokens that came, and of sums that come back
         return sides * rows * inside + summed * hidden

@@ -62,7 +62,8 @@ class Operator:
     (causal), as that of encoders is not.
     ``popularity`` of the adapters, and how many of them are ``resident``: the most that a batch names
     (``catalog.model.Adapters``). ``walked``: the share of a context that attention reads on this device.
-    ``placed``: where the routed experts are. ``held``: those of this device. ``spread``: who gets a token in an
+    ``sent_tokens``: how many of Z's tokens this device sends around experts itself. ``placed``: where the routed
+    experts are. ``held``: those of this device. ``spread``: who gets a token in an
     all-to-all.
     """
 
@@ -87,6 +88,7 @@ class Operator:
     layers: float = 1.0
     walked: float = 1.0
     matrices: float = 0.0
+    sent_tokens: float = 0.0
     masked: bool = True
     placed: Placed | None = None
     held: Held | None = None
@@ -107,6 +109,7 @@ class Operator:
             query_elements=self.query_elements * count,
             layers=self.layers * count,
             matrices=self.matrices * count,
+            sent_tokens=self.sent_tokens * count,
         )
 
 
@@ -157,4 +160,5 @@ def _add(one: Operator, other: Operator) -> Operator:
         query_elements=one.query_elements + other.query_elements,
         layers=one.layers + other.layers,
         matrices=one.matrices + other.matrices,
+        sent_tokens=one.sent_tokens + other.sent_tokens,
     )

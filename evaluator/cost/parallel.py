@@ -20,7 +20,8 @@ from evaluator.catalog.model import (
 )
 
 GATHER, ALL_TO_ALL = "gather", "all_to_all"
-EXCHANGES = (GATHER, ALL_TO_ALL)
+DEEPEP, DEEPEP_LOW_LATENCY, NVLINK = "deepep", "deepep_low_latency", "nvlink"
+EXCHANGES = (GATHER, ALL_TO_ALL, DEEPEP, DEEPEP_LOW_LATENCY, NVLINK)
 """How data-parallel ranks send one another the tokens that their experts compute; see ``exchange``."""
 
 
@@ -125,13 +126,13 @@ def split_problem(model: Model, parallel: Parallel) -> str | None:
         ):
             if given:
                 return f"{name} {given} on {model.name}, which has no experts"
-    if parallel.exchange == ALL_TO_ALL and min(parallel.token_ranks, expert) == 1:
+    if parallel.exchange != GATHER and min(parallel.token_ranks, expert) == 1:
         without = (
             "data_parallel: every device has all tokens"
             if parallel.token_ranks == 1
             else "expert_parallel: every device holds a part of each expert, and needs all tokens"
         )
-        return f"expert_exchange {ALL_TO_ALL} without {without}; use {GATHER}"
+        return f"expert_exchange {parallel.exchange} without {without}; use {GATHER}"
     if parallel.expert_devices % expert:
         return f"expert_parallel {expert} does not divide the {_sharing(parallel)} that share the experts"
     if pipeline > layer_count(model):

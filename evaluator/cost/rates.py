@@ -37,15 +37,18 @@ UNPACKED = {
 GROUP_SIZES = (2, 4, 8)
 """Devices per node for which a collective has figures of its own."""
 
-GROUPED = ("all_reduce", "all_gather", "all_to_all")
-"""Collectives that have such figures; the ``size`` axis is GROUP_SIZES of the first, then of the second, then of the
-third."""
+GROUPED = ("all_reduce", "all_gather", "all_to_all", "dispatch", "combine")
+"""Collectives that have such figures; the ``size`` axis is GROUP_SIZES of the first, then of the second, and so on."""
+
+PIPELINED = slice(GROUPED.index("dispatch") * len(GROUP_SIZES), None)
+"""Those of the ``size`` axis whose kernels send inside a node and between nodes at the same time."""
 
 HANDOVER_BYTES = 8.0 * 2**20
 """Message from which vLLM leaves an all-reduce to NCCL (``CustomAllreduce``, ``max_size``)."""
 
 GROUP_FIGURES = {"launch_s": "launch_s", "bandwidth_efficiency": "efficiency", "ramp_s": "ramp_s",
-                 "half_bytes": "half_bytes", "handover_s": "handover_s"}  # fmt: skip
+                 "half_bytes": "half_bytes", "handover_s": "handover_s", "token_s": "token_s",
+                 "far_efficiency": "far"}  # fmt: skip
 """Figures of a collective (``catalog.GroupEfficiency``), and what follows ``group_`` in the names of their leaves."""
 
 
@@ -104,6 +107,8 @@ class Rates(NamedTuple):
     group_ramp_s: PerSize  # s beyond launch and volume that a large message takes
     group_half_bytes: PerSize  # message that takes half of it
     group_handover_s: PerSize  # s on top from HANDOVER_BYTES on
+    group_token_s: PerSize  # s per token sent
+    group_far: PerSize  # of the bandwidth of links between nodes
     expert_skew: Scalar  # variance of the experts' popularity
     graph_tokens: Scalar  # batches are padded to multiples of so many tokens (0: they are not)
 
@@ -193,6 +198,7 @@ def _figures(
         f"group_{leaf}": np.array([getattr(efficiency, figure) for efficiency in groups], dtype=float)
         for figure, leaf in GROUP_FIGURES.items()
     }
+    by_size["group_far"] = np.where(by_size["group_far"] > 0.0, by_size["group_far"], by_size["group_efficiency"])
     # The arrays are cached and shared by all that ask for this set: a write would change every later plan.
     for values in (figures := by_class | by_size).values():
         values.setflags(write=False)

@@ -14,7 +14,7 @@ import numpy as np
 from evaluator.cost.arrays import PerLevel, PerOperator, array_namespace
 from evaluator.cost.coefficients import Coefficients
 from evaluator.cost.iteration import OUTPUT_TILE, TOKEN_TILE
-from evaluator.cost.rates import Rates
+from evaluator.cost.rates import PIPELINED, Rates
 from evaluator.cost.roofline import roofline
 
 HEAD_SIZE = 128
@@ -110,8 +110,8 @@ def unit_times(work: Coefficients, rate: Rates) -> UnitTimes:
         crowded_s=weight_s * (1.0 / rate.crowded_bandwidth[kind] - 1.0),
         padding_s=rate.fill_rows[kind] * row_flops * (1.0 + rate.prologue[kind] / inner) / flop_rate,
         activation_s=work.activation_bytes / activation_rate,
-        # A message crosses several levels one after the other, so that their seconds add up.
-        message_s=work.message_bytes * _over_levels(work.share, 1.0 / rate.link_bandwidth) / link_efficiency,
+        message_s=work.message_bytes * _byte_s(work, rate, link_efficiency)
+        + work.sent_tokens * (work.size @ rate.group_token_s),
         fixed_s=work.launches * (launch + _over_levels(work.steps, rate.link_latency_s))
         + rate.depth_s[kind] * work.inputs * work.layers,
         knee=rate.knee[kind],
@@ -130,6 +130,23 @@ def unit_times(work: Coefficients, rate: Rates) -> UnitTimes:
 def _by_dtype(work: Coefficients, rate: Rates) -> PerOperator:
     """The peak of every operator."""
     return array_namespace(rate.peak_flops).take(rate.peak_flops, work.dtype, axis=-1)
+
+
+def _byte_s(work: Coefficients, rate: Rates, link_efficiency: PerOperator) -> PerOperator:
+    """Seconds per byte of a message, of ``link_efficiency`` inside a node; between nodes a collective may reach another
+    fraction of the links.
+
+    A message crosses several levels one after the other, so that their seconds add up. Kernels that exchange tokens
+    among experts send inside a node while they send between nodes (DeepEP), and take as long as the slower of both.
+    """
+    grouped = work.size.any(axis=1)
+    far_efficiency = link_efficiency * ~grouped + work.size @ rate.group_far
+    near = np.arange(work.share.shape[1]) == 0
+    inside_s = _over_levels(work.share * near, 1.0 / rate.link_bandwidth) / link_efficiency
+    between_s = _over_levels(work.share * ~near, 1.0 / rate.link_bandwidth) / far_efficiency
+    pipelined = work.size[:, PIPELINED].any(axis=1)
+    xp = array_namespace(inside_s, between_s)
+    return xp.where(pipelined, xp.maximum(inside_s, between_s), inside_s + between_s)
 
 
 def _over_levels(weights: np.ndarray, figures: PerLevel) -> PerOperator:

@@ -10,6 +10,7 @@ from evaluator.catalog.calibration import MEASURED_MAKER, OPTIONAL_CLASSES, TUNE
 from evaluator.catalog.choice import load_calibration
 from evaluator.catalog.delta_rule import DeltaRule, delta_rule_kernel
 from evaluator.catalog.engines import ENGINES, serving_engine
+from evaluator.catalog.exchange_kernels import ExchangeFigures, exchange_devices, exchange_figures, with_exchange
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Adapters, AskedOfSampler, LinearAttention, Model, SoftmaxAttention
 from evaluator.catalog.read_hardware import load_hardware
@@ -22,7 +23,7 @@ from evaluator.cost.blocks import division_problem
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.kv_groups import grouping_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
-from evaluator.cost.parallel import Parallel, lockstep_problem
+from evaluator.cost.parallel import ALL_TO_ALL, GATHER, Parallel, lockstep_problem
 from evaluator.errors import InputError
 from evaluator.records import Same
 from evaluator.replica.changes import Change, changed_calibration, changed_hardware
@@ -45,6 +46,9 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     unknown = fitted_problem(calibration, model, hardware, precision, parallel) or lockstep_problem(model, parallel)
     if unknown is not None:
         return replace(built, problem=Problem(UNSUPPORTED, unknown))
+    unmeasured = _exchange_problem(parallel.exchange, model, hardware, calibration)
+    if unmeasured is not None:
+        return replace(built, problem=Problem(UNSUPPORTED, unmeasured))
     engine = serving_engine(spec.engine)
     if not engine.runs_on(hardware):
         others = ", ".join(name for name, engine_record in ENGINES.items() if engine_record.runs_on(hardware))
@@ -131,7 +135,11 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     crowded = None if of_other_engine else _crowded(spec, hardware, calibration)
     beyond = hardware.hypothetical or of_other_engine
     delta_rule = None if of_other_engine else _delta_rule(spec, model, hardware, calibration)
-    calibration = _as_used(Same(calibration), beyond, spec.eager, spec.unequal, crowded, delta_rule, spec.change)
+    # Figures of whole iterations have what is sent in them.
+    exchange = exchange_figures(spec.parallel.exchange, hardware) if calibration.form == "roofline" else None
+    calibration = _as_used(
+        Same(calibration), beyond, spec.eager, spec.unequal, crowded, delta_rule, exchange, spec.change
+    )
     if spec.change is not None:
         hardware = changed_hardware(hardware, spec.change)
     return model, hardware, calibration
@@ -145,12 +153,14 @@ def _as_used(
     unequal: float | None,
     crowded: float | None,
     delta_rule: DeltaRule | None,
+    exchange: ExchangeFigures | None,
     change: Change | None,
 ) -> Calibration:
     """A set, maybe ``beyond`` what it was fitted to (on a device that nobody measured, for another engine), with an
     input changed; the same object for all that ask so. ``eager``: the engine has no CUDA graphs. ``unequal``: of the
     contexts of its decodes. ``crowded``: what default tiles of experts leave of the bandwidth (``_crowded``).
-    ``delta_rule``: what the engine's kernel takes, of models with such layers."""
+    ``delta_rule``: what the engine's kernel takes, of models with such layers. ``exchange``: of kernels that send
+    tokens to experts."""
     efficiency_of = calibration.of
     # A data sheet says no more of a device that was measured than of another: only what was fitted can be
     # extrapolated.
@@ -173,7 +183,23 @@ def _as_used(
         default = {name: efficiency_of.of(name) for name, of in OPTIONAL_CLASSES.items() if of == "grouped_gemm"}
         default["grouped_gemm"] = replace(experts, crowded_bandwidth=crowded)
         efficiency_of = replace(efficiency_of, efficiencies={**efficiency_of.efficiencies, **default})
+    if exchange is not None:
+        efficiency_of = with_exchange(efficiency_of, exchange)
     return efficiency_of if change is None else changed_calibration(efficiency_of, change)
+
+
+def _exchange_problem(exchange: str, model: Model, hardware: Hardware, calibration: Calibration) -> str | None:
+    """Why the kernels that exchange tokens among experts have no figures on a device; None where they have, and where
+    nothing is exchanged or figures of whole iterations have it in them."""
+    if exchange in (GATHER, ALL_TO_ALL) or calibration.form != "roofline" or not model.has_experts:
+        return None
+    if "dispatch" in calibration.efficiencies:
+        return None
+    measured = ", ".join(exchange_devices(exchange))
+    return (
+        f"expert_exchange {exchange} on {hardware.title}, of whose architecture is none of the devices on which these "
+        f"kernels were measured ({measured}); use {ALL_TO_ALL}"
+    )
 
 
 def _crowded(spec: ReplicaSpec, hardware: Hardware, calibration: Calibration) -> float | None:

@@ -354,7 +354,8 @@ class Pool:
         choice(*EXCHANGES),
         GATHER,
         "How data-parallel ranks send tokens to the experts: all states are gathered everywhere (vLLM's and SGLang's "
-        "default), or all_to_all sends each to the devices of its experts (DeepEP and its kin).",
+        "default), or each goes to the devices of its experts by NCCL's all_to_all, by DeepEP's normal or low-latency "
+        "kernels, or by TensorRT-LLM's over nvlink.",
     )
     decode_context_parallel: int = key(
         count(most=4096),

@@ -21,6 +21,7 @@ from evaluator.arguments import (
 )
 from evaluator.catalog import load_model
 from evaluator.catalog.published import model_name, repository_of
+from evaluator.cost.parallel import EXCHANGES
 from evaluator.keys import table_of, written
 from evaluator.scenario import load_scenario, pools_of, with_engine_defaults
 from evaluator.scenario.deployment import Pool
@@ -62,7 +63,7 @@ POOL = some.fixed_dictionaries(
                 }
             ),
         ),
-        "expert_exchange": some.sampled_from(["gather", "all_to_all"]),
+        "expert_exchange": some.sampled_from(EXCHANGES),
         "replicas": some.integers(1, 5),
         "usd_per_device_hour": some.one_of(some.none(), some.floats(0.0, 9.0)),
         "calibration": some.sampled_from(["auto", "datasheet"]),

@@ -64,7 +64,12 @@ def test_the_order_of_sglang(flags, wanted):
     ("flags", "wanted"),
     [
         ("--tp 8 --dp-size 8 --enable-dp-attention --ep-size 8", (1, 8, 8, "gather")),
-        ("--tp-size 8 --attn-dp-size 2 --moe-a2a-backend deepep", (4, 2, 8, "all_to_all")),
+        ("--tp-size 8 --attn-dp-size 2 --moe-a2a-backend deepep", (4, 2, 8, "deepep")),
+        (
+            "--tp-size 8 --attn-dp-size 2 --moe-a2a-backend deepep --deepep-mode low_latency",
+            (4, 2, 8, "deepep_low_latency"),
+        ),
+        ("--tp-size 8 --attn-dp-size 8 --moe-a2a-backend mooncake", (1, 8, 8, "all_to_all")),
         ("--tp-size 4 --dp-size 2", (4, 2, 1, "gather")),
     ],
 )
@@ -77,6 +82,28 @@ def test_experts_of_vllm_are_spread_over_all_ranks():
     text = "vllm serve deepseek-ai/DeepSeek-R1 -tp 2 -dp 8 -ep --eplb-config.num_redundant_experts 32 --enable-eplb"
     names = ("expert_parallel", "redundant_experts", "expert_exchange")
     assert keys(text, *names) == (16, 32, "gather")
+
+
+@pytest.mark.parametrize(("role", "wanted"), [("prefill", "deepep"), ("decode", "deepep_low_latency")])
+def test_deepep_takes_the_kernels_of_the_servers_role(role, wanted):
+    flags = f"--tp 8 --attn-dp-size 8 --moe-a2a-backend deepep --disaggregation-mode {role}"
+    read = read_script(f"python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 {flags}", "serve.sh")
+    assert read.tree["pools"][role]["expert_exchange"] == wanted
+
+
+@pytest.mark.parametrize(
+    ("backend", "wanted"),
+    [
+        ("deepep_high_throughput", "deepep"),
+        ("deepep_low_latency", "deepep_low_latency"),
+        ("flashinfer_nvlink_two_sided", "nvlink"),
+        ("nixl_ep", "all_to_all"),
+        ("naive", "gather"),
+    ],
+)
+def test_what_exchanges_tokens_in_vllm(backend, wanted):
+    text = f"vllm serve deepseek-ai/DeepSeek-R1 -dp 8 -ep --all2all-backend {backend}"
+    assert keys(text, "expert_exchange") == (wanted,)
 
 
 def test_a_line_for_each_replica_and_roles_by_their_flags():

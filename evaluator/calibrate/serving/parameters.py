@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from evaluator.catalog.calibration import COMPUTE_CLASSES, OPTIONAL_CLASSES, SORT, Calibration
+from evaluator.catalog.efficiency import OperatorEfficiency
 from evaluator.catalog.launches import Launches
 
 Change = Callable[[Calibration, float], Calibration]
@@ -159,9 +160,46 @@ _LAUNCHES_FROM = (
 )
 
 
+@dataclass(frozen=True)
+class ServedFigures:
+    """Figures of a class of kernels on one GPU in a server that neither its isolated kernels nor the runs of these
+    campaigns tell: by name, those of groups of devices by their size; ``source`` says where each is from."""
+
+    figures: Mapping[str, float]
+    groups: Mapping[int, Mapping[str, float]]
+    source: str
+
+    def put_into(self, efficiency: OperatorEfficiency) -> OperatorEfficiency:
+        """The class with these figures in place of its own."""
+        groups = {size: replace(efficiency.devices[size], **changed) for size, changed in self.groups.items()}
+        return replace(efficiency, **self.figures, devices={**efficiency.devices, **groups})
+
+
+SERVED: dict[str, dict[str, ServedFigures]] = {
+    "b200-sxm-vllm": {
+        "attention_decode": ServedFigures(
+            {"beside_walk_s": 4.16e-9, "beside_resident": 148.0, "unequal": 2.1, "late_beyond": 1.0},
+            {},
+            "beside_walk_s: 64 bytes per cycle from the L2 to a multiprocessor at 1.92 GHz, as decodes of Qwen3-32B on "
+            "B300 bear out (vLLM 0.20.1, TP 1 and 4); beside_resident: its multiprocessors; unequal: as in the set "
+            "rtx-pro-6000-vllm.serving",
+        ),
+        "all_reduce": ServedFigures(
+            {},
+            {2: {"half_bytes": 1.63e8}, 4: {"half_bytes": 5.86e6}},
+            "half_bytes of 2 and 4 devices: so that a message costs on top what it does in the set b200-sxm-trtllm, "
+            "whose kernel FlashInfer has and vLLM takes here to join all-reduce and norm",
+        ),
+    }
+}
+"""By the set of kernels that a fit starts from and by class, so that every fit from that set has them; runs on the GPU
+would tell them better."""
+
+
 def as_vllm(base: Calibration) -> Calibration:
     """What vLLM does whatever the GPU, put into a set of kernels: it pads to graphs, orders logits for top-p, launches
-    iterations with prompts layer by layer, and makes tensors of what was said."""
+    iterations with prompts layer by layer, and makes tensors of what was said; and what is known of the servers
+    of its GPU alone (SERVED)."""
     # The sort starts as an elementwise kernel, and gets its own figures from the runs.
     sort = base.efficiencies.get(SORT, replace(base.of("elementwise"), knee=0.0))
     host: dict[str, Any] = {
@@ -170,7 +208,8 @@ def as_vllm(base: Calibration) -> Calibration:
         "penalty_sequence_s": PENALTY_SEQUENCE_S,
     }
     sources = {**base.sources, "launches": _LAUNCHES_FROM, "penalty_sequence_s": _PENALTIES_FROM}
-    return replace(base, efficiencies={**base.efficiencies, SORT: sort}, sources=sources, **host)
+    served = {name: known.put_into(base.of(name)) for name, known in SERVED.get(base.name, {}).items()}
+    return replace(base, efficiencies={**base.efficiencies, SORT: sort, **served}, sources=sources, **host)
 
 
 def adjusted(

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from evaluator.calibrate.serving.fit import FitResult
-from evaluator.calibrate.serving.parameters import OWN_PARAMETERS
+from evaluator.calibrate.serving.parameters import OWN_PARAMETERS, SERVED
 from evaluator.catalog.calibration import HOST, SORT, Calibration, OperatorEfficiency, is_collective
 
 _RUNS = "serving runs"
@@ -98,4 +98,7 @@ def _sources(fitted: FitResult, base: Calibration, of: str) -> dict[str, str]:
     for figure, texts in notes.items():
         rest = "" if figure in whole else f"; base set {base.name}"
         sources[figure] = f"fitted to {of}: {'; '.join(texts)}{rest}"
+    # Last, so that what a fit says of a class does not replace what is known of it beside the fit.
+    for name, known in SERVED.get(base.name, {}).items():
+        sources[name] += f"; {known.source}"
     return sources

@@ -1,5 +1,6 @@
 """The fit of serving experiments through the engine: what it finds, what is kept aside, what it writes."""
 
+import re
 from dataclasses import astuple, replace
 
 import pytest
@@ -116,3 +117,23 @@ def test_a_fitted_set_reads_back_equal(experiments):
     assert (again.expert_skew, again.graph_tokens, again.of("sort").launch_s) == (0.5, 8.0, 3e-4)
     assert "launch 1.25 +- 10 %" in again.sources["elementwise"]
     assert again.sources["p2p"] == "as in the set datasheet"
+
+
+def test_a_fit_has_what_is_known_of_servers_beside_its_runs():
+    """Which no run of the campaigns tells: the values that the shipped set was fitted with give that set again."""
+    base, shipped = (load_calibration(f"b200-sxm-vllm{ending}", "b200-sxm") for ending in ("", ".serving"))
+    told = re.findall(r"(\w+) ([0-9.e-]+) \+- ([0-9]+) %", " ".join(shipped.sources.values()))
+    values = {name: float(value) for name, value, _ in told}
+    errors = {name: float(error) / 100 for name, _, error in told}
+    set_ = renamed(adjusted(as_vllm(base), values), shipped.name, "b200-sxm")
+    text = calibration_text(set_, FitResult(values, errors, dict.fromkeys(values, 0.1)), base, "")
+    again = read_calibration(loads_yaml(text), "b200-sxm-vllm.serving.yaml")
+    for name, efficiency in shipped.efficiencies.items():
+        *figures, groups = astuple(again.efficiencies[name])
+        *expected, expected_groups = astuple(efficiency)
+        assert figures == pytest.approx(expected, rel=2e-3), name
+        assert groups.keys() == expected_groups.keys()
+        assert all(group == pytest.approx(expected_groups[size], rel=2e-3) for size, group in groups.items()), name
+    assert again.efficiencies["attention_decode"].beside_walk_s == 4.16e-9
+    for name in ("attention_decode", "all_reduce"):
+        assert again.sources[name] == shipped.sources[name]
