@@ -68,7 +68,7 @@ BAD_DEVICES = {
     "no unit": ({"like": "h100-sxm", "memory_bandwidth": 3.35}, r"3\.35 byte/s is no figure of a device; write its"),
     "no dtype": (
         {"like": "h100-sxm", "peak_flops": {"bf17": 1e15}},
-        r"bf17: unknown key; did you mean bf16 or fp16\? \(there are: times, fp32, tf32, bf16, fp16, fp8, int8, fp4\)",
+        r"bf17: unknown key; did you mean bf16 or fp16\? \(there are: times, fp32, tf32, bf16, fp16, fp8, .*, mxfp8\)",
     ),
     "huge": ({"like": "h100-sxm", "memory_bytes": 1e30}, r"1e\+30 byte is no figure of a device"),
     "below zero": ({"like": "h100-sxm", "memory_bandwidth": "-3TB/s"}, r"must be above 0"),
