@@ -75,7 +75,7 @@ def _line(number: int, asked: argparse.Namespace) -> dict[str, Any]:
         for verdict in sorted(found, key=lambda verdict: verdict.number)
     ]
     for verdict in found:
-        if not verdict.apart <= TOLERANCE:
+        if verdict.told != "tie" and not verdict.apart <= TOLERANCE:
             small = asked.out.parent / f"random-system-{number}-{verdict.number}.yaml"
             small.write_text(yaml.safe_dump(trees[verdict.number], sort_keys=False))
             print(f"system {number}-{verdict.number}: {verdict.where} by {verdict.apart:.3g}; {small}", file=sys.stderr)
@@ -138,6 +138,7 @@ def _report(lines: Sequence[Mapping[str, Any]]) -> list[str]:
         f"{len(lines)} structures, {sum(each['requests'] for each in both if 'requests' in each)} requests, "
         f"{sum(each.get('preemptions', 0) for each in both)} preemptions; {sum(parts) / max(len(parts), 1):.1f} parts "
         f"in a system, {len(pairs)} pairs of parts together in some; largest difference {most:.2g}; "
+        f"{len(_systems(lines, 'tie'))} left out, since who of two at one time goes first is rounding; "
         f"{sum(line['cpu_s'] for line in lines):.0f} s of a processor",
         *(f"  {count} for {why}" for why, count in reasons.most_common()),
     ]

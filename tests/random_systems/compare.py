@@ -27,7 +27,7 @@ USES = ("busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max", "
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a system. ``told``: compared, reference (with ``why``), refused (with why), or not run.
+    """What became of a system. ``told``: compared, tie, reference (with ``why``), refused (with why), or not run.
 
     ``apart`` of one that was compared: the largest relative difference; ``where``: of what.
     """
@@ -135,7 +135,21 @@ def _compared(whole: Plan, configurations: list[Configuration]) -> Iterator[Verd
         else:
             apart, where = max(_differences(fast, place, exact))
             preemptions, requests = int(exact.summed("preemptions").sum()), configuration.workload.requests
-            yield Verdict(configuration.config, "compared", "", apart, where, preemptions, requests)
+            told = "tie" if apart > TOLERANCE and _is_tie(fast, place, exact) else "compared"
+            yield Verdict(configuration.config, told, "", apart, where, preemptions, requests)
+
+
+def _is_tie(fast: Outcomes, place: int, exact: Outcomes) -> bool:
+    """Whether nothing differs but who of several that come at one time goes to which replica.
+
+    Answers on two replicas may end at times that are equal but for rounding: whose next request is first is then a
+    matter of the last bit, in which the simulators sum up a leap in other orders.
+    """
+    if any(_apart(getattr(fast.times, name)[place], getattr(exact.times, name)[0]) > TOLERANCE for name in TIMES):
+        return False
+    came_s, swapped = exact.times.arrival_s[0, 0], fast.times.replica[place, 0] != exact.times.replica[0, 0]
+    beside = np.abs(came_s[swapped][:, None] - came_s[swapped]) <= TOLERANCE * (1.0 + came_s[swapped])
+    return bool(swapped.any()) and bool((beside.sum(axis=1) > 1).all())
 
 
 def _differences(fast: Outcomes, place: int, exact: Outcomes) -> Iterator[tuple[float, str]]:

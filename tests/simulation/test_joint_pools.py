@@ -299,17 +299,40 @@ def sitting() -> dict[str, Any]:
     }
 
 
+def sending() -> dict[str, Any]:
+    """Prompts that keep their KV over a slow link, while nobody runs beside them and a watermark is set."""
+    kv = {"admission": "on_demand", "capacity_tokens": 6000, "watermark": 0.3}
+    return {
+        "deployment.pools": {name: {**pool, "kv": kv} for name, pool in PAIR.items()},
+        "deployment.transfer": {"backpressure": True, "link": "ethernet-25g"},
+        "workload.arrivals": {"process": "poisson", "rate_rps": 10.0},
+    }
+
+
 @pytest.fixture(scope="module")
 def designs(hundreds) -> tuple[Plan, Group, list[Configuration]]:
-    """Random ones, and ``sitting`` behind them, in the program of ``hundreds``: alike but for the sizes of arrays."""
+    """Random ones, ``sending`` and ``sitting``, in the program of ``hundreds``: alike but for the sizes of arrays."""
     configure()
     nothing = {"deployment.router": "round_robin", "workload.sessions": None}
     random = [nothing | alone(Draw(seed)) for seed in range(8)]
-    whole = plan(of_pools(sweep={"design": {"zip": [*random, sitting()]}}, requests=40, lengths=SPREAD))
+    zipped = [*random, nothing | sending(), sitting()]
+    whole = plan(of_pools(sweep={"design": {"zip": zipped}}, requests=40, lengths=SPREAD))
     whole, _ = in_one_program(whole, hundreds)
     (group,) = whole.groups
-    *some, last = group.configurations
-    return whole, group, [*tight(some), last]
+    *some, before_last, last = group.configurations
+    return whole, group, [*tight(some), before_last, last]
+
+
+def test_no_watermark_counts_where_nobody_runs(designs):
+    """vLLM ``allocate_slots``; a prompt that waits to be sent has KV and runs no more, so that another one may come."""
+    whole, _, (*_, configuration, _) = designs
+    found = simulate_configurations(whole, [configuration])
+    exact = simulate_configurations(
+        plan(whole.scenario, simulator="token"), [replace(configuration, simulator="token")]
+    )
+    assert_same(found, 0, exact, 0, "watermark")
+    # Somebody came beside prompts that left less than the watermark.
+    assert exact.stations[0].totals.kv_units_max[0, 0] > 0.7 * exact.stations[0].kv_capacity_units[0]
 
 
 def test_a_session_keeps_to_a_prefill_replica(designs):

@@ -154,9 +154,7 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
     def fits(state: State) -> Flag:
         i = head(given, state)
         one = _candidate(given, state, i, kv.found_tokens(given, state))
-        # vLLM's watermark (v0 ``can_allocate``): an admission leaves some KV, lest somebody be preempted for it soon.
-        kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
-        kept = kept + kv.taken_beside(state)
+        kept = _kept_free(given, state) + kv.taken_beside(state)
         needed, room = _fitting_units(given, i, one), limits.kv_units - state.replica.kv
         has_kv = needed + kept <= room
         if given.structure.kv_reservation:
@@ -182,6 +180,16 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
     return lax.while_loop(next_fits, lambda state: look_up(_take_head(given, state, start_s)), look_up(state))
 
 
+def _kept_free(given: Given, state: State) -> Float:
+    """vLLM's watermark: an admission leaves some KV, lest somebody be preempted for it soon.
+
+    None where nothing runs (``allocate_slots``, ``has_scheduled_reqs``), or a request might never be admitted: prompts
+    that wait to be sent, and reservations, may have KV then.
+    """
+    counts = given.rules.on_demand & (state.replica.running_count > 0)
+    return jnp.where(counts, given.rules.watermark_units, 0.0)
+
+
 def may_be_admitted(given: Given, state: State) -> Flag:
     """A request might come into a batch formed before any request leaves, for all that seats, policy and KV say.
 
@@ -193,8 +201,7 @@ def may_be_admitted(given: Given, state: State) -> Flag:
     start = read_once(state.sequences.computed, i)
     rest = jnp.maximum(read_once(state.sequences.target, i) - start, 0)
     least = Candidate(start, rest, jnp.where(limits.policy.whole_prompts, rest, 1).astype(jnp.int32))
-    kept = jnp.where(rules.on_demand, rules.watermark_units, 0.0)
-    short = _fitting_units(given, i, least) + kept > limits.kv_units - state.replica.kv
+    short = _fitting_units(given, i, least) + _kept_free(given, state) > limits.kv_units - state.replica.kv
     waits_for_kv = ~rules.least_work & any_waiting(given, state) & short
     drains = limits.policy.drain_first & (state.replica.running_count > 0)
     return ~(waits_for_kv | drains | (state.replica.running_count >= limits.max_num_seqs))
