@@ -167,9 +167,8 @@ def _key_of_pools(configuration: Configuration) -> CompileKey:
     workload = configuration.workload
     pools, staged = configuration.answering, configuration.pipeline is not None
     frontend = any(has_frontend(workload, station.design.calibration) for station in pools)
-    which = joint_program(
-        pools, configuration.phases, configuration.link, frontend, staged, session_turns=workload.feedback
-    )
+    cached = any(cached_by_content(workload, station.deployment) for station in pools)
+    which = joint_program(pools, configuration.phases, configuration.link, frontend, staged, workload.feedback, cached)
     able = [station.design.replica for station in pools if station.design.replica is not None]
     return _with_costs(which, able, workload.requests)
 
@@ -206,9 +205,19 @@ def station_group(key: CompileKey, stations: Sequence[StationPlan], most_jobs: i
     scaling = [station.deployment.autoscaling for station in stations]
     looks = max((each.looks for each in scaling if each is not None), default=0)
     return StationGroup(
-        replace(key, windowed=windowed), ring, rows, slots, 1 << (block - 1).bit_length() if block else 0,
+        replace(key, windowed=windowed, kv_seen=_kv_seen(key, stations)), ring, rows, slots,
+        1 << (block - 1).bit_length() if block else 0,
         1 << max(looks - 1, 1).bit_length() if looks else 0,
     )  # fmt: skip
+
+
+def _kv_seen(key: CompileKey, stations: Sequence[StationPlan]) -> bool:
+    """Whether anybody looks at the KV of replicas that run together while a batch is under way."""
+    routers = [router_of(routed_by(station.deployment)) for station in stations]
+    looked_at = any(router.by_prefix or router.counts == "kv_units" for router in routers)
+    # A reservation asks the cache, too; on demand it is made between two batches.
+    asked = key.cached and key.kv_reservation and not all(on_demand(station.deployment) for station in stations)
+    return key.replicas > 1 and (looked_at or asked)
 
 
 def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) -> int:

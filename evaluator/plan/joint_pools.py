@@ -69,7 +69,10 @@ def lacking_jointly(whys: Sequence[str], workload: Workload, stations: Sequence[
     if round_trips:
         return tuple(round_trips)
     cached = any(cached_by_content(workload, station.deployment) for station in stations)
-    others = {"kv.prefix_caching": cached, "workload.reasoning.branches": workload.reasoning.several}
+    others = {
+        "kv.prefix_caching and data_parallel": cached and any(station.lockstep > 1 for station in stations),
+        "workload.reasoning.branches": workload.reasoning.several,
+    }
     return tuple(f"{whys[0]} with {name}" for name, applies in others.items() if applies)
 
 
@@ -114,10 +117,12 @@ def joint_program(
     frontend: bool,
     staged: bool,
     session_turns: bool = False,
+    cached: bool = False,
 ) -> CompileKey:
     """The program that runs the pools of a configuration in one loop.
 
     ``staged``: requests pass stages, too. ``session_turns``: users think about answers before they send again.
+    ``cached``: some pool has prefix caches by content.
     """
     deployments = [station.deployment for station in stations]
     # What is compiled in is counts of pools and phases, and which parts there are; all figures of pools are traced.
@@ -138,6 +143,7 @@ def joint_program(
         session_turns=session_turns,
         lockstep=any(station.lockstep > 1 for station in stations),
         drafts=draft_width(max(station.drafts for station in stations)),
+        cached=cached,
         pools=len(stations),
         phases=len(phases),
         # With a reservation, or a choice among several pools, the decode replica must be known before the KV is

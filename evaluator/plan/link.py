@@ -74,6 +74,11 @@ class LinkPlan:
             size_bytes[on_way] = size.of(tokens[on_way])
         return size_bytes / self.bandwidth
 
+    def token_bytes(self, pair: tuple[int, int] | None = None) -> float:
+        """Bytes of a token's KV between a pair of ``others``, or the first, in layers that keep every token."""
+        size = self.size if pair is None else dict(self.others)[pair]
+        return sum(part for part, width in size.windows if width == np.inf)
+
     def layers(self, way: NDArray[np.int64] | None = None) -> NDArray[np.float64] | float:
         """Layers that are sent of each job, at least 1: (job,), or one number for all."""
         if way is None or not self.others:

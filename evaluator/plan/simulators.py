@@ -29,6 +29,7 @@ WORTH_COMPILING = {
     "general": 10_000,
     "pipeline ranks": 5_000,
     "prefix caches": 5_000,
+    "prefix caches of a decode side": 30_000,
     "lockstep": 4_000,
 }
 """Requests of a whole run, all configurations and seeds, from which on a program is worth its compilation.
@@ -37,7 +38,8 @@ Below, ``auto`` leaves the run to the reference, which gives the same times and 
 on a core it serves some 9,500 requests/s, 3,000 to 4,000 where KV is taken on demand or replicas run together, 450 to
 2,900 over pipeline ranks, 500 to 1,600 with prefix caches by content and 700 with eight data-parallel ranks in lockstep
 (the lower ones on a busy machine). Loading JAX and compiling takes 3 to 4 s of ``fcfs_reserved``, 6 to 12 s of the
-general programs, and 25 s and more of eight ranks (docs/speed.md). A program that is in the cache on disk is there in a
+general programs, 25 s and more of eight ranks (docs/speed.md), and 30 to 60 s of both sides in one loop with prefix
+caches. A program that is in the cache on disk is there in a
 second, which nobody knows before asking for it; so the bounds are half of what they could be for one that is not."""
 WORTH_OPTIMISING = {"general": 400_000, "prefix caches": 160_000, "lockstep": 400_000}
 """Requests of a whole run from which on LLVM's optimisations pay back; below, ``auto`` has these programs compiled
@@ -74,6 +76,7 @@ class CompileKey:
     on_demand: bool = False  # in ``fcfs_reserved`` only: KV is taken on demand; a lane that runs short runs again
     drafts: int = 0  # of a decode, as many or fewer
     cached: bool = False  # replicas have prefix caches
+    kv_seen: bool = False  # in ``joint``: some router goes by the KV of replicas, its amount or what is in it
     session_turns: bool = False  # users think about answers before they send the next request
     lockstep: bool = False  # the replicas are data-parallel ranks that start together; how many is not compiled in
     pools: int = 1  # the replicas that run together are those of several pools,
@@ -344,8 +347,6 @@ def lacking(
         and cached_by_content(workload, deployment),
         f"batching.policy {record.name} with kv.prefix_caching": record.token_ratio
         and cached_by_content(workload, deployment),
-        "kv.prefix_caching on a decode side": ROLES[deployment.role].prompt_resident
-        and cached_by_content(workload, deployment),
         "workload.adapters beyond lora.max_loras": waits_for_adapters(workload, deployment),
         "kv.offload_bytes": deployment.kv.offload_bytes is not None,
         f"batching.policy {record.name} with enable_mixed_chunk": record.token_ratio and batching.enable_mixed_chunk,
@@ -390,8 +391,10 @@ def worth_compiling(workload: Workload, deployments: Sequence[Deployment], joint
     """Requests of a whole run from which on a program for these pools is worth its compilation."""
     if lockstep:
         return WORTH_COMPILING["lockstep"]
-    if any(cached_by_content(workload, deployment) for deployment in deployments):
-        return WORTH_COMPILING["prefix caches"]
+    cached = [deployment for deployment in deployments if cached_by_content(workload, deployment)]
+    if cached:
+        decodes = any(ROLES[deployment.role].prompt_resident for deployment in cached)
+        return WORTH_COMPILING["prefix caches of a decode side" if joint and decodes else "prefix caches"]
     if any(each.pipeline_parallel > 1 for each in deployments):
         return WORTH_COMPILING["pipeline ranks"]
     # KV on demand may run short, so that the general program is compiled, too.

@@ -129,7 +129,8 @@ class Replica:
         self.catch_up(now)  # blocks that a leap has filled by now can be found
         self._integrate_kv(now)
         self._reserve()
-        return None
+        # Whoever has no room yet may find more of its prompt with every block that is filled, and then needs less.
+        return self._cut_short(now) if self.queues.reservations.expected and self.limits.prefix_caching else None
 
     def report_before(self, now: float) -> None:
         """Say who waits and runs before the next batch is formed, if it is to be and somebody asks."""

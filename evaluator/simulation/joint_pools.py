@@ -17,7 +17,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, Plan, StationGroup, StationPlan
 from evaluator.simulation.lanes import costs_of, lanes_per_call, limits_of, program_of, results_of, rules_of
-from evaluator.simulation.request_dependencies import session_turns_of
+from evaluator.simulation.request_dependencies import PoolJobs, by_prefix, cache_shape, contents_of, session_turns_of
 from evaluator.simulation.routing_tables import choices_of
 from evaluator.speculation import keys
 from evaluator.stations.contract import ChunkJobs, RunKey, StationVisit, by_run, whole_table
@@ -28,6 +28,7 @@ from evaluator.stations.engine.common.speculation import Speculation
 from evaluator.stations.joint_visits import JointResult, PoolServed, visits_of_joint_run
 from evaluator.stations.lane_jobs import OPEN_LOOP
 from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.requests import cached_by_content
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,15 @@ class JointLane:
     def jobs(self) -> int:
         """Of all sides."""
         return sum(map(len, self.phases))
+
+    @property
+    def at_pools(self) -> list[PoolJobs]:
+        """Of every pool, the jobs that it may serve: those of its side."""
+        found, first = [], 0
+        for phase, jobs in zip(self.configuration.phases, self.phases, strict=True):
+            found += [PoolJobs(self.configuration.stations[number], jobs, first=first) for number in phase.stations]
+            first += len(jobs)
+        return found
 
     @property
     def pool_of_replica(self) -> np.ndarray:
@@ -63,9 +73,10 @@ def visits_in_one_loop(
         for of_seeds in jobs
     ]
     lanes = lanes_of(plan, configurations, jobs)
+    cache = cache_shape([at for lane in lanes for at in lane.at_pools]) if group.key.cached and lanes else None
     # Calls have the shape of full lanes, whatever the chunk: one compilation.
-    size = lanes_per_call(group)
-    results = results_of(program_of(group), lambda some: engine_input(group, lanes[some]), len(lanes), size)
+    size = lanes_per_call(group, cache=cache)
+    results = results_of(program_of(group, cache), lambda some: engine_input(group, lanes[some]), len(lanes), size)
     runs = {lane.run: _joint_result(lane, result) for lane, result in zip(lanes, results, strict=True)}
     return visits_of_joint_run(configurations, jobs, runs)
 
@@ -138,6 +149,7 @@ def _lanes(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.Lane:
         limits,
         by_lane(rules_of(serving)),
         nothing,
+        content=contents_of([lane.at_pools for lane in lanes], width, several=True) if group.key.cached else None,
         session_turns=_session_turns(group, lanes) if group.key.session_turns else None,
         speculation=_speculation(group, lanes),
         cluster=jax.tree.map(lambda *values: np.stack(values), *clusters),
@@ -243,7 +255,8 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
         lockstep=_lockstep(lane, by_replica) if group.key.lockstep else None,
         pipeline_ranks=by_replica(np.array(ranks)[pool], 1) if group.key.fewer_ranks else None,
     )
-    router = preemptive.RouterChoices(choices.counter, choices.assigned, choices.kind, choices.turns)
+    by = by_prefix(group, [phase.router for phase in configuration.phases])
+    router = preemptive.RouterChoices(choices.counter, choices.assigned, choices.kind, choices.turns, by)
     return preemptive.Cluster(np.int32(len(pool)), router, network=network)
 
 
@@ -260,16 +273,20 @@ def _lockstep(lane: JointLane, by_replica: Callable[[Any, int], np.ndarray]) -> 
 def _links(group: StationGroup, lane: JointLane) -> preemptive.Links:
     link, width = lane.configuration.link, group.lane_requests + 1
     pools, rows = group.key.pools, group.key.tables[-1]
-    row, service_s, ahead = np.zeros((pools, pools), np.int32), np.zeros((rows, width)), np.zeros(rows)
+    row, service_s = np.zeros((pools, pools), np.int32), np.zeros((rows, width))
+    token_bytes, ahead = np.zeros((2, rows))
     if link is None:
-        never = np.bool_(False)
-        return preemptive.Links(row.reshape(-1), service_s.reshape(-1), ahead, np.float64(0.0), never, never)
+        never, nothing = np.bool_(False), np.float64(0.0)
+        return preemptive.Links(
+            row.reshape(-1), service_s.reshape(-1), token_bytes, ahead, nothing, nothing, never, never
+        )
     first, jobs = len(lane.phases[0]), lane.phases[1]
     prompts, targets = link.tokens(jobs.demand), lane.configuration.phases[1].stations
     for number in range(1 + len(link.others)):
         pair = link.others[number - 1][0] if number else None
         way = None if pair is None else np.full(len(prompts), link.way_of(*pair))
         service_s[number, first : first + len(prompts)] = link.service_s(prompts, way)
+        token_bytes[number] = link.token_bytes(pair)
         if link.by_layer and len(prompts):
             # Of n layers all but one may be sent while the prompt is computed (``LinkPlan.head_start_s``).
             ahead[number] = 1.0 - 1.0 / float(np.broadcast_to(link.layers(way), len(prompts))[0])
@@ -280,7 +297,9 @@ def _links(group: StationGroup, lane: JointLane) -> preemptive.Links:
     return preemptive.Links(
         row.reshape(-1),
         service_s.reshape(-1),
+        token_bytes,
         ahead,
+        bandwidth=np.float64(link.bandwidth),
         latency_s=np.float64(link.latency_s),
         one_by_one=np.bool_(link.shared),
         asks_early=np.bool_(link.by_layer and link.backpressure),
@@ -307,6 +326,10 @@ def _joint_result(lane: JointLane, result: LaneResult) -> JointResult:
             }
         )
         stations = lane.configuration.stations
+        workload = lane.configuration.workload
+        if any(cached_by_content(workload, stations[number].deployment) for number in phase.stations):
+            assert result.hit_tokens is not None
+            phases[-1]["hit_tokens"] = result.hit_tokens[served].astype(np.int64)
         pools.append(tuple(_pool_served(result, stations[number], pool, number, start) for number in phase.stations))
         first += len(jobs)
     link = None

@@ -15,14 +15,22 @@ from evaluator.cost.memory import units_of
 from evaluator.device import bounded, quickly_compiled
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
-from evaluator.plan.simulators import grows_by_blocks, in_any_order, on_demand, ring_bytes, swaps, worth_optimising
+from evaluator.plan.simulators import (
+    grows_by_blocks,
+    in_any_order,
+    on_demand,
+    ring_bytes,
+    routed_by,
+    swaps,
+    worth_optimising,
+)
 from evaluator.plan.station import start_up_s, swap_space, watermark_units
 from evaluator.policies import policy
 from evaluator.policies.token_ratio import ratios
 from evaluator.replica.batched_costs import costs_of as replica_costs
 from evaluator.scenario.autoscaling import METRICS
 from evaluator.scenario.deployment import PRIORITY
-from evaluator.simulation.request_dependencies import by_prefix, cache_shape, contents_of, session_turns_of
+from evaluator.simulation.request_dependencies import PoolJobs, by_prefix, cache_shape, contents_of, session_turns_of
 from evaluator.simulation.routing_tables import tables_of_pool
 from evaluator.speculation import keys
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests, decisions, fcfs_reserved, joint, preemptive
@@ -91,16 +99,11 @@ def _run_once(
     group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], most: int
 ) -> Iterator[tuple[slice, LaneResult]]:
     """The results of all lanes of the group's program, by calls."""
-    cache = cache_shape(pools, lanes) if group.key.cached and lanes else None
+    cache = cache_shape(_at_pools(pools, lanes)) if group.key.cached and lanes else None
     if group.key.preemptive and any(policy(pool.deployment.batching.policy).drain_first for pool in pools):
         # A request that has its KV may then wait beside prompts that are computed alone: its growth is noted by step.
         group = replace(group, block_tokens=0)
-    run = program_of(group, cache)
-    size = lanes_per_call(group, most)
-    if cache is not None:  # lanes that fill up a call are cleared, too
-        cells = (2 * cache.names + 9 * cache.blocks) * group.key.replicas  # as ``block_runs.Runs`` has them
-        # One lane's cache at a time on a CPU, but arrays of all lanes of a call are made and cleared.
-        size = max(1, min(size, CACHE_CELLS_PER_CALL // cells))
+    run, size = program_of(group, cache), lanes_per_call(group, most, cache)
     costs, rows = costs_of(group, [pools[lane.position] for lane in lanes])
 
     def given(some: slice) -> tuple[Any, Requests]:
@@ -112,7 +115,11 @@ def _run_once(
     return _calls(run, given, len(lanes), size)
 
 
-def lanes_per_call(group: StationGroup, most: int = LANES_PER_CALL) -> int:
+def _at_pools(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs]) -> list[PoolJobs]:
+    return [PoolJobs(pools[lane.position], lane.jobs, lane.served) for lane in lanes]
+
+
+def lanes_per_call(group: StationGroup, most: int = LANES_PER_CALL, cache: CacheShape | None = None) -> int:
     """How many lanes of a group go in one call."""
     key = group.key
     # Branches have cells of their own, as many as the program for each request.
@@ -120,6 +127,11 @@ def lanes_per_call(group: StationGroup, most: int = LANES_PER_CALL) -> int:
     if jax.default_backend() != "cpu":
         rings = ring_bytes(key.replicas, group.ring, key.pipeline_ranks, key.windowed, key.drafts > 0)
         size = min(size, RING_BYTES_PER_CALL // rings)
+    if cache is not None:
+        cells = (2 * cache.names + 9 * cache.blocks) * group.key.replicas  # as ``block_runs.Runs`` has them
+        # One lane's cache at a time on a CPU, but arrays of all lanes of a call are made and cleared, also of those
+        # that only fill it up.
+        size = min(size, CACHE_CELLS_PER_CALL // cells)
     return max(1, size)
 
 
@@ -172,6 +184,7 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
         MANAGERS[which.kv_manager] if which.kv_manager else None,
         group.block_tokens if grows_by_blocks(which) else 0,
         group.looks,
+        which.kv_seen,
     )  # fmt: skip
     run = preemptive.run_lanes if structure.alone else joint.run_lanes
     requests = group.requests_of_run
@@ -216,7 +229,10 @@ def _lanes(
         on_demand = _on_demand(group, serving, lanes) if group.key.on_demand else None
         # A program without pipeline ranks has the cost of the whole replica first.
         return fcfs_reserved.Lane(costs[0], limits, branches, speculation, on_demand)
-    content = contents_of(serving, lanes, group.lane_requests + 1) if group.key.cached else None
+    content = None
+    if group.key.cached:
+        at_pools = [[PoolJobs(pool, lane.jobs, lane.served)] for lane, pool in zip(lanes, serving, strict=True)]
+        content = contents_of(at_pools, group.lane_requests + 1)
     session_turns = None
     if group.key.session_turns:
         requests = [(lane.jobs, lane.served) for lane in lanes]
@@ -321,7 +337,7 @@ def _cluster(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJo
     router = jax.tree.map(lambda *values: np.stack(values), *tables)
     return preemptive.Cluster(
         replicas=np.array([deployment.ranks for deployment in deployments], dtype=np.int32),
-        router=router._replace(by_prefix=by_prefix(deployments) if group.key.cached else None),
+        router=router._replace(by_prefix=by_prefix(group, [*map(routed_by, deployments)])),
         ranks=np.array([pool.lockstep for pool in serving], dtype=np.int32) if group.key.lockstep else None,
         fleet=_fleets(serving, lanes) if group.key.scales else None,
         max_queued=np.array([pool.deployment.batching.max_queued_requests for pool in serving], dtype=float)

@@ -3,46 +3,74 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from evaluator.plan import StationPlan
-from evaluator.plan.simulators import routed_by
-from evaluator.routing import PrefixAware, router_of
-from evaluator.scenario import Deployment
+from evaluator.plan import StationGroup, StationPlan
+from evaluator.routing import Choice, PrefixAware, router_of
 from evaluator.stations.engine.preemptive import BlockContent, ByPrefix, CacheShape, SessionTurns
-from evaluator.stations.lane_jobs import LaneJobs, follows_of
-from evaluator.traffic.block_names import block_names
+from evaluator.stations.lane_jobs import follows_of
+from evaluator.traffic.block_names import BlockNames, block_names
 from evaluator.traffic.jobs import Jobs
 
 SMALLEST = 256
 
 
-def cache_shape(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs]) -> CacheShape:
+class PoolJobs(NamedTuple):
+    """Jobs of a lane, which has them from a slot on, at one of the pools that may serve them."""
+
+    pool: StationPlan
+    jobs: Jobs
+    served: np.ndarray | slice = slice(None)
+    first: int = 0
+
+    @property
+    def block_tokens(self) -> int:
+        return self.pool.design.ready.kv.block_tokens
+
+    @property
+    def names(self) -> BlockNames:
+        """Of all jobs, also of those that are not served here."""
+        return block_names(self.jobs, self.block_tokens)
+
+    @property
+    def blocks(self) -> int:
+        """That its cache may hold."""
+        # It never holds more than its requests ask for in all, which bounds the arrays of short runs.
+        asked = int(self.pool.held_units(self.jobs.demand)[self.served].sum())
+        return min(asked, self.pool.design.ready.kv.capacity_units)
+
+
+def cache_shape(lanes: Sequence[PoolJobs]) -> CacheShape:
     """Sizes that hold every one of the lanes, rounded up to powers of two so that few programs are compiled."""
-    kvs = [pools[lane.position].design.ready.kv for lane in lanes]
-    held = [int(_units(lane, pools[lane.position]).sum()) for lane in lanes]
-    # A cache never holds more blocks than its requests ask for in all, which bounds the arrays of short runs.
-    used = [min(all_of_them, kv.capacity_units) for all_of_them, kv in zip(held, kvs, strict=True)]
-    names = (block_names(lane.jobs, kv.block_tokens).count for lane, kv in zip(lanes, kvs, strict=True))
-    most_due = max(kv.block_tokens for kv in kvs) + any(pools[lane.position].drafts for lane in lanes)
-    return CacheShape(_rounded(max(names)), _rounded(max(used)), 1 << (most_due - 1).bit_length())
+    most_due = max(lane.block_tokens for lane in lanes) + any(lane.pool.drafts for lane in lanes)
+    names, blocks = (
+        _rounded(max(sizes)) for sizes in zip(*((lane.names.count, lane.blocks) for lane in lanes), strict=True)
+    )
+    return CacheShape(names, blocks, 1 << (most_due - 1).bit_length())
 
 
-def contents_of(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs], width: int) -> BlockContent:
-    """What is in the blocks of the requests of lanes, each of ``width`` slots; ``pools`` are those of the lanes."""
-    by_lane = [
-        block_names(lane.jobs, pool.design.ready.kv.block_tokens) for lane, pool in zip(lanes, pools, strict=True)
-    ]
-    sources = np.zeros((len(lanes), _rounded(max(len(names.sources) for names in by_lane))), dtype=np.int32)
-    columns = np.zeros((3, len(lanes), width), dtype=np.int32)
-    for number, (lane, names) in enumerate(zip(lanes, by_lane, strict=True)):
-        of_lane = names[lane.served]
-        sources[number, : len(names.sources)] = names.sources
-        for row, values in enumerate((of_lane.sources_from, of_lane.sourced, of_lane.own_from)):
-            columns[row, number, : lane.count] = values
-    per_source = np.array([names.per_source for names in by_lane], dtype=np.int32)
-    return BlockContent(sources, columns[0], columns[1], per_source, columns[2])
+def contents_of(lanes: Sequence[Sequence[PoolJobs]], width: int, several: bool = False) -> BlockContent:
+    """What is in the blocks of the requests of lanes of ``width`` slots, at the pool of each or at ``several``."""
+    names = [[at.names for at in pools] for pools in lanes]
+    most = _rounded(max(sum(len(one.sources) for one in of_lane) for of_lane in names))
+    sources = np.zeros((len(lanes), most), dtype=np.int32)
+    columns = np.zeros((3, len(lanes), len(lanes[0]), width), dtype=np.int32)
+    for number, (pools, of_lane) in enumerate(zip(lanes, names, strict=True)):
+        begin = 0
+        for place, (at, of_pool) in enumerate(zip(pools, of_lane, strict=True)):
+            served = of_pool[at.served]
+            slots = slice(at.first, at.first + len(served.own_from))
+            # The sources of a pool lie behind those of the pools before it.
+            for row, values in enumerate((begin + served.sources_from, served.sourced, served.own_from)):
+                columns[row, number, place, slots] = values
+            sources[number, begin : begin + len(of_pool.sources)] = of_pool.sources
+            begin += len(of_pool.sources)
+    each = np.array([[of_pool.per_source for of_pool in of_lane] for of_lane in names], dtype=np.int32)
+    caches = np.array([[at.pool.deployment.kv.prefix_caching for at in pools] for pools in lanes])
+    begins, sourced, own = columns.reshape(3, len(lanes), -1)
+    return BlockContent(sources, begins, sourced, each if several else each[:, 0], own, caches if several else None)
 
 
 def session_turns_of(
@@ -64,19 +92,17 @@ def session_turns_of(
     return SessionTurns(opening, openings, sessions, following, pause_s)
 
 
-def by_prefix(deployments: Sequence[Deployment]) -> ByPrefix:
-    """The keys of the router that goes by what is in the caches, of each deployment that has it."""
-    figures = np.zeros((4, len(deployments)))
-    for number, choice in enumerate(map(routed_by, deployments)):
+def by_prefix(group: StationGroup, routers: Sequence[Choice]) -> ByPrefix | None:
+    """The keys of the routers that go by what is in the caches; None where no lane of the group has any."""
+    if not (group.key.cached and group.key.kv_seen):
+        return None
+    figures = np.zeros((4, len(routers)))
+    for number, choice in enumerate(routers):
         if router_of(choice).by_prefix:
             keys = PrefixAware() if isinstance(choice, str) else choice
             assert isinstance(keys, PrefixAware)
             figures[:, number] = 1.0, keys.threshold, keys.imbalance, keys.imbalance_ratio
     return ByPrefix(figures[0] > 0.0, *figures[1:])
-
-
-def _units(lane: LaneJobs, pool: StationPlan) -> np.ndarray:
-    return pool.held_units(lane.jobs.demand)[lane.served]
 
 
 def _rounded(size: int) -> int:

@@ -57,9 +57,11 @@ def choices_of(
         tables.group[of_phase] = group_of_replicas(by_pool, groups)
         if phase.replicas is not None:
             tables.model[of_phase], tables.asks[served] = phase.replicas.model, jobs.demand.model
-        counts_what = router_of(phase.router).counts
-        if counts_what is not None:
-            tables.counter[phase.number] = COUNTERS.index(counts_what)
+        router = router_of(phase.router)
+        if router.counts is not None:
+            tables.counter[phase.number] = COUNTERS.index(router.counts)
+        elif router.by_prefix:
+            pass  # ``RouterChoices.by_prefix`` has its keys: it looks, but counts nothing of this kind
         elif phase.number == 0 and not configuration.workload.feedback:
             # Routers that do not look deal in the order in which requests are sent, which behind stages is another.
             sent = jobs.order

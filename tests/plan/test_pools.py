@@ -288,19 +288,21 @@ REFUSED = {
 }  # fmt: skip
 
 
-def test_caches_of_pools_that_do_not_wait_for_one_another_run_vectorised():
+def test_caches_of_several_pools_run_vectorised():
     kept = {"prefix_caching": True}
     turns, answered = ({"turns": 3, "think_from": since} for since in ("arrival", "answer"))
     both = {"p": PREFILL, "d": DECODE}
     first = {"p": {**PREFILL, "kv": kept}, "d": DECODE}
-    of_decode = "kv.prefix_caching on a decode side"
-    coupled = "sessions that think from the answer over several pools with kv.prefix_caching"
+    ranks = {"model": "qwen3-30b-a3b", "data_parallel": 2, "expert_parallel": 2}
+    coupled = "sessions that think from the answer over several pools with kv.prefix_caching and data_parallel"
     for pools, sessions, lacking in (
         (first, turns, ()),
         ({"a": CACHED, "b": CACHED}, turns, ()),
         ({"a": MIXED, "b": MIXED}, answered, ()),
-        ({"a": CACHED, "b": MIXED}, answered, (coupled,)),
-        ({name: {**pool, "kv": kept} for name, pool in both.items()}, turns, (of_decode,)),
+        ({"a": CACHED, "b": MIXED}, answered, ()),
+        ({name: {**pool, "kv": kept} for name, pool in both.items()}, turns, ()),
+        ({name: {**pool, "kv": kept} for name, pool in both.items()}, answered, ()),
+        ({"a": {**CACHED, **ranks}, "b": {**MIXED, "model": ranks["model"]}}, answered, (coupled,)),
     ):
         configuration = of_pools(pools, sessions=sessions)
         assert (configuration.status, configuration.lacking) == (OK, lacking)

@@ -70,6 +70,28 @@ def talking(draw: Draw) -> dict[str, Any]:
     return asked
 
 
+def remembering(draw: Draw) -> dict[str, Any]:
+    """The same under back-pressure, where most pools keep what they had: a side finds the turn before, or its answer.
+
+    Where nobody looks at KV within a leap the program is smaller by a fifth: of the others are the thorough cases.
+    """
+    asked = talking(draw)
+    pools, routers = asked["deployment.pools"], asked["deployment.router"]
+    for side, pool in zip(routers, pools.values(), strict=True):
+        pool["kv"]["prefix_caching"] = draw.one(True, True, True, False)
+        if THOROUGH and pool["kv"]["prefix_caching"] and pool["replicas"] > 1:
+            routers[side] = draw.one(routers[side], {"prefix_aware": {"imbalance": 3}}, "session")
+        elif not THOROUGH:
+            pool["kv"]["admission"] = "on_demand"
+            pool["batching"]["policy"] = draw.one("chunked", "continuous", "mixed")
+            routers[side] = draw.one("session", routers[side]) if routers[side] != "least_kv" else "session"
+    shared = {"turns": {"mean": 3}, "system_prompts": 2, "system_tokens": draw.one(0, 40, 300)}
+    return asked | {
+        "workload.sessions": asked["workload.sessions"] | shared,
+        "deployment.transfer": draw.transfer(backpressure=True),
+    }
+
+
 def side(draw: Draw) -> dict[str, Any]:
     """What ``mixed``, ``eager`` and ``beside`` have: two models, one of experts and one on costs of two forms."""
     pools = {name: draw.pool("mixed", tensor_parallel=2, model=EXPERTS) for name in "ac"}
@@ -176,10 +198,10 @@ def tight(configurations: Sequence[Configuration]) -> list[Configuration]:
     return found
 
 
-KINDS = [side, talking, models, ranks]
+KINDS = [side, remembering, models, ranks]
 """Few, each with much in it: to compile one takes longer than to run its systems."""
 if THOROUGH:  # programs of their own, whose parts the others have
-    KINDS += [tandem, mixed, eager, beside, several, unlike]
+    KINDS += [tandem, talking, mixed, eager, beside, several, unlike]
 
 
 def in_one_program(*plans: Plan) -> list[Plan]:
@@ -187,7 +209,8 @@ def in_one_program(*plans: Plan) -> list[Plan]:
     any has: as a sweep over such designs has."""
     stations = [station for whole in plans for group in whole.groups for station in group.stations]
     assert len(stations) == len(plans)
-    parts = {part: any(getattr(one.key, part) for one in stations) for part in ("lockstep", "windowed", "experts")}
+    names = ("lockstep", "windowed", "experts", "kv_seen")
+    parts = {part: any(getattr(one.key, part) for one in stations) for part in names}
     sizes = {size: max(getattr(one, size) for one in stations) for size in ("ring", "lane_requests")}
     replicas = max(one.key.replicas for one in stations)
     rows = RowCounts(*map(max, zip(*(one.rows for one in stations), strict=True)))
@@ -216,6 +239,10 @@ def test_the_engine_equals_the_reference(kind, hundreds):
         for place, configuration in enumerate(configurations):
             exact = simulate_configurations(token, [replace(configuration, simulator="token")])
             assert_same(found, place, exact, 0, f"system {configuration.config}")
+            for name in ("cached_tokens", "decode_hit_tokens") if kind is remembering else ():
+                of_engine, known = getattr(found.tokens, name), getattr(exact.tokens, name)
+                if known is not None:  # else no pool of that side has a cache
+                    np.testing.assert_array_equal(of_engine[place], known[0], err_msg=name)
             if (users := configuration.workload.arrivals.users) is not None and kind is tandem:
                 later = np.sort(found.times.arrival_s[place, 0])[users:]  # those who have the last token send again
                 answered_s = np.sort(found.times.last_token_s[place, 0])[: len(later)]

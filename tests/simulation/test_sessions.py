@@ -45,6 +45,9 @@ BOTH_ENGINES = {
     "a prefill side's prompts": (
         CACHING, FROM_ARRIVAL, "deployment.role=prefill", "deployment.replicas=3", "deployment.router=session"
     ),
+    "a decode side's answers": (
+        *TIGHT, FROM_ARRIVAL, "deployment.role=decode", "deployment.replicas=3", "deployment.router=session"
+    ),
     "pools side by side": (
         CACHING, FROM_ARRIVAL, "deployment.pools={a: {role: mixed}, b: {role: mixed, hardware: l40s, replicas: 2}}",
         "deployment.router=session"

@@ -16,7 +16,7 @@ from evaluator.stations.engine.common.arrays import Flag, FlagPerReplica, Float,
 from evaluator.stations.engine.common.lane import Spans
 from evaluator.stations.engine.common.rings import read, where, write
 from evaluator.stations.engine.joint.fleet import DRAINS, FREE, SERVES, STARTS, FleetState
-from evaluator.stations.engine.joint.routing import REQUESTS, count_kv
+from evaluator.stations.engine.joint.routing import REQUESTS, catch_up
 from evaluator.stations.engine.joint.state import ClusterState
 from evaluator.stations.engine.preemptive.lane import Fleet, Given
 from evaluator.stations.engine.preemptive.state import FirstTokens
@@ -48,7 +48,8 @@ def _look(given: Given, cluster: ClusterState) -> ClusterState:
     policy = given.together.fleet
     assert policy is not None
     if cluster.replicas.pipeline is None:  # else nothing leaps, and the KV of every replica is as of now
-        cluster = count_kv(given, cluster, policy.metric == METRICS.index("kv"))
+        counts_kv = policy.metric == METRICS.index("kv")
+        cluster = catch_up(given, cluster, counts_kv & given.rules.on_demand.any())
     fleet, now = cluster.fleet, cluster.state.clock
     assert fleet is not None
     first_tokens = cluster.state.first_tokens

@@ -1,7 +1,8 @@
 """Back-pressure: KV that is reserved on a decode replica, and KV that a prefill replica keeps until it is sent.
 
 It is in use (``ReplicaState.kv``), and so never given to others, but no running request holds it
-(``ReplicaState.reserved``).
+(``ReplicaState.reserved``). Of a prefix cache it is blocks: on a decode replica a request has its own from the
+reservation on, those that are there of its prompt among them, on a prefill replica until they are sent.
 """
 
 from __future__ import annotations
@@ -10,12 +11,19 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import NONE, read, read_once, write
+from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
 from evaluator.stations.engine.joint.events import GRANT, entered
 from evaluator.stations.engine.joint.pools import Reserved, given_at
 from evaluator.stations.engine.joint.routing import add_counts, counts_row, look_at
-from evaluator.stations.engine.joint.state import ClusterState, kv_unit_s, put_back, replica_at_hand, with_kv_unit_s
-from evaluator.stations.engine.preemptive.kv import own_units
+from evaluator.stations.engine.joint.state import (
+    ClusterState,
+    at_hand,
+    kv_unit_s,
+    put_back,
+    replica_at_hand,
+    with_kv_unit_s,
+)
+from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import State
 
@@ -48,7 +56,17 @@ def expect(given: Given, cluster: ClusterState, j: Int, r: Int) -> ClusterState:
     own = given_at(given, r, cluster.several)
     on_demand = own.rules.on_demand
     # With reserved KV what is free changes at ends of batches alone, so that room is given at once.
-    return reserve(given, look_at(given, cluster, r, on_demand), r, ~on_demand)
+    if not kv_of(given).reserves_blocks:
+        return reserve(given, look_at(given, cluster, r, on_demand), r, ~on_demand)
+    # Blocks that a leap has filled by now can be found (``routing.sees_kv``); if there is no room yet, those that it
+    # fills next may give it. Where nobody sees KV within a leap, all of it is taken on demand.
+    cluster = reserve(given, cluster, r, ~on_demand) if given.structure.kv_seen else cluster
+    return look_at(given, cluster, r, expects(cluster, r))
+
+
+def expects(cluster: ClusterState, r: Int) -> Flag:
+    """Somebody waits for room at replica r."""
+    return read(reserved_of(cluster).first, r) >= 0
 
 
 def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterState:
@@ -57,6 +75,7 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
     While a preempted request waits for KV nobody new gets room (``reference.kv_reservations``).
     """
     own = given_at(given, r, cluster.several)
+    kv = kv_of(own)
 
     def needed(cluster: ClusterState) -> tuple[Int, Float]:
         j = jnp.maximum(read(reserved_of(cluster).first, r), 0)
@@ -65,15 +84,17 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
         taken = own_units(own, j, slots)
         return j, jnp.where(own.rules.on_demand, taken, own.kv_units(j).astype(jnp.float64))
 
-    def goes_on(cluster: ClusterState) -> Flag:
-        reserved, units = reserved_of(cluster), needed(cluster)[1]
+    def turn(carry: tuple[ClusterState, Flag]) -> tuple[ClusterState, Flag]:
+        cluster, _ = carry
+        j, units = needed(cluster)
+        looked = kv.look_up(own, replica_at_hand(cluster, r), j, ~jnp.zeros((), bool))
         # The watermark is kept free on demand alone, as on any other admission (``batch._admit``).
-        kept = jnp.where(own.rules.on_demand, own.rules.watermark_units, 0.0)
+        kept = jnp.where(own.rules.on_demand, own.rules.watermark_units, 0.0) + kv.taken_beside(looked)
         # A request that takes nothing, because all of it is shared, waits for nothing.
         fits = (units + kept <= own.limits.kv_units - read(cluster.replicas.kv, r)) | (units <= 0.0)
-        preempted = cluster.replicas.queue.preempted
-        assert preempted is not None
-        return on & fits & (read(reserved.first, r) >= 0) & (read(preempted, r) == 0)
+        cluster = cluster._replace(state=cluster.state._replace(cache=looked.cache))  # with what was found
+        cluster = where(fits, grant, cluster)
+        return cluster, fits & expects(cluster, r)
 
     def grant(cluster: ClusterState) -> ClusterState:
         j, units = needed(cluster)
@@ -83,7 +104,11 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
         # Counted anew at every point in time: a count over the whole run would wrap around within one of them.
         grants = jnp.where(clock > reserved.granted_s, 0, reserved.grants + 1)
         reserved = reserved._replace(first=write(reserved.first, r, following), grants=grants, granted_s=clock)
-        cluster = keep(_with(cluster, reserved), r, units)
+        if kv.reserves_blocks:
+            state = kv.admit(own, at_hand(cluster, r), j, units, read_once(cluster.state.sequences.computed, j))
+            cluster = _with(_put_back_beside(cluster, r, state), reserved)
+        else:
+            cluster = keep(_with(cluster, reserved), r, units)
         several, state = cluster.several, cluster.state
         assert several is not None and several.travel is not None and state.room_since_s is not None
         travel, totals = several.travel, cluster.totals
@@ -100,7 +125,10 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
             state=state._replace(room_since_s=write(state.room_since_s, j, clock)),
         )
 
-    return lax.while_loop(goes_on, grant, cluster)
+    preempted = cluster.replicas.queue.preempted
+    assert preempted is not None
+    begins = on & expects(cluster, r) & (read(preempted, r) == 0)
+    return lax.while_loop(lambda carry: carry[1], turn, (cluster, begins))[0]
 
 
 def reserve_between(given: Given, cluster: ClusterState, r: Int, state: State, on: Flag) -> tuple[ClusterState, State]:
@@ -128,7 +156,12 @@ def keep(cluster: ClusterState, r: Int, units: Float) -> ClusterState:
 
 def sent_away(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     """The KV of job i, which is done at prefill replica r, has been sent."""
-    units = given_at(given, r, cluster.several).kv_units(i).astype(jnp.float64)
+    own = given_at(given, r, cluster.several)
+    units, kv = own.kv_units(i).astype(jnp.float64), kv_of(own)
+    if kv.reserves_blocks:
+        state = at_hand(cluster, r)
+        state = kv.release(own, state, i, kv.held(own, state, i), True)
+        return look_at(given, _put_back_beside(cluster, r, state), r, jnp.zeros((), bool))
     # vLLM frees such blocks when the worker reports that they were sent (``KVConnectorOutput.finished_sending``).
     cluster = keep(cluster, r, -units)
     if cluster.replicas.pipeline is None:
@@ -142,15 +175,20 @@ def _with(cluster: ClusterState, reserved: Reserved) -> ClusterState:
     return cluster._replace(several=cluster.several._replace(reserved=reserved))
 
 
+def _put_back_beside(cluster: ClusterState, r: Int, state: State) -> ClusterState:
+    """The cluster after the KV of replica r has changed beside its batches: what a trip counts and lists is kept."""
+    before = cluster.state
+    return put_back(cluster, r, state._replace(router_counts=before.router_counts, listed=before.listed))
+
+
 def _integrated(cluster: ClusterState, r: Int) -> ClusterState:
     """Of a pipeline: the integral of the KV in use up to now, before it changes."""
     replicas, clock = cluster.replicas, cluster.state.clock
-    pipeline = replicas.pipeline
-    if pipeline is None:
+    counted_s = replicas.counted_s
+    if counted_s is None:
         return cluster
-    cluster = _held_longer(cluster, r, read(replicas.kv, r) * (clock - read(pipeline.counted_s, r)))
-    pipeline = pipeline._replace(counted_s=write(pipeline.counted_s, r, clock))
-    return cluster._replace(replicas=replicas._replace(pipeline=pipeline))
+    cluster = _held_longer(cluster, r, read(replicas.kv, r) * (clock - read(counted_s, r)))
+    return cluster._replace(replicas=replicas._replace(counted_s=write(counted_s, r, clock)))
 
 
 def _held_longer(cluster: ClusterState, r: Int, unit_s: Float) -> ClusterState:

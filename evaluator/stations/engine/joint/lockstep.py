@@ -33,17 +33,16 @@ from evaluator.stations.engine.common.leap import UNBOUNDED
 from evaluator.stations.engine.common.rings import NONE, read, where, write
 from evaluator.stations.engine.joint.kv_reservation import reserve_between
 from evaluator.stations.engine.joint.lockstep_leap import of_replica, ranks_of
-from evaluator.stations.engine.joint.pipeline import at_hand
 from evaluator.stations.engine.joint.pools import given_at
 from evaluator.stations.engine.joint.routing import add_counts, counts_row, has_room
 from evaluator.stations.engine.joint.state import (
     ClusterState,
     Together,
     anybody_waits,
+    at_hand,
     ends_at,
     kv_unit_s,
     put_back,
-    replica_at_hand,
     with_kv_unit_s,
 )
 from evaluator.stations.engine.joint.transfers import ask_early
@@ -97,7 +96,7 @@ def _form(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
     own = given_at(given, r, cluster.several)
     cost = rank_cost(own.pipeline_ranks[0])
     piped = cluster.replicas.pipeline is not None
-    state = at_hand(cluster, r) if piped else replica_at_hand(cluster, r)
+    state = at_hand(cluster, r)
     start_s = jnp.maximum(state.clock, state.pipeline.free_s[0]) if piped else state.clock
     state, batch = form_batch(own, state, start_s, ~jnp.zeros((), bool))
     if own.structure.kv_reservation:

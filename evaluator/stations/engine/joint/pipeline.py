@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import jax.numpy as jnp
 
-from evaluator.stations.engine.common.arrays import Int
 from evaluator.stations.engine.common.rings import read, read_once, write
 from evaluator.stations.engine.joint.kv_reservation import reserve_between
 from evaluator.stations.engine.joint.lockstep_leap import first_rank
 from evaluator.stations.engine.joint.pools import given_at
 from evaluator.stations.engine.joint.routing import add_counts, counts_row, decoded_tokens
-from evaluator.stations.engine.joint.state import ClusterState, count_decoded, ends_at, put_back, replica_at_hand
+from evaluator.stations.engine.joint.state import ClusterState, at_hand, count_decoded, ends_at, put_back
 from evaluator.stations.engine.joint.transfers import ask_early
 from evaluator.stations.engine.preemptive.batch import form_batch
 from evaluator.stations.engine.preemptive.iteration_end import MeasuredSteps
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.pipeline import complete_oldest, has_room, oldest_end, send_batch
-from evaluator.stations.engine.preemptive.state import State
 
 
 def complete_batch(given: Given, cluster: ClusterState) -> ClusterState:
@@ -83,13 +81,3 @@ def launch_batch(given: Given, cluster: ClusterState) -> ClusterState:
     )
     cluster = ends_at(cluster, r, oldest_end(state))
     return ask_early(given, cluster, r) if given.structure.kv_reservation else cluster
-
-
-def at_hand(cluster: ClusterState, r: Int) -> State:
-    """The state as of replica r, with the integral of its KV up to now."""
-    # Several batches overlap, so that no one of them can account for the KV: it is integrated from event to event, over
-    # what was in use since the last one at this replica.
-    state = replica_at_hand(cluster, r)
-    held_s = state.clock - state.pipeline.counted_s
-    state = state.in_totals(kv_unit_s=state.totals.kv_unit_s + state.replica.kv * held_s)
-    return state.in_pipeline(counted_s=state.clock)

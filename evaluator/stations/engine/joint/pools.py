@@ -101,8 +101,17 @@ def given_at(given: Given, r: Int, several: PoolStates | None) -> Given:
     if speculation is not None:  # its draws are those of the request, wherever it is served
         chances = lax.dynamic_index_in_dim(speculation.chances, number, keepdims=False)
         speculation = speculation._replace(chances=chances, drafts=read(speculation.drafts, number))
+    content = given.content
+    if content is not None and content.caches is not None:
+        content = content._replace(each=read(content.each, number), caches=read(content.caches, number))
     fewer = None if network.pipeline_ranks is None else read(network.pipeline_ranks, r)
     own = own._replace(users=limits.users, requests=limits.requests, measured_from=measured_from)
     return given._replace(
-        pipeline_ranks=ranks, limits=own, rules=rules, speculation=speculation, pool=number, ranks=fewer
+        pipeline_ranks=ranks,
+        limits=own,
+        rules=rules,
+        content=content,
+        speculation=speculation,
+        pool=number,
+        ranks=fewer,
     )

@@ -33,7 +33,8 @@ from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lan
 from evaluator.stations.engine.common.leap import UNBOUNDED
 from evaluator.stations.engine.common.rings import read, read_once, where, write
 from evaluator.stations.engine.joint.autoscaler import come_and_go, due
-from evaluator.stations.engine.joint.kv_reservation import reserve_between
+from evaluator.stations.engine.joint.events import ASK, END
+from evaluator.stations.engine.joint.kv_reservation import expects, reserve_between
 from evaluator.stations.engine.joint.lockstep import launch_together, own_part, send_together
 from evaluator.stations.engine.joint.lockstep_leap import first_rank, ranks_of
 from evaluator.stations.engine.joint.pipeline import complete_batch, launch_batch
@@ -41,24 +42,27 @@ from evaluator.stations.engine.joint.pools import given_at
 from evaluator.stations.engine.joint.routing import (
     REQUESTS,
     add_counts,
+    catch_up,
     counts_row,
     decoded_tokens,
     grow_to,
     next_arrival,
+    sees_kv,
     send,
 )
 from evaluator.stations.engine.joint.state import (
     ClusterState,
+    at_hand,
     count_decoded,
     ends_at,
     initial_cluster,
     put_back,
-    replica_at_hand,
 )
 from evaluator.stations.engine.joint.transfers import ask_early, asks_now, hand_on, next_due, take_due
 from evaluator.stations.engine.preemptive.batch import form_batch
 from evaluator.stations.engine.preemptive.iteration import LaunchedBatch, complete, launch
 from evaluator.stations.engine.preemptive.iteration_end import MeasuredSteps
+from evaluator.stations.engine.preemptive.kv import kv_of
 from evaluator.stations.engine.preemptive.lane import Given, Lane, Structure
 from evaluator.stations.engine.preemptive.program import result_of
 from evaluator.stations.engine.preemptive.state import State
@@ -159,12 +163,22 @@ def _come(given: Given, cluster: ClusterState) -> ClusterState:
     coming_s, between = _next_coming(given, cluster)
     clock = jnp.maximum(coming_s, cluster.state.clock)
     cluster = cluster._replace(state=cluster.state._replace(clock=clock))
+    if given.structure.kv_seen:
+        cluster = catch_up(given, cluster, _sees_kv(given, cluster, between))
     if given.structure.phases == 1:
         return send(given, cluster)
     # Both as loops of one trip or none: only one of them happens, and a conditional would copy what either writes.
     sends = ~between
     cluster = where(between, functools.partial(take_due, given), cluster)
     return where(sends, functools.partial(send, given), cluster)
+
+
+def _sees_kv(given: Given, cluster: ClusterState, between: Flag) -> Flag:
+    """What comes now is for a replica that is chosen by the KV of all, or asks for some; ``between`` two sides."""
+    if given.structure.phases == 1:
+        return sees_kv(given, jnp.int32(0))
+    chooses = next_due(given, cluster).kind == (ASK if given.structure.route_at_first_token else END)
+    return sees_kv(given, between.astype(jnp.int32)) & (~between | chooses)
 
 
 def _complete_batches(given: Given, cluster: ClusterState) -> ClusterState:
@@ -175,10 +189,11 @@ def _complete_batches(given: Given, cluster: ClusterState) -> ClusterState:
     grows = own.rules.on_demand if cluster.state.cache is None else True
     cluster = grow_to(given, cluster, r, jnp.where(grows, read(cluster.running_batches.iterations, r), 0.0))
     running_batch = jax.tree.map(lambda column: read(column, r), cluster.running_batches)
-    before, took_s = replica_at_hand(cluster, r), running_batch.end_s - running_batch.start_s
+    before, took_s = at_hand(cluster, r), running_batch.end_s - running_batch.start_s
     # Reserved KV does not change within a leap, so that its integral is a product; on demand ``grow_to`` has added it
     # up iteration by iteration. What is reserved for those who are still elsewhere is in neither (``kv_reservation``).
-    reserved_s = jnp.where(own.rules.on_demand, 0.0, _of_running(before) * took_s)
+    counted = own.rules.on_demand | own.structure.integrates
+    reserved_s = jnp.where(counted, 0.0, _of_running(before) * took_s)
     lockstep = None if cluster.together is None else own_part(given, cluster, r)
     state = complete(own, before, running_batch, took_s, reserved_s, _measured(own, before, running_batch), lockstep)
     router_counts = state.router_counts
@@ -229,19 +244,24 @@ def _launch(given: Given, cluster: ClusterState) -> ClusterState:
     """
     r = cluster.ready.top
     own = given_at(given, r, cluster.several)
-    state = replica_at_hand(cluster, r)
+    state = at_hand(cluster, r)
     # vLLM ``EngineCore.step``: ``schedule``, then ``execute_model``; what comes meanwhile waits in the input queue.
     state, batch = form_batch(own, state, state.clock, ~jnp.zeros((), bool))
     if own.structure.kv_reservation:
         cluster, state = reserve_between(given, cluster, r, state, batch.there | ~state.batch.preempted)
     # Where the next request goes is not known yet: the leap goes as far as it can, and an arrival cuts it short.
     running_batch, _ = launch(own, state, batch, lambda first_s, slope_s: jnp.float64(UNBOUNDED))
+    if own.structure.kv_reservation and kv_of(own).waiting_hits_change:
+        # Who waits for room may find more of its prompt with every block that is filled, and then needs less.
+        most = jnp.where(expects(cluster, r), 1.0, jnp.inf)
+        running_batch = running_batch._replace(iterations=jnp.minimum(running_batch.iterations, most))
     end_s = jnp.where(batch.there, running_batch.end_of(running_batch.iterations), jnp.inf)
     router_counts = state.router_counts
     assert router_counts is not None
     more = counts_row(work_tokens=router_counts.again, kv_units=router_counts.waiting_units)
     # On demand the integral of the KV is taken iteration by iteration (``grow_to``), of the first one here.
-    kv_unit_s = jnp.where(own.rules.on_demand & batch.there, _of_running(state) * running_batch.first_s, 0.0)
+    counts = own.rules.on_demand & batch.there & (not own.structure.integrates)
+    kv_unit_s = jnp.where(counts, _of_running(state) * running_batch.first_s, 0.0)
     cluster = put_back(cluster, r, state.in_totals(kv_unit_s=state.totals.kv_unit_s + kv_unit_s))._replace(
         counts=add_counts(cluster.counts, r, more),
         running_batches=jax.tree.map(

@@ -244,15 +244,20 @@ def choice(given: Given, cluster: ClusterState, i: Int) -> tuple[ClusterState, I
     """
     router, network = given.together.router, given.network
     phase, group = _place(given, cluster, i)
-    counter = read(router.counter, phase)
-    # In a pipeline nothing leaps, so that the KV of every replica is always as of now.
-    if cluster.replicas.pipeline is None:
-        cluster = count_kv(given, cluster, counter == KV)
-        cluster = cluster if router.by_prefix is None else catch_up(given, cluster, router.by_prefix.chosen)
+    counter, by = read(router.counter, phase), router.by_prefix
+    if by is not None and network is not None:
+        by = jax.tree.map(lambda values: read(values, phase), by)
     cluster, known = _from_table(given, cluster, i, group, counter < 0)
     fleet = cluster.fleet
     if fleet is not None:
         cluster = cluster._replace(fleet=fleet._replace(turn=fleet.turn + 1))
+
+    def able() -> FlagPerReplica:
+        if network is None:
+            return _there(given)
+        grouped = network.grouped & (phase > 0)
+        able = (network.phase == phase) & (network.model == read(network.asks, i))
+        return able & (~grouped | (network.group == group))
 
     def least() -> Int:
         load = _load(cluster, counter)
@@ -260,20 +265,16 @@ def choice(given: Given, cluster: ClusterState, i: Int) -> tuple[ClusterState, I
             serving = fleet.serving()
             return fleet.first_of(serving & (load == jnp.where(serving, load, jnp.inf).min()))
         if network is None:
-            return _least(load, _there(given))
-        grouped = network.grouped & (phase > 0)
-        able = (network.phase == phase) & (network.model == read(network.asks, i))
-        able = able & (~grouped | (network.group == group))
+            return _least(load, able())
         # All routers of all phases are in one expression, and which replicas are able is a mask: a phase that is not
         # asked costs as much, but a branch would be taken on both sides under ``vmap``.
         capacity = given.limits.kv_units[network.pool]  # of unequal pools KV counts by its share of all there is
-        return _least(jnp.where(counter == KV, load / capacity, load), able)
+        return _least(jnp.where(counter == KV, load / capacity, load), able())
 
     # Loads are sums over all replicas: a router with a table does not compute them (on a CPU; ``vmap`` does).
     # Of a fleet no table knows who serves: without a counter its replicas are dealt in turn.
     r = lax.cond(counter >= 0, least, (lambda: known) if fleet is None else fleet.in_turn)
-    by = router.by_prefix
-    return cluster, r if by is None else jnp.where(by.chosen, _choose_by_prefix(given, cluster, by, i), r)
+    return cluster, r if by is None else jnp.where(by.chosen, _choose_by_prefix(given, cluster, by, i, able()), r)
 
 
 def _place(given: Given, cluster: ClusterState, i: Int) -> tuple[Int, Int]:
@@ -333,9 +334,10 @@ def _least(load: FloatPerReplica, able: FlagPerReplica) -> Int:
     return jnp.argmin(jnp.where(able, load, jnp.inf)).astype(jnp.int32)
 
 
-def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int) -> Int:
-    """The replica of request ``i``, as ``routing.PrefixAware.choose`` says: an empty cache has nothing of it."""
-    blocks, there = cluster.replicas.blocks, _there(given)
+def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int, there: FlagPerReplica) -> Int:
+    """Of the replicas that are ``there`` that of request ``i``, as ``routing.PrefixAware.choose`` says: an empty cache
+    has nothing of it."""
+    blocks = cluster.replicas.blocks
     assert blocks is not None
 
     # Caches are walked one by one: what is found depends on what each has evicted up to now, of which there is no index
@@ -343,7 +345,8 @@ def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int)
     def look(carry: tuple[Int, IntPerReplica]) -> tuple[Int, IntPerReplica]:
         r, hits = carry
         here = cluster.state._replace(replica=row_of(cluster, r))
-        return r + 1, write(hits, r, look_up(given, here, i, by.chosen)[0])
+        own = given_at(given, r, cluster.several)
+        return r + 1, write(hits, r, look_up(own, here, i, by.chosen & read(there, r))[0])
 
     start = (jnp.int32(0), jnp.zeros(there.shape, jnp.int32))
     hits = lax.while_loop(lambda carry: carry[0] < given.together.replicas, look, start)[1]
@@ -351,7 +354,9 @@ def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int)
     most, least = jnp.where(there, requests, -jnp.inf).max(), jnp.where(there, requests, jnp.inf).min()
     uneven = (most - least > by.imbalance) & (most > by.imbalance_ratio * least)
     longest = hits.max()
-    share = longest * given.block() / read(given.requests.prompt_tokens, i)
+    # Pools of one side have blocks of one size under this router (``plan.phases``).
+    block = given_at(given, jnp.argmax(there).astype(jnp.int32), cluster.several).block()
+    share = longest * block / read(given.requests.prompt_tokens, i)
     # SGLang's cache-aware router: the longest prefix where enough of the prompt is found, else, or where loads are too
     # uneven, the fewest requests (``routing.PrefixAware``).
     prefers = (longest > 0) & (share >= by.threshold) & ~uneven
@@ -384,22 +389,34 @@ def cut_short(cluster: ClusterState, r: Int, on: Flag) -> ClusterState:
     return ends_at(cluster, r, end_s)
 
 
-def count_kv(given: Given, cluster: ClusterState, on: Flag) -> ClusterState:
-    """The KV of every replica as of the iteration under way, if ``on``."""
+def sees_kv(given: Given, phase: Int) -> Flag:
+    """Who chooses a replica for a job of a phase, or gives it room there, goes by the KV of the replicas as of now."""
+    router = given.together.router
     # Reserved KV changes at ends of batches alone, where the counters do: nothing is to be caught up with.
-    return catch_up(given, cluster, on & given.rules.on_demand.any())
+    sees = (read(router.counter, phase) == KV) & given.rules.on_demand.any()
+    if router.by_prefix is not None:
+        chosen = router.by_prefix.chosen
+        sees = sees | (chosen if given.network is None else read(chosen, phase))
+    if given.structure.cache is not None and given.structure.kv_reservation:  # on demand room is given between batches
+        sees = sees | ((phase > 0) & ~given.rules.on_demand.all())
+    return sees
 
 
 def catch_up(given: Given, cluster: ClusterState, on: Flag) -> ClusterState:
     """Every replica's KV as of the iteration under way, and with prefix caches its blocks, if ``on``."""
+    # In a pipeline nothing leaps, so that the KV of every replica is always as of now.
+    if cluster.replicas.pipeline is not None:
+        return cluster
 
     def count_one(carry: tuple[Int, ClusterState]) -> tuple[Int, ClusterState]:
         r, cluster = carry
-        until = read(cluster.running_batches.under_way(cluster.state.clock), r)
-        runs = read(cluster.running_batches.end_s, r) < jnp.inf  # else the record is that of an earlier batch
-        if given.network is not None:
+        running_batches = cluster.running_batches
+        until = read(running_batches.under_way(cluster.state.clock), r)
+        # Else the record is that of an earlier batch. Most replicas have nothing to catch up with.
+        runs = (read(running_batches.end_s, r) < jnp.inf) & (read(running_batches.seen, r) < until)
+        if given.network is not None and cluster.state.cache is None:
             runs = runs & given_at(given, r, cluster.several).rules.on_demand
-        return r + 1, grow_to(given, cluster, r, jnp.where(runs, until, 0.0))
+        return r + 1, where(runs, lambda cluster: grow_to(given, cluster, r, until), cluster)
 
     # As many steps as there are replicas, at every arrival: this is why ``least_kv`` on demand is slower than the rest.
     stop = jnp.where(on, given.together.replicas, 0)
@@ -447,8 +464,13 @@ def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> C
 
     Of reserved KV the integral is taken at the end of the leap (``program._account``).
     """
-    running_batches, state = cluster.running_batches, replica_at_hand(cluster, r)
-    step, first_s, slope_s = (
+    running_batches, state, own = (
+        cluster.running_batches,
+        replica_at_hand(cluster, r),
+        given_at(given, r, cluster.several),
+    )
+    start_s, step, first_s, slope_s = (
+        read(running_batches.start_s, r),
         read(state.decode_groups.step, r),
         read(running_batches.first_s, r),
         read(running_batches.slope_s, r),
@@ -459,11 +481,19 @@ def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> C
     def take(carry: tuple[Float, State]) -> tuple[Float, State]:
         seen, state = carry
         at = step + seen.astype(jnp.int32)
-        state = take_step(given, state, at, seen < until)
+        counted_s = state.replica.counted_s
+        if counted_s is not None:  # the KV before this step, whenever somebody has looked at it last
+            begins_s = start_s + seen * (first_s + 0.5 * slope_s * (seen - 1.0))
+            held_s = jnp.maximum(begins_s - counted_s, 0.0)
+            state = state.in_totals(kv_unit_s=state.totals.kv_unit_s + state.replica.kv * held_s)
+            state = state.at_replica(counted_s=counted_s + held_s)
+        state = take_step(own, state, at, seen < until)
         # Up to the next step that opens or fills a block the KV is what it is now.
-        steps = (next_due(given, state, at + 1, end) - at).astype(jnp.float64)
+        steps = (next_due(own, state, at + 1, end) - at).astype(jnp.float64)
+        if counted_s is not None:
+            return seen + steps, state
         held_s = steps * (first_s + slope_s * (seen + 0.5 * (steps - 1.0)))
-        grown = jnp.where(given.rules.on_demand, state.replica.kv * held_s, 0.0)
+        grown = jnp.where(own.rules.on_demand, state.replica.kv * held_s, 0.0)
         return seen + steps, state.in_totals(kv_unit_s=state.totals.kv_unit_s + grown)
 
     seen, state = lax.while_loop(lambda carry: carry[0] < until, take, (read(running_batches.seen, r), state))

@@ -206,6 +206,18 @@ def replica_at_hand(cluster: ClusterState, r: Int) -> State:
     )
 
 
+def at_hand(cluster: ClusterState, r: Int) -> State:
+    """The same, with the integral of its KV up to now where that is taken from event to event."""
+    state = replica_at_hand(cluster, r)
+    counted_s = state.replica.counted_s
+    if counted_s is None:
+        return state
+    # Over what was in use since the last event at this replica.
+    held_s = state.clock - counted_s
+    state = state.in_totals(kv_unit_s=state.totals.kv_unit_s + state.replica.kv * held_s)
+    return state.at_replica(counted_s=state.clock)
+
+
 def row_of(cluster: ClusterState, r: Int) -> ReplicaState:
     """What replica r has of its own."""
     own = jax.tree.map(lambda column: row(column, r), cluster.replicas)

@@ -12,6 +12,7 @@ from evaluator.stations.engine.joint.kv_reservation import expect, keep, sent_aw
 from evaluator.stations.engine.joint.pools import Travel, given_at
 from evaluator.stations.engine.joint.routing import announce, choice, come_to
 from evaluator.stations.engine.joint.state import ClusterState
+from evaluator.stations.engine.preemptive.kv import kv_of
 from evaluator.stations.engine.preemptive.lane import Given, Network
 from evaluator.stations.engine.preemptive.waiting import answered, seen_s
 
@@ -110,9 +111,18 @@ def _way(given: Given, cluster: ClusterState, j: Int) -> Int:
     return read(network.links.row, source * structure.pools + target)
 
 
-def _service_s(given: Given, row: Int, j: Int) -> Float:
-    slots = given.requests.arrival_s.shape[0]
-    return read(network_of(given).links.service_s, row * slots + j)
+def _service_s(given: Given, cluster: ClusterState, row: Int, j: Int) -> Float:
+    slots, links = given.requests.arrival_s.shape[0], network_of(given).links
+    whole_s = read(links.service_s, row * slots + j)
+    cache = cluster.state.cache
+    if cache is None or not given.structure.kv_reservation:
+        return whole_s
+    # What the decode replica found in its cache with the reservation is not sent: KV that is found by its content is
+    # so many bytes a token, as neither windows nor states are.
+    hit = read_once(cache.hit_tokens, j)
+    missing = (read(given.requests.prompt_tokens, j) - hit).astype(jnp.float64)
+    missing_s = read(links.token_bytes, row) * missing / links.bandwidth
+    return jnp.where(hit > 0, jnp.minimum(missing_s, whole_s), whole_s)
 
 
 def _may_begin(given: Given, cluster: ClusterState, j: Int) -> Float:
@@ -123,14 +133,14 @@ def _may_begin(given: Given, cluster: ClusterState, j: Int) -> Float:
     sequences = cluster.state.sequences
     first_s = read_once(sequences.first_token_s, i)
     computed_s = first_s - read_once(sequences.scheduled_s, i)
-    return first_s - read(links.ahead, row) * jnp.minimum(_service_s(given, row, j), computed_s)
+    return first_s - read(links.ahead, row) * jnp.minimum(_service_s(given, cluster, row, j), computed_s)
 
 
 def _begin(given: Given, cluster: ClusterState, event: Event) -> ClusterState:
     """The transfer begins as soon as it may and the link of its prefill replica is free."""
     links, j = network_of(given).links, event.job
     travel, row = travel_of(cluster), _way(given, cluster, j)
-    sender, service_s = read_once(travel.sender, j), _service_s(given, row, j)
+    sender, service_s = read_once(travel.sender, j), _service_s(given, cluster, row, j)
     # ``shared: none``: every transfer has the link to itself, as if it had always been free.
     free_s = jnp.where(links.one_by_one, read(travel.free_s, sender), -jnp.inf)
     start_s = jnp.maximum(event.time_s, free_s)
@@ -166,7 +176,7 @@ def hand_on(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
         j = read(network_of(given).after, i)
         on = j >= 0
         # Under back-pressure the prefill replica keeps the KV until it is sent, though no running request holds it.
-        if own.structure.kv_reservation:
+        if own.structure.kv_reservation and not kv_of(own).reserves_blocks:
             units = own.kv_units(i).astype(jnp.float64)
             cluster = keep(cluster, r, jnp.where(on, units, 0.0))
         # Masked where the request has no second phase (an output of one token), with any job in its place.

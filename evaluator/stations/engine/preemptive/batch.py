@@ -224,7 +224,8 @@ def take(given: Given, state: State, i: Int, one: Candidate, start_s: Float) -> 
         waiting_units = state.router_counts.waiting_units - jnp.where(has_room, 0, given.kv_units(i))
         state = state._replace(router_counts=state.router_counts._replace(waiting_units=waiting_units))
     if given.structure.kv_reservation:
-        freed = jnp.where(has_room, _needed_units(given, i, one), 0.0)
+        gives = has_room & (not kv_of(given).reserves_blocks)  # else it was admitted with those that it has
+        freed = jnp.where(gives, _needed_units(given, i, one), 0.0)
         state = _move_in(given, state, i, freed, start_s, scheduled_s == jnp.inf)
     state = pop(given, state, i)
     sentinel = state.replica.sentinel

@@ -310,7 +310,13 @@ def give_back(
         whole = known_tokens(given, i, read(given.requests.output_tokens, i))
         left_context = state.router_counts.left_context + jnp.where(on, whole, 0.0)
         state = state._replace(router_counts=state.router_counts._replace(left_context=left_context))
-    state = kv_of(given).release(given, state, i, held, here)
+    kv = kv_of(given)
+    # Under back-pressure a prefill replica has the blocks of a request until they are sent (``joint.kv_reservation``).
+    frees = here
+    if given.structure.kv_reservation and kv.reserves_blocks:
+        assert given.network is not None
+        frees = here & (read(given.network.after, i) < 0)
+    state = kv.release(given, state, i, held, frees)
     # Of two sides the one behind is told, and its user only when that is done with the request.
     if state.listed is None:
         state = release_next(given, state, i, end_s, on)

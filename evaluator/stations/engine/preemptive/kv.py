@@ -37,6 +37,9 @@ class KvPart:
     grows_in_turn: bool = False
     """Decodes get the KV of their next token one after the other (``grow_in_turn``), and not all at once (``grow``)."""
 
+    reserves_blocks: bool = False
+    """A KV reservation (``joint.kv_reservation``) gives a request what it will run on, and not only so many units."""
+
     waiting_hits_change: bool = False
     """What the head of the waiting queue finds may change with every step, so that a leap must not keep it waiting."""
 
@@ -151,6 +154,7 @@ class UnitKv(KvPart):
 class BlockKv(KvPart):
     """Blocks by their content, as vLLM v1 keeps them (``KVCacheManager``)."""
 
+    reserves_blocks = True
     waiting_hits_change = True
 
     def look_up(self, given: Given, state: State, i: Int, on: Flag) -> State:

@@ -45,6 +45,9 @@ class BlockContent(NamedTuple):
 
     Up to ``known_blocks`` the blocks of a request are of ``sources``, ``each`` blocks of one after those of the other,
     with numbers that count up from that of the source; from there on the number is ``own_from`` plus the block's place.
+
+    Several pools may cut the same text into other blocks: arrays by request have a row of request slots for each pool,
+    ``each`` and ``caches`` a number.
     """
 
     sources: IntPerSource
@@ -52,6 +55,7 @@ class BlockContent(NamedTuple):
     known_blocks: IntPerRequest
     each: Int
     own_from: IntPerRequest
+    caches: Flag | None = None  # of several pools: blocks are found there by their content. None: they are
 
 
 NO_COUNTER = -1
@@ -111,7 +115,9 @@ class Links(NamedTuple):
 
     row: Array  # int32 (pool * pool,), from and to: the row of a way
     service_s: Array  # float64 (row * request slot,): what a job of the decode side occupies the link
+    token_bytes: Array  # float64 (row,): of a token's KV, where the decode side may have a part of it
     ahead: Array  # float64 (row,): the share of it that may be sent before the first token
+    bandwidth: Float
     latency_s: Float
     one_by_one: Flag  # every prefill replica sends one after the other
     asks_early: Flag  # back-pressure, layer by layer: room is asked for when a prompt's first chunk is computed
@@ -235,11 +241,22 @@ class Structure(NamedTuple):
     # where nobody decodes later than the batch into which it is admitted (``Given.admits_any_kind``).
     block_tokens: int = 0
     looks: int = 0  # of an autoscaler that any lane remembers at a time, see ``Fleet``; 0: replicas do not come and go
+    # Of replicas that run together: some router, or reservation, may go by the KV that they have as of an arrival.
+    kv_seen: bool = True
 
     @property
     def alone(self) -> bool:
         """The replica has a loop of its own."""
         return self.replicas == 1
+
+    @property
+    def integrates(self) -> bool:
+        """Of replicas that run together: the KV in use is added up over time whenever it changes, whoever uses it.
+
+        Elsewhere a batch has so much KV for so long. In a pipeline batches overlap; and of blocks that a request keeps
+        while it is in no batch (``kv_reservation``) others may be users, too.
+        """
+        return not self.alone and (self.pipeline_ranks > 1 or (self.cache is not None and self.kv_reservation))
 
     def decode_groups(self) -> int:
         """Decode groups of decoding sequences, see ``state.DecodeGroups``.
@@ -288,10 +305,13 @@ class Given(NamedTuple):
         """Of several pools."""
         return self.together.network
 
+    def cell(self, i: Int) -> Int:
+        """Of request ``i``, in arrays that have a row of request slots for each of several pools."""
+        return i if self.pool is None else self.pool * self.requests.arrival_s.shape[0] + i
+
     def kv_units(self, i: Int) -> Int:
-        """KV units of a finished request. Of several pools ``requests.kv_units`` has a row of requests for each."""
-        slots = self.requests.arrival_s.shape[0]
-        return read(self.requests.kv_units, i if self.pool is None else self.pool * slots + i)
+        """KV units of a finished request."""
+        return read(self.requests.kv_units, self.cell(i))
 
     def rows(self, decodes: Float) -> Float:
         """Tokens that so many decodes take of the token budget: one each, or with drafts as many as are verified."""

@@ -24,10 +24,11 @@ def text_at(given: Given, replica: Int, i: Int, place: Int) -> Text:
     """The text to which the block of request ``i`` at a place belongs, among those of the replica."""
     content, shape = given.content, given.structure.cache
     assert content is not None and shape is not None
-    known, own = read(content.known_blocks, i), read(content.own_from, i)
+    at = given.cell(i)
+    known, own = read(content.known_blocks, at), read(content.own_from, at)
     number = lax.div(place, content.each)  # of numbers that are not negative, without the sign's corrections of ``//``
     sourced, first = place < known, number * content.each
-    source = read(content.sources, read(content.sources_from, i) + number)
+    source = read(content.sources, read(content.sources_from, at) + number)
     return Text(
         ring=replica * shape.names + jnp.where(sourced, source, own + known),
         first=jnp.where(sourced, first, known),
@@ -45,6 +46,8 @@ def look_up(given: Given, state: State, i: Int, on: Flag) -> tuple[Int, Int]:
     One token at least is left to compute: the one that the next token comes from.
     """
     runs = _cache(state).runs
+    if given.content is not None and given.content.caches is not None:
+        on = on & given.content.caches
     # vLLM ``get_computed_blocks``: the longest run of whole blocks from the first on; the last token is never a hit.
     most = jnp.where(on, (read_once(state.sequences.target, i) - 1) // given.block(), 0)
 
@@ -64,8 +67,16 @@ def look_up(given: Given, state: State, i: Int, on: Flag) -> tuple[Int, Int]:
 
 
 def admit(given: Given, state: State, i: Int, units: Int) -> State:
-    """Request ``i`` is admitted with ``units`` blocks; the first ``Cache.hits`` of them are there and become shared."""
-    hits = _cache(state).hits
+    """Request ``i`` is admitted with ``units`` blocks; the first ``Cache.hits`` of them are there and become shared.
+
+    Who got its blocks with a KV reservation (``joint.kv_reservation``) has them already, and takes none.
+    """
+    cache = _cache(state)
+    hits, idle_hits, held, named = cache.hits, cache.idle_hits, jnp.int32(0), cache.hits
+    if given.structure.kv_reservation:
+        held = read_once(cache.units, i)
+        hits, idle_hits = (jnp.where(held > 0, 0, each) for each in (hits, idle_hits))
+        named = jnp.where(held > 0, read_once(cache.named, i), hits)
 
     def share(carry: tuple[Int, Int, Int, ReplicaRuns]) -> tuple[Int, Int, Int, ReplicaRuns]:
         place, r, _, here = carry
@@ -83,11 +94,11 @@ def admit(given: Given, state: State, i: Int, units: Int) -> State:
     tokens = jnp.where(before < 0, hits * given.block(), before)
     cache = cache._replace(
         tail=write(cache.tail, i, tail),
-        units=write(cache.units, i, hits),
-        named=write(cache.named, i, hits),
+        units=write(cache.units, i, hits + held),  # either is 0
+        named=write(cache.named, i, named),
         hit_tokens=write(cache.hit_tokens, i, tokens),
     )
-    state = state.at_replica(kv=state.replica.kv + cache.idle_hits)
+    state = state.at_replica(kv=state.replica.kv + idle_hits)
     return extend(given, state._replace(cache=cache), i, units)
 
 

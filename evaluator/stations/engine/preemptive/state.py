@@ -193,7 +193,6 @@ class PipelineState(NamedTuple):
     running_batches: RunningBatches
     free_s: FloatPerRank  # when each pipeline rank is free
     prefill_tokens: FloatPerRank  # of each batch in flight, for routers; cells as in ``RunningBatches``
-    counted_s: Float  # up to when the integral of the KV in use goes
 
 
 class ReplicaState(NamedTuple):
@@ -209,6 +208,7 @@ class ReplicaState(NamedTuple):
     reserved: Float | None = None  # back-pressure: those that no running request holds (``joint.kv_reservation``)
     pipeline: PipelineState | None = None  # None: one rank
     blocks: BlockCounts | None = None  # None: no prefix cache
+    counted_s: Float | None = None  # up to when the integral of the KV in use goes (``Structure.integrates``)
     own_kv: Any = None  # of a user's KV manager, what its hooks carry (``kv.KvPart.initial``)
 
 
@@ -378,6 +378,7 @@ def initial_replica(given: Given) -> ReplicaState:
         reserved=zero if structure.kv_reservation else None,
         pipeline=_initial_pipeline(given),
         blocks=None if structure.cache is None else BlockCounts(number, number, number),
+        counted_s=zero if structure.integrates else None,
         own_kv=None if structure.kv_manager is None else structure.kv_manager.hooks.initial(given),
     )  # fmt: skip
 
@@ -437,11 +438,11 @@ def _initial_pipeline(given: Given) -> PipelineState | None:
     ranks = given.structure.pipeline_ranks
     if ranks == 1:
         return None
-    zero, number = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32)
+    number = jnp.zeros((), jnp.int32)
     running_batches = RunningBatches(
         end_s=jnp.full(ranks, jnp.inf),
         decodes=jnp.zeros(ranks, bool),
         decode_group=jnp.arange(1, ranks + 1, dtype=jnp.int32),
         completing=jnp.full(ranks, NONE, jnp.int32),
     )
-    return PipelineState(number, number, number, running_batches, jnp.zeros(ranks), jnp.zeros(ranks), zero)
+    return PipelineState(number, number, number, running_batches, jnp.zeros(ranks), jnp.zeros(ranks))
