@@ -13,6 +13,8 @@ from evaluator.plan import StationGroup
 
 RINGS, SLOTS, BRANCHES = (1024, 4096), (512, 4096, 32_768), (8,)
 """Steps of a ring, requests of a lane and branches of a request; beyond these a size stays as it is."""
+CACHE_CELLS = 32_768
+"""Blocks of a prefix cache, and names of their contents: as many as the largest of these tests needs."""
 EXPERTS, RAMPS = (5,), (2,)
 """Rows of routed experts, and of collectives that grow with their messages."""
 
@@ -22,15 +24,15 @@ def in_few_shapes(group: StationGroup) -> StationGroup:
     key, rows = group.key, group.rows
     if key.pools > 1:  # their structures are as many as their tests
         return group
-    both = key.windowed or key.experts
+    both = key.windowed or rows.expert_rows > 0
     if rows.token_rows:  # a roofline: fitted costs have no rows
-        rows = rows._replace(ramp_rows=_next(rows.ramp_rows, RAMPS))
+        one = {name: max(getattr(rows, name), 1) for name in ("sequence_rows", "prefill_rows", "beside_rows")}
+        rows = rows._replace(ramp_rows=_next(rows.ramp_rows, RAMPS), **one)
         if both:  # windows and experts come together or not at all, which leaves two programs of four
             rows = rows._replace(
                 expert_rows=_next(rows.expert_rows, EXPERTS),
                 expert_ramp_rows=_next(rows.expert_ramp_rows, RAMPS),
                 prefill_window_rows=max(rows.prefill_window_rows, 1),
-                beside_rows=max(rows.beside_rows, 1),
             )
     # Who thinks between requests has a calendar of answers, and needs no frontend.
     frontend = key.frontend or (key.replicas > 1 and not key.session_turns)

@@ -13,7 +13,7 @@ from tests.stations.engine.fcfs_reserved.on_demand import POLICIES, in_order_cas
 from tests.stations.engine.preemptive.build import Case, Kind, run_reference
 from tests.thorough import tried
 
-CASES = tried(1000, 0.25)
+CASES = tried(1000, 0.15)
 KINDS = {"full attention, states": Kind(experts=True), "windows": Kind(windowed=True)}
 
 

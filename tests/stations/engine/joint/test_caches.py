@@ -16,7 +16,7 @@ from tests.stations.engine.preemptive.build import Kind
 from tests.thorough import THOROUGH, tried
 
 CACHED = Kind(experts=True, cached=True)
-PIPELINED = Kind(windowed=True, experts=True, pipeline_ranks=2, cached=True)
+PIPELINED = Kind(windowed=True, pipeline_ranks=2, cached=True)
 DRAFTING = Kind(experts=True, cached=True, speculating=True)
 CASES = tried(120)
 
