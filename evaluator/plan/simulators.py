@@ -342,9 +342,6 @@ def lacking(
         f"batching.packing {PRIORITY} with long_prefill_token_threshold": batching.packing == PRIORITY
         and batching.long_prefill_token_threshold > 0,
         f"batching.packing {PRIORITY} with several pools in one loop": batching.packing == PRIORITY and not alone,
-        # What starts has an empty cache, and the caches of a lane are never emptied.
-        "deployment.autoscaling with kv.prefix_caching": deployment.autoscaling is not None
-        and cached_by_content(workload, deployment),
         f"batching.policy {record.name} with kv.prefix_caching": record.token_ratio
         and cached_by_content(workload, deployment),
         "workload.adapters beyond lora.max_loras": waits_for_adapters(workload, deployment),

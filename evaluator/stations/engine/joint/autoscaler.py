@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -18,6 +19,7 @@ from evaluator.stations.engine.common.rings import read, where, write
 from evaluator.stations.engine.joint.fleet import DRAINS, FREE, SERVES, STARTS, FleetState
 from evaluator.stations.engine.joint.routing import REQUESTS, catch_up
 from evaluator.stations.engine.joint.state import ClusterState
+from evaluator.stations.engine.preemptive.block_runs import Runs
 from evaluator.stations.engine.preemptive.lane import Fleet, Given
 from evaluator.stations.engine.preemptive.state import FirstTokens
 
@@ -64,14 +66,31 @@ def _look(given: Given, cluster: ClusterState) -> ClusterState:
     cluster = cluster._replace(state=cluster.state._replace(first_tokens=nobody))
     before = fleet.condition
     fleet = _start(given, policy, fleet, now, more)
-    # LightLLM looks at its queue by decode iterations, which a new replica counts from 0. All else of an empty slot is
-    # as of a new one.
-    new, replicas = (before == FREE) & (fleet.condition != FREE), cluster.replicas
+    cluster = _as_new(given, cluster, (before == FREE) & (fleet.condition != FREE))
+    return cluster._replace(fleet=_stop(fleet, cluster.counts[:, REQUESTS], now, fewer))
+
+
+def _as_new(given: Given, cluster: ClusterState, some: FlagPerReplica) -> ClusterState:
+    """Some replicas, at which nobody is, forget what was there before: all else of an empty slot is as of a new one."""
+    # LightLLM looks at its queue by decode iterations.
+    replicas, cache, shape = cluster.replicas, cluster.state.cache, given.structure.cache
     replicas = replicas._replace(
-        decode_iterations=jnp.where(new, 0, replicas.decode_iterations),
-        last_look=jnp.where(new, 0, replicas.last_look),
+        decode_iterations=jnp.where(some, 0, replicas.decode_iterations),
+        last_look=jnp.where(some, 0, replicas.last_look),
     )
-    return cluster._replace(fleet=_stop(fleet, cluster.counts[:, REQUESTS], now, fewer), replicas=replicas)
+    if cache is None or shape is None or replicas.blocks is None:
+        return cluster._replace(replicas=replicas)
+    counts = jax.tree.map(lambda column: jnp.where(some, 0, column), replicas.blocks)
+
+    # One after the other, as many as start: a cache is emptied by writing all of its arrays.
+    def empty(carry: tuple[FlagPerReplica, Runs]) -> tuple[FlagPerReplica, Runs]:
+        left, runs = carry
+        r = jnp.argmax(left).astype(jnp.int32)
+        return write(left, r, jnp.zeros((), bool)), runs.emptied(r, shape.names, shape.blocks)
+
+    _, runs = lax.while_loop(lambda carry: carry[0].any(), empty, (some, cache.runs))
+    state = cluster.state._replace(cache=cache._replace(runs=runs))
+    return cluster._replace(state=state, replicas=replicas._replace(blocks=counts))
 
 
 def _measured(given: Given, cluster: ClusterState, policy: Fleet) -> FloatPerReplica:

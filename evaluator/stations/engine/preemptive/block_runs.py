@@ -67,6 +67,27 @@ class Runs(NamedTuple):
             users=zeros, ring=zeros, owner=none, same=LinkedList.empty(slots), idle=LinkedList.empty(slots),
         )  # fmt: skip
 
+    def emptied(self, replica: Int, names: int, blocks: int) -> Runs:
+        """Without what a replica has, which nobody uses; of each replica there are so many names and blocks."""
+        fresh, slot = Runs.empty(names, blocks, 1), replica * blocks
+        # Sentinels are behind the slots of all replicas.
+        sentinel = self.start.shape[0] // (blocks + 1) * blocks + replica
+
+        def as_new(column: IntPerRun, values: IntPerRun) -> IntPerRun:
+            return lax.dynamic_update_slice(column, values[:blocks], (slot,))
+
+        def unlinked(links: LinkedList) -> LinkedList:
+            alone = slot + jnp.arange(blocks, dtype=jnp.int32)  # linked to itself
+            return LinkedList(*(write(as_new(column, alone), sentinel, sentinel) for column in links))
+
+        heads = self.heads
+        for first in (replica * names, self.copies + replica * names):
+            heads = lax.dynamic_update_slice(heads, fresh.heads[:names], (first,))
+        return Runs(
+            heads, as_new(self.start, fresh.start), as_new(self.blocks, fresh.blocks), as_new(self.users, fresh.users),
+            as_new(self.ring, fresh.ring), as_new(self.owner, fresh.owner), unlinked(self.same), unlinked(self.idle),
+        )  # fmt: skip
+
     @property
     def copies(self) -> int:
         """How far the ring of a text's copies is behind that of what is found."""
