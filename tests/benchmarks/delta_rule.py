@@ -1,5 +1,5 @@
-"""Figures of models/delta_rule/vllm.yaml, from aiconfigurator's kernels (``aic_gdn.parquet``):
-``python -m tests.benchmarks.delta_rule DATA``.
+"""Figures of models/delta_rule/ENGINE.yaml, from aiconfigurator's kernels (``aic_gdn.parquet``):
+``python -m tests.benchmarks.delta_rule DATA [ENGINE]``.
 
 vLLM's own tables have FlashInfer's kernel on Hopper and Blackwell, and Triton's (flash-linear-attention) on others; of
 Hopper and Blackwell that one is in SGLang's tables. Fitted by least squares of log times, calls of 16 to 65,536 tokens.
@@ -22,23 +22,29 @@ DEVICES = {
     "h100_sxm": "h100-sxm", "h200_sxm": "h200-sxm", "b200_sxm": "b200-sxm", "b300_sxm": "b300-sxm", "gb200": "gb200",
     "gb300": "gb300", "l40s": "l40s", "rtx_pro_6000_server": "rtx-pro-6000-server",
 }  # fmt: skip
+_SGLANG = ("sglang", "chunk_gated_delta_rule")
 KERNELS = {
-    "flashinfer": [("vllm", "chunk_gated_delta_rule_flashinfer")],
-    "triton": [("vllm", "chunk_gated_delta_rule_triton"), ("sglang", "chunk_gated_delta_rule")],
+    "vllm": {
+        "flashinfer": [("vllm", "chunk_gated_delta_rule_flashinfer")],
+        "triton": [("vllm", "chunk_gated_delta_rule_triton"), _SGLANG],
+    },
+    "sglang": {"triton": [_SGLANG]},
+    "trtllm": {"triton": [("trtllm", "chunk_gated_delta_rule")]},
 }
+"""Tables of an engine's kernels, by the engine that runs them; the first that has the device."""
 HEADS = (32, 66, 108, 132, 148, 188, 264, 296, 400, 592)
 """Of heads at a time those are tried that a device's processors hold, about one to four each."""
 LONG_US = 100.0
 
 
-def calls(data: Path, kernel: str, device: str) -> pd.DataFrame:
-    """Measured calls of one kernel on a device of the table, medians of repetitions."""
+def calls(data: Path, kernel: str, device: str, engine: str = "vllm") -> pd.DataFrame:
+    """Measured calls of an engine's kernel on a device of the table, medians of repetitions."""
     table = pd.read_parquet(data / FILE)
     table = table[(table["gpu"] == device) & ~table["is_suspect"] & (table["phase"] == "prefill")]
     tokens = table["tokens_per_sequence"] * table["batch_size"]
     table = table[(tokens <= 65536) & (table["tokens_per_sequence"] >= 16)]
-    for engine, name in KERNELS[kernel]:
-        of_engine = table[(table["engine"] == engine) & (table["kernel"] == name)]
+    for measured, name in KERNELS[engine][kernel]:
+        of_engine = table[(table["engine"] == measured) & (table["kernel"] == name)]
         if len(of_engine):
             shape = ["num_v_heads", "tokens_per_sequence", "batch_size"]
             return of_engine.groupby(shape, as_index=False)["latency_us"].median()
@@ -65,12 +71,12 @@ def fitted(found: pd.DataFrame) -> tuple[tuple[float, ...], np.ndarray]:
     return (*np.exp(fits[best].x), float(HEADS[best])), np.expm1(off(fits[best].x, HEADS[best]))
 
 
-def main(data: Path) -> None:
+def main(data: Path, engine: str = "vllm") -> None:
     """Tell the section ``kernels`` of the file."""
     listed: dict[str, dict] = {}
-    for kernel in KERNELS:
+    for kernel in KERNELS[engine]:
         for device, name in DEVICES.items():
-            found = calls(data, kernel, device)
+            found = calls(data, kernel, device, engine)
             if found.empty:
                 continue
             (start, walk, head, heads), errors = fitted(found)
@@ -85,4 +91,4 @@ def main(data: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), *sys.argv[2:])

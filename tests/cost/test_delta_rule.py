@@ -41,11 +41,18 @@ def hybrid(**more):
 def test_the_release_and_the_architecture_choose_the_kernel():
     flash, triton = (delta_rule_kernel("vllm", "blackwell", release) for release in ((0, 22), (0, 21, 1)))
     assert flash is delta_rule_kernel("vllm", "hopper", (0, 20)) and triton is delta_rule_kernel("vllm", "ada", (0, 24))
-    assert flash is not triton and delta_rule_kernel("sglang", "hopper", (0, 5)) is None
+    assert flash is not triton and delta_rule_kernel("mine", "hopper", (0, 5)) is None
     assert hybrid().calibration.delta_rule == flash.devices["b300-sxm"]
     assert hybrid(engine_version="0.20").calibration.delta_rule == triton.devices["b300-sxm"]
     assert hybrid(hardware="gh200").calibration.delta_rule == flash.devices["h200-sxm"]  # the nearest Hopper
-    for none in ({"hardware": "a100-sxm"}, {"calibration": "datasheet"}, {"engine": "sglang", "engine_version": None}):
+    for engine in ("sglang", "trtllm"):
+        others = hybrid(hardware="h100-sxm", engine=engine, engine_version=None).calibration
+        assert (
+            others.delta_rule
+            == delta_rule_kernel(engine, "hopper", ()).devices["h100-sxm"]
+            != flash.devices["h100-sxm"]
+        )
+    for none in ({"hardware": "a100-sxm"}, {"calibration": "datasheet"}, {"calibration": "h100-sxm-trtllm"}):
         assert hybrid(**none).calibration.delta_rule is None
     # Models without such layers keep the very object, by which costings are shared.
     assert build(ReplicaSpec("llama-3.1-8b", "h100-sxm")).calibration.delta_rule is None
@@ -99,14 +106,19 @@ def test_long_prompts_take_longer_by_the_earlier_kernel():
 
 
 @pytest.mark.parametrize(
-    ("kernel", "device", "within"),
-    [("flashinfer", "b200_sxm", 0.02), ("flashinfer", "h100_sxm", 0.05), ("triton", "b300_sxm", 0.1)],
+    ("engine", "kernel", "device", "within"),
+    [
+        ("vllm", "flashinfer", "b200_sxm", 0.02),
+        ("vllm", "flashinfer", "h100_sxm", 0.05),
+        ("vllm", "triton", "b300_sxm", 0.1),
+        ("trtllm", "triton", "b300_sxm", 0.05),
+    ],
 )
-def test_the_figures_are_those_of_the_measured_calls(kernel, device, within, data_folder):
+def test_the_figures_are_those_of_the_measured_calls(engine, kernel, device, within, data_folder):
     release = (0, 24) if kernel == "flashinfer" else (0, 16)
     architecture = "hopper" if device.startswith("h") else "blackwell"
-    figures = delta_rule_kernel("vllm", architecture, release).devices[delta_rule.DEVICES[device]]
-    found = delta_rule.calls(data_folder, kernel, device)
+    figures = delta_rule_kernel(engine, architecture, release).devices[delta_rule.DEVICES[device]]
+    found = delta_rule.calls(data_folder, kernel, device, engine)
     scaled = 1e6 * figures.start_s, 1e9 * figures.walk_s, 1e9 * figures.head_token_s, figures.heads
     errors = delta_rule.predicted_us(found, *scaled) / found["latency_us"] - 1.0
     assert errors[found["latency_us"] > delta_rule.LONG_US].abs().median() < within
