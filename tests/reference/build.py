@@ -29,8 +29,9 @@ NONE_BESIDE = BesideRows(*(np.zeros(0) for _ in BesideRows._fields))
 def linear_cost(iteration_s=1.0, token_s=0.0, context_s=0.0) -> CostParameters:
     """An iteration takes so long, plus so much per token computed and per token attended to by decodes."""
     rows = (NO_ROWS,) * 3 + (NO_ATTENTION,) * 2 + (NO_RAMPS, NO_RAMPS, NONE_BESIDE)
-    # The last two are rows of adapters, of which there are none by default.
-    zero = CostParameters(*rows, *(0.0,) * (len(CostParameters._fields) - len(rows) - 2))
+    # Those with defaults, rows that few designs have, are the last ones: there are none of them.
+    numbers = len(CostParameters._fields) - len(rows) - len(CostParameters._field_defaults)
+    zero = CostParameters(*rows, *(0.0,) * numbers)
     above_0 = {"ramp_tokens": 1.0, "late_decodes": 1.0}
     return zero._replace(iteration_s=iteration_s, token_s=token_s, context_s=context_s, **above_0)
 

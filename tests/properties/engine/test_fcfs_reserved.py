@@ -11,7 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluator.cost.iteration import AdapterGroups, AttentionRows, CostParameters, OperatorRows, RampRows
+from evaluator.cost.iteration import (
+    AdapterGroups,
+    AttentionRows,
+    CostParameters,
+    DeltaRuleRows,
+    OperatorRows,
+    RampRows,
+)
 from evaluator.cost.mixed_attention import BesideRows
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests
 from evaluator.stations.engine.fcfs_reserved import Lane, Structure, run_lanes
@@ -155,6 +162,9 @@ def _busy_case(name: str) -> Case:
         # Three sequences name 2.3 of the four; with 2 places at most it is these that count.
         most = np.array([2.0 if name.endswith("most") else 4.0])
         cost = cost._replace(adapter_rows=rows, adapter_groups=AdapterGroups(np.array([4.0]), np.log1p([-0.25]), most))
+    if name.startswith("cost.delta_rule"):
+        # A prompt beside another takes a second round as soon as its heads are half as many again.
+        cost = cost._replace(delta_rule_rows=DeltaRuleRows(*np.array([[1e-3], [1e-4], [1e-5], [0.7]])))
     return build(
         cost, policy, arrival * (not name.startswith("policy.")),
         [40, 90, 30, 70, 55, 20, 64, 80], [12, 3, 30, 1, 9, 25, 7, 16],
@@ -174,6 +184,7 @@ ROW_FIELDS = {  # which of the fields of its rows a group of operators has a use
     "expert_ramp_rows": ("ramp", "half"),
     "beside_rows": BesideRows._fields,
     "adapter_rows": PRODUCT,
+    "delta_rule_rows": DeltaRuleRows._fields,
 }
 COST_INPUTS = [
     *(f"cost.adapter_groups.{name}" for name in AdapterGroups._fields),
@@ -232,6 +243,7 @@ def test_every_input_is_tried():
         *AttentionRows._fields,
         *RampRows._fields,
         *BesideRows._fields,
+        *DeltaRuleRows._fields,
     }
     names = {name.split(".")[0].removesuffix(" of requests") for name in INPUTS}
     assert names >= {"cost", *LaneLimits._fields, *Requests._fields}
