@@ -38,6 +38,7 @@ def main() -> int:
     )
     parser.add_argument("--programs", type=int, default=3, help="programs that are compiled for a structure (3)")
     parser.add_argument("--structure", type=int, help="this structure alone, whose differences are printed")
+    parser.add_argument("--part", help="structures whose systems have this part alone, such as autoscaling")
     parser.add_argument("--tries", type=int, default=60, help="to make a system smaller that disagrees (60)")
     parser.add_argument("--out", type=Path, default=Path(".cache/random-systems.jsonl"), help="where lines are kept")
     asked = parser.parse_args()
@@ -51,7 +52,7 @@ def main() -> int:
     for number in itertools.count(asked.first):
         if _compared(lines) >= asked.cases:
             break
-        if number in done:
+        if number in done or (asked.part and asked.part not in features(system(structure(number), 0))):
             continue
         lines.append(_line(number, asked))
         with asked.out.open("a") as file:

@@ -55,8 +55,10 @@ def structure(seed: int) -> Tree:
     if layout != "one" or client in ("closed", "conversations", "thinking") or order != "plain":
         admission = draw.one("reserve", "on_demand")
     admission = {"lightllm": "on_demand", "token_ratio": "on_demand", "orca": "reserve"}.get(order, admission)
-    if order == "priority" or extra in ("offload", "groups"):
-        admission = "reserve" if order == "priority" else "on_demand"
+    if order == "priority":
+        admission = ("reserve", "on_demand")[seed % 2]
+    if extra in ("offload", "groups"):
+        admission = "on_demand"
     turns = client in ("turns", "conversations")
     cached = turns and extra not in ("adapters", "branches") and order != "lightllm" and admission != "swap"
     cached = cached and (extra == "offload" or draw.one(True, True, False))
@@ -74,7 +76,7 @@ def structure(seed: int) -> Tree:
     waits = client in ("closed", "conversations", "thinking")
     stages = extra in (None, "branches") and order != "token_ratio"
     stages = stages and (draw.one(*[False] * 9, True) if waits else draw.one(True, False))
-    return {
+    parts = {
         "seed": seed,
         "layout": layout,
         "client": client,
@@ -92,6 +94,11 @@ def structure(seed: int) -> Tree:
         "calibration": draw.one("datasheet", "datasheet", "auto"),
         "extra": extra,
     }
+    if extra == "autoscaling":  # what a fleet in a program goes with; the rest is the reference's
+        other = {"asynchronous": "plain", "token_ratio": "chunks"}.get(order, order)
+        whole = "reserve" if other in ("priority", "orca") else "on_demand"
+        parts |= {"looks": True, "cached": False, "pipeline": 1, "order": other, "admission": whole}
+    return parts
 
 
 def _stages(draw: Draw, cached: bool) -> tuple[str, ...]:
