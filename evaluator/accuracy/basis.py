@@ -240,6 +240,8 @@ def served_design(built: ReplicaBuild) -> dict[str, str]:
         figures["decode_context_parallel"] = parallel.context
     if parallel.prefill > 1:
         figures["prefill_context_parallel"] = parallel.prefill
+    if spec.apart is not None:
+        figures["feed_forward_apart"] = f"{spec.apart.ranks} to {spec.apart.devices}"
     if spec.adapters is not None:
         figures["lora"] = f"{spec.adapters.resident} of rank {spec.adapters.rank}, {spec.adapters.modules} modules"
     return {name: str(value) for name, value in figures.items()}
@@ -257,6 +259,8 @@ def _unmeasured(built: ReplicaBuild) -> tuple[str, ...]:
         unmeasured.append("decodes without CUDA graphs")
     if spec.adapters is not None:
         unmeasured.append("LoRA adapters")
+    if spec.apart is not None:
+        unmeasured.append("feed-forwards apart")
     unmeasured += _of_layout(of_rank(built.model, spec.parallel), hardware.links)
     unmeasured += [f"{dtype} weights" for dtype in sorted(_weights(built.model, spec.precision.weights) - _WEIGHTS)]
     if spec.precision.kv not in _KV:
@@ -285,6 +289,7 @@ def _of_layout(parallel: Parallel, links: Sequence[Link]) -> list[str]:
     features = [SPREAD] if parallel.expert > 1 else []
     features += ["data-parallel attention"] if parallel.data > 1 else []
     features += ["KV split along tokens"] if parallel.context > 1 else []
+    features += ["prompts split along tokens"] if parallel.prefill > 1 else []
     features += ["pipeline ranks"] if parallel.pipeline > 1 else []
     if parallel.devices > 1 and links:
         nearest = links[0]

@@ -14,7 +14,7 @@ from evaluator.arguments.table import Arguments, Flags, arguments_of, get, leave
 from evaluator.catalog.engine_rules import Release
 from evaluator.catalog.engines import serving_engine
 
-WHOLE = ("model", "hardware", "router", "transfer", "speculative", "lora")
+WHOLE = ("model", "hardware", "router", "transfer", "speculative", "lora", "feed_forward_apart")
 """Keys of a deployment whose sections are one value."""
 
 EVERY_SERVER = {

@@ -13,12 +13,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from evaluator.cost.feed_forward_apart import PingPong
 from evaluator.cost.iteration import CostParameters, IterationCost
 from evaluator.cost.prefill_context import PromptsSplit
 from evaluator.cost.speculative import SpeculativeCost
 
 TOKEN_ROWS = 4
 """Token rows are padded to a multiple of this, so that few different structures are compiled."""
+
+OF_ROOFLINES = (SpeculativeCost, PromptsSplit, PingPong)
+"""Costs that are made of rooflines and a few numbers of a lane."""
 
 
 class RowCounts(NamedTuple):
@@ -64,10 +68,9 @@ def _pad(rows: Any, count: int) -> Any:
 
 def with_rows(cost: IterationCost, counts: RowCounts) -> IterationCost:
     """Rooflines padded to ``counts``; a fitted cost as it is."""
-    if isinstance(cost, SpeculativeCost):
-        return cost._replace(target=pad_rows(cost.target, counts), draft=pad_rows(cost.draft, counts))
-    if isinstance(cost, PromptsSplit):
-        return cost._replace(device=pad_rows(cost.device, counts))
+    if isinstance(cost, OF_ROOFLINES):
+        parts = (pad_rows(part, counts) if isinstance(part, CostParameters) else part for part in cost)
+        return type(cost)(*parts)
     return pad_rows(cost, counts) if isinstance(cost, CostParameters) else cost
 
 
@@ -78,17 +81,15 @@ def structure(cost: IterationCost) -> Hashable:
     verification. Fitted costs must be of the same form (polynomial, table, dispatched, eager), and their arrays of the
     same shapes (a table's knots).
     """
-    if isinstance(cost, SpeculativeCost | PromptsSplit):
+    if isinstance(cost, OF_ROOFLINES):
         return (type(cost).__name__,)
     return () if isinstance(cost, CostParameters) else (type(cost).__name__, _shapes(cost))
 
 
 def rooflines(cost: IterationCost) -> tuple[CostParameters, ...]:
-    """The rooflines in a cost: itself, that of a rank, those of the model that verifies and of what drafts, or none."""
-    if isinstance(cost, SpeculativeCost):
-        return cost.target, cost.draft
-    if isinstance(cost, PromptsSplit):
-        return (cost.device,)
+    """The rooflines in a cost: itself, those that it is made of, or none."""
+    if isinstance(cost, OF_ROOFLINES):
+        return tuple(part for part in cost if isinstance(part, CostParameters))
     return (cost,) if isinstance(cost, CostParameters) else ()
 
 
@@ -114,7 +115,7 @@ def stack(lanes: Sequence[IterationCost], counts: RowCounts | None = None) -> It
     ``counts`` defaults to ``common_counts``; give it to share one compiled structure between chunks of a sweep.
     """
     counts = counts or common_counts(lanes)
-    if isinstance(lanes[0], SpeculativeCost | PromptsSplit):
+    if isinstance(lanes[0], OF_ROOFLINES):
         columns: Any = zip(*lanes, strict=True)
         # Rooflines, and numbers of a lane (queries, passes, host time) that are stacked as they are.
         parts: Any = (stack(column, counts) if isinstance(column[0], tuple) else np.array(column) for column in columns)

@@ -12,6 +12,7 @@ from typing import Any
 
 from evaluator.catalog.iterations import RANGES
 from evaluator.cost.arrays import Batched, array_namespace
+from evaluator.cost.feed_forward_apart import PingPong
 from evaluator.cost.iteration import BatchStatistics, CostParameters
 from evaluator.cost.one_of import OneOf
 from evaluator.cost.prefill_context import PromptsSplit
@@ -46,7 +47,7 @@ def holds_everywhere(cost: Any) -> bool:
     """Whether a cost holds for any batch, as rooflines do; those that were fitted to iterations have a range."""
     if isinstance(cost, OneOf):
         return all(map(holds_everywhere, cost.forms))
-    return isinstance(cost, CostParameters | SpeculativeCost | PromptsSplit)
+    return isinstance(cost, CostParameters | SpeculativeCost | PromptsSplit | PingPong)
 
 
 def batch_tokens(cost: Any, batch: BatchStatistics) -> Batched:

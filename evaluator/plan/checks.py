@@ -372,9 +372,11 @@ def _budget_problem(deployment: Deployment, budget: int, longest: int) -> str | 
 
 def _kv_problem(deployment: Deployment, kv: KvLayout, extremes: Extremes, units: int) -> str | None:
     watermark = watermark_units(deployment, kv)
-    if units + watermark > kv.capacity_units:
+    apart = deployment.feed_forward_apart
+    if units + watermark > kv.capacity_units // (1 if apart is None else apart.attention_ranks):
         beside = f" beside the watermark of {deployment.kv.watermark:g}" if watermark else ""
         branches = f" on {extremes.branches} branches" if extremes.branches > 1 else ""
+        beside = beside if apart is None else f" on all ranks of feed_forward_apart{beside}"
         return (
             f"infeasible: a request of {extremes.kv_tokens:,} tokens{branches} exceeds the KV cache of "
             f"{kv.capacity_tokens:,.0f} tokens{beside}; use {_more_room(deployment)} or shorter requests"

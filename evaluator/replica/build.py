@@ -20,6 +20,7 @@ from evaluator.catalog.tuned import crowded_bandwidth
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.adapters import adapters_problem
 from evaluator.cost.blocks import division_problem
+from evaluator.cost.feed_forward_apart import Apart, apart_problem, attention_alone, feed_forward_bytes
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.kv_groups import grouping_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
@@ -54,7 +55,9 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
         others = ", ".join(name for name, engine_record in ENGINES.items() if engine_record.runs_on(hardware))
         reason = f"{engine.label} runs on GPUs of {engine.maker} alone, not on {hardware.title}; use engine: {others}"
         return replace(built, problem=Problem(INFEASIBLE, reason))
-    undivided = division_problem(model, hardware, precision, parallel, engine.whole_blocks)
+    # Where feed-forwards are apart, the others divide attention alone.
+    divided = model if spec.apart is None else attention_alone(model)
+    undivided = division_problem(divided, hardware, precision, parallel, engine.whole_blocks)
     if undivided is not None:
         return replace(built, problem=Problem(INFEASIBLE, undivided))
     undrafted = times_problem(spec, calibration) or drafting_problem(spec, model, hardware, _model)
@@ -63,6 +66,8 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     if spec.drafting is not None and parallel.context > 1:
         unsplit = "decode_context_parallel with deployment.speculative; leave out the one or the other"
         return replace(built, problem=Problem(UNSUPPORTED, unsplit))
+    if spec.apart is not None and (unknown_apart := _apart_problem(spec, model, calibration, spec.apart)) is not None:
+        return replace(built, problem=unknown_apart)
     unsplit_prompts = _prompts_problem(spec, model, calibration) if parallel.prefill > 1 else None
     if unsplit_prompts is not None:
         return replace(built, problem=unsplit_prompts)
@@ -74,10 +79,36 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
         return replace(built, problem=Problem(UNSUPPORTED, ungrouped))
     by = drafter(spec, model, _model)
     memory = _memory(spec, model, hardware, by)
+    if spec.apart is not None:
+        # A rank has so many blocks, and requests are shared out to the ranks.
+        kv = replace(memory.kv, capacity_units=memory.kv.capacity_units * spec.apart.ranks)
+        memory = memory if spec.kv_blocks is not None else replace(memory, kv=kv)
+        too_large = _sides_problem(spec, model, hardware, memory, spec.apart)
+        if too_large is not None:
+            return replace(built, memory=memory, problem=Problem(INFEASIBLE, too_large))
+        return replace(built, memory=memory, replica=_replica(built, memory, by))
     too_large = memory_problem(model, hardware, precision, parallel, memory, _drafting_bytes(spec, model, hardware))
     if too_large is not None:
         return replace(built, memory=memory, problem=Problem(INFEASIBLE, too_large))
     return replace(built, memory=memory, replica=_replica(built, memory, by))
+
+
+def _apart_problem(spec: ReplicaSpec, model: Model, calibration: Calibration, apart: Apart) -> Problem | None:
+    """What feed-forwards on devices of their own do not go with; None where they do."""
+    divided = apart_problem(model, spec.parallel, apart)
+    if divided is not None:
+        return Problem(INFEASIBLE if "divide" in divided else UNSUPPORTED, divided)
+    others = {
+        "deployment.speculative; leave out speculative": spec.drafting is not None,
+        "deployment.lora; leave out lora": spec.adapters is not None,
+        "kv.layer_groups; leave out layer_groups": spec.grouped > 0,
+        "deployment.eager; leave out eager": spec.eager,
+        f"calibration {calibration.name}, which knows whole iterations; use calibration auto or datasheet": (
+            calibration.form != "roofline" or calibration.eager is not None or calibration.dispatch_s > 0
+        ),
+    }
+    what = next((what for what, applies in others.items() if applies), None)
+    return None if what is None else Problem(UNSUPPORTED, f"feed_forward_apart with {what}")
 
 
 def _prompts_problem(spec: ReplicaSpec, model: Model, calibration: Calibration) -> Problem | None:
@@ -108,6 +139,20 @@ def _prompts_problem(spec: ReplicaSpec, model: Model, calibration: Calibration) 
     }
     what = next((what for what, applies in others.items() if applies), None)
     return None if what is None else Problem(UNSUPPORTED, f"{parts} with {what}")
+
+
+def _sides_problem(spec: ReplicaSpec, model: Model, hardware: Hardware, memory: MemoryPlan, apart: Apart) -> str | None:
+    """Why attention or feed-forwards do not fit on their devices; None where both do."""
+    usable = f"the {memory.usable_bytes / 1e9:.1f} GB usable of {hardware.title}"
+    active = f"{memory.activation_bytes / 1e9:.1f} GB of activations"
+    if memory.kv.capacity_units == 0:
+        held = f"{memory.weight_bytes / 1e9:.1f} GB of weights of attention and {active}"
+        return f"does not fit: {held} leave no room for KV in {usable}; use more tensor_parallel"
+    held_bytes = feed_forward_bytes(model, spec.precision, apart)
+    if held_bytes + memory.activation_bytes <= memory.usable_bytes:
+        return None
+    held = f"{held_bytes / 1e9:.1f} GB of weights of feed-forwards and {active}"
+    return f"does not fit: {held} exceed {usable}; use more feed_forward_apart.devices"
 
 
 def drafter_of(built: ReplicaBuild) -> Drafter | None:
@@ -270,7 +315,7 @@ def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware, by: Drafter | N
     engine = serving_engine(spec.engine)
     sampled = spec.max_num_seqs * (1 if spec.drafting is None else 2)
     plan = memory_plan(
-        model, hardware, spec.precision, spec.parallel,
+        model if spec.apart is None else attention_alone(model), hardware, spec.precision, spec.parallel,
         memory_fraction=spec.memory_fraction, memory_of=engine.memory_of,
         block_tokens=spec.block_tokens,
         max_num_batched_tokens=spec.max_num_batched_tokens,
@@ -306,7 +351,7 @@ def _replica(built: ReplicaBuild, memory: MemoryPlan, by: Drafter | None) -> Run
     model, hardware, calibration = built.model, built.hardware, built.calibration
     precision, parallel = built.spec.precision, built.spec.parallel
     return RunnableReplica(
-        costing=costing(model, calibration, precision, parallel, hardware, by),
+        costing=costing(model, calibration, precision, parallel, hardware, by, built.spec.apart),
         hardware=hardware,
         kv=memory.kv,
         weight_bytes=memory.weight_bytes,

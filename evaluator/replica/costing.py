@@ -17,6 +17,7 @@ from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
 from evaluator.cost.coefficients import mesh, reach
+from evaluator.cost.feed_forward_apart import Apart, ping_pong, sides
 from evaluator.cost.fitted import iteration_cost, iteration_costs
 from evaluator.cost.host import with_layers
 from evaluator.cost.iteration import IterationCost
@@ -41,6 +42,7 @@ class Costing:
     parallel: Parallel
     hardware: Hardware
     drafts: Drafter | None = None
+    apart: Apart | None = None
 
     @cached_property
     def typical(self) -> tuple[IterationCost, ...]:
@@ -54,6 +56,8 @@ class Costing:
     def cost(self, hardware: Hardware, pipeline_rank: int | None = None) -> IterationCost:
         """The iteration cost of a pipeline rank, of the last one with the time of what drafts; None: of all layers."""
         by = self.drafts
+        if self.apart is not None:
+            return ping_pong(self.model, hardware, self.calibration, self.precision, self.parallel, self.apart)
         if by is None:
             split = self.model, hardware, self.calibration, self.precision, self.parallel
             return iteration_cost(*split, pipeline_rank)
@@ -79,8 +83,8 @@ class Costing:
 
     def costs_on(self, devices: Sequence[Hardware]) -> tuple[IterationCost, ...]:
         """The same on many such devices, with a trailing axis ``device`` in every field."""
-        if self.drafts is not None:
-            # Two folds, of the model and of what drafts, have no form for many devices: each device is folded by
+        if self.drafts is not None or self.apart is not None:
+            # Several folds, of the model and of what drafts, have no form for many devices: each device is folded by
             # itself.
             ranks = zip(*(self.costs(device) for device in devices), strict=True)
             return tuple(stack(costs) for costs in ranks)
@@ -90,6 +94,8 @@ class Costing:
     def ideals_on(self, devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
         """For each device (FLOPs, bytes) in seconds at its peaks, summed over the pipeline ranks."""
         # Of the model alone: drafts are work that nobody asked for, which MFU and MBU are not to count.
+        if self.apart is not None:
+            return _of_both(self, self.apart, devices)
         ideals = ideal_times_of(operators(self.model, self.precision, self.parallel), devices)
         if self.parallel.prefill == 1:
             return ideals
@@ -110,6 +116,27 @@ def _of_rank(ideal: IdealTime, ranks: int) -> IdealTime:
     return ideal._replace(**{name: value / ranks for name, value in ideal._asdict().items() if name not in whole})
 
 
+def _of_both(of: Costing, apart: Apart, devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
+    """In the mean over the devices for attention and those for feed-forwards, each with a share of the tokens."""
+    attention, feed_forward, ends = sides(of.model, of.precision, of.parallel, apart)
+    all_devices = apart.ranks * of.parallel.tensor + apart.devices
+
+    def mean(attention_s: IdealTime, feed_forward_s: IdealTime) -> IdealTime:
+        # A token is computed by the devices of one rank and by one device for feed-forwards, in whole; weights are read
+        # by all of them.
+        return IdealTime(
+            *(
+                (one * apart.ranks * of.parallel.tensor + other * apart.devices) / all_devices
+                if name in ("iteration_s", "experts_touched_s")
+                else (one * of.parallel.tensor + other) / all_devices
+                for name, one, other in zip(IdealTime._fields, attention_s, feed_forward_s, strict=True)
+            )
+        )
+
+    pairs = zip(ideal_times_of((*attention, *ends), devices), ideal_times_of(feed_forward, devices), strict=True)
+    return [(mean(one[0], other[0]), mean(one[1], other[1])) for one, other in pairs]
+
+
 def costing(
     model: Model,
     calibration: Calibration,
@@ -117,6 +144,7 @@ def costing(
     parallel: Parallel,
     hardware: Hardware,
     drafts: Drafter | None = None,
+    apart: Apart | None = None,
 ) -> Costing:
     """The costing of a replica on such a device; one object for as long as any replica has it.
 
@@ -127,11 +155,11 @@ def costing(
     # products fall back to.
     built_for = reach(hardware), mesh(hardware), has_fp4(hardware)
     # A model hashes by all of its layers, which would take longer than most of what is found here.
-    key = (id(model), id(calibration), precision, parallel, *built_for, drafting)
+    key = (id(model), id(calibration), precision, parallel, *built_for, drafting, apart)
     # Weakly held: of a sweep with a thousand models the costings go with their designs.
     alive = _COSTINGS.get(key)
     if alive is None:
-        alive = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware, drafts)
+        alive = _COSTINGS[key] = Costing(model, calibration, precision, parallel, hardware, drafts, apart)
     return alive
 
 

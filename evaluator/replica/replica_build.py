@@ -102,7 +102,8 @@ class ReplicaBuild:
     @property
     def devices(self) -> int:
         """Devices of one replica."""
-        return self.spec.parallel.devices
+        apart, devices = self.spec.apart, self.spec.parallel.devices
+        return devices if apart is None else apart.ranks * devices + apart.devices
 
     @property
     def rank_devices(self) -> int:

@@ -95,6 +95,7 @@ def replica_spec(
         unequal=unequal,
         adapters=adapters_of(deployment.lora, adapters),
         engine_version=deployment.engine_version,
+        apart=None if deployment.feed_forward_apart is None else deployment.feed_forward_apart.apart,
     )
 
 

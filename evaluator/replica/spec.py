@@ -9,6 +9,7 @@ from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import AS_PUBLISHED, Adapters, AskedOfSampler, Model
 from evaluator.catalog.what_if import WhatIf
+from evaluator.cost.feed_forward_apart import Apart
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.replica.changes import Change
@@ -30,7 +31,7 @@ class ReplicaSpec:
     ``eager``: the engine captures no CUDA graphs, and its host launches the kernels of every iteration.
     ``unequal``: how much longer than the mean the longest context of a batch of decodes is, of the mean; None: as the
     calibration set says. ``engine_version``: the release of the engine, on which its default tiles of experts depend;
-    None: the newest.
+    None: the newest. ``apart``: devices of their own for feed-forwards; None: there are none.
     """
 
     model: Model | WhatIf | str
@@ -52,3 +53,4 @@ class ReplicaSpec:
     unequal: float | None = None
     adapters: Adapters | None = None
     engine_version: str | None = None
+    apart: Apart | None = None

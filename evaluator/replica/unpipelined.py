@@ -44,7 +44,7 @@ def passage(built: ReplicaBuild) -> UnpipelinedCost:
     calibration = _with_all_hosts(built.calibration, spec.parallel.pipeline)
     by = drafter_of(built)
     # Made by hand and not shared: its calibration has the hosts of all ranks, as no simulated replica's has.
-    whole = Costing(model, calibration, spec.precision, spec.parallel, hardware, by)
+    whole = Costing(model, calibration, spec.precision, spec.parallel, hardware, by, spec.apart)
     (ideals,), fit = whole.ideals_on([hardware]), fit_of(calibration, model, spec.precision, spec.parallel)
     whole_operators = whole.operators()
     if by is not None:

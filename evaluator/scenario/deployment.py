@@ -43,6 +43,7 @@ from evaluator.policies import POLICIES
 from evaluator.routing import Choice
 from evaluator.scenario.adapters import Lora, lora_reader
 from evaluator.scenario.autoscaling import Autoscaling, autoscaling_reader
+from evaluator.scenario.feed_forward_apart import FeedForwardApart, feed_forward_apart_reader
 from evaluator.scenario.pipeline import Stage
 from evaluator.scenario.routers import Routers, router_reader
 from evaluator.scenario.transfer import Transfer, transfer_reader
@@ -368,6 +369,12 @@ class Pool:
         1,
         "Copies of the tensor-parallel group over which the tokens of prompts are split; each keeps the whole KV, and "
         "experts are spread over all of them (vLLM's --prefill-context-parallel-size, SGLang's --attn-cp-size).",
+    )
+    feed_forward_apart: FeedForwardApart | None = key(
+        feed_forward_apart_reader,
+        None,
+        "Devices of their own for feed-forwards, which micro-batches reach from those for attention in turn (AFD); "
+        "absent: each device computes both.",
     )
     batching: Batching = key(section(Batching), Batching(), "The scheduler of a replica.", absent=absent(Batching))
     kv: KvCache = key(section(KvCache, check_kv), KvCache(), "The KV cache of a replica.", absent=absent(KvCache))

@@ -52,6 +52,9 @@ def _link_schema() -> Schema:
     return {"anyOf": [*schema_of(_named)["anyOf"], section_schema(table, required(table))]}
 
 
+link_reader = Reader(_link, _link_schema)
+
+
 @dataclass(frozen=True)
 class Transfer:
     """How KV comes from the prefill side to the decode side; without both sides it means nothing.
@@ -63,7 +66,7 @@ class Transfer:
     """
 
     link: str | LinkFigures = key(
-        Reader(_link, _link_schema), "rdma-400g", "A link of the catalog, or {bandwidth: 50GB/s, latency: 5us}."
+        link_reader, "rdma-400g", "A link of the catalog, or {bandwidth: 50GB/s, latency: 5us}."
     )
     # layer: as connectors that save KV layer by layer (vLLM `KVConnectorBase_V1.save_kv_layer`).
     granularity: str = key(

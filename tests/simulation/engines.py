@@ -140,10 +140,11 @@ def with_few_programs(groups: Sequence[Group]) -> list[Group]:
         some = alike[_without_parts(station.key)]
         parts = {part: any(getattr(one.key, part) for one in some) for part in PARTS}
         branches = max(one.key.branches for one in some)
-        sizes = {size: max(getattr(one, size) for one in some) for size in ("ring", "lane_requests")}
+        sizes = {size: max(getattr(one, size) for one in some) for size in ("ring", "lane_requests", "looks")}
         blocks = max(one.block_tokens for one in some) if station.block_tokens else 0
         rows = RowCounts(*map(max, zip(*(one.rows for one in some), strict=True)))
-        return StationGroup(replace(station.key, branches=branches, **parts), rows=rows, block_tokens=blocks, **sizes)
+        key = replace(station.key, branches=branches, **parts)
+        return replace(station, key=key, rows=rows, block_tokens=blocks, **sizes)
 
     return [replace(group, stations=tuple(map(wide, group.stations))) for group in groups]
 
