@@ -9,10 +9,8 @@ from evaluator.catalog.calibration import MEASURED_MAKER, TRANSFERRED, Calibrati
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.read_hardware import load_hardware
-from evaluator.catalog.relatives import served_as_default, served_by_relative
-from evaluator.catalog.served import with_host
 from evaluator.catalog.store import has
-from evaluator.catalog.transferred import nearest_measured, set_of_others
+from evaluator.catalog.transferred import nearest_measured, set_of_device, set_of_others
 from evaluator.records import Same
 
 AUTO, SHEET = "auto", "datasheet"
@@ -53,10 +51,10 @@ def load_calibration(
 
 def _best(hardware: str, device: Hardware | None, engine: str) -> Calibration | None:
     """The set of ``auto``, of measurements of the device or of others; None: there is none."""
-    found = _measured(hardware, engine)
+    found = set_of_device(hardware, engine)
     if found is not None:
         return found
-    of_default = None if engine == DEFAULT_ENGINE else _measured(hardware, DEFAULT_ENGINE)
+    of_default = None if engine == DEFAULT_ENGINE else set_of_device(hardware, DEFAULT_ENGINE)
     # A user's own set of others goes before the one that is made here.
     others = None if has("calibrations", TRANSFERRED) else device
     relative = "" if others is None else nearest_measured(others, engine)
@@ -85,24 +83,6 @@ def _device(hardware: Hardware | str) -> Hardware | None:
 def is_like_measured(device: Hardware) -> bool:
     """Whether a device is a GPU of the maker whose devices the sets are of: only of those are errors known."""
     return device.kind == "gpu" and device.maker == MEASURED_MAKER
-
-
-def _measured(hardware: str, engine: str) -> Calibration | None:
-    """The best set of a device's own measurements of an engine; None: there is none."""
-    serving, kernels, host = f"{hardware}-{engine}.serving", f"{hardware}-{engine}", f"{engine}.serving"
-    # The first of what is nearest to a server on this device: its own runs have kernels and host together.
-    if has("calibrations", serving):
-        return named_set(serving, hardware)
-    if has("calibrations", kernels):
-        # Kernels were timed alone. What a server makes of them is known of a relative; else its host alone is taken to
-        # be alike on all devices.
-        calibration = named_set(kernels, hardware)
-        if engine == DEFAULT_ENGINE and (served := served_by_relative(calibration, hardware)) is not None:
-            return served
-        if has("calibrations", host):
-            return with_host(calibration, named_set(host, hardware))
-        return calibration if engine == DEFAULT_ENGINE else served_as_default(calibration, hardware)
-    return None
 
 
 def _standing_in(of: Calibration, engine: str) -> Calibration:

@@ -48,7 +48,8 @@ def _set_of_others(hardware: str, link: str, engine: str, nearest: str, folders:
     others = [nearest] if nearest else [name for name in measured_devices(engine) if name != hardware]
     # The same kernels run on processors of one architecture, and in servers alike; the median over several
     # architectures is of kernels alone, since what servers make of them was judged so (calibration/README.md).
-    sets = [_served(name, engine) if nearest else _with_own_host(name, engine) for name in others]
+    own = [set_of_device(name, engine) if nearest else _with_own_host(name, engine) for name in others]
+    sets = [calibration for calibration in own if calibration is not None]  # all: each is of a device with kernels
     # `link` among the same devices as `sets`: one of another architecture is not in the median,
     # whatever its link.
     median_set = transferred(sets, link=joined_by(link, others))
@@ -106,16 +107,22 @@ def _has_own_collectives(name: str, hardware: str) -> bool:
     )
 
 
-def _served(hardware: str, engine: str) -> Calibration:
-    """The set of a device that knows most of servers."""
-    serving = f"{hardware}-{engine}.serving"
+def set_of_device(hardware: str, engine: str) -> Calibration | None:
+    """The best set of a device's own measurements of an engine; None: there is none."""
+    serving, kernels, host = f"{hardware}-{engine}.serving", f"{hardware}-{engine}", f"{engine}.serving"
+    # The first of what is nearest to a server on this device: its own runs have kernels and host together.
     if has("calibrations", serving):
         return named_set(serving, hardware)
-    kernels = named_set(f"{hardware}-{engine}", hardware)
-    if engine != DEFAULT_ENGINE:
-        return served_as_default(kernels, hardware)
-    served = served_by_relative(kernels, hardware)
-    return _with_own_host(hardware, engine) if served is None else served
+    if has("calibrations", kernels):
+        # Kernels were timed alone. What a server makes of them is known of a relative; else its host alone is taken to
+        # be alike on all devices.
+        calibration = named_set(kernels, hardware)
+        if engine == DEFAULT_ENGINE and (served := served_by_relative(calibration, hardware)) is not None:
+            return served
+        if has("calibrations", host):
+            return with_host(calibration, named_set(host, hardware))
+        return calibration if engine == DEFAULT_ENGINE else served_as_default(calibration, hardware)
+    return None
 
 
 def _with_own_host(hardware: str, engine: str) -> Calibration:

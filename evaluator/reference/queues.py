@@ -142,13 +142,10 @@ class Queues:
         named = {request.adapter for request in self.running if request not in self.leaving} if bound else set[int]()
         while room > 0 and self.waiting and (wanted is None or wanted()):
             request = self.waiting.head()
-            if request.batches_under_way and self.seats < self.limits.max_num_seqs:
-                # Preempted while it is in flight: it cannot go on before the token that is to come is known.
-                skipped.append(self.waiting.pop())
-                continue
-            full = bound and len(named) >= bound and request.adapter not in named
-            if full and self.seats < self.limits.max_num_seqs:
-                # Its adapter has no place beside those of the batch. Those behind it may go on with one that has.
+            # Its adapter has no place beside those of the batch; those behind it may go on with one that has. Or it was
+            # preempted while it is in flight, and cannot go on before the token that is to come is known.
+            without_place = bound and len(named) >= bound and request.adapter not in named
+            if (without_place or request.batches_under_way) and self.seats < self.limits.max_num_seqs:
                 skipped.append(self.waiting.pop())
                 continue
             hit = self.found(request)
@@ -192,7 +189,7 @@ class Queues:
 
     def found(self, request: Request) -> int:
         """Tokens of a waiting request that the prefix cache has."""
-        if request.units:  # it was looked up with its KV reservation (``reserve``)
+        if request.units:  # it was looked up with its KV reservation (``KvReservations.grant``)
             return request.hit_tokens
         # KV that was swapped out comes back whole, so that the prefix cache has nothing to add.
         return 0 if request.swapped else self.kv.lookup(request)
