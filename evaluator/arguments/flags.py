@@ -27,6 +27,7 @@ EVERY_SERVER = {
     "decode_context_parallel": 1,
     "prefill_context_parallel": 1,
     "eager": False,
+    "attention_backend": "auto",
     "expert_exchange": "gather",
     "role": "mixed",
     "batching.tau": 1.0,

@@ -80,6 +80,8 @@ def _write(server: StatedPool) -> Flags:
         flags["--chunked-prefill-size"] = -1
         if budget is not None:
             flags["--max-prefill-tokens"] = budget
+    if server["attention_backend"] == "flashinfer":  # of decodes; that of prompts stays the engine's choice
+        flags["--decode-attention-backend"] = "flashinfer"
     flags["--disable-overlap-schedule"] = server["batching.planning"] != "asynchronous"
     if server.cached_prefixes:
         flags["--disable-radix-cache"] = False
@@ -141,6 +143,10 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     narrow = {word: kv for kv, word in _KV.items()} | {"fp8_e5m2": "fp8"}
     put(tree, "precision.kv", narrow.get(dtype, get(tree, "precision.activations")))
     read_flags += ["--kv-cache-dtype"] if dtype in ("auto", "bf16", "bfloat16", *narrow) else []
+    # ``--attention-backend`` is of prompts, too, and of devices on which nobody measured these kernels: it is listed.
+    if flags.get("--decode-attention-backend") == "flashinfer":
+        tree["attention_backend"] = "flashinfer"
+        read_flags.append("--decode-attention-backend")
     if "--max-running-requests" in flags:
         put(tree, "batching.max_num_seqs", max(flags["--max-running-requests"] // together, 1))
     chunk = flags.get("--chunked-prefill-size")

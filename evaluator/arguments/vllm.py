@@ -71,6 +71,8 @@ def _write(server: StatedPool) -> Flags:
         if server["redundant_experts"]:
             flags["--enable-eplb"] = True
             flags["--eplb-config"] = {"num_redundant_experts": server["redundant_experts"]}
+    if server["attention_backend"] == "flashinfer":
+        flags |= {"--attention-backend": "FLASHINFER", "--attention-config": {"use_trtllm_attention": False}}
     if server["kv.capacity_tokens"] is not None:
         # Stated, since the server's own profiling run would find some other number, and with it another concurrency.
         flags["--num-gpu-blocks-override"] = server["kv.capacity_tokens"] // (
@@ -124,6 +126,10 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     put(tree, "precision.kv", narrow.get(dtype, get(tree, "precision.activations")))
     if dtype not in ("auto", "bfloat16", "float16", *narrow):
         read_flags.remove("--kv-cache-dtype")
+    # On Blackwell the backend runs TensorRT-LLM's kernels where nothing is said (``use_trtllm_attention``).
+    if flags.get("--attention-config", {}).get("use_trtllm_attention") is False:
+        tree["attention_backend"] = "flashinfer"
+        read_flags += ["--attention-backend", "--attention-config"]
     ranks = tree.get("data_parallel", 1)
     if flags.get("--enable-expert-parallel"):
         tree["expert_parallel"] = tree.get("tensor_parallel", 1) * ranks * tree.get("prefill_context_parallel", 1)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from evaluator.catalog.store import data_folder
 
-_CATALOG = ("models", "hardware", "lengths", "links", "storage", "experts", "exchanges", "calibrations", "errors")
+_CATALOG = ("models", "hardware", "lengths", "links", "storage", "experts", "delta_rule", "exchanges", "attention",
+            "calibrations", "errors")  # fmt: skip
 
 
 @cache

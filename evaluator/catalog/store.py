@@ -20,6 +20,7 @@ _KINDS = {
     "storage": ("models/storage", "storage"),
     "experts": ("models/experts", "list of tuned experts"),
     "delta_rule": ("models/delta_rule", "list of kernels of the gated delta rule"),
+    "attention": ("models/attention", "kernels of decode attention"),
     "exchanges": ("models/exchanges", "kernels that exchange tokens among experts"),
     "engines": ("models/engines", "table of an engine's defaults"),
     "calibrations": ("calibration", "calibration"),

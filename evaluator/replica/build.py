@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
+from typing import NamedTuple
 
+from evaluator.catalog.attention_kernels import AUTO, DecodeKernel, decode_devices, decode_kernel
 from evaluator.catalog.calibration import MEASURED_MAKER, OPTIONAL_CLASSES, TUNED, Calibration
 from evaluator.catalog.choice import load_calibration
 from evaluator.catalog.delta_rule import DeltaRule, delta_rule_kernel
@@ -47,7 +49,9 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     unknown = fitted_problem(calibration, model, hardware, precision, parallel) or lockstep_problem(model, parallel)
     if unknown is not None:
         return replace(built, problem=Problem(UNSUPPORTED, unknown))
-    unmeasured = _exchange_problem(parallel.exchange, model, hardware, calibration)
+    unmeasured = _exchange_problem(parallel.exchange, model, hardware, calibration) or _attention_problem(
+        spec, hardware
+    )
     if unmeasured is not None:
         return replace(built, problem=Problem(UNSUPPORTED, unmeasured))
     engine = serving_engine(spec.engine)
@@ -182,12 +186,20 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     delta_rule = None if of_other_engine else _delta_rule(spec, model, hardware, calibration)
     # Figures of whole iterations have what is sent in them.
     exchange = exchange_figures(spec.parallel.exchange, hardware) if calibration.form == "roofline" else None
-    calibration = _as_used(
-        Same(calibration), beyond, spec.eager, spec.unequal, crowded, delta_rule, exchange, spec.change
-    )
+    decodes = decode_kernel(spec.attention_backend, spec.precision.kv, hardware)
+    libraries = Libraries(delta_rule, exchange, decodes if calibration.form == "roofline" else None)
+    calibration = _as_used(Same(calibration), beyond, spec.eager, spec.unequal, crowded, libraries, spec.change)
     if spec.change is not None:
         hardware = changed_hardware(hardware, spec.change)
     return model, hardware, calibration
+
+
+class Libraries(NamedTuple):
+    """Kernels that no set has figures of, or other ones than it has; None: there are none, or a set's own run."""
+
+    delta_rule: DeltaRule | None  # of models with such layers
+    exchange: ExchangeFigures | None  # of tokens that go to experts
+    decodes: DecodeKernel | None  # of attention
 
 
 @lru_cache(maxsize=1024)
@@ -197,15 +209,13 @@ def _as_used(
     eager: bool,
     unequal: float | None,
     crowded: float | None,
-    delta_rule: DeltaRule | None,
-    exchange: ExchangeFigures | None,
+    libraries: Libraries,
     change: Change | None,
 ) -> Calibration:
     """A set, maybe ``beyond`` what it was fitted to (on a device that nobody measured, for another engine), with an
     input changed; the same object for all that ask so. ``eager``: the engine has no CUDA graphs. ``unequal``: of the
     contexts of its decodes. ``crowded``: what default tiles of experts leave of the bandwidth (``_crowded``).
-    ``delta_rule``: what the engine's kernel takes, of models with such layers. ``exchange``: of kernels that send
-    tokens to experts."""
+    ``libraries``: kernels that no set has figures of."""
     efficiency_of = calibration.of
     # A data sheet says no more of a device that was measured than of another: only what was fitted can be
     # extrapolated.
@@ -220,16 +230,18 @@ def _as_used(
     if unequal is not None and decodes is not None and decodes.beside_walk_s > 0.0:
         classes = {**efficiency_of.efficiencies, "attention_decode": replace(decodes, unequal=unequal)}
         efficiency_of = replace(efficiency_of, efficiencies=classes)
-    if delta_rule is not None:
-        efficiency_of = replace(efficiency_of, delta_rule=delta_rule)
+    if libraries.delta_rule is not None:
+        efficiency_of = replace(efficiency_of, delta_rule=libraries.delta_rule)
     if crowded is not None:
         experts = efficiency_of.of("grouped_gemm")
         # What stands in for tuned experts, and for those in 8 and 4 bits, whose kernels are others, keeps its figures.
         default = {name: efficiency_of.of(name) for name, of in OPTIONAL_CLASSES.items() if of == "grouped_gemm"}
         default["grouped_gemm"] = replace(experts, crowded_bandwidth=crowded)
         efficiency_of = replace(efficiency_of, efficiencies={**efficiency_of.efficiencies, **default})
-    if exchange is not None:
-        efficiency_of = with_exchange(efficiency_of, exchange)
+    if libraries.exchange is not None:
+        efficiency_of = with_exchange(efficiency_of, libraries.exchange)
+    if libraries.decodes is not None:
+        efficiency_of = libraries.decodes.put_into(efficiency_of)
     return efficiency_of if change is None else changed_calibration(efficiency_of, change)
 
 
@@ -244,6 +256,17 @@ def _exchange_problem(exchange: str, model: Model, hardware: Hardware, calibrati
     return (
         f"expert_exchange {exchange} on {hardware.title}, of whose architecture is none of the devices on which these "
         f"kernels were measured ({measured}); use {ALL_TO_ALL}"
+    )
+
+
+def _attention_problem(spec: ReplicaSpec, hardware: Hardware) -> str | None:
+    """Why kernels of decode attention that a spec asks for are not known on a device; None where they are."""
+    backend = spec.attention_backend
+    if backend == AUTO or decode_kernel(backend, spec.precision.kv, hardware) is not None:
+        return None
+    return (
+        f"attention_backend {backend} on {hardware.title} with KV in {spec.precision.kv}: it was measured with KV in "
+        f"16 bits and in fp8, on {', '.join(decode_devices(backend))} alone; use {AUTO}"
     )
 
 

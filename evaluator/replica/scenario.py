@@ -96,6 +96,7 @@ def replica_spec(
         adapters=adapters_of(deployment.lora, adapters),
         engine_version=deployment.engine_version,
         apart=None if deployment.feed_forward_apart is None else deployment.feed_forward_apart.apart,
+        attention_backend=deployment.attention_backend,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from evaluator.catalog.attention_kernels import AUTO
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.hardware import Hardware
@@ -31,7 +32,8 @@ class ReplicaSpec:
     ``eager``: the engine captures no CUDA graphs, and its host launches the kernels of every iteration.
     ``unequal``: how much longer than the mean the longest context of a batch of decodes is, of the mean; None: as the
     calibration set says. ``engine_version``: the release of the engine, on which its default tiles of experts depend;
-    None: the newest. ``apart``: devices of their own for feed-forwards; None: there are none.
+    None: the newest. ``apart``: devices of their own for feed-forwards; None: there are none. ``attention_backend``:
+    whose kernels of decode attention it runs.
     """
 
     model: Model | WhatIf | str
@@ -54,3 +56,4 @@ class ReplicaSpec:
     adapters: Adapters | None = None
     engine_version: str | None = None
     apart: Apart | None = None
+    attention_backend: str = AUTO

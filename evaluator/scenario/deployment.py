@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from evaluator.catalog.attention_kernels import AUTO, BACKENDS
 from evaluator.catalog.choice import CHOSEN
 from evaluator.catalog.engines import DEFAULT_ENGINE, ENGINES, serving_engine
 from evaluator.catalog.store import find
@@ -320,6 +321,12 @@ class Pool:
         None,
         "Whether the engine plans the next batch before the tokens of the one under way are known, as "
         "batching.planning asynchronous or at_once says in our words.",
+    )
+    attention_backend: str = key(
+        choice(*BACKENDS),
+        AUTO,
+        "Kernels of decode attention: the engine's own choice, or FlashInfer's own (SGLang: --attention-backend "
+        "flashinfer; vLLM on Blackwell: use_trtllm_attention false), which unpack KV in 8 bits.",
     )
     eager: bool = key(
         flag,

@@ -50,6 +50,7 @@ POOL = some.fixed_dictionaries(
         "expert_parallel": some.sampled_from([1, 2, 4, 8, 16]),
         "redundant_experts": some.integers(0, 8),
         "eager": some.booleans(),
+        "attention_backend": some.sampled_from(["auto", "flashinfer"]),
         "decode_context_parallel": some.sampled_from([1, 1, 2, 8]),
         "prefill_context_parallel": some.sampled_from([1, 1, 2]),
         "lora": some.one_of(

@@ -106,6 +106,22 @@ def test_what_exchanges_tokens_in_vllm(backend, wanted):
     assert keys(text, "expert_exchange") == (wanted,)
 
 
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("vllm serve Qwen/Qwen3-8B --attention-backend FLASHINFER", "auto"),
+        ("vllm serve Qwen/Qwen3-8B --attention-config '{\"use_trtllm_attention\": false}'", "flashinfer"),
+        ("python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --attention-backend flashinfer", "auto"),
+        (
+            "python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --decode-attention-backend flashinfer",
+            "flashinfer",
+        ),
+    ],
+)
+def test_kernels_of_decode_attention(line, wanted):
+    assert keys(line, "attention_backend") == (wanted,)
+
+
 def test_a_line_for_each_replica_and_roles_by_their_flags():
     assert keys("vllm serve Qwen/Qwen3-8B --port 1 &\nvllm serve Qwen/Qwen3-8B --port 2 &", "replicas") == (2,)
     role = '--kv-transfer-config \'{"kv_connector": "NixlConnector", "kv_role": "kv_%s"}\''

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evaluator.catalog.attention_kernels import AUTO, BACKENDS
 from evaluator.cost.frontend import delay_s
 from evaluator.cost.iteration import CostParameters
 from evaluator.plan import StationPlan, plan
@@ -34,7 +35,7 @@ LINK = 46.7e9
 METRICS = {"ttft_s": "TTFT, s", "tpot_s": "TPOT, ms", "e2e_s": "E2E, s", "tok_per_s": "output tokens/s"}
 
 
-def station_of(run: Mapping[str, Any]) -> StationPlan:
+def station_of(run: Mapping[str, Any], attention_backend: str = AUTO) -> StationPlan:
     """The server of a run, as a scenario describes it."""
     offload = {"offload_bytes": run["cpu_kv_gib"] * 2.0**30, "offload_bandwidth": LINK}
     scenario = {
@@ -45,6 +46,7 @@ def station_of(run: Mapping[str, Any]) -> StationPlan:
         },
         "deployment": {
             "model": "llama-3.1-70b", "hardware": "b200-sxm", "engine": "vllm", "engine_version": "0.15",
+            "attention_backend": attention_backend,
             "precision": {"weights": "nvfp4", "kv": "fp8"},
             "batching": {"max_num_seqs": int(run["max_num_seqs"]), "max_num_batched_tokens": 8192},
             "kv": {"capacity_tokens": int(run["kv_cache_tokens"]), "prefix_caching": True, "admission": "on_demand",
@@ -88,10 +90,12 @@ def requests_of(recorded: pd.DataFrame, block: int) -> tuple[list[Request], Foll
     return requests, Follows(follows, at_once, at_once)
 
 
-def served(run: Mapping[str, Any], recorded: pd.DataFrame, more: Sequence[float] = (0.0, 0.0)) -> dict[str, float]:
+def served(
+    run: Mapping[str, Any], recorded: pd.DataFrame, more: Sequence[float] = (0.0, 0.0), attention_backend: str = AUTO
+) -> dict[str, float]:
     """The run's figures by the reference; ``more``: seconds that the server takes beyond the catalog's set for it, for
     an iteration and for each token that a decode attends to."""
-    station = station_of(run)
+    station = station_of(run, attention_backend)
     limits = limits_of(station)
     (cost,) = station.design.ready.pipeline_ranks
     assert isinstance(cost, CostParameters)
@@ -141,6 +145,7 @@ def main() -> None:
         "--more", type=float, nargs=2, default=(0.0, 0.0), metavar=("ITERATION_S", "CONTEXT_S"),
         help="seconds beyond the catalog's set, for an iteration and for each token that a decode attends to",
     )  # fmt: skip
+    arguments.add_argument("--attention-backend", choices=BACKENDS, default=AUTO, help="whose kernels decodes run on")
     arguments.add_argument("--offload", choices=("on", "off"), help="those runs alone")
     asked, data = arguments.parse_args(), Path(os.environ.get("EVALUATOR_DATA", "../shared/data"))
     runs = pd.read_csv(data / "multiturn_b200_runs.csv")
@@ -149,7 +154,7 @@ def main() -> None:
     for run in runs.to_dict("records"):
         recorded = requests[requests.run_id == run["run_id"]].sort_values("send_s", kind="stable")
         started = time.process_time()
-        ours = served(run, recorded, asked.more)
+        ours = served(run, recorded, asked.more, asked.attention_backend)
         measured = {
             "ttft_s": recorded.ttft_ms.mean() / 1e3,
             "tpot_s": recorded.tpot_ms[recorded.output_tokens > 1].mean(),

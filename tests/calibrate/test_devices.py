@@ -22,6 +22,9 @@ from tests.benchmarks import other_set
 README = Path(__file__).resolve().parents[2] / "calibration" / "README.md"
 TABLES = {
     "| | GB200 | GB300 |": ("gb200-vllm", "gb300-vllm", "rtx-pro-6000-server-vllm", "b60-vllm"),
+    "| | TensorRT-LLM, GB200 |": tuple(
+        f"{device}-{engine}" for engine in ("trtllm", "sglang") for device in ("gb200", "gb300", "rtx-pro-6000-server")
+    ),
     "| | H20 | H800 |": ("h20-vllm", "h800-vllm"),
     "| | Ascend 910B | TPU v6e |": ("ascend-910b-vllm", "tpu-v6e-vllm"),
 }
@@ -105,6 +108,25 @@ def test_a_device_without_a_set_takes_that_of_the_nearest_of_its_architecture():
     assert not {"gb200", "gb300", "rtx-pro-6000-server", "b60"} & set(measured_devices("vllm"))
 
 
+@pytest.mark.parametrize("engine", ["trtllm", "sglang"])
+@pytest.mark.parametrize(
+    ("hardware", "relative"), [("gb200", "b200-sxm"), ("gb300", "b200-sxm"), ("rtx-pro-6000-server", "rtx-pro-6000")]
+)
+def test_kernels_of_another_engine_are_served_as_vllms_of_the_nearest_relative(hardware, relative, engine):
+    found, kernels = (
+        load_calibration("auto", hardware, engine=engine),
+        load_calibration(f"{hardware}-{engine}", hardware),
+    )
+    serving, isolated = (load_calibration(f"{relative}-vllm{end}", relative) for end in (".serving", ""))
+    assert found.name == f"{hardware}-{engine}, served as {relative}-vllm.serving"
+    assert (found.provenance, found.engine) == ("extrapolated", engine)
+    assert all(getattr(found, figure) == getattr(serving, figure) for figure in HOST)
+    ratios = [one.of("attention_decode").launch_s for one in (found, kernels, serving, isolated)]
+    assert ratios[0] / ratios[1] == pytest.approx(ratios[2] / ratios[3])
+    # One chip has one voice in medians of this engine, too.
+    assert hardware not in measured_devices(engine)
+
+
 def test_of_other_makers_a_relative_alone_tells_anything():
     for hardware, nearest in (("mi350x", "mi355x"), ("ascend-910b3", "ascend-910b")):
         found = load_calibration("auto", hardware)
@@ -115,8 +137,7 @@ def test_of_other_makers_a_relative_alone_tells_anything():
 @pytest.mark.parametrize(
     ("hardware", "engine", "name", "of"),
     [
-        ("gb200", "sglang", "transferred", "b300-sxm"),  # has kernels of vLLM alone, and no servers
-        ("gb300", "trtllm", "transferred", "b300-sxm"),
+        ("rtx-5090", "sglang", "transferred", "rtx-pro-6000-server"),
         ("gh200", "sglang", "transferred", "h200-sxm"),
         ("mi350x", "sglang", "transferred, for sglang", "mi355x"),
         ("a800", "trtllm", "transferred, for trtllm", "a100-sxm"),
@@ -263,7 +284,8 @@ def test_the_table_of_relatives_is_that_of_the_errors():
 def test_the_table_of_the_page_on_accuracy_is_that_of_the_sets():
     text = (README.parents[1] / "docs" / "accuracy.md").read_text()
     lines = text[text.index("| | GB200 | GB300 |") :].split("\n\n")[0].splitlines()[2:]
-    sets = [load_calibration(name, "any", foreign=True).fit["errors"] for names in TABLES.values() for name in names]
+    shown = [name for names in TABLES.values() for name in names if name.endswith("-vllm")]
+    sets = [load_calibration(name, "any", foreign=True).fit["errors"] for name in shown]
     classes = [("gemm",), ("attention_prefill", "attention_decode"), ("grouped_gemm",), ("gemm_8bit", "gemm_block")]
     for line, labels in zip(lines, [*classes, ("all_reduce",)], strict=True):
         for cell, errors in zip((part.strip() for part in line.split("|")[2:-1]), sets, strict=True):

@@ -1,0 +1,93 @@
+"""Decode attention by kernels other than an engine's own choice, as YAML: models/attention/BACKEND.yaml.
+
+A set of kernels is fitted to those that its engine runs where nothing is said. An engine told to run another library's
+reads contexts at that one's rate, which depends on the dtype of the KV: kernels that know none of 8 bits unpack it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from evaluator.catalog.calibration import Calibration
+from evaluator.catalog.fields import Fields, load
+from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.relatives import nearest_alike
+from evaluator.catalog.store import has, names, suggestion
+from evaluator.errors import InputError
+
+AUTO = "auto"
+"""The engine's own choice."""
+BACKENDS = (AUTO, "flashinfer")
+
+
+@dataclass(frozen=True)
+class DecodeKernel:
+    """A library's decode attention on one device, of KV of one dtype: launch, bytes over bandwidth, and sequences."""
+
+    launch_s: float
+    bandwidth_efficiency: float
+    head_sequence_s: float
+
+    def put_into(self, calibration: Calibration) -> Calibration:
+        """The set with this kernel for ordinary decode attention. Its contexts are split into even parts, so that
+        nothing waits for the longest one."""
+        decodes = replace(
+            calibration.of("attention_decode"),
+            launch_s=self.launch_s,
+            bandwidth_efficiency=self.bandwidth_efficiency,
+            activation_efficiency=self.bandwidth_efficiency,
+            head_sequence_s=self.head_sequence_s,
+            kv_head_sequence_s=0.0,
+            join_s=0.0,
+            spread=0.0,
+            unsplit_s=0.0,
+            beside_walk_s=0.0,
+        )
+        return replace(calibration, efficiencies={**calibration.efficiencies, "attention_decode": decodes})
+
+
+def decode_kernel(backend: str, kv_dtype: str, hardware: Hardware) -> DecodeKernel | None:
+    """The kernel of a backend for KV of a dtype on a device, or on the nearest one of its architecture; None where
+    nobody measured it. InputError for a file that is not as it should be."""
+    if not has("attention", backend):
+        return None
+    known = load("attention", backend, _read)
+    nearest = hardware.name if hardware.name in known else nearest_alike(hardware, tuple(known))
+    # The two kinds of 16 bits are one to a kernel that moves bytes.
+    return None if nearest is None else known[nearest].get({"fp16": "bf16"}.get(kv_dtype, kv_dtype))
+
+
+def decode_devices(backend: str) -> tuple[str, ...]:
+    """The devices, names of the catalog, on which a backend was measured."""
+    return tuple(load("attention", backend, _read)) if has("attention", backend) else ()
+
+
+def _read(document: Any, where: str, expected_name: str) -> Mapping[str, Mapping[str, DecodeKernel]]:
+    given = Fields(document, where)
+    given.named(expected_name)
+    given.text("note", None)
+    given.sources(("devices",))
+    listed = given.inner("devices")
+    given.finish()
+    for device in listed.values:
+        if not has("hardware", str(device)):
+            raise InputError(f"{listed.place(str(device))}: no such device{suggestion(str(device), names('hardware'))}")
+    return {str(device): _of_device(listed.inner(device)) for device in listed.values}
+
+
+def _of_device(given: Fields) -> Mapping[str, DecodeKernel]:
+    kernels = {dtype: _kernel(given.inner(dtype)) for dtype in ("bf16", "fp8") if dtype in given.values}
+    given.finish()
+    return kernels
+
+
+def _kernel(given: Fields) -> DecodeKernel:
+    kernel = DecodeKernel(
+        given.quantity("launch_s", "s", zero=True),
+        given.number("bandwidth_efficiency", low=1e-6, high=1.0),
+        given.quantity("head_sequence_s", "s", zero=True),
+    )
+    given.finish()
+    return kernel
