@@ -79,7 +79,8 @@ def replica_spec(
             deployment.expert_exchange,
             deployment.decode_context_parallel,
             deployment.prefill_context_parallel,
-            deals_decodes(deployment.engine, deployment.engine_version),
+            # Only where prompts are split, so that any other split is one and the same whatever the release.
+            deployment.prefill_context_parallel > 1 and deals_decodes(deployment.engine, deployment.engine_version),
         ),
         memory_fraction=kv.memory_fraction,
         block_tokens=kv.block_tokens,
