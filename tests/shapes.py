@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from evaluator.plan import StationGroup
 
-RINGS, SLOTS, BRANCHES = (1024, 4096), (512, 4096, 32_768), (8,)
+RINGS, SLOTS, BRANCHES = (1024, 4096), (512, 2048, 8192, 32_768), (8,)
 """Steps of a ring, requests of a lane and branches of a request; beyond these a size stays as it is."""
 CACHE_CELLS = 32_768
 """Blocks of a prefix cache, and names of their contents: as many as the largest of these tests needs."""

@@ -375,16 +375,21 @@ def test_what_charts_show_stands_in_the_address(browser, file):
     assert browser.errors == []
 
 
+@pytest.fixture(scope="module")
+def plain_design(browser, file):
+    """What is said of the design that a page shows under an address without choices."""
+    browser.open(file)
+    return browser.run("document.querySelector('#design').innerText")
+
+
 @pytest.mark.parametrize("fragment", [
     "#designs", "#&%E0%A4%A&=&&", "#a&sort",
     "#front&front.x=none&front.colour=&curves.x=hardware&curves.y=none&heat.x=hardware&heat.y=hardware&time.scale=first",
     "#none&sort=none&design=999999&is.hardware=none&measure=none&bound=x&columns=,",
 ])  # fmt: skip
-def test_an_address_that_fits_nothing_shows_the_page_as_it_is(browser, file, fragment):
-    browser.open(file)
-    shown = browser.run("document.querySelector('#design').innerText")
+def test_an_address_that_fits_nothing_shows_the_page_as_it_is(browser, file, plain_design, fragment):
     browser.open(file, fragment=fragment)
-    assert browser.run("document.querySelector('#design').innerText") == shown
+    assert browser.run("document.querySelector('#design').innerText") == plain_design
     for section in CHARTS:
         browser.show(section)
     assert len(column(browser, "hardware")) == 20 and browser.errors == []
