@@ -31,7 +31,8 @@ TERMS = (
 ).split()
 TABLES = ("token_rows", "sequence_rows", "prefill_rows", "ramp_rows")
 OF_EXPERTS = ("log_expert_missed", "expert_skew", "touched_spread", "touched_least")
-ABSENT = ("expert_rows", "prefill_window_rows", "expert_ramp_rows", "beside_rows", "adapter_rows", "adapter_groups")
+ABSENT = ("expert_rows", "prefill_window_rows", "expert_ramp_rows", "beside_rows", "adapter_rows", "adapter_groups",
+          "delta_rule_rows")  # fmt: skip
 """Tables that ``scalar.c`` knows nothing of: a dense model on a device by its data sheet has none of their rows."""
 ZERO = ("graph_tokens", "window_context_s")
 """Terms that it knows nothing of, which are 0 of such a model."""
