@@ -201,6 +201,12 @@ def test_the_program_starts_and_stops_replicas_as_the_reference_does():
     assert [len(spans) > 1 for spans in alive].count(True) >= 5
     preempted = exact.stations[0].totals.preemptions
     assert exact.times.refused.any() and np.flatnonzero(preempted).tolist() == [3]
+    # Each request that comes alone starts four replicas, more in all than the table of the same program has rows.
+    alone = {"workload": design["workload"] | {"arrivals": {"process": "poisson", "rate_rps": 0.1}}}
+    often = (*names, "autoscaling.every_s", "autoscaling.window_s")
+    row = (0.2, "outstanding", "least_outstanding", 1, "4s", 0, 400_000, 1000, "1s", 0)
+    _, (spans,) = on_both_engines(design | alone, often, [row])
+    assert len(spans) > 600
 
 
 @pytest.mark.skipif(not THOROUGH, reason="a program of its own, which takes long to compile")
