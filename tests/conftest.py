@@ -112,9 +112,10 @@ def pytest_report_header():
 def pytest_collection_modifyitems(items):
     """Mark what SLOW names, before ``-m`` selects; then put together what shares programs. A test elsewhere may carry
     the mark itself."""
-    gone = [name for name in SLOW if not (TESTS / name.partition("::")[0]).exists()]
+    named = (*SLOW, *(name for half in OF_A_PROCESS for name in half))
+    gone = [name for name in named if not (TESTS / name.partition("::")[0]).exists()]
     if gone:
-        raise pytest.UsageError(f"tests/conftest.py: SLOW names what is not there: {', '.join(gone)}")
+        raise pytest.UsageError(f"tests/conftest.py: SLOW or OF_A_PROCESS names what is not there: {', '.join(gone)}")
     for item in items:
         place = f"{item.path.relative_to(TESTS).as_posix()}::{item.name.partition('[')[0]}"
         if any(place == slow or place.startswith((f"{slow}/", f"{slow}::")) for slow in SLOW):

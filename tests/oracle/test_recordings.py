@@ -19,6 +19,7 @@ from tests.reference.build import random_cost
 from tests.stations.engine.fcfs_reserved.build import Case as Requests
 from tests.stations.engine.preemptive.build import Case as Lane
 from tests.stations.engine.preemptive.build import Kind, run_engine
+from tests.thorough import tried
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("vllm-*.json.xz"))
 CHUNKED = Kind(blocks=True)
@@ -41,7 +42,8 @@ def test_there_is_a_recording_of_every_feature():
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.removesuffix(".json.xz"))
 def test_the_reference_does_what_vllm_did(path):
     """Who takes part with how many tokens, preemptions, cached tokens, free blocks and times of every iteration."""
-    for case, log in recorded(path):
+    cases = recorded(path)  # of one feature, whose seeds differ
+    for case, log in cases[: max(tried(len(cases), 0.5), 4)]:
         difference = first_difference(log, ours.serve(case))
         assert difference is None, f"{case.feature}, seed {case.seed}: {difference}"
 

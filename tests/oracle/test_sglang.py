@@ -14,6 +14,7 @@ from tests.oracle import sglang_ours
 from tests.oracle.cases import Log, first_difference, from_data
 from tests.oracle.ours import ticks_of
 from tests.oracle.sglang_cases import FEATURES, SglangCase, random_case
+from tests.thorough import tried
 
 RECORDINGS = sorted((Path(__file__).parent / "recordings").glob("sglang-*.json.xz"))
 
@@ -55,6 +56,7 @@ def test_leaps_over_decodes_give_the_same_times():
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.name.removesuffix(".json.xz"))
 def test_the_reference_does_what_sglang_did(path):
     """Who takes part with how many tokens, retractions, free pages and times of every iteration."""
-    for case, log in recorded(path):
+    cases = recorded(path)  # of one feature, whose seeds differ
+    for case, log in cases[: max(tried(len(cases), 0.5), 4)]:
         difference = first_difference(log, sglang_ours.serve(case), "SGLang")
         assert difference is None, f"{case.feature}, seed {case.seed}: {difference}"
