@@ -17,8 +17,11 @@ import pandas as pd
 from scipy.optimize import least_squares
 
 from evaluator.calibrate.sources.names import hardware
+from evaluator.calibrate.sources.routing import power_law_visits
 from evaluator.catalog import load_hardware
 from evaluator.cost.collectives import Spread, collective_terms
+from evaluator.cost.imbalance import slowest_share
+from evaluator.cost.kernel import Placed
 from evaluator.cost.parallel import DEEPEP, DEEPEP_LOW_LATENCY, NVLINK
 
 SIDES = {"dispatch": 1.0, "combine": 2.0}
@@ -166,6 +169,23 @@ def across_nodes(figures: dict[tuple[str, str, str], np.ndarray]) -> None:
             )
 
 
+def balance(frame: pd.DataFrame) -> None:
+    """Prints what 32 redundant experts save of the fullest rank's time, DeepSeek-V3 in nvfp4 at 1,024 tokens a rank on
+    a GB200 (TensorRT-LLM), and of its visits, by ``slowest_share`` at the variance of the same popularity."""
+    rows = frame[(frame["gpu"] == "gb200") & (frame["engine"] == "trtllm") & (frame["hidden_size"] == HIDDEN)]
+    rows = rows[(rows["num_experts"] == 256) & (rows["dp_num_tokens"] == 1024)]
+    for (ranks, law), part in rows.groupby(["moe_ep_size", "routing_distribution"]):
+        balanced = rows[(rows["moe_ep_size"] == ranks) & (rows["routing_distribution"] == f"{law}_eplb")]
+        balanced = balanced[balanced["num_slots"] == 288]
+        if not len(balanced):
+            continue
+        visits = power_law_visits(int(ranks) * 1024, 256, TOP_K, float(str(law).removeprefix("power_law_")))
+        skew = float(np.var(visits / np.mean(visits)))
+        times = part["latency_us"].mean() / balanced["latency_us"].mean()
+        share = slowest_share(Placed(256, int(ranks), 0), skew) / slowest_share(Placed(256, int(ranks), 32), skew)
+        print(f"{law} EP {ranks}: time x {times:.2f}, visits by the model x {float(share):.2f}")
+
+
 def _copies(exchange: str, ranks: int) -> tuple[float, float]:
     """Copies of a token to devices and to nodes; in low latency one per expert, whose share by level follows."""
     if exchange == DEEPEP_LOW_LATENCY:
@@ -191,10 +211,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.exchange", description=__doc__)
     parser.add_argument("deepep", type=Path)
     parser.add_argument("nvlink", type=Path)
+    parser.add_argument("wide", type=Path, nargs="?", help="aic_wideep_moe.parquet")
     given = parser.parse_args(arguments)
     figures = deepep(pd.read_parquet(given.deepep))
     nvlink(pd.read_parquet(given.nvlink))
     across_nodes(figures)
+    if given.wide is not None:
+        balance(pd.read_parquet(given.wide))
 
 
 if __name__ == "__main__":
