@@ -105,7 +105,7 @@ def test_in_order(case):
     structure = fcfs_reserved.Structure(RING, True)
     lanes, requests = in_order_build.stacked([case(seed, True, True) for seed in range(2)])
     lane, given_requests = lane_local((lanes, requests))
-    given = InOrderGiven(lane.cost, lane.limits, given_requests, structure, lane.branches, lane.speculation)
+    given = InOrderGiven((lane.cost,), lane.limits, given_requests, structure, lane.branches, lane.speculation)
     axes = axes_of(structure) | {"branch": given.cells}
     state = jax.eval_shape(lambda: in_order_state.initial_state(given))
     result = result_of(fcfs_reserved, lanes, requests, structure)
@@ -118,7 +118,7 @@ def test_in_order_on_demand():
     structure = fcfs_reserved.Structure(RING, True, on_demand.LARGEST_BLOCK)
     lanes, requests = on_demand.lanes_of(on_demand.in_order_cases(Kind(windowed=True), 20))
     lane, given_requests = lane_local((lanes, requests))
-    given = InOrderGiven(lane.cost, lane.limits, given_requests, structure, on_demand=lane.on_demand)
+    given = InOrderGiven((lane.cost,), lane.limits, given_requests, structure, on_demand=lane.on_demand)
     state = jax.eval_shape(lambda: in_order_state.initial_state(given))
     result = result_of(fcfs_reserved, lanes, requests, structure)
     for value in (given, state, result):

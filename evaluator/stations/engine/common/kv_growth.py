@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.kv import KvUnits
-from evaluator.stations.engine.common.arrays import Array, Float, Int
+from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
 from evaluator.stations.engine.common.rings import read, write
 
 AT_ONCE = 8
@@ -35,10 +35,11 @@ def no_growth(block_tokens: int) -> Array:
 
 def enter(cells: Array, block: Int, step: Int, more: Float) -> Array:
     """With ``more`` units at a step, and at every ``block``-th before and after it."""
-    place = step % block
-    for cell in (place, place + block):
-        cells = write(cells, cell, read(cells, cell) + more)
-    return cells
+    place = lax.rem(step, block)
+    place = jnp.where(place < 0, place + block, place)
+    # Both cells of a remainder have the same number.
+    after = read(cells, place) + more
+    return write(write(cells, place, after), place + block, after)
 
 
 def growth_at(cells: Array, block: Int, step: Int) -> Float:
@@ -107,9 +108,15 @@ def taken_later(cells: Array, block: Int, step: Int, later: Int) -> Moments:
     """What is taken in the iterations 1 .. ``later`` of a leap that begins with ``step``."""
     rounds, rest = lax.div(later, block), lax.rem(later, block)  # all remainders, and some of them once more
     every, times, place = block.astype(jnp.float64), rounds.astype(jnp.float64), lax.rem(step, block)
-    # Most leaps are shorter than a block.
-    whole = lax.cond(rounds > 0, lambda: _taken(cells, place, block).repeated(times, every), Moments.none)
-    return whole.plus(_taken(cells, place, rest).later(times * every))
+
+    def add(carry: tuple[Flag, Flag, Moments]) -> tuple[Flag, Flag, Moments]:
+        _, whole, taken = carry
+        some = _taken(cells, place, jnp.where(whole, block, rest)).repeated(jnp.where(whole, times, 1.0), every)
+        return whole, jnp.zeros((), bool), taken.plus(some.later(jnp.where(whole, 0.0, times * every)))
+
+    # All remainders first, in leaps that are long enough, then the rest: one loop, so that both are compiled once.
+    start = ~jnp.zeros((), bool), rounds > 0, Moments.none()
+    return lax.while_loop(lambda carry: carry[0], add, start)[2]
 
 
 def _taken(cells: Array, place: Int, later: Int) -> Moments:

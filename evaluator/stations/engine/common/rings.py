@@ -7,6 +7,10 @@ data (the slot behind the requests, the last cell of a ring), or with the value 
 no branch, which would cost more than the write, and which ``vmap`` turns into both sides anyway. Functions with a
 parameter ``on`` leave the state as it is where ``on`` is false.
 
+An index is never negative where it matters: JAX would count ``NONE`` from the end, and take three instructions at each
+place to look for it. So XLA takes the first cell for it. A read at ``NONE`` gives a number that nobody uses; a write
+must never have such an index, since the first cell is one of data.
+
 *Who may read an array when.* XLA updates an array of a loop in place only if nothing still needs its old content. A
 plain ``read`` is an expression that XLA may repeat in every computation that uses its value; if one of them runs after
 a write, XLA copies the whole array on every trip, and the loop becomes slower by the length of the array. Therefore
@@ -16,8 +20,8 @@ a write, XLA copies the whole array on every trip, and the loop becomes slower b
 3. the value is read by ``read_once``, which XLA does not repeat.
 
 A ring holds one cell per step (a step is an iteration in which decodes take part, see ``fcfs_reserved.program``) and is
-longer than the longest output, so that no two steps to come share a cell. ``events`` has one bit per step, in words of
-64.
+longer than the longest output, so that no two steps to come share a cell. Its length is a power of two (``in_ring``).
+``events`` has one bit per step, in words of 64.
 """
 
 from __future__ import annotations
@@ -42,7 +46,7 @@ def read(array: Array, index: Int) -> Array:
     """The element at ``index``; XLA may evaluate it more than once, see the head of this module."""
     if array.shape == (1,):
         return array[0]  # an array of one cell is a number: nothing is lost where XLA copies it
-    return lax.dynamic_slice(array, (index,), (1,))[0]
+    return lax.dynamic_slice(array, (index,), (1,), allow_negative_indices=False)[0]
 
 
 def read_once(array: Array, index: Int) -> Array:
@@ -53,7 +57,6 @@ def read_once(array: Array, index: Int) -> Array:
     """
     if array.shape == (1,):
         return array[0]
-    # Where the condition holds, JAX need not look for a negative index, which it would count from the end.
     element = partial(lax.dynamic_slice, array, (index,), (1,), allow_negative_indices=False)
     return lax.cond(index >= 0, lambda: element()[0], lambda: jnp.zeros((), array.dtype))
 
@@ -74,7 +77,9 @@ def write(array: Array, index: Int, value: Array) -> Array:
     """The array with ``value`` at ``index``, in the array's dtype; in place inside a compiled loop."""
     if array.shape == (1,):
         return jnp.asarray(value, array.dtype)[None]
-    return lax.dynamic_update_slice(array, jnp.asarray(value, array.dtype)[None], (index,))
+    return lax.dynamic_update_slice(
+        array, jnp.asarray(value, array.dtype)[None], (index,), allow_negative_indices=False
+    )
 
 
 def add(array: Array, index: Int, value: Array) -> Array:
@@ -89,18 +94,27 @@ def where(on: Flag, do: Callable[[Carry], Carry], carry: Carry) -> Carry:
     return lax.while_loop(lambda at: at[0], lambda at: (jnp.zeros((), bool), do(at[1])), start)[1]
 
 
+def in_ring(step: Int, ring: int) -> Int:
+    """The cell of a step; the length of the ring is a power of two.
+
+    A remainder would be a division, with four instructions more for the sign that JAX gives it.
+    """
+    assert ring & (ring - 1) == 0, ring
+    return step & (ring - 1)
+
+
 # -- events: a bit per step
 
 
 def mark(events: StepBits, slot: Int, on: Flag) -> StepBits:
     """The ring with an event at ``slot``, if ``on``."""
-    word = read(events, slot // WORD)
-    return write(events, slot // WORD, word | jnp.where(on, _bit(slot), jnp.uint64(0)))
+    word = read(events, _word(slot))
+    return write(events, _word(slot), word | jnp.where(on, _bit(slot), jnp.uint64(0)))
 
 
 def unmark(events: StepBits, slot: Int) -> StepBits:
     """The ring without an event at ``slot``."""
-    return write(events, slot // WORD, read(events, slot // WORD) & ~_bit(slot))
+    return write(events, _word(slot), read(events, _word(slot)) & ~_bit(slot))
 
 
 def steps_to_event(events: StepBits, step: Int, ring: int, first: Int | int = 0) -> Int:
@@ -109,15 +123,25 @@ def steps_to_event(events: StepBits, step: Int, ring: int, first: Int | int = 0)
     Only the rest of the word and the next word are looked at. If they hold no event, the answer is the distance to
     their end (64 to 128 steps): a leap that ends there without an event costs one more trip, and is still exact.
     """
-    slot = (step + 1) % ring
-    near = read(events, first + slot // WORD) >> (slot % WORD).astype(jnp.uint64)
-    far = read(events, first + (slot // WORD + 1) % (ring // WORD))
-    return 1 + jnp.where(near != 0, _trailing_zeros(near), WORD - slot % WORD + _trailing_zeros(far))
+    slot = in_ring(step + 1, ring)
+    place = _place(slot)
+    near = read(events, first + _word(slot)) >> place.astype(jnp.uint64)
+    far = read(events, first + in_ring(_word(slot) + 1, ring // WORD))
+    return 1 + jnp.where(near != 0, _trailing_zeros(near), WORD - place + _trailing_zeros(far))
+
+
+def _word(slot: Int) -> Int:
+    return slot >> (WORD.bit_length() - 1)
+
+
+def _place(slot: Int) -> Int:
+    """Of a slot's bit in its word."""
+    return slot & (WORD - 1)
 
 
 def _bit(slot: Int) -> Array:
     """The bit of a slot in its word, uint64."""
-    return jnp.uint64(1) << (slot % WORD).astype(jnp.uint64)
+    return jnp.uint64(1) << _place(slot).astype(jnp.uint64)
 
 
 def _trailing_zeros(word: Array) -> Int:

@@ -18,7 +18,7 @@ from evaluator.stations.engine.common.arrays import (
     StepLists,
 )
 from evaluator.stations.engine.common.prompts import PromptSums
-from evaluator.stations.engine.common.rings import NONE, mark, read, tagged_add, write
+from evaluator.stations.engine.common.rings import NONE, in_ring, mark, read, tagged_add, write
 from evaluator.stations.engine.common.speculation import AcceptedTokens, tokens_given
 from evaluator.stations.engine.fcfs_reserved.lane import Given
 from evaluator.stations.engine.fcfs_reserved.state import State
@@ -169,7 +169,7 @@ def _ends(given: Given, output: Float, first_step: Int, i: Int, complete: Flag, 
 def _leaves(given: Given, last_step: Int, i: Int, complete: Flag, taken: Intake) -> Intake:
     """The same where the step is known."""
     ring = given.structure.ring
-    last = last_step % ring
+    last = in_ring(last_step, ring)
     next_leaving = write(taken.next_leaving, i, jnp.where(complete, read(taken.leaving, last), NONE))
     leaving_at = jnp.where(complete, last, ring)
     # What is written to the padding cell depends on ``next_leaving``, too, so that XLA sees the list's head written
@@ -197,12 +197,13 @@ def _speculate(given: Given, one: PromptCandidate, attends: Float, first_step: I
         iteration, left, attends, accepted = carry
         gain = jnp.minimum(tokens_given(speculation, i, iteration), left)
         step = begin + iteration
-        accepted = accepted._replace(tokens=tagged_add(accepted.tokens, step % ring, step, gain.astype(jnp.int64)))
+        cell = in_ring(step, ring)
+        accepted = accepted._replace(tokens=tagged_add(accepted.tokens, cell, step, gain.astype(jnp.int64)))
         after = attends + gain
         if given.structure.windowed:
             window = given.limits.window
             more = (jnp.minimum(after, window) - jnp.minimum(attends, window)).astype(jnp.int64)
-            accepted = accepted._replace(window=tagged_add(accepted.window, step % ring, step, more))
+            accepted = accepted._replace(window=tagged_add(accepted.window, cell, step, more))
         return iteration + 1, left - gain, after, accepted
 
     start = (jnp.int32(0), left, attends, accepted)
@@ -245,13 +246,14 @@ def _windowed(given: Given, output: Float, attends: Float, first_step: Int, comp
     window, ring = given.limits.window, given.structure.ring
     grows = complete & (attends < window) & (output > 1)
     full = first_step + jnp.minimum(window - attends, output - 1.0).astype(jnp.int32)
-    at = jnp.where(grows, full % ring, ring)
+    slot = in_ring(full, ring)
+    at = jnp.where(grows, slot, ring)
     resident = complete & given.limits.prompts_resident
     return taken._replace(
         joined_window_context=taken.joined_window_context + jnp.where(complete, jnp.minimum(attends, window), 0.0),
         joined_growing=taken.joined_growing + grows,
         resident_window_context=taken.resident_window_context
         + jnp.where(resident, jnp.minimum(attends - 1.0, window), 0.0),
-        events=mark(taken.events, full % ring, grows),
+        events=mark(taken.events, slot, grows),
         crossing=tagged_add(taken.crossing, at, full),
     )

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Array, Float, FloatPerRequest, Int
-from evaluator.stations.engine.common.rings import NONE, read, write
+from evaluator.stations.engine.common.rings import NONE, in_ring, read, write
 from evaluator.stations.engine.fcfs_reserved.admission import Intake
 from evaluator.stations.engine.fcfs_reserved.kv_on_demand import KvGrowth, end_decode
 from evaluator.stations.engine.fcfs_reserved.lane import Given
@@ -32,7 +32,7 @@ def depart(
 ) -> DepartureQueue:
     """Walk the list of requests that leave at ``clock`` after ``step`` steps; ``times`` are the last tokens so far."""
     requests, limits, next_leaving = given.requests, given.limits, intake.next_leaving
-    first = read(intake.leaving, step % given.structure.ring)
+    first = read(intake.leaving, in_ring(step, given.structure.ring))
 
     def leave(out: DepartureQueue) -> DepartureQueue:
         i = out.branch // given.cells

@@ -21,7 +21,7 @@ from evaluator.cost.kv import units
 from evaluator.stations.engine.common import kv_growth
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, FloatPerRequest, Int
 from evaluator.stations.engine.common.kv_growth import Moments, block_of
-from evaluator.stations.engine.common.rings import read, tagged_add, tagged_count, write
+from evaluator.stations.engine.common.rings import in_ring, read, tagged_add, tagged_count, write
 
 if TYPE_CHECKING:
     from evaluator.stations.engine.fcfs_reserved.admission import Intake
@@ -120,7 +120,7 @@ def _note(given: Given, steps: Array, i: Int, step: Int) -> Array:
     def note(carry: tuple[Int, Float, Array]) -> tuple[Int, Float, Array]:
         at, before, steps = carry
         after = held(at + 1)
-        return at + block, after, tagged_add(steps, at % ring, at, (after - before).astype(jnp.int64))
+        return at + block, after, tagged_add(steps, in_ring(at, ring), at, (after - before).astype(jnp.int64))
 
     return lax.while_loop(lambda carry: carry[0] < last, note, (first, held(first), steps))[2]
 
@@ -147,7 +147,7 @@ def _growth_at(given: Given, steps: Array, step: Int) -> Float:
     """Units that the decodes take for their tokens of a step."""
     assert given.on_demand is not None
     if given.structure.windowed:
-        return tagged_count(steps, step % given.structure.ring, step)
+        return tagged_count(steps, in_ring(step, given.structure.ring), step)
     return kv_growth.growth_at(steps, block_of(given.on_demand.kv), step)
 
 

@@ -8,6 +8,7 @@ from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kv import KvUnits
 from evaluator.stations.engine.common.arrays import Flag, Float, IntPerBranch, IntPerRequest
 from evaluator.stations.engine.common.lane import LaneLimits, Requests
+from evaluator.stations.engine.common.packed import Packed, pack
 from evaluator.stations.engine.common.speculation import Speculation
 
 
@@ -63,13 +64,18 @@ class Structure(NamedTuple):
 class Given(NamedTuple):
     """All that stays the same during a lane's run: the functions of the loop read it and never change it."""
 
-    cost: IterationCost
+    costs: tuple[IterationCost, ...]
     limits: LaneLimits
     requests: Requests
     structure: Structure
     branches: Branches | None = None
     speculation: Speculation | None = None
     on_demand: OnDemand | None = None
+
+    @property
+    def cost(self) -> IterationCost:
+        """Its figures are read where this is asked for (``common.packed``)."""
+        return self.costs[0]
 
     def window(self) -> Float | None:
         """The attention window in tokens; None for a model without windowed layers."""
@@ -83,3 +89,24 @@ class Given(NamedTuple):
     def cells(self) -> int:
         """Most branches of a request."""
         return 1 if self.branches is None else self.branches.tokens.shape[0] // self.requests.arrival_s.shape[0]
+
+
+PackedLane = tuple[Packed, Branches | None, Speculation | None]
+"""A ``Lane``, most of whose numbers are ``Packed``."""
+
+
+class _FiguresInOrder(NamedTuple):
+    costs: tuple[IterationCost, ...]
+    limits: LaneLimits
+    on_demand: OnDemand | None
+
+
+def packed(lanes: Lane) -> PackedLane:
+    """Lanes with a leading axis as the loop takes them."""
+    return pack(_FiguresInOrder((lanes.cost,), lanes.limits, lanes.on_demand)), lanes.branches, lanes.speculation
+
+
+def given_to(lane: PackedLane, requests: Requests, structure: Structure) -> Given:
+    """What is given to a lane."""
+    figures, branches, speculation = lane
+    return Given(figures.costs, figures.limits, requests, structure, branches, speculation, figures.on_demand)

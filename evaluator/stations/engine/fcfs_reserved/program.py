@@ -35,12 +35,12 @@ from evaluator.metrics.use import PoolTotals
 from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest, Int
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, iterations_until, once
-from evaluator.stations.engine.common.rings import read, steps_to_event, tagged_count, unmark, write
+from evaluator.stations.engine.common.rings import in_ring, read, steps_to_event, tagged_count, unmark, write
 from evaluator.stations.engine.common.speculation import AcceptedTokens
 from evaluator.stations.engine.fcfs_reserved.admission import Intake, admit
 from evaluator.stations.engine.fcfs_reserved.departures import depart
 from evaluator.stations.engine.fcfs_reserved.kv_on_demand import KvGrowth, KvUse, complete_prompts, kv_of_leap
-from evaluator.stations.engine.fcfs_reserved.lane import Given, Lane, Structure
+from evaluator.stations.engine.fcfs_reserved.lane import Given, Lane, PackedLane, Structure, given_to, packed
 from evaluator.stations.engine.fcfs_reserved.planned_ahead import next_planned_s
 from evaluator.stations.engine.fcfs_reserved.speculative_steps import uneven_leap
 from evaluator.stations.engine.fcfs_reserved.state import State, initial_state
@@ -179,7 +179,7 @@ def _loop_step(given: Given, state: State) -> State:
     first_token_s, kv, growth = _complete_prompts(given, state, intake, run, now, start_s, stalled)
     gaps = enter_gaps(given, state, intake, first_token_s, steps)
     step = state.step + steps.count
-    slot = step % ring
+    slot = in_ring(step, ring)
     out = depart(given, intake, growth, step, state.last_token_s, end_s)
     # A step at which a window fills is an event (``admission._windowed``), and a leap ends at events: only the last
     # step can be one.
@@ -301,13 +301,13 @@ def run_lanes(lanes: Lane, requests: Requests, structure: Structure, vectorise: 
     ``vectorise`` as in ``over_lanes``: for accelerators.
     """
 
-    def given(lane: Lane, requests: Requests) -> Given:
-        return Given(lane.cost, lane.limits, requests, structure, *lane[2:])
+    def given(lane: PackedLane, requests: Requests) -> Given:
+        return given_to(lane, requests, structure)
 
-    def start(lane: Lane, requests: Requests) -> State:
+    def start(lane: PackedLane, requests: Requests) -> State:
         return initial_state(given(lane, requests))
 
-    def run(lane: Lane, requests: Requests, start: State) -> LaneResult:
+    def run(lane: PackedLane, requests: Requests, start: State) -> LaneResult:
         return _run_lane(given(lane, requests), start)
 
-    return over_lanes(start, run, lanes, requests, vectorise)
+    return over_lanes(start, run, packed(lanes), requests, vectorise)

@@ -11,7 +11,7 @@ from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.speculative import SpeculativeCost
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.leap import batch_time, once
-from evaluator.stations.engine.common.rings import steps_to_event, tagged_count
+from evaluator.stations.engine.common.rings import in_ring, steps_to_event, tagged_count
 from evaluator.stations.engine.fcfs_reserved.admission import Intake
 from evaluator.stations.engine.fcfs_reserved.lane import Given
 from evaluator.stations.engine.fcfs_reserved.state import State
@@ -47,8 +47,9 @@ def uneven_leap(
     def gain(count: Int) -> tuple[Float, Float]:
         """What the ``count``-th step of the leap gives, of tokens and of windowed context."""
         step = state.step + count
-        window = tagged_count(accepted.window, step % structure.ring, step) if structure.windowed else jnp.zeros(())
-        return tagged_count(accepted.tokens, step % structure.ring, step), window
+        cell = in_ring(step, structure.ring)
+        window = tagged_count(accepted.window, cell, step) if structure.windowed else jnp.zeros(())
+        return tagged_count(accepted.tokens, cell, step), window
 
     def goes_on(carry: tuple[Int, Float, Float, Float]) -> Flag:
         return (carry[0] < most) & (carry[1] < wait_s)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -89,13 +88,10 @@ def given_at(given: Given, r: Int, several: PoolStates | None) -> Given:
     """What is given to replica r: of several pools the figures of its own."""
     if given.network is None or several is None:
         return given
-    # A slice of each figure, and not a branch by pool: pools are numbers of one program. Where a replica is looked at
-    # only for some of them XLA drops the rest.
-    number, limits = read(given.network.pool, r), given.limits
-    ranks, own, rules = jax.tree.map(
-        lambda values: lax.dynamic_index_in_dim(values, number, keepdims=False),
-        (given.pipeline_ranks, limits._replace(users=None, requests=None, measured_from=None), given.rules),
-    )
+    # A row of figures, and not a branch by pool: pools are numbers of one program.
+    number = read(given.network.pool, r)
+    figures: tuple[Any, ...] = given.pipeline_ranks, given.limits, given.rules
+    ranks, limits, rules = (packed.row(number) for packed in figures)
     network, speculation = given.network, given.speculation
     measured_from = read(several.first_measured, r)
     if speculation is not None:  # its draws are those of the request, wherever it is served
@@ -105,10 +101,9 @@ def given_at(given: Given, r: Int, several: PoolStates | None) -> Given:
     if content is not None and content.caches is not None:
         content = content._replace(each=read(content.each, number), caches=read(content.caches, number))
     fewer = None if network.pipeline_ranks is None else read(network.pipeline_ranks, r)
-    own = own._replace(users=limits.users, requests=limits.requests, measured_from=measured_from)
     return given._replace(
         pipeline_ranks=ranks,
-        limits=own,
+        limits=limits.replaced(measured_from=measured_from),
         rules=rules,
         content=content,
         speculation=speculation,

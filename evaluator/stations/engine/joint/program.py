@@ -63,7 +63,7 @@ from evaluator.stations.engine.preemptive.batch import form_batch
 from evaluator.stations.engine.preemptive.iteration import LaunchedBatch, complete, launch
 from evaluator.stations.engine.preemptive.iteration_end import MeasuredSteps
 from evaluator.stations.engine.preemptive.kv import kv_of
-from evaluator.stations.engine.preemptive.lane import Given, Lane, Structure
+from evaluator.stations.engine.preemptive.lane import Given, Lane, PackedLane, Structure, given_to, packed
 from evaluator.stations.engine.preemptive.program import result_of
 from evaluator.stations.engine.preemptive.state import State
 
@@ -250,7 +250,7 @@ def _launch(given: Given, cluster: ClusterState) -> ClusterState:
     if own.structure.kv_reservation:
         cluster, state = reserve_between(given, cluster, r, state, batch.there | ~state.batch.preempted)
     # Where the next request goes is not known yet: the leap goes as far as it can, and an arrival cuts it short.
-    running_batch, _ = launch(own, state, batch, lambda first_s, slope_s: jnp.float64(UNBOUNDED))
+    running_batch, _ = launch(own, state, batch, lambda *_: jnp.float64(UNBOUNDED))
     if own.structure.kv_reservation and kv_of(own).waiting_hits_change:
         # Who waits for room may find more of its prompt with every block that is filled, and then needs less.
         most = jnp.where(expects(cluster, r), 1.0, jnp.inf)
@@ -315,10 +315,10 @@ def run_lanes(lanes: Lane, requests: Requests, structure: Structure, vectorise: 
     ``vectorise`` as in ``over_lanes``: for accelerators.
     """
 
-    def start(lane: Lane, requests: Requests) -> ClusterState:
-        return initial_cluster(Given(*lane, requests, structure))
+    def start(lane: PackedLane, requests: Requests) -> ClusterState:
+        return initial_cluster(given_to(lane, requests, structure))
 
-    def run(lane: Lane, requests: Requests, start: ClusterState) -> LaneResult:
-        return _run(Given(*lane, requests, structure), start)
+    def run(lane: PackedLane, requests: Requests, start: ClusterState) -> LaneResult:
+        return _run(given_to(lane, requests, structure), start)
 
-    return over_lanes(start, run, lanes, requests, vectorise)
+    return over_lanes(start, run, packed(lanes), requests, vectorise)

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.leap import UNBOUNDED, iterations_until
+from evaluator.stations.engine.common.leap import UNBOUNDED, iterations_until, once
 from evaluator.stations.engine.common.rings import NONE, read, read_once
 from evaluator.stations.engine.preemptive.batch import form_batch
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens
@@ -58,8 +58,8 @@ def asynchronous_step(given: Given, state: State) -> State:
     # gone for all of a leap but its first iteration, and that one is formed already.
     state = _leave(given, state)
 
-    def bound(first_s: Float, slope_s: Float) -> Float:
-        return _until_change(given, state, start_s, waits, leaves, first_s, slope_s)
+    def bound(first_s: Float, slope_s: Float, repeats: Flag) -> Float:
+        return _until_change(given, state, start_s, waits, leaves, first_s, slope_s, repeats)
 
     running_batch, leap = launch(given, state, batch, bound)
     took_s = jnp.where(batch.there, leap.took_s, 0.0)
@@ -92,17 +92,25 @@ def asynchronous_step(given: Given, state: State) -> State:
 
 
 def _until_change(
-    given: Given, state: State, start_s: Float, waits: Flag, leaves: Flag, first_s: Float, slope_s: Float
+    given: Given,
+    state: State,
+    start_s: Float,
+    waits: Flag,
+    leaves: Flag,
+    first_s: Float,
+    slope_s: Float,
+    repeats: Flag,
 ) -> Float:
     """Iterations of a leap that starts at ``start_s`` until one is planned into which a request may come.
 
     The second one is planned when the first starts, so that an arrival meets one iteration more than are begun by then.
     """
     arrival_s = next_arrival(given, state)
-    until = 1.0 + iterations_until(jnp.maximum(arrival_s - start_s, 0.0), first_s, slope_s)
     # ``waits``: the head of the queue did not fit into the first one. It may fit into the second if somebody leaves.
     comes = (state.replica.running_count < given.limits.max_num_seqs) & (arrival_s < jnp.inf)
-    comes = comes & (given.rules.least_work | ~waits)
+    comes = comes & repeats & (given.rules.least_work | ~waits)
+    wait_s = jnp.maximum(arrival_s - start_s, 0.0)
+    until = 1.0 + once(comes, lambda: iterations_until(wait_s, first_s, slope_s))
     most = jnp.where(comes, jnp.clip(until, 1.0, UNBOUNDED), UNBOUNDED)
     return jnp.where(leaves & waits, 1.0, most)
 

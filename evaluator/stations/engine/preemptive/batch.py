@@ -20,12 +20,12 @@ from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import read, read_each, read_once, where, write
+from evaluator.stations.engine.common.rings import read, read_once, where, write
 from evaluator.stations.engine.preemptive.decode_groups import join
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.peak import enter_end, mend_order, peak_units
-from evaluator.stations.engine.preemptive.preemption import grow_decodes, make_room
+from evaluator.stations.engine.preemptive.preemption import decodes_lack, grow_decodes, make_room
 from evaluator.stations.engine.preemptive.state import State, no_batch
 from evaluator.stations.engine.preemptive.swapping import swap_in
 from evaluator.stations.engine.preemptive.waiting import any_waiting, head, pop
@@ -36,9 +36,9 @@ def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> tuple[St
     state = state._replace(batch=no_batch())
     policy, rules = given.limits.policy, given.rules
     alone = policy.prefill_alone
-    looks = jnp.where(
-        rules.look_every > 0, _looks(given, state), ~policy.drain_first | (state.replica.running_count == 0)
-    )
+    looks = ~policy.drain_first | (state.replica.running_count == 0)
+    if given.structure.peaks:  # elsewhere nobody looks only now and then
+        looks = jnp.where(rules.look_every > 0, _looks(given, state), looks)
     any_kind = given.admits_any_kind()
     # Where prompts are computed alone (vLLM v0: ``_schedule_prefills``) admission comes first.
     first = on & alone & looks
@@ -55,9 +55,10 @@ def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> tuple[St
         last = decodes & ~state.batch.short & ~any_kind
         computing, resident = admits_first | (last & ~alone), (admits_first & any_kind) | last
         state = _admit(given, state, start_s, computing, resident)
-        replica = state.replica
-        looked = admits_first & (state.batch.admitted > 0)
-        state = state.at_replica(last_look=jnp.where(looked, replica.decode_iterations, replica.last_look))
+        if given.structure.peaks:
+            replica = state.replica
+            looked = admits_first & (state.batch.admitted > 0)
+            state = state.at_replica(last_look=jnp.where(looked, replica.decode_iterations, replica.last_look))
         return state, jnp.zeros((), bool), admits_first
 
     # Two turns where admission comes first, else one: the moves of a batch are by far the largest part of a program,
@@ -109,18 +110,26 @@ def _candidate(given: Given, state: State, i: Int, found: Int | int = 0) -> Cand
 
     ``found`` leading tokens of it are in the prefix cache.
     """
-    limits, batch, whole = given.limits, state.batch, given.limits.policy.whole_prompts
-    start, target = read_each(i, state.sequences.computed, state.sequences.target)
-    start = jnp.maximum(start, found)
-    rest = jnp.maximum(target - start, 0)
-    # vLLM: ``token_budget`` is shared; ``long_prefill_token_threshold`` cuts a chunk before the budget does.
-    room = limits.max_num_batched_tokens - batch.decodes - batch.prompts.tokens
-    bound = jnp.minimum(room, given.rules.long_prefill_tokens)
-    chunk = jnp.where(whole, jnp.where(rest <= room, rest, -1.0), jnp.minimum(rest, bound))
-    has_room = room > 0  # whole prompts of no tokens would fit into a budget of none
-    if given.speculation is not None:
-        has_room = jnp.where(rest > 0, has_room, room >= given.rows(1.0))
-    return Candidate(start, rest, jnp.where(has_room, chunk, -1.0).astype(jnp.int32))
+    whole, room = given.limits.policy.whole_prompts, _token_room(given, state)
+
+    def look() -> tuple[Int, Int, Int]:
+        start = jnp.maximum(read(state.sequences.computed, i), found)
+        rest = jnp.maximum(read(state.sequences.target, i) - start, 0)
+        # vLLM: ``token_budget`` is shared; ``long_prefill_token_threshold`` cuts a chunk before the budget does.
+        bound = jnp.minimum(room, given.rules.long_prefill_tokens)
+        chunk = jnp.where(whole, jnp.where(rest <= room, rest, -1.0), jnp.minimum(rest, bound))
+        has_room = room > 0  # whole prompts of no tokens would fit into a budget of none
+        if given.speculation is not None:
+            has_room = jnp.where(rest > 0, has_room, room >= given.rows(1.0))
+        return start, rest, jnp.where(has_room, chunk, -1.0).astype(jnp.int32)
+
+    # The condition always holds: what is computed in a conditional XLA repeats nowhere (``rings.read_once``).
+    return Candidate(*lax.cond(i >= 0, look, lambda: (jnp.int32(0),) * 3))
+
+
+def _token_room(given: Given, state: State) -> Float:
+    """Tokens of the budget that the batch has left."""
+    return given.limits.max_num_batched_tokens - state.batch.decodes - state.batch.prompts.tokens
 
 
 def _needed_units(given: Given, i: Int, one: Candidate) -> Float:
@@ -281,10 +290,13 @@ def _serve_running(given: Given, state: State, decodes: Flag, continues: Flag) -
 
     The chunks are those of the prompts under way, in order of admission, as far as the token budget and the KV go.
     ``State.prompts`` is walked from its oldest member on. A prompt that is complete drops out of the chain, so the next
-    one is always behind the last that stayed in. The decodes come first, as one, since whoever lacks KV preempts, which
-    is compiled only once that way.
+    one is always behind the last that stayed in. Decodes that lack KV come first, as one, since whoever lacks it
+    preempts, which is compiled only once that way.
     """
-    kv = kv_of(given)
+    kv, lack = kv_of(given), decodes
+    if kv.grows_by_units:  # most batches have KV for their decodes and no prompt under way: no trip of the loop
+        lack = decodes & decodes_lack(given, state)
+        state = _take_step(given, state, decodes & ~lack)
 
     def next_one(carry: tuple[State, Int, Flag, Flag]) -> Int:
         state, before, _, _ = carry
@@ -292,22 +304,15 @@ def _serve_running(given: Given, state: State, decodes: Flag, continues: Flag) -
 
     def goes_on(carry: tuple[State, Int, Flag, Flag]) -> Flag:
         state, _, fits, grows = carry
-        i = next_one(carry)
-        return grows | (continues & fits & (i < state.replica.sentinel) & (_candidate(given, state, i).tokens > 0))
+        # Whoever is in the list has tokens left to compute, so that the next chunk has some if the budget has.
+        under_way = next_one(carry) < state.replica.sentinel
+        return grows | (continues & fits & under_way & (_token_room(given, state) > 0))
 
     def go_on(carry: tuple[State, Int, Flag, Flag]) -> tuple[State, Int, Flag, Flag]:
         state, before, _, grows = carry
         i = next_one(carry)
         one = _candidate(given, state, i)
         state, more, fits = make_room(given, state, i, (one.start + one.tokens).astype(jnp.float64), grows)
-
-        def step(state: State) -> State:
-            state = grow_decodes(given, state)
-            state = kv.take_step(given, state, read(state.decode_groups.step, state.schedulable), grows)
-            # They share the budget with prompts.
-            decodes = read(state.decode_groups.decodes, state.schedulable)
-            beside = jnp.where(given.limits.policy.prefill_alone, 0.0, given.rows(decodes))
-            return state._replace(batch=state.batch._replace(decodes=beside))
 
         def proceed(carry: tuple[State, Int]) -> tuple[State, Int]:
             state, before = carry
@@ -317,11 +322,24 @@ def _serve_running(given: Given, state: State, decodes: Flag, continues: Flag) -
             state = state._replace(prompts=state.prompts.remove(i, (chunk.tokens > 0) & completes))
             return state, jnp.where(completes, before, i)
 
-        state, before = where(~grows, proceed, (where(grows, step, state), before))
+        if kv.grows_by_units:
+            state = _take_step(given, state, grows)
+        else:
+            state = where(grows, lambda state: _take_step(given, state, grows), state)
+        state, before = where(~grows, proceed, (state, before))
         return state, before, fits, jnp.zeros((), bool)
 
-    start = (state, state.replica.sentinel, ~jnp.zeros((), bool), decodes)
+    start = (state, state.replica.sentinel, ~jnp.zeros((), bool), lack)
     return lax.while_loop(goes_on, go_on, start)[0]
+
+
+def _take_step(given: Given, state: State, on: Flag) -> State:
+    """The decodes take a step, if ``on``: they have room for the KV of their next token, and a part of the budget."""
+    state = grow_decodes(given, state, on)
+    state = kv_of(given).take_step(given, state, read(state.decode_groups.step, state.schedulable), on)
+    decodes = read(state.decode_groups.decodes, state.schedulable)
+    beside = jnp.where(given.limits.policy.prefill_alone, 0.0, given.rows(decodes))
+    return state._replace(batch=state.batch._replace(decodes=jnp.where(on, beside, state.batch.decodes)))
 
 
 def compute(given: Given, state: State, i: Int, one: Candidate) -> State:
@@ -330,16 +348,15 @@ def compute(given: Given, state: State, i: Int, one: Candidate) -> State:
     computes = one.tokens > 0
     completes = computes & (one.tokens == one.rest)  # its next token comes with this batch
     prompts = batch.prompts.add_chunk(one.start.astype(jnp.float64), one.tokens.astype(jnp.float64), given.window())
-    after = jnp.where(completes, batch.completing, read_once(state.next_completing, i))
-    computed = read_once(sequences.computed, i) + one.tokens
+    at, computed = jnp.where(computes, i, given.padding()), one.start + one.tokens
     if sequences.running_batch is not None and state.replica.pipeline is not None:
-        running_batch = jnp.where(
-            computes, state.replica.pipeline.launched_batches, read_once(sequences.running_batch, i)
-        )
-        sequences = sequences._replace(running_batch=write(sequences.running_batch, i, running_batch))
+        launched = state.replica.pipeline.launched_batches
+        sequences = sequences._replace(running_batch=write(sequences.running_batch, at, launched))
     state = state._replace(
         batch=batch._replace(prompts=prompts, completing=jnp.where(completes, i, batch.completing)),
-        sequences=sequences._replace(computed=write(sequences.computed, i, computed)),
-        next_completing=write(state.next_completing, i, after),
+        sequences=sequences._replace(computed=write(sequences.computed, at, computed)),
+        next_completing=write(state.next_completing, jnp.where(completes, i, given.padding()), batch.completing),
     )
-    return kv_of(given).compute(given, state, i, computed)
+    # A prompt that found no KV may have been preempted for it, and has as many tokens as that has left it.
+    there = jnp.where(computes, computed, read_once(state.sequences.computed, i))
+    return kv_of(given).compute(given, state, i, there)

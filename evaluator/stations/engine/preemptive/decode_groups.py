@@ -16,7 +16,7 @@ from jax import lax
 from evaluator.cost.kv import units
 from evaluator.stations.engine.common import kv_growth as kv_growth_by_blocks
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int, StepBits
-from evaluator.stations.engine.common.rings import NONE, add, mark, read, read_once, tagged_add, write
+from evaluator.stations.engine.common.rings import NONE, add, mark, read, read_each, read_once, tagged_add, write
 from evaluator.stations.engine.preemptive.kv import kv_of
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.linked_lists import push, unlink
@@ -51,9 +51,9 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
     """A sequence joins the schedulable decode group, if ``on``; ``has_kv``: it has the KV of its first token there."""
     sequences, decode_group = state.sequences, state.schedulable
     step = read(state.decode_groups.step, decode_group)
-    generated = read_once(sequences.generated, i)
+    generated, computed = read_each(i, sequences.generated, sequences.computed)
     steps = read(given.requests.output_tokens, i) - generated  # a token each
-    attends, computed = known_tokens(given, i, generated), read_once(sequences.computed, i)
+    attends = known_tokens(given, i, generated)
     if state.accepted is not None:
         path = path_since(given, state, i, on)._replace(decode_group=decode_group, step=step)
         steps, gains = enter_accepted(given, state.accepted, path, attends, 1)
@@ -68,11 +68,9 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
     kv_growth = state.rings.kv_growth
     if given.speculation is None:
         kv_growth = _note_growth(given, kv_growth, one, step + has_kv, 1)
+    at = jnp.where(on, i, given.padding())
     sequences = sequences._replace(
-        decode_group=write(
-            sequences.decode_group, i, jnp.where(on, decode_group, read_once(sequences.decode_group, i))
-        ),
-        since=write(sequences.since, i, jnp.where(on, step, read_once(sequences.since, i))),
+        decode_group=write(sequences.decode_group, at, decode_group), since=write(sequences.since, at, step)
     )
     state = state._replace(
         decode_groups=state.decode_groups._replace(joined=joined),
@@ -116,15 +114,15 @@ def leave(given: Given, state: State, i: Int, on: Flag) -> State:
         state.rings.leaving, _cell(given, decode_group, one.last, on), state.next_leaving, i, on
     )
     joined, next_joined = unlink(decode_groups.joined, decode_group, state.next_joined, i, was_fresh)
-    token_s = jnp.where(on & ~was_fresh, read(decode_groups.gap_from, decode_group), read_once(sequences.token_s, i))
+    stepped = jnp.where(on & ~was_fresh, i, given.padding())
     state = state._replace(
         decode_groups=decode_groups._replace(joined=joined),
         rings=state.rings._replace(leaving=leaving),
         sequences=sequences._replace(
             generated=write(sequences.generated, i, generated),
             computed=write(sequences.computed, i, one.computed),
-            decode_group=write(sequences.decode_group, i, jnp.where(on, NONE, read_once(sequences.decode_group, i))),
-            token_s=write(sequences.token_s, i, token_s),
+            decode_group=write(sequences.decode_group, jnp.where(on, i, given.padding()), NONE),
+            token_s=write(sequences.token_s, stepped, read(decode_groups.gap_from, decode_group)),
         ),
         next_leaving=next_leaving,
         next_joined=next_joined,
@@ -187,14 +185,14 @@ def _note_growth(given: Given, kv_growth: Array, one: GroupMember, start: Int, c
     """
     if given.structure.block_tokens:
         return _count_growth(given, kv_growth, one.step - one.computed, jnp.where(one.on, float(count), 0.0))
-    rules, ring, block = given.rules, given.structure.ring, given.block()
+    rules, block = given.rules, given.block()
     ahead = -(one.computed + start - one.step) % block
 
     def enter(carry: tuple[Int, Float, Array]) -> tuple[Int, Float, Array]:
         at, before, counts = carry
         after = units(rules.kv, (one.computed + at - one.step + 1).astype(jnp.float64))
         more = count * (after - before).astype(jnp.int64)
-        return at + block, after, tagged_add(counts, one.decode_group * ring + at % ring, at, more)
+        return at + block, after, tagged_add(counts, given.structure.cell(one.decode_group, at), at, more)
 
     first = start + ahead
     held = units(rules.kv, (one.computed + first - one.step).astype(jnp.float64))
@@ -221,14 +219,10 @@ def end_growth(given: Given, state: State, i: Int) -> State:
 
 def _mark(given: Given, events: StepBits, decode_group: Int, step: Int, on: Flag) -> StepBits:
     """The ring with an event at ``step``, if ``on``; a pipeline, which looks at every step (``rounds``), keeps none."""
-    return (
-        mark(events, given.structure.event(decode_group, step), on) if given.structure.pipeline_ranks == 1 else events
-    )
+    return mark(events, given.structure.cell(decode_group, step), on) if given.structure.pipeline_ranks == 1 else events
 
 
 def _cell(given: Given, decode_group: Int, step: Int, on: Flag) -> Int:
     """Where a decode group's step is in the rings, if ``on``; else the padding cell."""
     structure = given.structure
-    return jnp.where(
-        on, decode_group * structure.ring + step % structure.ring, structure.decode_groups() * structure.ring
-    )
+    return jnp.where(on, structure.cell(decode_group, step), structure.decode_groups() * structure.ring)

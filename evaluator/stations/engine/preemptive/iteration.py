@@ -23,7 +23,7 @@ from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth
 from evaluator.cost.quantities import batch_tokens, raised
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.kv_growth import Moments, taken_later
-from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time
+from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, once
 from evaluator.stations.engine.common.rings import WORD, read, steps_to_event
 from evaluator.stations.engine.preemptive.batch import Scheduled
 from evaluator.stations.engine.preemptive.iteration_end import IterationEnd, MeasuredSteps, complete_iteration
@@ -82,8 +82,9 @@ class LeapKv(NamedTuple):
     kv_unit_s: Float  # units in use, integrated over the leap
 
 
-Bound = Callable[[Float, Float], Float]
-"""Most iterations of a leap, given the duration of the first and by how much each is longer than the one before."""
+Bound = Callable[[Float, Float, Flag], Float]
+"""Most iterations of a leap, given the duration of the first and by how much each is longer than the one before; the
+flag says whether more than one is possible at all."""
 
 
 def launch(given: Given, state: State, batch: Scheduled, bound: Bound) -> tuple[LaunchedBatch, LeapKv]:
@@ -93,16 +94,19 @@ def launch(given: Given, state: State, batch: Scheduled, bound: Bound) -> tuple[
     leap of replicas that run together may still be cut short. ``batch`` has the sums for its time, ``state.batch`` what
     has happened while it was formed; ``bound`` is what the loop knows of arrivals.
     """
-    cost = given.pipeline_ranks[0]  # without a pipeline there is one rank, which has all layers
-    first_s = batch_time(cost, batch.sums)
+    # Without a pipeline there is one rank, which has all layers. Its figures are read where they are used (``packed``).
+    costs = given.pipeline_ranks
+    # Many read it: in a conditional it is computed once. An empty batch takes no time; above 0, since it divides.
+    first_s = lax.cond(batch.there, lambda: batch_time(costs[0], batch.sums), lambda: jnp.ones((), jnp.float64))
     if state.swapped is not None:
         first_s = first_s + copy_s(given, state)
     # Decodes whose attention window is full read no more KV in the next iteration than in this one.
     growing = read(state.decode_groups.growing, state.schedulable)
     # Prompts are computed once: what is longer from one iteration to the next is the decodes' share of the time.
-    slope_s = jnp.where(batch.decodes, decode_growth(cost, batch.sums, growing), 0.0)
+    repeats = _repeats(given, state)
+    slope_s = once(batch.decodes & repeats, lambda: decode_growth(costs[0], batch.sums, growing))
     # A leap ends before what the loop knows of arrivals, at an event of the batch, and where KV runs out.
-    most = alike_iterations(given, state, batch, bound(first_s, slope_s))
+    most = alike_iterations(given, state, batch, bound(first_s, slope_s, repeats))
     leap = leap_kv(given, state, most, first_s, slope_s)
     running_batch = LaunchedBatch(
         start_s=state.clock,
@@ -121,29 +125,41 @@ def alike_iterations(given: Given, state: State, batch: Scheduled, most: Float |
     """Iterations, at most ``most``, until a look or an event changes the batch; arrivals and KV are left out."""
     if given.speculation is not None:
         return jnp.int32(1)  # contexts grow unevenly
-    rules, formed = given.rules, state.batch
+    rules = given.rules
     # A cost may bend within a leap, where the device overtakes the host or a fitted curve has its knots.
-    waits = any_waiting(given, state)
     most = jnp.minimum(most, alike_steps(given.pipeline_ranks[0], batch.sums)).astype(jnp.int32)
-    # LightLLM looks at its waiting queue every ``look_every`` decode iterations, and may then admit.
-    waited = state.replica.decode_iterations - state.replica.last_look
-    to_look = rules.look_every - waited % jnp.maximum(rules.look_every, 1)
-    most = jnp.minimum(most, jnp.where((rules.look_every > 0) & waits, to_look, jnp.int32(1 << 30)))
+    if given.structure.peaks:
+        # LightLLM looks at its waiting queue every ``look_every`` decode iterations, and may then admit.
+        waited = state.replica.decode_iterations - state.replica.last_look
+        to_look = rules.look_every - waited % jnp.maximum(rules.look_every, 1)
+        looks = (rules.look_every > 0) & any_waiting(given, state)
+        most = jnp.minimum(most, jnp.where(looks, to_look, jnp.int32(1 << 30)))
     # An event is a member that leaves, or whose attention window is full so that its context no longer grows. Of
     # several decode groups each has a ring of its own, of which ``first`` is the first word.
-    first = 0 if given.structure.decode_groups() == 1 else state.schedulable * given.structure.ring // WORD
+    first = 0 if given.structure.decode_groups() == 1 else state.schedulable * (given.structure.ring // WORD)
     step = read(state.decode_groups.step, state.schedulable)
     to_event = steps_to_event(state.rings.events, step, given.structure.ring, first)
-    # After a batch with prompts, or one whose requests were admitted or lacked KV, the next one is another.
+    return jnp.where(_repeats(given, state), jnp.minimum(most, to_event), 1)
+
+
+def _repeats(given: Given, state: State) -> Flag:
+    """The batch that was formed may be followed by one alike, for all that is known of it.
+
+    After a batch with prompts, or one whose requests were admitted or lacked KV, the next one is another.
+    """
+    if given.speculation is not None:
+        return jnp.zeros((), bool)
+    formed = state.batch
     repeats = (formed.prompts.tokens == 0) & (formed.admitted == 0) & ~formed.short
     if kv_of(given).waiting_hits_change:
         # A block that a decode fills may be one that the queue's head begins with: then it needs less than it did.
+        waits = any_waiting(given, state)
         seat = state.replica.running_count < given.limits.max_num_seqs
         repeats = repeats & ~(waits & seat & ~given.limits.policy.drain_first)
     if state.new_tokens is not None:
         # SGLang looks at who waits before every decode, but where its batch counts as full.
-        repeats = repeats & ~(waits & ~state.new_tokens.full)
-    return jnp.where(repeats, jnp.minimum(most, to_event), 1)
+        repeats = repeats & ~(any_waiting(given, state) & ~state.new_tokens.full)
+    return repeats
 
 
 def leap_kv(given: Given, state: State, most: Int, first_s: Float, slope_s: Float) -> LeapKv:

@@ -9,7 +9,17 @@ from jax import lax
 
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import NONE, add, read, read_once, tagged_count, unmark, where, write
+from evaluator.stations.engine.common.rings import (
+    NONE,
+    add,
+    read,
+    read_each,
+    read_once,
+    tagged_count,
+    unmark,
+    where,
+    write,
+)
 from evaluator.stations.engine.preemptive.decode_groups import end_growth, join, known_tokens, leave
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
@@ -72,11 +82,13 @@ def _enter_gaps(given: Given, state: State, iteration_end: IterationEnd, weight:
     def enter_first(carry: tuple[State, Int, Float]) -> tuple[State, Int, Float]:
         state, i, count = carry
         sequences = state.sequences
-        first = read_once(sequences.first_token_s, i)
+        first, token_s = read_each(i, sequences.first_token_s, sequences.token_s)
         resident = first == jnp.inf
-        gap_s = iteration_end.first_end_s - read_once(sequences.token_s, i)
+        gap_s = iteration_end.first_end_s - token_s
         bins = histogram.enter(state.itl_histogram, gap_s, jnp.where(resident, 0.0, weight), at)
-        first_token_s = write(sequences.first_token_s, i, jnp.where(resident, iteration_end.first_end_s, first))
+        first_token_s = write(
+            sequences.first_token_s, jnp.where(resident, i, given.padding()), iteration_end.first_end_s
+        )
         state = state._replace(itl_histogram=bins, sequences=sequences._replace(first_token_s=first_token_s))
         return state, read_once(state.next_joined, i), count + 1.0
 
@@ -117,7 +129,7 @@ def _take_steps(given: Given, state: State, iteration_end: IterationEnd) -> Stat
         context=add(decode_groups.context, decode_group, grown * read(decode_groups.decodes, decode_group)),
     )
     if given.structure.windowed:
-        cell = decode_group * given.structure.ring + step % given.structure.ring
+        cell = given.structure.cell(decode_group, step)
         # Of a leap the last step alone is looked at: a window that fills is an event, and an event ends a leap.
         full = jnp.where(grown > 0, tagged_count(state.rings.crossing, cell, step), 0.0)
         decode_groups = decode_groups._replace(
@@ -133,7 +145,7 @@ def _gain(given: Given, state: State, iteration_end: IterationEnd, step: Int) ->
     """The same with drafts after one step, or none: every member has what it gained."""
     decode_group, decode_groups, accepted = iteration_end.decode_group, state.decode_groups, state.accepted
     assert accepted is not None
-    moves, cell = iteration_end.steps > 0, decode_group * given.structure.ring + step % given.structure.ring
+    moves, cell = iteration_end.steps > 0, given.structure.cell(decode_group, step)
     tokens = jnp.where(moves, tagged_count(accepted.tokens, cell, step), 0.0)
     decodes = jnp.where(moves, read(decode_groups.decodes, decode_group), 0.0)
     decode_groups = decode_groups._replace(
@@ -149,9 +161,8 @@ def _gain(given: Given, state: State, iteration_end: IterationEnd, step: Int) ->
 
 def _finish_decodes(given: Given, state: State, iteration_end: IterationEnd) -> State:
     """The members that leave after the decode group's last step have their last token."""
-    decode_group, ring = iteration_end.decode_group, given.structure.ring
-    slot = read(state.decode_groups.step, decode_group) % ring
-    cell = decode_group * ring + slot
+    decode_group = iteration_end.decode_group
+    cell = given.structure.cell(decode_group, read(state.decode_groups.step, decode_group))
 
     def depart(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
@@ -183,7 +194,7 @@ def _finish_decodes(given: Given, state: State, iteration_end: IterationEnd) -> 
     left = jnp.where(iteration_end.steps > 0, end, read_once(rings.leaving, cell))  # NONE after the walk: an empty list
     rings = rings._replace(leaving=write(rings.leaving, cell, left))
     if given.structure.pipeline_ranks == 1:
-        rings = rings._replace(events=unmark(rings.events, given.structure.event(decode_group, slot)))
+        rings = rings._replace(events=unmark(rings.events, cell))
     return state._replace(rings=rings)
 
 
@@ -231,12 +242,11 @@ def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, w
     def complete(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
         sequences = state.sequences
-        before = read_once(sequences.generated, i)  # above 0 after a preemption: then the token ends a gap
-        # ``generated > 0`` below always holds. It makes the write of ``token_s`` depend on what was read
-        # (``common.rings``).
-        generated, token_s = before + 1, read_once(sequences.token_s, i)
-        gaps = jnp.where(before > 0, weight, 0.0)
-        first_token_s = jnp.minimum(read_once(sequences.first_token_s, i), end_s)
+        # ``before`` is above 0 after a preemption: then the token ends a gap. ``generated > 0`` below always holds. It
+        # makes the write of ``token_s`` depend on what was read (``common.rings``).
+        before, token_s, first_s = read_each(i, sequences.generated, sequences.token_s, sequences.first_token_s)
+        generated, gaps = before + 1, jnp.where(before > 0, weight, 0.0)
+        first_token_s = jnp.minimum(first_s, end_s)
         state = state._replace(
             itl_histogram=histogram.enter(state.itl_histogram, end_s - token_s, gaps, given.first_bin()),
             sequences=sequences._replace(
@@ -289,10 +299,8 @@ def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag, held: In
     """A request has its last token, if ``on``; of its KV it ``held`` such units."""
     if state.planned is None:
         return give_back(given, state, i, end_s, on, held)
-    last_token_s = read_once(state.sequences.last_token_s, i)
-    sequences = state.sequences._replace(
-        last_token_s=write(state.sequences.last_token_s, i, jnp.where(on, end_s, last_token_s))
-    )
+    at = jnp.where(on, i, given.padding())
+    sequences = state.sequences._replace(last_token_s=write(state.sequences.last_token_s, at, end_s))
     planned = state.planned._replace(leaving=state.planned.leaving.push(i, on))
     return state._replace(planned=planned, sequences=sequences)
 
@@ -305,7 +313,6 @@ def give_back(
     ``seated`` is False of one that was preempted after its last token was planned, and has neither any more.
     """
     here = on if seated is None else seated
-    last_token_s = read_once(state.sequences.last_token_s, i)
     if state.router_counts is not None:
         whole = known_tokens(given, i, read(given.requests.output_tokens, i))
         left_context = state.router_counts.left_context + jnp.where(on, whole, 0.0)
@@ -324,7 +331,7 @@ def give_back(
         state = state._replace(listed=state.listed.push(i, on))
     return state.at_replica(running_count=state.replica.running_count - here)._replace(
         sequences=state.sequences._replace(
-            last_token_s=write(state.sequences.last_token_s, i, jnp.where(on, end_s, last_token_s))
+            last_token_s=write(state.sequences.last_token_s, jnp.where(on, i, given.padding()), end_s)
         ),
         running=state.running.remove(i, here),
         by_end=state.by_end.remove(i, on) if given.structure.peaks else state.by_end,

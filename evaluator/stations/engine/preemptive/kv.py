@@ -34,6 +34,9 @@ from evaluator.stations.engine.preemptive.state import State
 class KvPart:
     """The hooks. Those that do nothing unless they are overridden are for KV that goes by its content."""
 
+    grows_by_units: bool = False
+    """All that decodes take for their next token is a number of units, without other hooks than ``grow``."""
+
     grows_in_turn: bool = False
     """Decodes get the KV of their next token one after the other (``grow_in_turn``), and not all at once (``grow``)."""
 
@@ -122,6 +125,8 @@ class KvPart:
 
 class UnitKv(KvPart):
     """Units in use, as one number. With reserved KV a request holds from the start all that it will ever need."""
+
+    grows_by_units = True
 
     def admit(self, given: Given, state: State, i: Int, units: Float, start: Int) -> State:
         return state.at_replica(kv=state.replica.kv + units)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kv import KvUnits
@@ -21,7 +21,8 @@ from evaluator.stations.engine.common.arrays import (
 from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.common.kv_growth import block_of
 from evaluator.stations.engine.common.lane import LaneLimits, Requests
-from evaluator.stations.engine.common.rings import read
+from evaluator.stations.engine.common.packed import pack
+from evaluator.stations.engine.common.rings import in_ring, read
 from evaluator.stations.engine.common.speculation import Speculation
 
 
@@ -266,9 +267,10 @@ class Structure(NamedTuple):
         """
         return self.replicas * (1 if self.pipeline_ranks == 1 else self.pipeline_ranks + 1)
 
-    def event(self, decode_group: Int, step: Int) -> Int:
-        """Where a decode group's step is in the ring of events."""
-        return step % self.ring if self.decode_groups() == 1 else decode_group * self.ring + step % self.ring
+    def cell(self, decode_group: Int, step: Int) -> Int:
+        """Where a decode group's step is in the rings."""
+        slot = in_ring(step, self.ring)
+        return slot if self.decode_groups() == 1 else decode_group * self.ring + slot
 
 
 class Given(NamedTuple):
@@ -309,6 +311,10 @@ class Given(NamedTuple):
         """Of request ``i``, in arrays that have a row of request slots for each of several pools."""
         return i if self.pool is None else self.pool * self.requests.arrival_s.shape[0] + i
 
+    def padding(self) -> int:
+        """The slot behind the requests, where masked writes go."""
+        return int(self.requests.arrival_s.shape[0]) - 1
+
     def kv_units(self, i: Int) -> Int:
         """KV units of a finished request."""
         return read(self.requests.kv_units, self.cell(i))
@@ -344,3 +350,25 @@ class Given(NamedTuple):
         keeps = self.limits.prompts_resident | (self.host_memory is not None)
         waits = self.limits.policy.prefill_alone & self.admits_any_kind() & keeps
         return (kv.block_tokens == 1.0) & (kv.window == 0.0) & (kv.sequence == 0.0) & ~waits
+
+
+PackedLane = tuple[Any, tuple[Any, ...]]
+"""A ``Lane`` whose first three parts are ``Packed``, and the others."""
+
+
+def packed(lanes: Lane) -> PackedLane:
+    """Lanes with a leading axis as the loop takes them."""
+    several = lanes.cluster is not None and lanes.cluster.network is not None
+    return pack(_Figures(*lanes[:3]), several), lanes[3:]
+
+
+class _Figures(NamedTuple):
+    pipeline_ranks: tuple[IterationCost, ...]
+    limits: LaneLimits
+    rules: Rules
+
+
+def given_to(lane: PackedLane, requests: Requests, structure: Structure) -> Given:
+    """What is given to a lane."""
+    figures, others = lane
+    return Given(*Lane(figures.pipeline_ranks, figures.limits, figures.rules, *others), requests, structure)

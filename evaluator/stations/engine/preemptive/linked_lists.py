@@ -61,8 +61,8 @@ class LinkedList(NamedTuple):
 
 def push(heads: Array, at: Int, links: IntPerRequest, i: Int, on: Flag) -> tuple[Array, IntPerRequest]:
     """The heads and links of lists with ``i`` put in front of the one at ``at``, if ``on``."""
-    first = read_once(heads, at)
-    return write(heads, at, jnp.where(on, i, first)), write(links, i, jnp.where(on, first, read_once(links, i)))
+    first, padding = read_once(heads, at), links.shape[0] - 1
+    return write(heads, at, jnp.where(on, i, first)), write(links, jnp.where(on, i, padding), first)
 
 
 def turned(links: IntPerRequest, first: Int) -> tuple[IntPerRequest, Int]:

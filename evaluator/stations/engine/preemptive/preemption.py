@@ -8,6 +8,7 @@ from jax import lax
 
 from evaluator.stations.engine.common import kv_growth
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.leap import once
 from evaluator.stations.engine.common.rings import NONE, read, read_once, tagged_count, write
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens, leave
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
@@ -17,14 +18,19 @@ from evaluator.stations.engine.preemptive.swapping import swap_out
 from evaluator.stations.engine.preemptive.waiting import go_back
 
 
-def grow_decodes(given: Given, state: State) -> State:
-    """KV for the next token of every schedulable decode, for which ``make_room`` has made room."""
-    on, kv = given.rules.on_demand, kv_of(given)
+def grow_decodes(given: Given, state: State, on: Flag) -> State:
+    """KV for the next token of every schedulable decode, if ``on``; there is room for it (``make_room``)."""
+    on, kv = on & given.rules.on_demand, kv_of(given)
     if kv.grows_in_turn:
         state = kv.grow_in_turn(given, state, on, lambda state: preempt(given, state, newest_schedulable(given, state)))
-        return state._replace(batch=state.batch._replace(grown=on))
-    state = state._replace(batch=state.batch._replace(grown=on))
+        return state._replace(batch=state.batch._replace(grown=state.batch.grown | on))
+    state = state._replace(batch=state.batch._replace(grown=state.batch.grown | on))
     return kv.grow(given, state, jnp.where(on, decodes_need(given, state), 0.0))
+
+
+def decodes_lack(given: Given, state: State) -> Flag:
+    """There is not enough KV for the next token of all schedulable decodes."""
+    return given.rules.on_demand & (decodes_need(given, state) > given.limits.kv_units - state.replica.kv)
 
 
 def decodes_need(given: Given, state: State) -> Float:
@@ -45,8 +51,7 @@ def growth_of(given: Given, state: State, decode_group: Int, step: Int) -> Float
     """Units that a step of a decode group needs more than the one before."""
     if given.structure.block_tokens:
         return kv_growth.growth_at(state.rings.kv_growth, given.block(), step)
-    ring = given.structure.ring
-    noted = tagged_count(state.rings.kv_growth, decode_group * ring + step % ring, step)
+    noted = tagged_count(state.rings.kv_growth, given.structure.cell(decode_group, step), step)
     return jnp.where(given.every_token_takes_a_unit(), read(state.decode_groups.decodes, decode_group), noted)
 
 
@@ -61,8 +66,12 @@ def make_room(given: Given, state: State, i: Int, tokens: Float, grows: Flag) ->
     none. For all decodes at once comes to the same: the victim is always the last, a victim frees its KV and no longer
     needs any, and preemption ends as soon as the others' need fits.
     """
-    rules, in_turn = given.rules, kv_of(given).grows_in_turn
-    more = jnp.maximum(own_units(given, i, tokens) - kv_of(given).held(given, state, i), 0.0)
+    rules, kv = given.rules, kv_of(given)
+
+    def lacking() -> Float:
+        return jnp.maximum(own_units(given, i, tokens) - kv.held(given, state, i), 0.0)
+
+    more = once(~grows & rules.on_demand, lacking)
     admission = read_once(state.sequences.admission, i)
 
     def lacks(carry: tuple[State, Flag]) -> Flag:
@@ -70,8 +79,8 @@ def make_room(given: Given, state: State, i: Int, tokens: Float, grows: Flag) ->
         last = newest_schedulable(given, state)
         yields = (last < state.replica.sentinel) & (read_once(state.sequences.admission, last) >= admission)
         room = given.limits.kv_units - state.replica.kv
-        decodes_lack = grows & (False if in_turn else decodes_need(given, state) > room)
-        return rules.on_demand & (decodes_lack | (~grows & here & (more > room) & yields))
+        lack = grows & (False if kv.grows_in_turn else decodes_lack(given, state))
+        return lack | (rules.on_demand & ~grows & here & (more > room) & yields)
 
     def give_up(carry: tuple[State, Flag]) -> tuple[State, Flag]:
         state, _ = carry

@@ -23,14 +23,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.stations.engine.common.arrays import Float
+from evaluator.stations.engine.common.arrays import Flag, Float
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
-from evaluator.stations.engine.common.leap import UNBOUNDED, iterations_until
+from evaluator.stations.engine.common.leap import UNBOUNDED, iterations_until, once
 from evaluator.stations.engine.preemptive.asynchronous import asynchronous_step
 from evaluator.stations.engine.preemptive.batch import form_batch
 from evaluator.stations.engine.preemptive.iteration import complete, launch
 from evaluator.stations.engine.preemptive.kv import kv_of
-from evaluator.stations.engine.preemptive.lane import Given, Lane, Structure
+from evaluator.stations.engine.preemptive.lane import Given, Lane, PackedLane, Structure, given_to, packed
 from evaluator.stations.engine.preemptive.pipeline import pipeline_step
 from evaluator.stations.engine.preemptive.state import State, initial_state
 from evaluator.stations.engine.preemptive.swapping import launched
@@ -38,12 +38,12 @@ from evaluator.stations.engine.preemptive.token_ratio import form_by_ratio
 from evaluator.stations.engine.preemptive.waiting import any_waiting, arrival_goes_first, arrive, next_arrival
 
 
-def _until_arrival(given: Given, state: State, first_s: Float, slope_s: Float) -> Float:
+def _until_arrival(given: Given, state: State, first_s: Float, slope_s: Float, repeats: Flag) -> Float:
     """Iterations until a request arrives that may come in at once."""
     arrival_s = next_arrival(given, state)
-    until = iterations_until(arrival_s - state.clock, first_s, slope_s)
     may_come_in = (state.replica.running_count < given.limits.max_num_seqs) & (arrival_s < jnp.inf)
-    may_come_in = may_come_in & arrival_goes_first(given, any_waiting(given, state), state.stuck)
+    may_come_in = may_come_in & repeats & arrival_goes_first(given, any_waiting(given, state), state.stuck)
+    until = once(may_come_in, lambda: iterations_until(arrival_s - state.clock, first_s, slope_s))
     return jnp.where(may_come_in, jnp.clip(until, 1.0, UNBOUNDED), UNBOUNDED)
 
 
@@ -116,10 +116,10 @@ def run_lanes(lanes: Lane, requests: Requests, structure: Structure, vectorise: 
     ``vectorise`` as in ``over_lanes``: for accelerators.
     """
 
-    def start(lane: Lane, requests: Requests) -> State:
-        return initial_state(Given(*lane, requests, structure))
+    def start(lane: PackedLane, requests: Requests) -> State:
+        return initial_state(given_to(lane, requests, structure))
 
-    def run(lane: Lane, requests: Requests, start: State) -> LaneResult:
-        return _run_lane(Given(*lane, requests, structure), start)
+    def run(lane: PackedLane, requests: Requests, start: State) -> LaneResult:
+        return _run_lane(given_to(lane, requests, structure), start)
 
-    return over_lanes(start, run, lanes, requests, vectorise)
+    return over_lanes(start, run, packed(lanes), requests, vectorise)

@@ -159,7 +159,7 @@ def _goes_on(given: Given, state: State, batch_paces: BatchPaces, now: Round, ar
         pipeline.completed_batches + now.passed,
     )
     step = read(decode_groups.step, decode_group) + now.done + 1
-    cell, slot = decode_group * structure.ring + step % structure.ring, completed_batches % ranks
+    cell, slot = structure.cell(decode_group, step), completed_batches % ranks
     # Batches that were on their way before the round may compute prompts, or nothing but these; those sent in it do
     # not.
     plain = read(pipeline.running_batches.decodes, slot) & (read(pipeline.running_batches.completing, slot) < 0)

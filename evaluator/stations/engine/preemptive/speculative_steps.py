@@ -67,7 +67,7 @@ def enter_accepted(
         gain = _gain(given, path, ahead, left)
         # Tokens come when the step is over, units are needed when it begins (``note_units``).
         step = path.step + ahead + 1
-        cell = path.decode_group * given.structure.ring + step % given.structure.ring
+        cell = given.structure.cell(path.decode_group, step)
         accepted = accepted._replace(tokens=tagged_add(accepted.tokens, cell, step, sign * gain.astype(jnp.int64)))
         after = attends + gain
         if windowed:
@@ -86,7 +86,7 @@ def note_units(given: Given, noted: StepCounts, path: SpeculativePath, has_kv: F
     ``has_kv``: it holds those of the first iteration already. Each needs slots for all tokens that it verifies, of
     which it keeps those that are accepted.
     """
-    ring, rows = given.structure.ring, given.rows(1.0)
+    rows = given.rows(1.0)
 
     def enter(carry: tuple[Int, Int, Float, Float, StepCounts]) -> tuple[Int, Int, Float, Float, StepCounts]:
         ahead, left, computed, before, noted = carry
@@ -95,7 +95,8 @@ def note_units(given: Given, noted: StepCounts, path: SpeculativePath, has_kv: F
         after = jnp.maximum(units(given.rules.kv, computed + rows), before)
         more = jnp.where(has_kv & (ahead == 0), 0.0, after - before)
         step = path.step + ahead
-        noted = tagged_add(noted, path.decode_group * ring + step % ring, step, sign * more.astype(jnp.int64))
+        cell = given.structure.cell(path.decode_group, step)
+        noted = tagged_add(noted, cell, step, sign * more.astype(jnp.int64))
         return ahead + 1, left - gain, computed + gain, after, noted
 
     left = jnp.where(given.rules.on_demand, path.left, 0)

@@ -165,7 +165,7 @@ class DecodeGroups(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """By decode group and step, as explained in ``common.rings``; cell ``decode_group * ring + step % ring``."""
+    """By decode group and step, as explained in ``common.rings``; cells by ``Structure.cell``."""
 
     events: StepBits  # steps at whose end the batch changes; only leaps look at them, so with one decode group only
     leaving: StepLists  # requests that leave at the end of a step; ``next_leaving`` has the links

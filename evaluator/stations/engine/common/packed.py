@@ -1,0 +1,124 @@
+"""What a lane is told once, its costs, limits and rules, as cells of a few arrays.
+
+A compiled loop hands over everything that it reads by a pointer, and writes down its pointers on every trip, those of
+the loops inside it likewise. A replica has some hundred numbers that never change; each as an array of its own they
+made up two thirds of the pointers, and a fifth of the time of a lane. So they come as an array for each dtype, and a
+number is read where it is used: in a loop inside another one it would else be handed over by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.stations.engine.common.arrays import Array, Int
+
+MOST_CELLS = 16
+"""Of an array that is packed. Longer ones, as the tables of a fitted cost, stay by themselves."""
+
+
+@dataclass(frozen=True)
+class _Cells:
+    """Where the numbers of one field are."""
+
+    dtype: str
+    first: int
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A field that stays by itself."""
+
+    number: int
+    alike: bool  # the same for all pools
+
+
+@jax.tree_util.register_pytree_node_class
+class Packed:
+    """A record of such numbers: its fields by name, those of a tuple by number.
+
+    A field that is a record, too, is one such again. An item of a tuple is a whole record of its type, because costs
+    are told apart by their types.
+    """
+
+    def __init__(self, arrays: dict[str, Array], others: list[Array], record: Any) -> None:
+        self._arrays, self._others, self._record = arrays, others, record
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return (self._arrays, self._others), self._record
+
+    @classmethod
+    def tree_unflatten(cls, record: Any, children: Any) -> Packed:
+        arrays, others = children
+        return cls(arrays, others, record)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        field = getattr(self._record, name)
+        return Packed(self._arrays, self._others, field) if isinstance(field, tuple) else self._value(field)
+
+    def __getitem__(self, number: int) -> Any:
+        return jax.tree.map(self._value, self._record[number])
+
+    def __len__(self) -> int:
+        return len(self._record)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(self.__getitem__, range(len(self)))
+
+    def row(self, number: Int) -> Packed:
+        """That of one pool, where each of several has its own."""
+
+        def one(values: Array) -> Array:
+            return lax.dynamic_index_in_dim(values, number, keepdims=False, allow_negative_indices=False)
+
+        others = list(self._others)
+        for field in jax.tree.leaves(self._record):
+            if isinstance(field, _Whole) and not field.alike:
+                others[field.number] = one(others[field.number])
+        return Packed({dtype: one(cells) for dtype, cells in self._arrays.items()}, others, self._record)
+
+    def replaced(self, **fields: Array) -> Packed:
+        """With other values of some fields."""
+        places = {name: _Whole(number, True) for number, name in enumerate(fields, len(self._others))}
+        return Packed(self._arrays, [*self._others, *fields.values()], self._record._replace(**places))
+
+    def _value(self, field: Any) -> Any:
+        if isinstance(field, _Whole):
+            return self._others[field.number]
+        if not isinstance(field, _Cells):
+            return field
+        cells = self._arrays[field.dtype]  # with an axis (pool,) in front where there are several
+        some = lax.slice_in_dim(cells, field.first, field.first + prod(field.shape), axis=-1)
+        return some.reshape(*cells.shape[:-1], *field.shape)
+
+
+def pack(record: Any, pools: bool = False) -> Packed:
+    """A record of arrays, or of records of them, all with a leading axis (lane,), or (lane, pool).
+
+    What has no axis (pool,) where the others do is the same for all pools, and stays by itself.
+    """
+    axes = 2 if pools else 1
+    leaves, fields = jax.tree.flatten(record)
+    columns: dict[str, list[Array]] = {}
+    others: list[Array] = []
+    places: list[_Cells | _Whole] = []
+    for leaf in map(jnp.asarray, leaves):
+        alike, shape, dtype = leaf.ndim < axes, leaf.shape[axes:], str(leaf.dtype)
+        if alike or prod(shape) > MOST_CELLS:
+            places.append(_Whole(len(others), alike))
+            others.append(leaf)
+            continue
+        before = columns.setdefault(dtype, [])
+        places.append(_Cells(dtype, sum(column.shape[-1] for column in before), shape))
+        before.append(leaf.reshape(*leaf.shape[:axes], prod(shape)))
+    arrays = {dtype: jnp.concatenate(some, axis=-1) for dtype, some in columns.items()}
+    return Packed(arrays, others, jax.tree.unflatten(fields, places))
