@@ -36,10 +36,12 @@ def in_few_shapes(group: StationGroup) -> StationGroup:
             )
     # Who thinks between requests has a calendar of answers, and needs no frontend.
     frontend = key.frontend or (key.replicas > 1 and not key.session_turns)
+    # What routers may see of KV within a leap takes a fifth of a program, with prefix caches more.
+    kv_seen = key.kv_seen or (key.replicas > 1 and not key.cached)
     branches = _next(key.branches, BRANCHES) if key.branches > 1 else 1
     return replace(
         group,
-        key=replace(key, windowed=both, branches=branches, frontend=frontend),
+        key=replace(key, windowed=both, branches=branches, frontend=frontend, kv_seen=kv_seen),
         ring=_next(group.ring, RINGS),
         rows=rows,
         lane_requests=_next(group.lane_requests, SLOTS),
