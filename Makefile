@@ -47,8 +47,8 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/evaluator sweep scenarios/quickstart.yaml --out results/quickstart.nc --plot results/quickstart.png
 
-# Each process starts with its half of the tests in their order, so that tests of one file share compiled programs; the
-# one that is done first takes some from the other's end.
+# Each process starts with its half of the tests (OF_A_PROCESS in tests/conftest.py), so that those of the same programs
+# share them; the one that is done first takes some from the other's end.
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 test: $(READY)
