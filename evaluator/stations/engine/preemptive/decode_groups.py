@@ -69,8 +69,11 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
     if given.speculation is None:
         kv_growth = _note_growth(given, kv_growth, one, step + has_kv, 1)
     at = jnp.where(on, i, given.padding())
+    # The padding cell stays in no group: of lanes in step those with nothing to do go along with it, and would look for
+    # it in the group's lists without an end.
     sequences = sequences._replace(
-        decode_group=write(sequences.decode_group, at, decode_group), since=write(sequences.since, at, step)
+        decode_group=write(sequences.decode_group, at, jnp.where(on, decode_group, NONE)),
+        since=write(sequences.since, at, step),
     )
     state = state._replace(
         decode_groups=state.decode_groups._replace(joined=joined),

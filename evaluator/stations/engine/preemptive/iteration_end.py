@@ -86,9 +86,8 @@ def _enter_gaps(given: Given, state: State, iteration_end: IterationEnd, weight:
         resident = first == jnp.inf
         gap_s = iteration_end.first_end_s - token_s
         bins = histogram.enter(state.itl_histogram, gap_s, jnp.where(resident, 0.0, weight), at)
-        first_token_s = write(
-            sequences.first_token_s, jnp.where(resident, i, given.padding()), iteration_end.first_end_s
-        )
+        # Not into the padding cell: it stands for a request that has no token yet (``PoolStates.first_measured``).
+        first_token_s = write(sequences.first_token_s, i, jnp.where(resident, iteration_end.first_end_s, first))
         state = state._replace(itl_histogram=bins, sequences=sequences._replace(first_token_s=first_token_s))
         return state, read_once(state.next_joined, i), count + 1.0
 
