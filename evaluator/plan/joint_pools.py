@@ -69,8 +69,12 @@ def lacking_jointly(whys: Sequence[str], workload: Workload, stations: Sequence[
     if round_trips:
         return tuple(round_trips)
     cached = any(cached_by_content(workload, station.deployment) for station in stations)
+    deployments = [station.deployment for station in stations]
     others = {
+        # Their parts of the loop go by the KV that running requests hold, or are not held to the reference with caches.
         "kv.prefix_caching and data_parallel": cached and any(station.lockstep > 1 for station in stations),
+        "kv.prefix_caching and speculative": cached and any(station.drafts for station in stations),
+        "kv.prefix_caching and pipeline_parallel": cached and any(each.pipeline_parallel > 1 for each in deployments),
         "workload.reasoning.branches": workload.reasoning.several,
     }
     return tuple(f"{whys[0]} with {name}" for name, applies in others.items() if applies)

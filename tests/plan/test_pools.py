@@ -294,7 +294,8 @@ def test_caches_of_several_pools_run_vectorised():
     both = {"p": PREFILL, "d": DECODE}
     first = {"p": {**PREFILL, "kv": kept}, "d": DECODE}
     ranks = {"model": "qwen3-30b-a3b", "data_parallel": 2, "expert_parallel": 2}
-    coupled = "sessions that think from the answer over several pools with kv.prefix_caching and data_parallel"
+    drafts = {"speculative": {"method": "ngram", "tokens": 3, "acceptance": 0.5}}
+    coupled = "sessions that think from the answer over several pools with kv.prefix_caching and "
     for pools, sessions, lacking in (
         (first, turns, ()),
         ({"a": CACHED, "b": CACHED}, turns, ()),
@@ -302,7 +303,9 @@ def test_caches_of_several_pools_run_vectorised():
         ({"a": CACHED, "b": MIXED}, answered, ()),
         ({name: {**pool, "kv": kept} for name, pool in both.items()}, turns, ()),
         ({name: {**pool, "kv": kept} for name, pool in both.items()}, answered, ()),
-        ({"a": {**CACHED, **ranks}, "b": {**MIXED, "model": ranks["model"]}}, answered, (coupled,)),
+        ({"a": {**CACHED, **ranks}, "b": {**MIXED, "model": ranks["model"]}}, answered, (f"{coupled}data_parallel",)),
+        ({"a": {**CACHED, **drafts}, "b": MIXED}, answered, (f"{coupled}speculative",)),
+        ({"a": CACHED, "b": {**MIXED, "pipeline_parallel": 2}}, answered, (f"{coupled}pipeline_parallel",)),
     ):
         configuration = of_pools(pools, sessions=sessions)
         assert (configuration.status, configuration.lacking) == (OK, lacking)

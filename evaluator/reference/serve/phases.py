@@ -82,7 +82,11 @@ def phase_run(
         in_lockstep(pools[-1], station.lockstep)
     replicas = [replica for pool in pools for replica in pool]
     choose = _choose(configuration, seed, phase, jobs, replicas)
-    return PhaseRun(jobs, PhaseStation(PoolStation(replicas, choose), _parts(jobs), choose), tuple(pools), tuple(gaps))
+    # Of two requests that users send at one time the one that opens a session comes first (``Clients``), whatever its
+    # number.
+    as_sent = phase.number == 0 and configuration.workload.feedback and configuration.pipeline is None
+    side = PhaseStation(PoolStation(replicas, choose), _parts(jobs), choose, as_sent)
+    return PhaseRun(jobs, side, tuple(pools), tuple(gaps))
 
 
 def _until(jobs: Jobs) -> int:

@@ -21,15 +21,17 @@ class PhaseStation:
     token, a decode side the others. So a request has a record of its own at every side; the one that travels only
     says which request it is. A request without a part here passes at once.
 
-    ``choose`` is asked for the replica when a request comes, those of one time in the order of their index, unless the
-    replica was chosen before. ``on_begun`` is told of parts that a batch computes for the first time, those of one time
-    in that order, ``on_room`` of those that got room (``Replica.expect``).
+    ``choose`` is asked for the replica when a request comes, unless the replica was chosen before: those of one time in
+    the order of their index or, ``as_sent``, in that in which clients send them. ``on_begun`` is told of parts that a
+    batch computes for the first time, those of one time in the order of their index, ``on_room`` of those that got room
+    (``Replica.expect``).
     """
 
     batches = True
 
-    def __init__(self, pool: PoolStation, parts: Mapping[int, Request], choose: Choose) -> None:
+    def __init__(self, pool: PoolStation, parts: Mapping[int, Request], choose: Choose, as_sent: bool = False) -> None:
         self.pool = pool
+        self._as_sent = as_sent
         self.parts = parts
         self.choose = choose
         self.on_begun: Callable[[Request, float], None] | None = None
@@ -60,7 +62,9 @@ class PhaseStation:
     def launch(self, now: float) -> None:
         # Routers look at the state of replicas, so that the order in which requests of one time are sent matters: by
         # index, as in the vectorised engine.
-        arrived, self._arrived = sorted(self._arrived, key=lambda part: part.index), []
+        arrived, self._arrived = self._arrived, []
+        if not self._as_sent:
+            arrived.sort(key=lambda part: part.index)
         for part in arrived:
             replica = self.choose(part, now) if part.replica < 0 else self.pool.replicas[part.replica]
             self.pool.enter(part, replica, now)
