@@ -344,6 +344,10 @@ def lacking(
         f"batching.packing {PRIORITY} with several pools in one loop": batching.packing == PRIORITY and not alone,
         f"batching.policy {record.name} with kv.prefix_caching": record.token_ratio
         and cached_by_content(workload, deployment),
+        # There blocks get their names at other steps than the reference's.
+        "kv.prefix_caching and speculative on a decode side": ROLES[deployment.role].prompt_resident
+        and deployment.speculative is not None
+        and cached_by_content(workload, deployment),
         "workload.adapters beyond lora.max_loras": waits_for_adapters(workload, deployment),
         "kv.offload_bytes": deployment.kv.offload_bytes is not None,
         f"batching.policy {record.name} with enable_mixed_chunk": record.token_ratio and batching.enable_mixed_chunk,

@@ -303,6 +303,11 @@ def test_caches_of_several_pools_run_vectorised():
         ({"a": CACHED, "b": MIXED}, answered, ()),
         ({name: {**pool, "kv": kept} for name, pool in both.items()}, turns, ()),
         ({name: {**pool, "kv": kept} for name, pool in both.items()}, answered, ()),
+        (
+            {"p": PREFILL, "d": {**DECODE, **drafts, "kv": kept}},
+            turns,
+            ("kv.prefix_caching and speculative on a decode side",),
+        ),
         ({"a": {**CACHED, **ranks}, "b": {**MIXED, "model": ranks["model"]}}, answered, (f"{coupled}data_parallel",)),
         ({"a": {**CACHED, **drafts}, "b": MIXED}, answered, (f"{coupled}speculative",)),
         ({"a": CACHED, "b": {**MIXED, "pipeline_parallel": 2}}, answered, (f"{coupled}pipeline_parallel",)),
