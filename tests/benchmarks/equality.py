@@ -71,6 +71,15 @@ A text that differs only so is no difference; how many there are is told by thei
 then, since help is filled anew around a longer word.
 """
 
+OPEN: Sequence[tuple[str, str]] = (
+    (r"(; did you mean [^?]*\?)? \(there are: [^)]*\)", "the catalog has other entries"),
+    (r"allowed here: .*", "a section has other keys"),
+    (r" is not one of .*", "a key has other choices"),
+    (r"(?m)^expected error .*(\n {18}\S.*)*", "expected errors are of other measured runs"),
+)
+"""Parts of texts that name what there is, or what was measured so far: they grow with every entry, key and run, so that
+two commits that lie apart differ in them without a change of anything else. They are told by their reasons, too."""
+
 ADDED = {"ranked_by": "a search keeps what it is ranked by", "stage_share": "tables of stages"}
 """Variables and attributes of a dataset that there were not before, and the reason."""
 
@@ -153,7 +162,7 @@ class Recorder:
 
     def _said(self, line: str, place: Path) -> str:
         words = [word.replace("{data}", str(DATA)) for word in shlex.split(line)]
-        if words[0] in ("sweep", "simulate") and not {"--simulator", "--help"} & set(words):
+        if words[:1] and words[0] in ("sweep", "simulate") and not {"--simulator", "--help"} & set(words):
             words += self.vectorised
         try:
             ran = self._run([self.simulator if word == "--simulator" else word for word in words], place)
@@ -300,6 +309,12 @@ def _texts_differ(where: str, old: str, new: str) -> Iterator[Difference]:
     for pattern, text, reason in CHANGES:
         changed, count = re.subn(pattern, text, changed)
         reasons |= {reason: count} if count else {}
+    for pattern, reason in OPEN:
+        parts, others = ([part.group() for part in re.finditer(pattern, text)] for text in (changed, new))
+        # A part that only one of the two has is no other list, but one that came or went.
+        if len(parts) == len(others):
+            reasons |= {reason: len(parts)} if parts != others else {}
+            changed, new = (re.sub(pattern, "", text) for text in (changed, new))
     if reasons and changed.split() == new.split():
         yield where + "a text", "; ".join(reasons)
     else:

@@ -4,8 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
+import typer
 import xarray as xr
 
+from evaluator.cli.app import app
 from tests.benchmarks import equality
 
 
@@ -40,6 +42,9 @@ def test_cases():
     assert len({case.name for case in cases}) == len(cases) and all(case.lines for case in cases)
     gallery = {path.stem for path in (equality.CASES.parents[2] / "scenarios").glob("*.yaml")}
     assert gallery <= {case.name.removeprefix("datasets/") for case in cases}
+    commands = typer.main.get_command(app).commands
+    below = [f"{name} {inner}" for name, command in commands.items() for inner in getattr(command, "commands", ())]
+    assert {*commands, *below} <= {line.removesuffix(" --help") for case in cases for line in case.lines}
 
 
 def test_equal_recordings(recordings, capsys):
@@ -103,3 +108,24 @@ def test_an_intended_text(recordings, monkeypatch, capsys):
     assert capsys.readouterr().out == "1 cases: 0 differences\n1 differ as intended: a better word\n"
     path.write_text("$ sweep case\nexit code 1\n    --simulator iteration\n")
     assert equality.compare(*recordings) == 1
+
+
+def test_what_there_is_may_grow(recordings, capsys):
+    """A list of entries that differs is told with its reason; one that is gone, or a text beside it, is a change."""
+    old, new = (folder / "datasets/case/said.txt" for folder in recordings)
+    old.write_text("error: unknown hardware 'h100'; did you mean h20? (there are: h20, h200)\n")
+    new.write_text("error: unknown hardware 'h100'; did you mean h800? (there are: h20, h200, h800)\n")
+    assert equality.compare(*recordings) == 0
+    assert capsys.readouterr().out == "1 cases: 0 differences\n1 differ as intended: the catalog has other entries\n"
+    new.write_text("error: unknown device 'h100'; did you mean h800? (there are: h20, h200, h800)\n")
+    assert equality.compare(*recordings) == 1
+    new.write_text("error: unknown hardware 'h100'\n")
+    assert equality.compare(*recordings) == 1
+    error = "expected error    TTFT {}, TPOT 7 %,\n                  68 % of {}\n"
+    old.write_text("TTFT              1.0 ms\n" + error.format("5 %", "82 runs") + "\nprefill\n")
+    new.write_text(
+        "TTFT              1.0 ms\n" + error.format("6 %", "84 runs on\n                  2") + "\nprefill\n"
+    )
+    assert [reason for _, reason in equality.differences(*recordings)] == ["expected errors are of other measured runs"]
+    new.write_text(new.read_text().replace("1.0 ms", "1.1 ms"))
+    assert [reason for _, reason in equality.differences(*recordings)] == [""]
