@@ -13,7 +13,7 @@ DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
 	@echo "make demo       sweep scenarios/quickstart.yaml: a table, results/quickstart.nc and results/quickstart.png"
-	@echo "make test       the tests, in two processes (WORKERS=4: in four; 3 GB of memory each); some 10 minutes at first"
+	@echo "make test       the tests, in two processes (WORKERS=4: in four; 3 GB of memory each); some 9 minutes at first"
 	@echo "make test-fast  the quick ones among them (90 s)"
 	@echo "make test-thorough  all random cases of the tests, of which the others try a share, on optimised programs"
 	@echo "make check      formatting, lint and types"
