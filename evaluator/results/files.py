@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from evaluator.errors import InputError
+from evaluator.records import without_collecting
 from evaluator.results.schema import SCHEMA_VERSION, problem_of
 from evaluator.results.texts import as_objects, is_text, text_bytes, text_variable
 from evaluator.results.zarr_store import ROWS, WHOLE, create, finish, lost_pieces, piece_rows, write_rows
@@ -128,18 +129,22 @@ def _write_zarr(ds: xr.Dataset, path: Path) -> None:
 
 
 def _let_go(error: BaseException | None) -> None:
-    """Free what an error still holds: h5netcdf's half opened files complain when they are closed."""
+    """Free what an error still holds: h5netcdf's half opened files complain when they are closed.
+
+    Of objects made since collecting rests, as all of these are: to go through the others takes as long as there are.
+    """
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
         while error is not None:
             # Frames of a traceback keep their locals, and these the open file, whose `__del__` then prints to stderr.
             traceback.clear_frames(error.__traceback__)
             error = error.__cause__ or error.__context__
-        gc.collect()
+        gc.collect(0)
     finally:
         sys.unraisablehook = hook
 
 
+@without_collecting()  # for `_let_go`
 def read(path: str | Path) -> xr.Dataset:
     """A dataset written by ``write``, wholly in memory. Errors: InputError where it is not there or not one of ours."""
     import xarray as xr
