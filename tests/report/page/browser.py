@@ -28,6 +28,19 @@ os.dup2(answers, 4)
 os.execvp(sys.argv[3], sys.argv[3:])
 """
 
+# The browser compiles no second time what it has seen under the same address, to which what follows `#` counts,
+# and there pages keep what was chosen. So it is taken away while the page adds Plotly, whose 4 MB take a second.
+_UNDER_ONE_ADDRESS = """
+const append = Element.prototype.append, {replaceState} = History.prototype;
+Element.prototype.append = function (...nodes) {
+    if (!location.hash || nodes[0]?.localName !== 'script') return append.apply(this, nodes);
+    const {href} = location;
+    replaceState.call(history, history.state, '', href.split('#')[0]);
+    append.apply(this, nodes);
+    replaceState.call(history, history.state, '', href);
+};
+"""
+
 
 def find() -> str | None:
     """The browser that EVALUATOR_BROWSER names, else the first that is installed."""
@@ -62,6 +75,7 @@ class Browser:
         ]
         for domain in ("Page", "Runtime", "Log", "Network"):
             self._call(f"{domain}.enable")
+        self.before(_UNDER_ONE_ADDRESS)
 
     def close(self) -> None:
         """End the browser."""
@@ -73,8 +87,7 @@ class Browser:
     def open(self, path: Path, width: int = 1280, height: int = 900, dark: bool = False, fragment: str = "") -> None:
         """Open a file at a size of the window and wait until its table is there; ``fragment`` ends its address.
 
-        All files are opened under one address: the browser compiles a script that it has seen there before, such as
-        Plotly's 4 MB, no second time, which is two thirds of the time that a page takes.
+        All files are opened under one address (``_UNDER_ONE_ADDRESS``): two thirds of the time that a page takes.
         """
         self.errors, self.requests = [], []
         shutil.copyfile(path, self._shown)
