@@ -85,6 +85,8 @@ def remembering(draw: Draw) -> dict[str, Any]:
             pool["kv"]["admission"] = "on_demand"
             pool["batching"]["policy"] = draw.one("chunked", "continuous", "mixed")
             routers[side] = draw.one("session", routers[side]) if routers[side] != "least_kv" else "session"
+    if not THOROUGH and not any(pool["kv"]["prefix_caching"] for pool in pools.values()):
+        pools["p"]["kv"]["prefix_caching"] = True  # a program of its own else, for one system
     shared = {"turns": {"mean": 3}, "system_prompts": 2, "system_tokens": draw.one(0, 40, 300)}
     return asked | {
         "workload.sessions": asked["workload.sessions"] | shared,
@@ -184,7 +186,9 @@ def beside(draw: Draw) -> dict[str, Any]:
 def systems(kind: Any, count: int, first: int = 0) -> Plan:
     """Random systems of a kind."""
     designs = [kind(Draw(seed)) for seed in range(first, first + count)]
-    return plan(of_pools(sweep={"design": {"zip": designs}}, requests=40, lengths=SPREAD))
+    # A step takes the longer the larger the caches are, which hold a block for each token of some pools' conversations.
+    lengths = {**SPREAD, "prompt_max": 600} if kind is remembering and not THOROUGH else SPREAD
+    return plan(of_pools(sweep={"design": {"zip": designs}}, requests=40, lengths=lengths))
 
 
 def tight(configurations: Sequence[Configuration]) -> list[Configuration]:
