@@ -18,6 +18,7 @@ from evaluator.accuracy.cases import (
     Errors,
     load_group,
 )
+from evaluator.catalog.attention_kernels import AUTO
 from evaluator.catalog.choice import is_like_measured
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
 from evaluator.catalog.hardware import Hardware, Link
@@ -33,7 +34,7 @@ from evaluator.catalog.model import (
     StateSpace,
 )
 from evaluator.catalog.own_server import OWN_SERVER, OwnServer, ServedLoad
-from evaluator.cost.parallel import Parallel, of_rank
+from evaluator.cost.parallel import GATHER, Parallel, of_rank
 from evaluator.units import counted
 
 if TYPE_CHECKING:
@@ -240,8 +241,13 @@ def served_design(built: ReplicaBuild) -> dict[str, str]:
         figures["decode_context_parallel"] = parallel.context
     if parallel.prefill > 1:
         figures["prefill_context_parallel"] = parallel.prefill
+    if parallel.exchange != GATHER:
+        figures["expert_exchange"] = parallel.exchange
+    if spec.attention_backend != AUTO:
+        figures["attention_backend"] = spec.attention_backend
     if spec.apart is not None:
-        figures["feed_forward_apart"] = f"{spec.apart.ranks} to {spec.apart.devices}"
+        sides = f"{spec.apart.ranks} to {spec.apart.devices}"
+        figures["feed_forward_apart"] = f"{sides}, {spec.apart.micro_batches} micro-batches"
     if spec.adapters is not None:
         figures["lora"] = f"{spec.adapters.resident} of rank {spec.adapters.rank}, {spec.adapters.modules} modules"
     return {name: str(value) for name, value in figures.items()}
@@ -257,6 +263,8 @@ def _unmeasured(built: ReplicaBuild) -> tuple[str, ...]:
         unmeasured.append("speculative decoding")
     if spec.eager:
         unmeasured.append("decodes without CUDA graphs")
+    if spec.attention_backend != AUTO:
+        unmeasured.append(f"attention_backend {spec.attention_backend}")
     if spec.adapters is not None:
         unmeasured.append("LoRA adapters")
     if spec.apart is not None:

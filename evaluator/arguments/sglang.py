@@ -129,7 +129,9 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     if exchanged and "--ep-size" not in flags:
         experts = tensor  # DeepEP and its kin spread experts over all devices (``moe_hook``)
     tree["expert_parallel"] = experts
-    tree["expert_exchange"] = _exchange(flags, backend) if exchanged and tree["data_parallel"] > 1 else "gather"
+    # Ranks that split prompts have tokens of their own, too, as data-parallel ones do.
+    own_tokens = tree["data_parallel"] * prefill > 1
+    tree["expert_exchange"] = _exchange(flags, backend) if exchanged and own_tokens else "gather"
     tree["redundant_experts"] = flags.get("--ep-num-redundant-experts", 0)
     context = flags.get("--dcp-size", 1)
     tree["decode_context_parallel"] = context

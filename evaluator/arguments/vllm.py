@@ -61,12 +61,11 @@ def _write(server: StatedPool) -> Flags:
         flags["--dtype"] = "bfloat16"  # what is not narrow inside of matrix products
     # `auto` is the dtype of the model, which takes the bytes of any KV in 16 bits.
     flags["--kv-cache-dtype"] = _KV.get(kv, "auto")
-    experts, devices = server["expert_parallel"] or 1, (server["tensor_parallel"] or 1) * (server["data_parallel"] or 1)
-    if experts > 1:
+    if (server["expert_parallel"] or 1) > 1:
         flags["--enable-expert-parallel"] = True  # over all devices of all ranks, whatever their number
-        # Without data-parallel ranks all experts' tokens are on every device, and nothing is
-        # exchanged.
-        if devices > 1 and server["data_parallel"] > 1:
+        # Ranks that split prompts exchange tokens, too (``FusedMoEParallelConfig.use_all2all_kernels``); without either
+        # kind of ranks every device has all tokens.
+        if (server["data_parallel"] or 1) * (server["prefill_context_parallel"] or 1) > 1:
             flags["--all2all-backend"] = _EXCHANGES[server["expert_exchange"]]
         if server["redundant_experts"]:
             flags["--enable-eplb"] = True
@@ -127,13 +126,17 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     if dtype not in ("auto", "bfloat16", "float16", *narrow):
         read_flags.remove("--kv-cache-dtype")
     # On Blackwell the backend runs TensorRT-LLM's kernels where nothing is said (``use_trtllm_attention``).
-    if flags.get("--attention-config", {}).get("use_trtllm_attention") is False:
+    # Another backend has no such kernels, and is listed, as are other keys of the configuration.
+    attention = flags.get("--attention-config", {})
+    backends = {str(word).upper() for word in (flags.get("--attention-backend"), attention.get("backend")) if word}
+    if attention.get("use_trtllm_attention") is False and backends <= {"FLASHINFER"}:
         tree["attention_backend"] = "flashinfer"
-        read_flags += ["--attention-backend", "--attention-config"]
-    ranks = tree.get("data_parallel", 1)
+        read_flags.append("--attention-backend")
+        read_flags += ["--attention-config"] if attention.keys() <= {"use_trtllm_attention", "backend"} else []
+    ranks = tree.get("data_parallel", 1) * tree.get("prefill_context_parallel", 1)
     if flags.get("--enable-expert-parallel"):
-        tree["expert_parallel"] = tree.get("tensor_parallel", 1) * ranks * tree.get("prefill_context_parallel", 1)
-        # The default of 0.28 with data-parallel ranks; without them there is nothing to exchange.
+        tree["expert_parallel"] = tree.get("tensor_parallel", 1) * ranks
+        # The default of 0.28 with ranks that have tokens of their own; without them there is nothing to exchange.
         exchange = flags.get("--all2all-backend", "allgather_reducescatter")
         read_as = {backend: ours for ours, backend in _EXCHANGES.items()} | _ALSO_EXCHANGES
         # What has no figures of its own sends each token to the devices of its experts, as all but these do.

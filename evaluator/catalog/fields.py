@@ -52,8 +52,13 @@ def forget_changed() -> None:
 
 
 def times_forgotten() -> int:
-    """What is cached by names of entries is cached by this number, too."""
+    """How often a file was found to be another (``catalog_folders``)."""
     return _TIMES_FORGOTTEN[0]
+
+
+def catalog_folders() -> tuple[str, str, int]:
+    """Where the catalog's files are, and how often one changed: a key of caches, so that another is asked anew."""
+    return os.environ.get("EVALUATOR_PATH", ""), os.getcwd(), times_forgotten()
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

@@ -8,14 +8,13 @@ so that a GB200 and a B200 are compared by what differs between them.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from evaluator.catalog.calibration import Calibration, named_set
 from evaluator.catalog.engines import DEFAULT_ENGINE
-from evaluator.catalog.fields import times_forgotten
+from evaluator.catalog.fields import catalog_folders
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.served import as_served, with_host
@@ -79,11 +78,6 @@ def _relative_of(hardware: str, folders: tuple[str, str, int]) -> str | None:
     # Without its kernels alone nobody knows what of a set for serving is the server's.
     served = [name for name in served if has("hardware", name) and has("calibrations", f"{name}-{DEFAULT_ENGINE}")]
     return nearest_alike(load_hardware(hardware), served)
-
-
-def catalog_folders() -> tuple[str, str, int]:
-    """Where the catalog's files are, and how often one changed: a key of caches, so that another is asked anew."""
-    return os.environ.get("EVALUATOR_PATH", ""), os.getcwd(), times_forgotten()
 
 
 def nearest_alike(device: Hardware, others: Sequence[str]) -> str | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from evaluator.catalog.fields import Fields, times_forgotten
+from evaluator.catalog.fields import Fields, catalog_folders
 from evaluator.catalog.hardware import Hardware, Link
 from evaluator.catalog.model import (
     FeedForward,
@@ -101,7 +101,7 @@ def in_si(value: Any, path: tuple[str, ...]) -> Any:
 
 MOST_DEVICES = 1 << 17
 """As many as a large sweep has, since one after the other is asked for, several times."""
-_DEVICES: dict[int, dict[WhatIf, Hardware]] = {}
+_DEVICES: dict[tuple[str, str, int], dict[WhatIf, Hardware]] = {}
 
 
 def device(described: WhatIf) -> Hardware:
@@ -120,13 +120,14 @@ def devices_with(described: WhatIf, several: Iterable[Mapping[str, float]]) -> I
 
 
 def _made_devices() -> dict[WhatIf, Hardware]:
-    # Of the files of the catalog as they are: what a device is like may have changed with its file.
-    of_files = times_forgotten()
-    made = _DEVICES.get(of_files)
+    # Of the files of the catalog as they are: what a device is like may have changed with its file, or with the folders
+    # in which it is looked for.
+    folders = catalog_folders()
+    made = _DEVICES.get(folders)
     if made is None:
         made = {}
         _DEVICES.clear()
-        _DEVICES[of_files] = made
+        _DEVICES[folders] = made
     return made
 
 
@@ -138,9 +139,13 @@ def _kept(described: WhatIf, hardware: Hardware) -> Hardware:
     return hardware
 
 
-@lru_cache(maxsize=4096)
 def changed_model(described: WhatIf) -> Model:
     """The model of a description. Errors: those of ``read_changed_model``, at ``HERE``."""
+    return _changed_model(described, catalog_folders())
+
+
+@lru_cache(maxsize=4096)
+def _changed_model(described: WhatIf, folders: tuple[str, str, int]) -> Model:
     return read_changed_model(described.parameters, HERE)
 
 

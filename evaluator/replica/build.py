@@ -26,7 +26,7 @@ from evaluator.cost.feed_forward_apart import Apart, apart_problem, attention_al
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.kv_groups import grouping_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
-from evaluator.cost.parallel import ALL_TO_ALL, GATHER, Parallel, lockstep_problem
+from evaluator.cost.parallel import ALL_TO_ALL, DEEPEP, GATHER, NVLINK, Parallel, lockstep_problem
 from evaluator.errors import InputError
 from evaluator.records import Same
 from evaluator.replica.changes import Change, changed_calibration, changed_hardware
@@ -49,11 +49,6 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     unknown = fitted_problem(calibration, model, hardware, precision, parallel) or lockstep_problem(model, parallel)
     if unknown is not None:
         return replace(built, problem=Problem(UNSUPPORTED, unknown))
-    unmeasured = _exchange_problem(parallel.exchange, model, hardware, calibration) or _attention_problem(
-        spec, hardware
-    )
-    if unmeasured is not None:
-        return replace(built, problem=Problem(UNSUPPORTED, unmeasured))
     engine = serving_engine(spec.engine)
     if not engine.runs_on(hardware):
         others = ", ".join(name for name, engine_record in ENGINES.items() if engine_record.runs_on(hardware))
@@ -64,6 +59,13 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     undivided = division_problem(divided, hardware, precision, parallel, engine.whole_blocks)
     if undivided is not None:
         return replace(built, problem=Problem(INFEASIBLE, undivided))
+    # After the division: a device with figures of an exchange does not help a design that exchanges nothing.
+    unexchanged = _exchange_problem(parallel, model, hardware, calibration)
+    if unexchanged is not None:
+        return replace(built, problem=unexchanged)
+    unattended = _attention_problem(spec, model, hardware)
+    if unattended is not None:
+        return replace(built, problem=Problem(UNSUPPORTED, unattended))
     undrafted = times_problem(spec, calibration) or drafting_problem(spec, model, hardware, _model)
     if undrafted is not None:
         return replace(built, problem=Problem(INFEASIBLE if undrafted[1] else UNSUPPORTED, undrafted[0]))
@@ -245,24 +247,43 @@ def _as_used(
     return efficiency_of if change is None else changed_calibration(efficiency_of, change)
 
 
-def _exchange_problem(exchange: str, model: Model, hardware: Hardware, calibration: Calibration) -> str | None:
-    """Why the kernels that exchange tokens among experts have no figures on a device; None where they have, and where
-    nothing is exchanged or figures of whole iterations have it in them."""
-    if exchange in (GATHER, ALL_TO_ALL) or calibration.form != "roofline" or not model.has_experts:
+def _exchange_problem(parallel: Parallel, model: Model, hardware: Hardware, calibration: Calibration) -> Problem | None:
+    """Why kernels do not exchange tokens among the experts of these devices, or have no figures on them; None where
+    they have, and where nothing is exchanged or figures of whole iterations have it in them."""
+    exchange = parallel.exchange
+    if exchange in (GATHER, ALL_TO_ALL) or not model.has_experts:
         return None
-    if "dispatch" in calibration.efficiencies:
+    # A rank writes into the memory of the others, which it reaches within an NVLink domain alone.
+    domain = hardware.links[0].devices if hardware.links else None
+    if exchange == NVLINK and domain is not None and parallel.expert_devices > domain:
+        reason = (
+            f"expert_exchange {NVLINK} among {parallel.expert_devices} devices, of which {domain} {hardware.title} are "
+            f"in one {hardware.links[0].name} domain: these kernels send nothing beyond it; use {DEEPEP}"
+        )
+        return Problem(INFEASIBLE, reason)
+    if calibration.form != "roofline" or "dispatch" in calibration.efficiencies:
         return None
     measured = ", ".join(exchange_devices(exchange))
-    return (
+    reason = (
         f"expert_exchange {exchange} on {hardware.title}, of whose architecture is none of the devices on which these "
         f"kernels were measured ({measured}); use {ALL_TO_ALL}"
     )
+    return Problem(UNSUPPORTED, reason)
 
 
-def _attention_problem(spec: ReplicaSpec, hardware: Hardware) -> str | None:
-    """Why kernels of decode attention that a spec asks for are not known on a device; None where they are."""
+def _attention_problem(spec: ReplicaSpec, model: Model, hardware: Hardware) -> str | None:
+    """Why kernels of decode attention that a spec asks for are not known of a model on a device; None where they
+    are."""
     backend = spec.attention_backend
-    if backend == AUTO or decode_kernel(backend, spec.precision.kv, hardware) is not None:
+    if backend == AUTO:
+        return None
+    # MLA and compressed contexts are attended to by kernels of their own.
+    if not any(isinstance(kind.mixer, SoftmaxAttention) for kind in model.layers):
+        return (
+            f"attention_backend {backend} on {model.name}, none of whose layers keeps keys and values of heads, which "
+            f"is what it was measured on; use {AUTO}"
+        )
+    if decode_kernel(backend, spec.precision.kv, hardware) is not None:
         return None
     return (
         f"attention_backend {backend} on {hardware.title} with KV in {spec.precision.kv}: it was measured with KV in "

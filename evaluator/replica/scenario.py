@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from evaluator.catalog.engines import serving_engine
-from evaluator.catalog.fields import times_forgotten
+from evaluator.catalog.fields import catalog_folders
 from evaluator.catalog.model import AS_PUBLISHED, AskedOfSampler
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.cost.parallel import Parallel
@@ -109,12 +109,12 @@ def design(
     adapters: NamedAdapters | None = None,
 ) -> ReplicaBuild:
     """The design of one replica of a deployment; the same object for all deployments with the same spec."""
-    return _built(replica_spec(deployment, longest_prompt, asked, unequal, adapters), times_forgotten())
+    return _built(replica_spec(deployment, longest_prompt, asked, unequal, adapters), catalog_folders())
 
 
 @shared_while_used(latest=1024)
-def _built(spec: ReplicaSpec, of_files: int) -> ReplicaBuild:
-    # A spec has names, which stand for something else after one of their files was edited.
+def _built(spec: ReplicaSpec, folders: tuple[str, str, int]) -> ReplicaBuild:
+    # A spec has names, which stand for something else after one of their files was edited, and in other folders.
     return build(spec)
 
 

@@ -64,6 +64,7 @@ def test_the_cases_of_a_replica(asked, cases):
         ({"hardware": WhatIf.of({"like": "tpu-v6e", "memory_bandwidth": "4.8TB/s"})}, "Google TPUs"),
         ({"model": "e5-mistral-7b"}, "models that give no tokens"),
         ({"drafting": Drafting("ngram", 3)}, "speculative decoding"),
+        ({"hardware": "b200-sxm", "attention_backend": "flashinfer"}, "attention_backend flashinfer"),
     ],
 )
 def test_what_no_measured_server_had(asked, unmeasured):
@@ -94,6 +95,21 @@ def test_designs_with_adapters_or_split_contexts_are_others():
     assert split["decode_context_parallel"] == "2"
     few, more = (served(adapters=Adapters(**rank | change), **asked) for change in ({}, {"resident": 8}))
     assert plain != few != more and few["lora"] == "2 of rank 16, all modules"
+
+
+def test_designs_with_other_kernels_are_others():
+    asked = {"model": "qwen3-30b-a3b", "parallel": Parallel(data=4, expert=4)}
+    gathered, exchanged = (
+        served(**asked | {"parallel": Parallel(data=4, expert=4, exchange=exchange)})
+        for exchange in ("gather", "deepep")
+    )
+    assert "expert_exchange" not in gathered  # as sets say it that were fitted before
+    assert exchanged == {**gathered, "expert_exchange": "deepep"}
+    usual, other = (
+        served_design(build(ReplicaSpec("llama-3.1-8b", "b200-sxm", "auto", attention_backend=backend)))
+        for backend in ("auto", "flashinfer")
+    )
+    assert other == {**usual, "attention_backend": "flashinfer"}
 
 
 def served(model, **more):

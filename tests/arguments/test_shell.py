@@ -71,6 +71,7 @@ def test_the_order_of_sglang(flags, wanted):
         ),
         ("--tp-size 8 --attn-dp-size 8 --moe-a2a-backend mooncake", (1, 8, 8, "all_to_all")),
         ("--tp-size 4 --dp-size 2", (4, 2, 1, "gather")),
+        ("--tp-size 4 --enable-prefill-cp --attn-cp-size 2 --moe-a2a-backend deepep", (2, 1, 4, "deepep")),
     ],
 )
 def test_data_parallel_ranks_of_sglang(flags, wanted):
@@ -106,11 +107,26 @@ def test_what_exchanges_tokens_in_vllm(backend, wanted):
     assert keys(text, "expert_exchange") == (wanted,)
 
 
+def test_ranks_that_split_prompts_exchange_tokens_in_vllm():
+    text = "vllm serve deepseek-ai/DeepSeek-R1 -tp 2 --prefill-context-parallel-size 2 -ep"
+    names = ("expert_parallel", "expert_exchange")
+    assert keys(f"{text} --all2all-backend deepep_high_throughput", *names) == (4, "deepep")
+
+
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
         ("vllm serve Qwen/Qwen3-8B --attention-backend FLASHINFER", "auto"),
         ("vllm serve Qwen/Qwen3-8B --attention-config '{\"use_trtllm_attention\": false}'", "flashinfer"),
+        (
+            "vllm serve Qwen/Qwen3-8B --attention-backend FLASH_ATTN "
+            "--attention-config '{\"use_trtllm_attention\": false}'",
+            "auto",
+        ),
+        (
+            'vllm serve Qwen/Qwen3-8B --attention-config \'{"use_trtllm_attention": false, "backend": "FLASH_ATTN"}\'',
+            "auto",
+        ),
         ("python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --attention-backend flashinfer", "auto"),
         (
             "python3 -m sglang.launch_server --model-path Qwen/Qwen3-8B --decode-attention-backend flashinfer",
@@ -120,6 +136,13 @@ def test_what_exchanges_tokens_in_vllm(backend, wanted):
 )
 def test_kernels_of_decode_attention(line, wanted):
     assert keys(line, "attention_backend") == (wanted,)
+
+
+def test_other_keys_of_the_configuration_of_attention_are_listed():
+    config = '\'{"use_trtllm_attention": false, "flash_attn_version": 2}\''
+    started = read_script(f"vllm serve Qwen/Qwen3-8B --attention-config {config}", "serve.sh")
+    assert started.tree["attention_backend"] == "flashinfer"
+    assert any("--attention-config" in flag for flag in started.ignored)
 
 
 def test_a_line_for_each_replica_and_roles_by_their_flags():

@@ -46,6 +46,14 @@ def test_what_was_not_measured_is_refused():
     assert decode_kernel("flashinfer", "fp16", load_hardware("b200-sxm")).bandwidth_efficiency > 0.6
 
 
+def test_models_without_keys_and_values_of_heads_have_kernels_of_their_own():
+    spec = ReplicaSpec("deepseek-v2-lite", "b200-sxm", attention_backend="flashinfer")
+    assert build(spec).status == (
+        "unsupported: attention_backend flashinfer on deepseek-v2-lite, none of whose layers keeps keys and values of "
+        "heads, which is what it was measured on; use auto"
+    )
+
+
 def test_a_file_of_an_unknown_device(tmp_path, monkeypatch):
     monkeypatch.setenv("EVALUATOR_PATH", str(tmp_path))
     file = tmp_path / "models" / "attention" / "flashinfer.yaml"

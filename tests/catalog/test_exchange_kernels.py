@@ -68,9 +68,23 @@ def test_an_architecture_that_nobody_measured_is_refused():
     assert found.status.startswith("unsupported: expert_exchange deepep on ") and found.status.endswith(
         "use all_to_all"
     )
-    # Of a dense model nothing is exchanged, which is said before.
+    # Of a dense model nothing is exchanged, which is said before; so it is of devices that all have all tokens, of
+    # which no device with figures would change anything.
+    alone = build(ReplicaSpec("qwen3-235b-a22b", "a100-sxm", "auto", parallel=Parallel(8, 1, 8, exchange=DEEPEP)))
+    assert alone.status.startswith("infeasible: expert_exchange deepep without data_parallel")
     dense = build(ReplicaSpec("llama-3.1-8b", "a100-sxm", "auto", parallel=Parallel(data=4, exchange=DEEPEP)))
     assert "which has no experts" in dense.status
+
+
+def test_kernels_of_one_nvlink_domain_do_not_go_beyond_it():
+    within, beyond = (Parallel(1, 1, ranks, ranks, exchange=NVLINK) for ranks in (8, 16))
+    assert build(ReplicaSpec("qwen3-30b-a3b", "b200-sxm", "auto", parallel=within)).status == "ok"
+    assert build(ReplicaSpec("qwen3-30b-a3b", "gb200", "auto", parallel=beyond)).status == "ok"
+    found = build(ReplicaSpec("qwen3-30b-a3b", "b200-sxm", "auto", parallel=beyond))
+    assert found.status == (
+        "infeasible: expert_exchange nvlink among 16 devices, of which 8 b200-sxm are in one nvlink domain: these "
+        "kernels send nothing beyond it; use deepep"
+    )
 
 
 def test_figures_of_a_file_are_of_the_link_and_those_of_a_set_stay():

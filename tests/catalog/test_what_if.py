@@ -3,9 +3,12 @@
 import pytest
 
 from evaluator.catalog import load_hardware, load_model
+from evaluator.catalog.store import find
 from evaluator.catalog.what_if import WhatIf, changed_model, device, read_changed_model, read_device
 from evaluator.errors import InputError
 from evaluator.replica import ReplicaSpec, build
+from evaluator.replica.scenario import design
+from evaluator.scenario import load_scenario, with_engine_defaults
 
 
 def test_a_device_keeps_what_is_not_given():
@@ -129,6 +132,36 @@ def test_a_device_keeps_the_set_of_the_one_it_is_like():
     assert (real.provenance, same.provenance) == ("calibrated", "extrapolated")
     assert same.calibration.name == real.calibration.name
     assert same.ready.cost.context_s == real.ready.cost.context_s
+
+
+def test_two_catalogs_of_one_session_are_told_apart(tmp_path, monkeypatch):
+    """Caches are of the folders in which names are looked for, and not of the names alone."""
+    described = WhatIf.of({"like": "h100-sxm", "power_w": "650W"})
+    deeper = WhatIf.of({"like": "llama-3.1-8b", "max_positions": 4096})
+    tree = {
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", "calibration": "datasheet"},
+        "workload": {
+            "arrivals": {"process": "poisson", "rate_rps": 1},
+            "lengths": {"source": "fixed", "prompt_tokens": 100, "output_tokens": 10},
+        },
+    }
+    for folder, name, was, now in (
+        ("hardware", "h100-sxm", "memory_bandwidth: 3.35TB/s", "memory_bandwidth: 1TB/s"),
+        ("llm", "llama-3.1-8b", "vocabulary: 128256", "vocabulary: 1024"),
+    ):
+        text = find("models" if folder == "llm" else folder, name).read_text()
+        assert was in text
+        file = tmp_path / "models" / folder / f"{name}.yaml"
+        file.parent.mkdir(parents=True)
+        file.write_text(text.replace(was, now))
+    found = []
+    for path in ("", str(tmp_path), ""):
+        monkeypatch.setenv("EVALUATOR_PATH", path)
+        built = design(with_engine_defaults(load_scenario(tree).deployment), 100)
+        found.append(
+            (built.hardware.memory_bandwidth, device(described).memory_bandwidth, changed_model(deeper).vocabulary)
+        )
+    assert found == [(3.35e12, 3.35e12, 128256), (1e12, 1e12, 1024), (3.35e12, 3.35e12, 128256)]
 
 
 def test_what_is_described_may_say_its_name():
