@@ -66,7 +66,7 @@ def test_a_worker_that_would_find_other_numbers_is_refused(unlike, message):
 
 
 def test_a_scheduler_that_is_not_there(monkeypatch):
-    monkeypatch.setattr("evaluator.execution.cluster.CONNECT_S", 1)
+    monkeypatch.setattr("evaluator.execution.cluster.CONNECT_S", 0.2)
     for address in ("tcp://127.0.0.1:9", "nonsense"):
         with pytest.raises(InputError, match=rf"--cluster {address}: there is no Dask scheduler"), connected(address):
             pass
