@@ -15,6 +15,7 @@ enough to fill the pipeline. Layers of several kinds have the mean of their time
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -26,14 +27,16 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model, MoeFeedForward
 from evaluator.cost.arrays import Batched, array_namespace
 from evaluator.cost.collectives import Spread
+from evaluator.cost.delta_rule import with_delta_rule
 from evaluator.cost.dtypes import BYTES, stream_bytes, weight_dtypes
 from evaluator.cost.embedding_and_head import first_operators, last_operators
 from evaluator.cost.feed_forward import feed_forward_operators
 from evaluator.cost.fold import fold
-from evaluator.cost.iteration import BatchStatistics, CostParameters, decode_growth, device_time
+from evaluator.cost.host import with_model_host
+from evaluator.cost.iteration import BatchStatistics, CostParameters, decode_growth, device_time, launched
 from evaluator.cost.kernel import Operator, merge
 from evaluator.cost.mixers import mixer_operators
-from evaluator.cost.parallel import Parallel, layer_count
+from evaluator.cost.parallel import GATHER, Parallel, layer_count
 from evaluator.cost.precision import Precision
 from evaluator.cost.weights import rank_parameters
 
@@ -62,7 +65,7 @@ class PingPong(NamedTuple):
     ends: CostParameters  # embedding, head and the host, of one rank: once per iteration
     ranks: Batched
     devices: Batched
-    micro_batches: Batched
+    micro_batches: Batched  # at most, see ``_parts``
     layers: Batched
     sent_s: Batched  # s per token of a rank and way: the side that sends or receives most
     received_s: Batched  # s per token of all ranks and way, of a feed-forward device
@@ -78,15 +81,34 @@ class PingPong(NamedTuple):
         """As of the feed-forwards."""
         return self.feed_forward.expert_skew
 
-    def _micro_batch(self, batch: BatchStatistics) -> BatchStatistics:
+    def _parts(self, batch: BatchStatistics) -> Batched:
+        """Micro-batches that a batch is cut into: no more than the rank with most decodes has, and prompts have tokens.
+
+        A decode has one token, and is in one micro-batch. A prompt is cut at any token, as vLLM does where it overlaps
+        two micro-batches (``_make_metadata_with_slice`` in ``vllm/v1/worker/ubatch_utils.py``).
+        """
+        xp = array_namespace(self.ranks, *batch)
+        # From whole numbers, and not from a rank's share of the statistics: a rounding error of that would be one
+        # micro-batch more.
+        tokens = xp.ceil(batch.decodes / self.ranks) + xp.ceil(batch.prefill_tokens)
+        return xp.minimum(self.micro_batches, xp.maximum(tokens, 1.0))
+
+    def _of_rank(self, batch: BatchStatistics) -> BatchStatistics:
         """Of the attention rank with most sequences: whole sequences and prompts are dealt out to the ranks."""
         xp = array_namespace(self.ranks, *batch)
-        decoding = self._share(xp, batch.decodes) / self.micro_batches
-        computing = self._share(xp, batch.prefill_sequences) / self.micro_batches
+        decoding, computing = self._share(xp, batch.decodes), self._share(xp, batch.prefill_sequences)
         # Three statistics are of decodes, the other six of prompts.
         return BatchStatistics(
             *(decoding * statistic for statistic in batch[:3]), *(computing * statistic for statistic in batch[3:])
         )
+
+    def _micro_batch(self, batch: BatchStatistics) -> BatchStatistics:
+        """Of that rank, in the mean of its micro-batches.
+
+        The mean and not the largest: all of them pass the slowest side, which takes the sum of their times.
+        """
+        parts = self._parts(batch)
+        return BatchStatistics(*(statistic / parts for statistic in self._of_rank(batch)))
 
     def _share(self, xp: Any, sequences: Batched) -> Batched:
         """Of so many sequences the part that the rank with most of them has."""
@@ -94,32 +116,33 @@ class PingPong(NamedTuple):
 
     def _stages(self, batch: BatchStatistics) -> tuple[Batched, Batched, Batched]:
         """Seconds that attention, feed-forward and a way take for a layer of a micro-batch."""
-        own, parts = self._micro_batch(batch), self.micro_batches
-        tokens, zero = (batch.decodes + batch.prefill_tokens) / parts, 0.0 * batch.decodes
+        micro_batch = self._micro_batch(batch)
+        tokens, zero = (batch.decodes + batch.prefill_tokens) / self._parts(batch), 0.0 * batch.decodes
         of_device = BatchStatistics(tokens / self.devices, *[zero] * 8)
-        attention_s = device_time(self.attention, own) / self.layers
+        attention_s = device_time(self.attention, micro_batch) / self.layers
         feed_forward_s = device_time(self.feed_forward, of_device) / self.layers
-        sent_s = self.sent_s * (own.decodes + own.prefill_tokens)
+        sent_s = self.sent_s * (micro_batch.decodes + micro_batch.prefill_tokens)
         received_s = self.received_s * tokens
         return attention_s, feed_forward_s, self.latency_s + array_namespace(sent_s).maximum(sent_s, received_s)
 
     def time(self, batch: BatchStatistics) -> Batched:
         """Seconds of an iteration."""
         attention_s, feed_forward_s, way_s = self._stages(batch)
-        xp, parts = array_namespace(attention_s, way_s), self.micro_batches
+        xp, parts = array_namespace(attention_s, way_s), self._parts(batch)
         slowest_s = xp.maximum(attention_s, xp.maximum(feed_forward_s, way_s))
         round_s = attention_s + feed_forward_s + 2.0 * way_s
         layer_s = xp.maximum(parts * slowest_s, round_s)
         through_s = (self.layers - 1.0) * layer_s + round_s + (parts - 1.0) * slowest_s
         # Behind the last layer every rank samples for its own sequences.
-        own = self._micro_batch(batch)
-        whole = BatchStatistics(*(parts * statistic for statistic in own))
-        return through_s + device_time(self.ends, whole)
+        whole_s = through_s + device_time(self.ends, self._of_rank(batch))
+        # The host of a rank launches the layers of every micro-batch by themselves, while the devices compute: a floor
+        # and no addend, as in ``iteration_time``. Without prompts it is 0, so that decodes stay affine.
+        return xp.maximum(whole_s, parts * launched(self.ends, self._micro_batch(batch)))
 
     def growth(self, batch: BatchStatistics, window_growing: Batched) -> Batched:
         """By how much the next decode of the same sequences takes longer."""
         attention_s, feed_forward_s, way_s = self._stages(batch)
-        xp, parts = array_namespace(attention_s, way_s), self.micro_batches
+        xp, parts = array_namespace(attention_s, way_s), self._parts(batch)
         others_s = xp.maximum(feed_forward_s, way_s)
         slowest = 1.0 * (attention_s >= others_s)
         full = parts * xp.maximum(attention_s, others_s) >= attention_s + feed_forward_s + 2.0 * way_s
@@ -131,7 +154,7 @@ class PingPong(NamedTuple):
         """For how many decodes that holds: until attention takes as long as something else, so that another side is the
         slowest, or the micro-batches fill the pipeline, or no longer do."""
         attention_s, feed_forward_s, way_s = self._stages(batch)
-        xp, parts = array_namespace(attention_s, way_s), self.micro_batches
+        xp, parts = array_namespace(attention_s, way_s), self._parts(batch)
         others_s, besides_s = xp.maximum(feed_forward_s, way_s), feed_forward_s + 2.0 * way_s
         ends: list[Batched] = [others_s, parts * others_s - besides_s, besides_s / xp.maximum(parts - 1.0, 1e-9)]
         spare_s = [xp.where(end_s > attention_s, end_s - attention_s, float("inf")) for end_s in ends]
@@ -142,9 +165,9 @@ class PingPong(NamedTuple):
 
     def _grows_s(self, batch: BatchStatistics, window_growing: Batched) -> Batched:
         """Seconds by which attention takes longer for a layer of a micro-batch in the next iteration."""
-        own = self._micro_batch(batch)
-        share = own.decodes / array_namespace(own.decodes).maximum(batch.decodes, 1.0)
-        return decode_growth(self.attention, own, share * window_growing) / self.layers
+        micro_batch = self._micro_batch(batch)
+        share = micro_batch.decodes / array_namespace(micro_batch.decodes).maximum(batch.decodes, 1.0)
+        return decode_growth(self.attention, micro_batch, share * window_growing) / self.layers
 
 
 def ping_pong(
@@ -154,10 +177,11 @@ def ping_pong(
     attention, feed_forward, ends = sides(model, precision, parallel, apart)
     sent = _sent_bytes(model, precision, apart)
     return PingPong(
-        # What the host takes for an iteration is in the ends, once.
-        fold(attention, hardware, calibration, overheads=False),
+        # The gated delta rule is of mixers.
+        with_delta_rule(fold(attention, hardware, calibration, overheads=False), model, calibration, parallel),
         fold(feed_forward, hardware, calibration, overheads=False),
-        fold(ends, hardware, calibration),
+        # What the host takes for an iteration is in the ends, once, and so is what it takes to launch the layers.
+        with_model_host(fold(ends, hardware, calibration), model, calibration, parallel),
         np.float64(apart.ranks),
         np.float64(apart.devices),
         np.float64(apart.micro_batches),
@@ -178,7 +202,7 @@ def sides(
     feed_forward: list[Operator] = []
     for kind in model.layers:
         attention += [each.times(kind.count) for each in mixer_operators(model, kind.mixer, precision, parallel)]
-        # Its collectives are the way there and back.
+        # Sending tokens to experts and back is the way between both sides, which ``PingPong`` has by itself.
         feed_forward += [
             each.times(kind.count)
             for each in feed_forward_operators(model, kind.feed_forward, precision, apart.split)
@@ -214,8 +238,8 @@ def feed_forward_bytes(model: Model, precision: Precision, apart: Apart) -> floa
     return sum(count * BYTES[dtypes[part]] for part, count in parts.items() if part not in ("embedding", "head"))
 
 
-def apart_problem(model: Model, parallel: Parallel, apart: Apart) -> str | None:
-    """Why the feed-forwards of a model cannot be apart so; None where they can."""
+def apart_problem(model: Model, parallel: Parallel, apart: Apart) -> tuple[str, bool] | None:
+    """(why the feed-forwards of a model cannot be apart so and what to do, whether by any engine); None: they can."""
     beside = {
         "pipeline_parallel": parallel.pipeline,
         "data_parallel": parallel.data,
@@ -225,13 +249,28 @@ def apart_problem(model: Model, parallel: Parallel, apart: Apart) -> str | None:
     }
     for name, ranks in beside.items():
         if ranks > 1:
-            return f"feed_forward_apart beside {name} {ranks}; use tensor_parallel for attention and leave out {name}"
+            remedy = f"use tensor_parallel for attention and leave out {name}"
+            return f"feed_forward_apart beside {name} {ranks}; {remedy}", False
+    # Every expert is there once, and tokens go there over the link between both sides.
+    if parallel.redundant:
+        return f"feed_forward_apart beside redundant_experts {parallel.redundant}; leave out redundant_experts", False
+    if parallel.exchange != GATHER:
+        return f"feed_forward_apart beside expert_exchange {parallel.exchange}; leave out expert_exchange", False
     experts = [kind.feed_forward for kind in model.layers if isinstance(kind.feed_forward, MoeFeedForward)]
     if not experts:
-        return f"feed_forward_apart on {model.name}, which has no experts; use a model with experts"
+        return f"feed_forward_apart on {model.name}, which has no experts; use a model with experts", False
     if any(kind.mixer is None or kind.feed_forward is None for kind in model.layers):
-        return f"feed_forward_apart on {model.name}, whose layers do not all have both; use another model"
+        return f"feed_forward_apart on {model.name}, whose layers do not all have both; use another model", False
     uneven = next((moe.experts for moe in experts if moe.experts % apart.devices), None)
-    if uneven is not None:
-        return f"feed_forward_apart.devices {apart.devices} does not divide the {uneven} experts of {model.name}"
-    return None
+    if uneven is None:
+        return None
+    shared = math.gcd(*(moe.experts for moe in experts))
+    even = [devices for devices in range(1, shared + 1) if shared % devices == 0]
+    # The next ones below and above, of which the latter may not be there.
+    near = [max(devices for devices in even if devices < apart.devices)]
+    near += [min(devices for devices in even if devices > apart.devices)] if apart.devices < shared else []
+    return (
+        f"feed_forward_apart.devices {apart.devices} does not divide the {uneven} experts of {model.name}; use "
+        f"{' or '.join(map(str, near))}",
+        True,
+    )

@@ -61,6 +61,16 @@ def deploy(
 
 
 def _target(design: Design, to: str | None) -> DeployTarget:
+    for pool in design.pools:
+        if (apart := pool.keys.get("feed_forward_apart")) is not None:
+            # Servers of what is left would compute whole layers, with the KV blocks of devices that hold no experts.
+            beside = int(apart["devices"])
+            whole = int(apart["attention_ranks"]) * pool.devices + beside
+            raise InputError(
+                f"{design.source}: the design has feed_forward_apart of {beside} of the {whole} devices of a replica, "
+                "and no engine has servers of which some compute feed-forwards alone; choose a design without it with "
+                "--select"
+            )
     # A router in front of two engines would need both protocols of handing KV on; no target has such a
     # router.
     engines = list(dict.fromkeys(pool.engine for pool in design.pools))

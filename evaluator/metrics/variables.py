@@ -200,7 +200,11 @@ _OTHERS = {
         "time that replicas are there x devices of a replica, over the whole run, warm-up and drain included, mean "
         "over the seeds",
     ),
-    "weights_bytes": Variable("byte", "weights per device", "bytes of model weights on one device"),
+    "weights_bytes": Variable(
+        "byte",
+        "weights per device",
+        "bytes of model weights on one device; on one for attention where feed-forwards are apart",
+    ),
     "kv_capacity_tokens": Variable("token", "KV capacity", "tokens of KV cache that one replica can hold"),
     "requests_run": Variable("1", "requests simulated", "requests per seed; more than at first under requests: auto"),
     "status": Variable("1", "status", "ok, or infeasible, why, and what to do"),

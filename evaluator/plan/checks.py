@@ -373,13 +373,16 @@ def _budget_problem(deployment: Deployment, budget: int, longest: int) -> str | 
 def _kv_problem(deployment: Deployment, kv: KvLayout, extremes: Extremes, units: int) -> str | None:
     watermark = watermark_units(deployment, kv)
     apart = deployment.feed_forward_apart
-    if units + watermark > kv.capacity_units // (1 if apart is None else apart.attention_ranks):
+    # A request is on one of these ranks, and what an admission leaves free is on all of them alike.
+    ranks = 1 if apart is None else apart.attention_ranks
+    if units > (kv.capacity_units - watermark) // ranks:
         beside = f" beside the watermark of {deployment.kv.watermark:g}" if watermark else ""
         branches = f" on {extremes.branches} branches" if extremes.branches > 1 else ""
-        beside = beside if apart is None else f" on all ranks of feed_forward_apart{beside}"
+        of_rank = "" if ranks == 1 else f" on each of the {ranks} ranks of feed_forward_apart"
         return (
             f"infeasible: a request of {extremes.kv_tokens:,} tokens{branches} exceeds the KV cache of "
-            f"{kv.capacity_tokens:,.0f} tokens{beside}; use {_more_room(deployment)} or shorter requests"
+            f"{kv.capacity_tokens / ranks:,.0f} tokens{of_rank}{beside}; use {_more_room(deployment)} or shorter "
+            "requests"
         )
     if extremes.output > LARGEST_OUTPUT:
         return f"unsupported: outputs of more than {LARGEST_OUTPUT:,} tokens; shorten them"

@@ -148,5 +148,4 @@ def start_up_s(station: StationPlan) -> float:
         return scaling.start_up_s
     # All devices of a replica load their shares over one link.
     link = load_link(scaling.weights_over)
-    whole = replica.weight_bytes * station.devices / station.deployment.replicas
-    return scaling.start_up_s + (link.latency_s + whole / link.bandwidth)
+    return scaling.start_up_s + (link.latency_s + replica.replica_weight_bytes / link.bandwidth)

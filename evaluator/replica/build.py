@@ -29,7 +29,7 @@ from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
 from evaluator.cost.parallel import ALL_TO_ALL, DEEPEP, GATHER, NVLINK, Parallel, lockstep_problem
 from evaluator.errors import InputError
 from evaluator.records import Same
-from evaluator.replica.changes import Change, changed_calibration, changed_hardware
+from evaluator.replica.changes import Change, changed_apart, changed_calibration, changed_hardware
 from evaluator.replica.costing import costing
 from evaluator.replica.drafts import Drafter, drafter, drafting_problem, times_problem
 from evaluator.replica.replica_build import INFEASIBLE, UNSUPPORTED, Problem, ReplicaBuild, RunnableReplica
@@ -44,6 +44,10 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     # cannot run.
     built = ReplicaBuild(spec, model, hardware, calibration)
     precision, parallel = spec.precision, spec.parallel
+    # First, since the checks of other keys below see a model without feed-forwards, of which they would say that it has
+    # no experts.
+    if spec.apart is not None and (unknown_apart := _apart_problem(spec, model, calibration, spec.apart)) is not None:
+        return replace(built, problem=unknown_apart)
     # In the order of the reasons: what the program does not know, then what the engine refuses, then what does not
     # fit. The first is the status, since the later checks suppose that the earlier ones passed.
     unknown = fitted_problem(calibration, model, hardware, precision, parallel) or lockstep_problem(model, parallel)
@@ -72,8 +76,6 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     if spec.drafting is not None and parallel.context > 1:
         unsplit = "decode_context_parallel with deployment.speculative; leave out the one or the other"
         return replace(built, problem=Problem(UNSUPPORTED, unsplit))
-    if spec.apart is not None and (unknown_apart := _apart_problem(spec, model, calibration, spec.apart)) is not None:
-        return replace(built, problem=unknown_apart)
     unsplit_prompts = _prompts_problem(spec, model, calibration) if parallel.prefill > 1 else None
     if unsplit_prompts is not None:
         return replace(built, problem=unsplit_prompts)
@@ -103,7 +105,7 @@ def _apart_problem(spec: ReplicaSpec, model: Model, calibration: Calibration, ap
     """What feed-forwards on devices of their own do not go with; None where they do."""
     divided = apart_problem(model, spec.parallel, apart)
     if divided is not None:
-        return Problem(INFEASIBLE if "divide" in divided else UNSUPPORTED, divided)
+        return Problem(INFEASIBLE if divided[1] else UNSUPPORTED, divided[0])
     others = {
         "deployment.speculative; leave out speculative": spec.drafting is not None,
         "deployment.lora; leave out lora": spec.adapters is not None,
@@ -394,11 +396,16 @@ def _drafting_bytes(spec: ReplicaSpec, model: Model, hardware: Hardware) -> Call
 def _replica(built: ReplicaBuild, memory: MemoryPlan, by: Drafter | None) -> RunnableReplica:
     model, hardware, calibration = built.model, built.hardware, built.calibration
     precision, parallel = built.spec.precision, built.spec.parallel
+    apart = changed_apart(built.spec.apart, built.change)
+    # ``memory`` is of a device that computes attention where others compute feed-forwards.
+    elsewhere = 0 if apart is None else apart.devices
+    elsewhere_bytes = 0.0 if apart is None else elsewhere * feed_forward_bytes(model, precision, apart)
     return RunnableReplica(
-        costing=costing(model, calibration, precision, parallel, hardware, by, built.spec.apart),
+        costing=costing(model, calibration, precision, parallel, hardware, by, apart),
         hardware=hardware,
         kv=memory.kv,
         weight_bytes=memory.weight_bytes,
+        replica_weight_bytes=(built.devices - elsewhere) * memory.weight_bytes + elsewhere_bytes,
         fit=fit_of(calibration, model, precision, parallel),
         # Kernels of experts are compiled when the first request comes (Triton); dense models have none.
         warm_up_s=calibration.warm_up_s if model.has_experts else 0.0,

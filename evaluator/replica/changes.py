@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from evaluator.catalog.calibration import Calibration, is_collective
 from evaluator.catalog.hardware import Hardware
+from evaluator.cost.feed_forward_apart import Apart
 from evaluator.errors import InputError
 from evaluator.metrics.variables import INPUTS
 
@@ -72,6 +73,19 @@ def changed_hardware(hardware: Hardware, change: Change) -> Hardware:
         case "link_latency":
             return replace(hardware, links=tuple(_longer(link, factor) for link in hardware.links))
     return hardware
+
+
+def changed_apart(apart: Apart | None, change: Change | None) -> Apart | None:
+    """Feed-forwards apart with an input of their link changed, which is that of the scenario and no part of a device;
+    itself where that is none of its own."""
+    if apart is None or change is None:
+        return apart
+    match change.input:
+        case "link_bandwidth":
+            return replace(apart, bandwidth=apart.bandwidth * change.factor)
+        case "link_latency":
+            return _longer(apart, change.factor)
+    return apart
 
 
 def _classes_longer(calibration: Calibration, factor: float, collectives: bool) -> Calibration:

@@ -43,7 +43,8 @@ class RunnableReplica:
     costing: Costing  # what it has in common with replicas of faster and slower devices
     hardware: Hardware
     kv: KvLayout
-    weight_bytes: float  # per device
+    weight_bytes: float  # per device; of one for attention where feed-forwards are apart
+    replica_weight_bytes: float  # of all its devices
     fit: Iterations | None = None  # where the cost was fitted to measured iterations, which have a range
     warm_up_s: float = 0.0  # from the first request until kernels of experts are compiled: nothing runs before
 
