@@ -50,6 +50,13 @@ cases under both, a shared AMD EPYC): 8 replicas 3.3 to 5 s over 5.6 us; prefix 
 14 s over 80 us. So one program breaks even at 600,000 and at 180,000 requests, sweeps of several programs later. The
 bounds are below, since a sweep that is repeated finds its programs in the cache and has only the slower runs. Whole
 first sweeps of the gallery are in docs/speed.md."""
+MOST_LOOKS = 4_096
+"""Looks that an autoscaler remembers in a program, which goes over all of them at each look; the reference keeps those
+that count.
+
+Over so many a look takes 36 us more than over 64, which is about what a request takes (20,000 looks at four replicas,
+one core of a shared AMD EPYC), and all fleets of a group remember as many as any of them. By default an autoscaler
+looks every 15 s, which makes them 17 hours."""
 TOO_FEW = "too few requests for a program to be worth its compilation"
 
 
@@ -360,6 +367,9 @@ def lacking(
         # Its program knows when requests come, and not when users send them who wait for answers.
         waits = workload.feedback or workload.arrivals.process == "closed_loop"
         keys["deployment.autoscaling.metric ttft with users who wait for answers"] = waits
+    if deployment.autoscaling is not None:
+        long = f"deployment.autoscaling.{deployment.autoscaling.longest} of more than {MOST_LOOKS:,} every_s"
+        keys[long] = deployment.autoscaling.looks > MOST_LOOKS
     if by_reports(deployment):
         keys[f"router {name_of(deployment.router)}"] = True
     keys["workload.sessions.agents"] = workload.sessions.agents is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 from evaluator.catalog import load_link
@@ -57,8 +58,14 @@ class Autoscaling:
     @property
     def looks(self) -> int:
         """The most looks that it remembers at a time."""
-        # Those at both ends of the time, and one more: times are sums that round.
-        return int(max(self.window_s, self.cooldown_s) / self.every_s) + 3
+        # Those at both ends of the time, and one more: times are sums that round. The quotient of a cooldown that never
+        # ends may be infinite, which is no integer.
+        return int(min(max(self.window_s, self.cooldown_s) / self.every_s, sys.maxsize)) + 3
+
+    @property
+    def longest(self) -> str:
+        """The key for which it remembers that many."""
+        return "window_s" if self.window_s > self.cooldown_s else "cooldown_s"
 
     def __str__(self) -> str:
         """As a row of a table has it: what is wanted of what, and the fewest replicas."""

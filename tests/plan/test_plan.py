@@ -170,6 +170,15 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
     },
     ("kv.layer_groups",): {"deployment__model": "gpt-oss-20b", "deployment__kv__layer_groups": True},
     ("router vllm_ranks",): {"deployment__router": "vllm_ranks", "deployment__data_parallel": 2},
+    **{
+        (f"deployment.autoscaling.{name} of more than 4,096 every_s",): {
+            "deployment__replicas": 4,
+            "deployment__router": "least_outstanding",
+            "deployment__autoscaling": f"{{target: 8, every_s: 2s, {said}}}",
+        }
+        # Of one that never scales down there would be no memory for a program.
+        for name, said in (("cooldown_s", "cooldown_s: 1e12"), ("window_s", "window_s: 8200s, cooldown_s: 0"))
+    },
     ("router least_kv over 9,000 replicas with outputs of up to 5,000 tokens",): {
         "deployment__router": "least_kv",
         "deployment__replicas": 9_000,
@@ -398,3 +407,12 @@ def test_a_planned_iteration_is_one_of_those_that_a_request_waits():
     ahead = {"deployment__batching__planning": "asynchronous"}
     assert (waited(), waited(**ahead)) == (steps, pytest.approx(steps - 1.0))
     assert steps > 1.0
+
+
+def test_a_fleet_that_the_reference_keeps_makes_no_program_remember_more():
+    fleet = {"deployment__replicas": 4, "deployment__router": "least_outstanding"}
+    policies = [{"target": 8, "every_s": 2, "cooldown_s": cooldown_s} for cooldown_s in (200, 8000, 1e12)]
+    sweep = {"deployment.autoscaling": [*policies, {"target": 8, "every_s": 1e-9, "cooldown_s": 1e308}]}
+    whole = plan(scenario(**fleet, sweep=sweep), simulator="iteration")
+    assert [each.simulator for each in whole.configurations] == ["iteration", "iteration", "token", "token"]
+    assert [station.looks for group in whole.groups for station in group.stations] == [4096]
