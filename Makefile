@@ -25,7 +25,7 @@ help:
 	@echo "make oracle     random configurations on vLLM's own scheduler and on ours (CASES=\"--feature drafts --cases 50\")"
 	@echo "make oracle-server  vLLM serves a small model here, and its requests are predicted (SERVER=--busy: on a busy machine)"
 	@echo "make oracle-sglang  the same on SGLang's, in an environment of its own"
-	@echo "make random-systems  1,000 random systems of many parts on both simulators (half an hour; SYSTEMS=\"--cases 50\"; goes on where it ended)"
+	@echo "make random-systems  1,000 random systems of many parts on both simulators (some 10 minutes of a processor; SYSTEMS=\"--cases 50\"; goes on where it ended)"
 	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
 	@echo "make errors     the tables of expected errors anew, from measurements in DATA ($(DATA)); half an hour"
 	@echo "make accuracy   errors by slice of all measurements in DATA, and what became worse (WRITE=--write: take the new tables); a minute"

@@ -27,13 +27,13 @@ USES = ("busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max", "
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a system. ``told``: compared, tie, reference (with ``why``), refused (with why), or not run.
+    """What became of a system. ``outcome``: compared, tie, reference (with ``why``), refused (with why), or not run.
 
     ``apart`` of one that was compared: the largest relative difference; ``where``: of what.
     """
 
     number: int
-    told: str
+    outcome: str
     why: str = ""
     apart: float = 0.0
     where: str = ""
@@ -107,10 +107,10 @@ def verdicts(trees: Sequence[Tree], programs: int, most: int) -> Iterator[Verdic
             yield from (_broken(places[one.config], "compared", error) for one in some)
 
 
-def _broken(number: int, told: str, error: Exception) -> Verdict:
+def _broken(number: int, outcome: str, error: Exception) -> Verdict:
     """Of a system on which a simulator ends with an error."""
     at = traceback.extract_tb(error.__traceback__)[-1]
-    return Verdict(number, told, "", np.inf, f"{type(error).__name__}: {error} ({at.name}, line {at.lineno})"[:300])
+    return Verdict(number, outcome, "", np.inf, f"{type(error).__name__}: {error} ({at.name}, line {at.lineno})"[:300])
 
 
 def _reference(whole: Plan, configuration: Configuration) -> Outcomes:
@@ -135,8 +135,8 @@ def _compared(whole: Plan, configurations: list[Configuration]) -> Iterator[Verd
         else:
             apart, where = max(_differences(fast, place, exact))
             preemptions, requests = int(exact.summed("preemptions").sum()), configuration.workload.requests
-            told = "tie" if apart > TOLERANCE and _is_tie(fast, place, exact) else "compared"
-            yield Verdict(configuration.config, told, "", apart, where, preemptions, requests)
+            outcome = "tie" if apart > TOLERANCE and _is_tie(fast, place, exact) else "compared"
+            yield Verdict(configuration.config, outcome, "", apart, where, preemptions, requests)
 
 
 def _is_tie(fast: Outcomes, place: int, exact: Outcomes) -> bool:
@@ -203,8 +203,7 @@ def shrunk(tree: Tree, tries: int) -> Tree:
 
 
 def _differs(tree: Tree) -> bool:
-    found = list(verdicts([tree], 8, 1))
-    return any(verdict.told == "compared" and not verdict.apart <= TOLERANCE for verdict in found)
+    return any(verdict.outcome == "compared" and not verdict.apart <= TOLERANCE for verdict in verdicts([tree], 8, 1))
 
 
 def _smaller(tree: Tree) -> Iterator[Tree]:

@@ -49,9 +49,8 @@ def come_and_go(given: Given, cluster: ClusterState) -> ClusterState:
 def _look(given: Given, cluster: ClusterState) -> ClusterState:
     policy = given.together.fleet
     assert policy is not None
-    if cluster.replicas.pipeline is None:  # else nothing leaps, and the KV of every replica is as of now
-        counts_kv = policy.metric == METRICS.index("kv")
-        cluster = catch_up(given, cluster, counts_kv & given.rules.on_demand.any())
+    counts_kv = policy.metric == METRICS.index("kv")
+    cluster = catch_up(given, cluster, counts_kv & given.rules.on_demand.any())
     fleet, now = cluster.fleet, cluster.state.clock
     assert fleet is not None
     first_tokens = cluster.state.first_tokens
