@@ -93,7 +93,7 @@ class Basis:
 
     def text(self, errors: Errors, concurrency: float | None = None) -> str:
         """In words, the weakest case first where there are several, with the runs and devices that tell of each, and
-        whether any told of so many requests at a time on a replica (None: not asked)."""
+        which of them had too few servers with so many requests at a time on a replica (None: not asked)."""
         if self.measured is not None:
             loads = [run.concurrency for run in self.measured.runs]
             between = f"{min(loads):.3g} to {max(loads):.3g} requests at a time"
@@ -105,20 +105,10 @@ class Basis:
             # The cases' own errors do not hold here: their figures would promise what nobody measured.
             resting_on = ", and ".join(CASES[case].told if case in CASES else OTHERS[case] for case in cases)
             return f"{resting_on}; no measured server had {', '.join(self.unmeasured)}: the largest measured error"
-        told = ", and ".join(_told(case, errors) for case in cases)
-        told += self._beyond_loads(errors, concurrency)
+        told = ", and ".join(_told(case, errors) + _beyond_loads(case, errors, concurrency) for case in cases)
         # Said where it decides: of most sets long products are missed by less than TTFT is.
         decides = self.products > errors.of(self.cases, "ttft_mean", concurrency=concurrency)
         return f"{told}; its products above 1 ms are missed by {self.products:.0%}" if decides else told
-
-    def _beyond_loads(self, errors: Errors, concurrency: float | None) -> str:
-        """What is said where too few of the servers of any of its cases had such a load."""
-        group = 0 if concurrency is None else load_group(concurrency)
-        # Without groups nothing is known of the loads of the runs: a table of a user's own, derived before there were.
-        known = [case for case in self.cases if errors.by_load.get(case, {}).get("itl_mean")]
-        if not known or not group or any(errors.tells_of(case, "itl_mean", group) for case in known):
-            return ""
-        return f"; few of these servers had more than {LOADS[group - 1]:g} requests at a time"
 
     def bands(self, errors: Errors, load: ServedLoad | None = None) -> tuple[float, ...]:
         """The expected relative error of the mean of each of METRICS; NaN without a table of errors.
@@ -330,6 +320,16 @@ def _told(case: str, errors: Errors) -> str:
     if runs is None:
         return CASES[case].told
     return f"{CASES[case].told}; error of {counted(runs, 'run')} on {counted(devices, 'device')}"
+
+
+def _beyond_loads(case: str, errors: Errors, concurrency: float | None) -> str:
+    """What is said behind a case of whose servers too few had such a load."""
+    group = 0 if concurrency is None else load_group(concurrency)
+    # Where no load of its runs is known, as in a table of a user's own that was derived before there were groups,
+    # there is nothing to say.
+    if not group or not errors.is_beyond(case, "itl_mean", group):
+        return ""
+    return f"; few of these servers had more than {LOADS[group - 1]:g} requests at a time"
 
 
 def _once(names: tuple[str, ...]) -> tuple[str, ...]:

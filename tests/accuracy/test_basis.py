@@ -203,6 +203,13 @@ def test_an_estimate_of_a_large_batch_is_less_sure_and_says_why():
     assert more.model_error[1] > 2 * few.model_error[1]
     assert more.model_error_basis.endswith("; few of these servers had more than 160 requests at a time")
     assert "few of these servers" not in few.model_error_basis
+    # Servers of another release had such loads, those of this device and model had not.
+    newest = evaluator.estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=500, output_tokens=200, batch=200)
+    assert newest.model_error_basis.startswith("another release of the engine; error of 84 runs on 2 devices, and ")
+    assert newest.model_error_basis.endswith("; few of these servers had more than 160 requests at a time")
+    assert newest.model_error_basis.count("few of these servers") == 1
+    unknown = Errors({"runs": {}}, {}, by_load={"runs": {"itl_mean": (np.nan, np.nan, np.nan)}})
+    assert Basis(("runs",)).text(unknown, 1e3) == Basis(("runs",)).text(unknown)
     own = Basis(("runs",))
     assert own.text(Errors({"runs": {}}, {}), 1e3) == own.text(Errors({}, {}))  # a table that tells of no load
 
