@@ -198,7 +198,14 @@ def _few_shapes(request):
         patch.setattr(groups, "station_group", lambda *asked: in_few_shapes(exact(*asked)))
         if "jax" in sys.modules:  # which this module would load
             patch.setattr("evaluator.simulation.request_dependencies.SMALLEST", CACHE_CELLS)
-        yield
+        yield exact
+
+
+@pytest.fixture
+def as_users_compile(_few_shapes, monkeypatch):
+    """Programs have the shapes and parts that they have for a user: one more is compiled for the test."""
+    if _few_shapes is not None:
+        monkeypatch.setattr("evaluator.plan.groups.station_group", _few_shapes)
 
 
 @pytest.fixture

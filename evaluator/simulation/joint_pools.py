@@ -49,11 +49,11 @@ class JointLane:
     @property
     def at_pools(self) -> list[PoolJobs]:
         """Of every pool, the jobs that it may serve: those of its side."""
-        found, first = [], 0
+        pool_jobs, first = [], 0
         for phase, jobs in zip(self.configuration.phases, self.phases, strict=True):
-            found += [PoolJobs(self.configuration.stations[number], jobs, first=first) for number in phase.stations]
+            pool_jobs += [PoolJobs(self.configuration.stations[number], jobs, first=first) for number in phase.stations]
             first += len(jobs)
-        return found
+        return pool_jobs
 
     @property
     def pool_of_replica(self) -> np.ndarray:

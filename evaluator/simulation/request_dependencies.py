@@ -54,7 +54,7 @@ def cache_shape(lanes: Sequence[PoolJobs]) -> CacheShape:
 def contents_of(lanes: Sequence[Sequence[PoolJobs]], width: int, several: bool = False) -> BlockContent:
     """What is in the blocks of the requests of lanes of ``width`` slots, at the pool of each or at ``several``."""
     names = [[at.names for at in pools] for pools in lanes]
-    most = _rounded(max(sum(len(one.sources) for one in of_lane) for of_lane in names))
+    most = _rounded(max(sum(len(of_pool.sources) for of_pool in of_lane) for of_lane in names))
     sources = np.zeros((len(lanes), most), dtype=np.int32)
     columns = np.zeros((3, len(lanes), len(lanes[0]), width), dtype=np.int32)
     for number, (pools, of_lane) in enumerate(zip(lanes, names, strict=True)):
@@ -67,10 +67,12 @@ def contents_of(lanes: Sequence[Sequence[PoolJobs]], width: int, several: bool =
                 columns[row, number, place, slots] = values
             sources[number, begin : begin + len(of_pool.sources)] = of_pool.sources
             begin += len(of_pool.sources)
-    each = np.array([[of_pool.per_source for of_pool in of_lane] for of_lane in names], dtype=np.int32)
+    per_source = np.array([[of_pool.per_source for of_pool in of_lane] for of_lane in names], dtype=np.int32)
     caches = np.array([[at.pool.deployment.kv.prefix_caching for at in pools] for pools in lanes])
     begins, sourced, own = columns.reshape(3, len(lanes), -1)
-    return BlockContent(sources, begins, sourced, each if several else each[:, 0], own, caches if several else None)
+    if several:
+        return BlockContent(sources, begins, sourced, per_source, own, caches)
+    return BlockContent(sources, begins, sourced, per_source[:, 0], own, None)
 
 
 def session_turns_of(

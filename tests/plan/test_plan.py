@@ -416,3 +416,10 @@ def test_a_fleet_that_the_reference_keeps_makes_no_program_remember_more():
     whole = plan(scenario(**fleet, sweep=sweep), simulator="iteration")
     assert [each.simulator for each in whole.configurations] == ["iteration", "iteration", "token", "token"]
     assert [station.looks for group in whole.groups for station in group.stations] == [4096]
+
+
+@pytest.mark.parametrize(("router", "seen"), [("least_kv", True), ("least_outstanding", False), ("least_work", False)])
+def test_a_program_sees_into_leaps_where_a_router_goes_by_kv(router, seen):
+    fleet = {"deployment__replicas": 4, "deployment__router": router, "deployment__kv__admission": "on_demand"}
+    (group,) = plan(scenario(**fleet), simulator="iteration").groups
+    assert group.stations[0].key.kv_seen == seen

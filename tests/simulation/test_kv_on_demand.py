@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evaluator.plan import plan
 from evaluator.simulation import lanes as simulation_lanes
-from tests.simulation.engines import Designs
+from tests.scenario.build import scenario
+from tests.simulation.engines import Designs, both_engines
 
 ON_DEMAND = "deployment.kv.admission=on_demand"
 AMPLE = {
@@ -58,3 +60,10 @@ def test_the_use_of_kv_grows_with_its_tokens(designs):
     on_demand = designs.both("ample")
     np.testing.assert_array_less(on_demand.summed("kv_unit_s")[0], reserved.summed("kv_unit_s")[0])
     np.testing.assert_allclose(on_demand.column("last_token_s")[0], reserved.column("last_token_s")[0], rtol=1e-12)
+
+
+def test_the_program_of_replicas_whose_kv_nobody_sees_is_the_one_that_users_compile(as_users_compile):
+    replicas = ("deployment.replicas=2", "deployment.router=least_outstanding")
+    (group,) = plan(scenario(*replicas, *SHORT["short"]), simulator="iteration").groups
+    assert [(station.key.kv_seen, station.key.frontend) for station in group.stations] == [(False, False)]
+    assert both_engines(*replicas, *SHORT["short"]).summed("preemptions")[0].all()

@@ -1,4 +1,4 @@
-"""What a lane is told once, its costs, limits and rules, as cells of a few arrays.
+"""Constants of a lane (costs, limits, rules) as cells of one array per dtype.
 
 A compiled loop hands over everything that it reads by a pointer, and writes down its pointers on every trip, those of
 the loops inside it likewise. A replica has some hundred numbers that never change; each as an array of its own they

@@ -165,15 +165,15 @@ def _refuse(cluster: ClusterState, i: Int, r: Int) -> ClusterState:
 
 def announce(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     """Job i is to be served at replica r, now or later: routers count it there."""
-    own = given_at(given, r, cluster.several)
+    pool_given = given_at(given, r, cluster.several)
     # Counted from when it is sent on its way, though it may be an iteration, or a transfer, until the replica knows of
     # it (vLLM ``DPLBAsyncMPClient.get_core_engine_for_request`` counts one more that waits at once).
-    output, context = read(own.requests.output_tokens, i), known_tokens(own, i, 0)
+    output, context = read(pool_given.requests.output_tokens, i), known_tokens(pool_given, i, 0)
     more = counts_row(
         requests=1.0,
-        work_tokens=read(own.requests.compute_tokens, i) + output,
+        work_tokens=read(pool_given.requests.compute_tokens, i) + output,
         output_tokens=output,
-        kv_units=own.kv_units(i),
+        kv_units=pool_given.kv_units(i),
         context_tokens=context,
     )
     return cluster._replace(counts=add_counts(cluster.counts, r, more), replica=write(cluster.replica, i, r))
@@ -184,12 +184,12 @@ def come_to(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState
 
     A leap under way there, which would keep it waiting, ends with the iteration under way.
     """
-    own = given_at(given, r, cluster.several)
+    pool_given = given_at(given, r, cluster.several)
     queue = cluster.replicas.queue
     # Before it comes in: whether it would be at the head. Behind others it waits for them anyhow, and no leap ends.
-    first = arrival_goes_first(own, read(queue.first, r) >= 0, read(queue.top, r) >= 0)
-    cluster = _noted(given, _come_in(own, cluster, i, r), i, r)
-    may_come_in = first & (read(cluster.replicas.running_count, r) < own.limits.max_num_seqs)
+    first = arrival_goes_first(pool_given, read(queue.first, r) >= 0, read(queue.top, r) >= 0)
+    cluster = _noted(given, _come_in(pool_given, cluster, i, r), i, r)
+    may_come_in = first & (read(cluster.replicas.running_count, r) < pool_given.limits.max_num_seqs)
     return look_at(given, cluster, r, may_come_in)
 
 
@@ -345,8 +345,8 @@ def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int,
     def look(carry: tuple[Int, IntPerReplica]) -> tuple[Int, IntPerReplica]:
         r, hits = carry
         here = cluster.state._replace(replica=row_of(cluster, r))
-        own = given_at(given, r, cluster.several)
-        return r + 1, write(hits, r, look_up(own, here, i, by.chosen & read(there, r))[0])
+        pool_given = given_at(given, r, cluster.several)
+        return r + 1, write(hits, r, look_up(pool_given, here, i, by.chosen & read(there, r))[0])
 
     start = (jnp.int32(0), jnp.zeros(there.shape, jnp.int32))
     hits = lax.while_loop(lambda carry: carry[0] < given.together.replicas, look, start)[1]
@@ -430,7 +430,7 @@ def grow_to(given: Given, cluster: ClusterState, r: Int, until: Float) -> Cluste
     """
     if cluster.state.cache is not None:
         return _take_blocks(given, cluster, r, until)
-    own, running_batches, state, replicas = (
+    pool_given, running_batches, state, replicas = (
         given_at(given, r, cluster.several),
         cluster.running_batches,
         cluster.state,
@@ -448,7 +448,7 @@ def grow_to(given: Given, cluster: ClusterState, r: Int, until: Float) -> Cluste
         # The KV of an iteration is taken when it begins, so that it is held for all of it: its time times what is in
         # use.
         seen, kv, unit_s = carry
-        kv = kv + growth_of(own, state, r, step + seen.astype(jnp.int32))
+        kv = kv + growth_of(pool_given, state, r, step + seen.astype(jnp.int32))
         return seen + 1.0, kv, unit_s + (kv - reserved) * (first_s + slope_s * seen)
 
     start = (read(running_batches.seen, r), read(replicas.kv, r), kv_unit_s(cluster, r))
@@ -464,7 +464,7 @@ def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> C
 
     Of reserved KV the integral is taken at the end of the leap (``program._account``).
     """
-    running_batches, state, own = (
+    running_batches, state, pool_given = (
         cluster.running_batches,
         replica_at_hand(cluster, r),
         given_at(given, r, cluster.several),
@@ -487,13 +487,13 @@ def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> C
             held_s = jnp.maximum(begins_s - counted_s, 0.0)
             state = state.in_totals(kv_unit_s=state.totals.kv_unit_s + state.replica.kv * held_s)
             state = state.at_replica(counted_s=counted_s + held_s)
-        state = take_step(own, state, at, seen < until)
+        state = take_step(pool_given, state, at, seen < until)
         # Up to the next step that opens or fills a block the KV is what it is now.
-        steps = (next_due(own, state, at + 1, end) - at).astype(jnp.float64)
+        steps = (next_due(pool_given, state, at + 1, end) - at).astype(jnp.float64)
         if counted_s is not None:
             return seen + steps, state
         held_s = steps * (first_s + slope_s * (seen + 0.5 * (steps - 1.0)))
-        grown = jnp.where(own.rules.on_demand, state.replica.kv * held_s, 0.0)
+        grown = jnp.where(pool_given.rules.on_demand, state.replica.kv * held_s, 0.0)
         return seen + steps, state.in_totals(kv_unit_s=state.totals.kv_unit_s + grown)
 
     seen, state = lax.while_loop(lambda carry: carry[0] < until, take, (read(running_batches.seen, r), state))
