@@ -11,11 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evaluator.catalog.calibration import Calibration
-from evaluator.catalog.fields import Fields, load
+from evaluator.catalog.fields import Fields, devices_of, load
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.relatives import nearest_alike
-from evaluator.catalog.store import has, names, suggestion
-from evaluator.errors import InputError
+from evaluator.catalog.relatives import nearest_known
+from evaluator.catalog.store import has
 
 AUTO = "auto"
 """The engine's own choice."""
@@ -54,7 +53,7 @@ def decode_kernel(backend: str, kv_dtype: str, hardware: Hardware) -> DecodeKern
     if not has("attention", backend):
         return None
     known = load("attention", backend, _read)
-    nearest = hardware.name if hardware.name in known else nearest_alike(hardware, tuple(known))
+    nearest = nearest_known(hardware, known)
     # The two kinds of 16 bits are one to a kernel that moves bytes.
     return None if nearest is None else known[nearest].get({"fp16": "bf16"}.get(kv_dtype, kv_dtype))
 
@@ -71,10 +70,7 @@ def _read(document: Any, where: str, expected_name: str) -> Mapping[str, Mapping
     given.sources(("devices",))
     listed = given.inner("devices")
     given.finish()
-    for device in listed.values:
-        if not has("hardware", str(device)):
-            raise InputError(f"{listed.place(str(device))}: no such device{suggestion(str(device), names('hardware'))}")
-    return {str(device): _of_device(listed.inner(device)) for device in listed.values}
+    return {device: _of_device(section) for device, section in devices_of(listed)}
 
 
 def _of_device(given: Fields) -> Mapping[str, DecodeKernel]:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evaluator.catalog.fields import Fields, load
-from evaluator.catalog.store import has, names, suggestion
+from evaluator.catalog.fields import Fields, devices_of, load
+from evaluator.catalog.store import has
 from evaluator.errors import InputError
 
 Release = tuple[int, ...]
@@ -65,10 +65,7 @@ def _kernel(given: Fields) -> DeltaRuleKernel:
     first = {str(architecture): _release(since, architecture) for architecture in since.values}
     devices = given.inner("devices")
     given.finish()
-    for name in devices.values:
-        if not has("hardware", str(name)):
-            raise InputError(f"{devices.place(str(name))}: no such device{suggestion(name, names('hardware'))}")
-    return DeltaRuleKernel(first, {str(name): _figures(devices.inner(name)) for name in devices.values})
+    return DeltaRuleKernel(first, {device: _figures(section) for device, section in devices_of(devices)})
 
 
 def _figures(given: Fields) -> DeltaRule:

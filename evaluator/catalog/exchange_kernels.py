@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from evaluator.catalog.calibration import Calibration, read_group
 from evaluator.catalog.efficiency import GroupEfficiency, OperatorEfficiency
-from evaluator.catalog.fields import Fields, load
+from evaluator.catalog.fields import Fields, devices_of, load
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.relatives import nearest_alike
-from evaluator.catalog.store import has, names, suggestion
+from evaluator.catalog.relatives import nearest_known
+from evaluator.catalog.store import has
 from evaluator.errors import InputError
 
 SIDES = ("dispatch", "combine")
@@ -38,7 +38,7 @@ def exchange_figures(kernels: str, hardware: Hardware) -> ExchangeFigures | None
     if not has("exchanges", kernels):
         return None
     known = load("exchanges", kernels, _read)
-    nearest = hardware.name if hardware.name in known else nearest_alike(hardware, tuple(known))
+    nearest = nearest_known(hardware, known)
     return None if nearest is None else known[nearest]
 
 
@@ -80,10 +80,7 @@ def _read(document: Any, where: str, expected_name: str) -> Mapping[str, Exchang
     far.finish()
     listed = given.inner("devices")
     given.finish()
-    for device in listed.values:
-        if not has("hardware", str(device)):
-            raise InputError(f"{listed.place(str(device))}: no such device{suggestion(str(device), names('hardware'))}")
-    return {str(device): _device(listed.inner(device), across) for device in listed.values}
+    return {device: _device(section, across) for device, section in devices_of(listed)}
 
 
 def _device(given: Fields, across: Mapping[str, float]) -> ExchangeFigures:

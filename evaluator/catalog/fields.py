@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evaluator.catalog.store import find, suggestion
+from evaluator.catalog.store import find, has, names, suggestion
 from evaluator.errors import InputError
 from evaluator.units import parse_quantity
 from evaluator.yaml import load_yaml
@@ -196,3 +196,11 @@ class Fields:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def devices_of(given: Fields) -> Iterator[tuple[str, Fields]]:
+    """The devices of a section by name, each with its own section; InputError for one that the catalog has not."""
+    for device in map(str, given.values):
+        if not has("hardware", device):
+            raise InputError(f"{given.place(device)}: no such device{suggestion(device, names('hardware'))}")
+        yield device, given.inner(device)

@@ -8,7 +8,7 @@ so that a GB200 and a B200 are compared by what differs between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -78,6 +78,12 @@ def _relative_of(hardware: str, folders: tuple[str, str, int]) -> str | None:
     # Without its kernels alone nobody knows what of a set for serving is the server's.
     served = [name for name in served if has("hardware", name) and has("calibrations", f"{name}-{DEFAULT_ENGINE}")]
     return nearest_alike(load_hardware(hardware), served)
+
+
+def nearest_known(device: Hardware, known: Iterable[str]) -> str | None:
+    """Of the devices that a file has figures of the one that this is, else the nearest one of its architecture."""
+    listed = tuple(known)
+    return device.name if device.name in listed else nearest_alike(device, listed)
 
 
 def nearest_alike(device: Hardware, others: Sequence[str]) -> str | None:

@@ -114,8 +114,8 @@ def split_problem(model: Model, parallel: Parallel) -> str | None:
     # Before any division by them below.
     if min(tensor, pipeline, expert, parallel.data, parallel.context, parallel.prefill) < 1:
         return (
-            "tensor_parallel, pipeline_parallel, expert_parallel, data_parallel and decode_context_parallel must be at "
-            "least 1, and prefill_context_parallel, too"
+            "tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, decode_context_parallel and "
+            "prefill_context_parallel must be at least 1"
         )
     if not model.has_experts:
         exchanged = parallel.exchange != GATHER and parallel.exchange

@@ -70,7 +70,7 @@ class PromptsSplit(NamedTuple):
             prefill_area=batch.prefill_area / parts,
             prefill_window_area=batch.prefill_window_area / parts,
             prefill_context=2.0 * batch.prefill_context - beyond * batch.prefill_tokens,
-            prefill_window_context=batch.prefill_window_context / parts,  # of layers that there are none of
+            prefill_window_context=batch.prefill_window_context / parts,  # 0: windows are refused
         )
         return rank_batch, share
 
@@ -167,4 +167,5 @@ def _mixer_problem(mixer: Mixer | None) -> str | None:
             "what layers with sliding windows, sparse attention (an index that chooses tokens) or another layer's KV "
             "exchange is not known"
         )
-    return "an encoder attends to later tokens, too" if getattr(mixer, "bidirectional", False) else None
+    encodes = isinstance(mixer, SoftmaxAttention) and mixer.bidirectional
+    return "an encoder attends to later tokens, too" if encodes else None

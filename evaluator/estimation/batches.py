@@ -76,6 +76,13 @@ def iteration_time(
     drafts = read_speculative(speculative)
     if expert_exchange not in EXCHANGES:
         raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")
+    split = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel,
+             "expert_parallel": expert_parallel, "data_parallel": data_parallel,
+             "decode_context_parallel": decode_context_parallel,
+             "prefill_context_parallel": prefill_context_parallel}  # fmt: skip
+    for name, devices in split.items():
+        if isinstance(devices, bool) or not isinstance(devices, int | np.integer) or devices < 1:
+            raise InputError(f"{name}: must be a whole number of at least 1, not {devices!r}")
     layout = Parallel(
         tensor_parallel,
         pipeline_parallel,

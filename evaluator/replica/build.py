@@ -17,7 +17,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Adapters, AskedOfSampler, LinearAttention, Model, SoftmaxAttention
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
-from evaluator.catalog.relatives import nearest_alike
+from evaluator.catalog.relatives import nearest_known
 from evaluator.catalog.tuned import crowded_bandwidth
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.adapters import adapters_problem
@@ -317,8 +317,7 @@ def _delta_rule(spec: ReplicaSpec, model: Model, hardware: Hardware, calibration
     kernel = delta_rule_kernel(spec.engine, hardware.architecture, release)
     if kernel is None:
         return None
-    listed = tuple(kernel.devices)
-    nearest = hardware.name if hardware.name in listed else nearest_alike(hardware, listed)
+    nearest = nearest_known(hardware, kernel.devices)
     return None if nearest is None else kernel.devices[nearest]
 
 

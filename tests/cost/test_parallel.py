@@ -13,7 +13,7 @@ from tests.cost.fixtures import DEEPSEEK_V3, GPT_OSS_20B, H100, LLAMA_8B, LLAMA_
     ("model", "parallel", "message"),
     [
         (LLAMA_8B, Parallel(3), "tensor_parallel 3 does not divide the 32 attention heads of llama-8b"),
-        (LLAMA_8B, Parallel(0), "must be at least 1"),
+        (LLAMA_8B, Parallel(0), "decode_context_parallel and prefill_context_parallel must be at least 1"),
         (LLAMA_8B, Parallel(1, 33), "pipeline_parallel 33 exceeds the 32 layers"),
         (LLAMA_8B, Parallel(2, 1, 2), "expert_parallel 2 on llama-8b, which has no experts"),
         (QWEN3_235B, Parallel(4, 1, 3), "expert_parallel 3 does not divide the 4 devices that share the experts"),

@@ -129,7 +129,7 @@ def test_a_design_is_of_so_many_times_as_many_devices_and_goes_to_either_simulat
 
 
 def test_less_than_one_is_refused():
-    with pytest.raises(InputError, match="at least 1, and prefill_context_parallel, too"):
+    with pytest.raises(InputError, match="prefill_context_parallel: must be a whole number of at least 1, not 0"):
         iteration_time(LITE, "h100-sxm", decodes=1, context_tokens=9, prefill_context_parallel=0)
 
 

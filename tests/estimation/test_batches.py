@@ -86,6 +86,10 @@ def test_experts_of_earlier_releases_have_their_default_tiles():
         ({"decodes": [1, 2], "context_tokens": [1, 2, 3]}, "numbers or arrays of one shape are needed"),
         ({"decodes": 1, "expert_exchange": "pigeon"}, "expert_exchange: must be one of"),
         ({"decodes": 1, "tensor_parallel": 7}, "7"),
+        ({"decodes": 1, "tensor_parallel": 0}, "tensor_parallel: must be a whole number of at least 1, not 0"),
+        ({"decodes": 1, "prefill_context_parallel": None}, "prefill_context_parallel: must be a whole number of at "),
+        ({"decodes": 1, "prefill_context_parallel": "2"}, "least 1, not '2'"),
+        ({"decodes": 1, "expert_parallel": 2.5}, "expert_parallel: must be a whole number of at least 1, not 2.5"),
     ],
 )
 def test_what_is_no_batch_is_refused(columns, told):
