@@ -152,6 +152,19 @@ def test_a_pool_comes_back(tree, router):
     assert keys_of(read) == keys and read.router == pool.router
 
 
+@pytest.mark.parametrize(
+    ("engine", "flag"), [("vllm", "--all2all-backend=deepep_high_throughput"), ("sglang", "--moe-a2a-backend=deepep")]
+)
+def test_ranks_that_split_prompts_say_how_they_exchange_tokens(engine, flag):
+    tree = {"engine": engine, "model": "deepseek-r1", "hardware": "h100-sxm", "tensor_parallel": 2,
+            "prefill_context_parallel": 2, "expert_parallel": 4, "expert_exchange": "deepep"}  # fmt: skip
+    text = command(keys_of(with_engine_defaults(loaded(tree))))
+    assert flag in text.replace("' '", "=").replace(" ", "=").replace("'", "")
+    # By the flags alone, as the note says what they leave out.
+    read = read_script(text.splitlines()[-1], "serve.sh").tree
+    assert {name: said for name, said in tree.items() if name != "hardware"}.items() <= read.items()
+
+
 @settings(max_examples=tried(100), deadline=None)
 @given(POOL, POOL)
 def test_prefill_and_decode_pools_come_back(prefill, decode):
