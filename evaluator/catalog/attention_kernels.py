@@ -13,7 +13,7 @@ from typing import Any
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.fields import Fields, devices_of, load
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.relatives import nearest_known
+from evaluator.catalog.relatives import nearest_figures
 from evaluator.catalog.store import has
 
 AUTO = "auto"
@@ -52,10 +52,9 @@ def decode_kernel(backend: str, kv_dtype: str, hardware: Hardware) -> DecodeKern
     nobody measured it. InputError for a file that is not as it should be."""
     if not has("attention", backend):
         return None
-    known = load("attention", backend, _read)
-    nearest = nearest_known(hardware, known)
+    by_dtype = nearest_figures(hardware, load("attention", backend, _read))
     # The two kinds of 16 bits are one to a kernel that moves bytes.
-    return None if nearest is None else known[nearest].get({"fp16": "bf16"}.get(kv_dtype, kv_dtype))
+    return None if by_dtype is None else by_dtype.get({"fp16": "bf16"}.get(kv_dtype, kv_dtype))
 
 
 def decode_devices(backend: str) -> tuple[str, ...]:

@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evaluator.catalog.engine_rules import Release, release_of
 from evaluator.catalog.fields import Fields, devices_of, load
 from evaluator.catalog.store import has
-from evaluator.errors import InputError
-
-Release = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def _read(document: Any, where: str, expected_name: str) -> tuple[DeltaRuleKerne
 
 def _kernel(given: Fields) -> DeltaRuleKernel:
     since = given.inner("since", {})
-    first = {str(architecture): _release(since, architecture) for architecture in since.values}
+    first = {str(architecture): release_of(since, architecture) for architecture in since.values}
     devices = given.inner("devices")
     given.finish()
     return DeltaRuleKernel(first, {device: _figures(section) for device, section in devices_of(devices)})
@@ -75,10 +73,3 @@ def _figures(given: Fields) -> DeltaRule:
     figures = DeltaRule(**seconds, heads=given.number("heads", low=1.0))
     given.finish()
     return figures
-
-
-def _release(given: Fields, architecture: str) -> Release:
-    text = given.text(architecture)
-    if not all(part.isdecimal() for part in text.split(".")):
-        raise InputError(f"{given.place(architecture)}: expected a release such as '0.22', got {text!r}")
-    return tuple(map(int, text.split(".")))

@@ -160,7 +160,7 @@ def _read(document: Any, where: str, expected_name: str) -> EngineRules:
     table = EngineRules(
         given.named(expected_name),
         given.text("label"),
-        _release(given, "read_until"),
+        release_of(given, "read_until"),
         tuple(_rule(Fields(row, f"{where}: rules.{number}")) for number, row in enumerate(given.raw("rules"), 1)),
     )
     given.finish()
@@ -170,7 +170,8 @@ def _read(document: Any, where: str, expected_name: str) -> EngineRules:
     return table
 
 
-def _release(given: Fields, key: str) -> Release:
+def release_of(given: Fields, key: str) -> Release:
+    """A release that a file names, as numbers; InputError for what is none."""
     release = _numbers(given.text(key))
     if release is None:
         raise InputError(f"{given.place(key)}: expected a release such as '0.28', got {given.text(key)!r}")
@@ -192,7 +193,7 @@ def _rule(given: Fields) -> Rule:
     value = limits if key == "batching.limits" else given.raw("value")
     rule = Rule(
         key,
-        _release(given, "since"),
+        release_of(given, "since"),
         value,
         given.raw("simulated", value),
         given.text("why", ""),

@@ -104,6 +104,11 @@ class ServingEngine:
         """The release whose defaults hold; None: the newest of the table. InputError for an unknown one."""
         return self.rules.release(version)
 
+    def last_read(self, version: str | None) -> Release:
+        """A release as numbers; None: the last one that somebody read, which may be later than any rule of the table.
+        InputError for an unknown one."""
+        return self.rules.read_until if version is None else self.release(version)
+
     def defaults(self, hardware: Hardware, devices: int, ranks: int, version: str | None = None) -> SchedulerDefaults:
         """Those on a device, for a replica of so many of them, which are divided into so many data-parallel ranks that
         share experts (1: into none). Limits are those of one rank. InputError for an unknown release."""

@@ -14,7 +14,7 @@ from evaluator.catalog.calibration import Calibration, read_group
 from evaluator.catalog.efficiency import GroupEfficiency, OperatorEfficiency
 from evaluator.catalog.fields import Fields, devices_of, load
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.relatives import nearest_known
+from evaluator.catalog.relatives import nearest_figures
 from evaluator.catalog.store import has
 from evaluator.errors import InputError
 
@@ -37,9 +37,7 @@ def exchange_figures(kernels: str, hardware: Hardware) -> ExchangeFigures | None
     be."""
     if not has("exchanges", kernels):
         return None
-    known = load("exchanges", kernels, _read)
-    nearest = nearest_known(hardware, known)
-    return None if nearest is None else known[nearest]
+    return nearest_figures(hardware, load("exchanges", kernels, _read))
 
 
 def exchange_devices(kernels: str) -> tuple[str, ...]:

@@ -200,7 +200,14 @@ def _shown(value: Any) -> str:
 
 def devices_of(given: Fields) -> Iterator[tuple[str, Fields]]:
     """The devices of a section by name, each with its own section; InputError for one that the catalog has not."""
-    for device in map(str, given.values):
+    for device in device_names(given):
+        yield device, given.inner(device)
+
+
+def device_names(given: Fields, beside: str | None = None) -> list[str]:
+    """The devices that a section names, but for the key ``beside``; InputError for one that the catalog has not."""
+    named = [str(device) for device in given.values if device != beside]
+    for device in named:
         if not has("hardware", device):
             raise InputError(f"{given.place(device)}: no such device{suggestion(device, names('hardware'))}")
-        yield device, given.inner(device)
+    return named

@@ -8,9 +8,10 @@ so that a GB200 and a B200 are compared by what differs between them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TypeVar
 
 from evaluator.catalog.calibration import Calibration, named_set
 from evaluator.catalog.engines import DEFAULT_ENGINE
@@ -20,6 +21,8 @@ from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.served import as_served, with_host
 from evaluator.catalog.store import has, names
 from evaluator.records import Same
+
+Figures = TypeVar("Figures")
 
 _SERVING = f"-{DEFAULT_ENGINE}.serving"
 
@@ -80,10 +83,10 @@ def _relative_of(hardware: str, folders: tuple[str, str, int]) -> str | None:
     return nearest_alike(load_hardware(hardware), served)
 
 
-def nearest_known(device: Hardware, known: Iterable[str]) -> str | None:
-    """Of the devices that a file has figures of the one that this is, else the nearest one of its architecture."""
-    listed = tuple(known)
-    return device.name if device.name in listed else nearest_alike(device, listed)
+def nearest_figures(device: Hardware, known: Mapping[str, Figures]) -> Figures | None:
+    """What a file says of a device, else of the nearest one of its architecture; None where it knows neither."""
+    nearest = device.name if device.name in known else nearest_alike(device, tuple(known))
+    return None if nearest is None else known[nearest]
 
 
 def nearest_alike(device: Hardware, others: Sequence[str]) -> str | None:

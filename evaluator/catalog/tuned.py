@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from evaluator.catalog.fields import Fields, load
-from evaluator.catalog.store import has, names, suggestion
+from evaluator.catalog.fields import Fields, device_names, load
+from evaluator.catalog.store import has
 from evaluator.errors import InputError
 
 Release = tuple[int, ...]
@@ -65,21 +65,13 @@ def _read(document: Any, where: str, expected_name: str) -> ExpertTiles:
     given.sources(("tuned",) if earlier is None else ("tuned", "default_tiles"))
     listed = given.inner("tuned")
     given.finish()
-    shapes = {str(device): _shapes(listed.inner(device)) for device in _devices(listed)}
+    shapes = {str(device): _shapes(listed.inner(device)) for device in device_names(listed)}
     if earlier is None:
         return ExpertTiles(shapes, (), {})
     before, share = _release(earlier), earlier.inner("crowded_bandwidth")
     earlier.finish()
-    reached = {device: share.number(device, high=1.0) for device in ("any", *_devices(share, "any"))}
+    reached = {device: share.number(device, high=1.0) for device in ("any", *device_names(share, "any"))}
     return ExpertTiles(shapes, before, reached)
-
-
-def _devices(listed: Fields, beside: str | None = None) -> list[str]:
-    named = [str(device) for device in listed.values if device != beside]
-    for device in named:
-        if not has("hardware", device):
-            raise InputError(f"{listed.place(device)}: no such device{suggestion(device, names('hardware'))}")
-    return named
 
 
 def _release(given: Fields) -> Release:

@@ -67,6 +67,15 @@ def split_along_context(
     return [*attention, *collectives]
 
 
+KEEPING_A_PART = "layers with sliding windows, sparse attention (an index that chooses tokens) or another layer's KV"
+"""Those of ``keeps_a_part``, in words."""
+
+
+def keeps_a_part(mixer: SoftmaxAttention | LatentAttention) -> bool:
+    """Whether attention reads something else than the KV of all tokens that its own layer keeps."""
+    return mixer.window is not None or mixer.index_top_k is not None or mixer.shared_kv
+
+
 def context_problem(model: Model, parallel: Parallel) -> str | None:
     """Why the KV of this model cannot be split so; None where it can, or is not.
 
@@ -95,11 +104,8 @@ def _mixer_problem(mixer: Mixer | None, parts: int, tensor: int) -> str | None:
         return None
     if not isinstance(mixer, SoftmaxAttention | LatentAttention):
         return "states are not split along tokens"
-    if mixer.window is not None or mixer.index_top_k is not None or mixer.shared_kv:
-        return (
-            "layers with sliding windows, sparse attention (an index that chooses tokens) or another layer's KV are "
-            "not split along tokens"
-        )
+    if keeps_a_part(mixer):
+        return f"{KEEPING_A_PART} are not split along tokens"
     if isinstance(mixer, LatentAttention):
         return None
     if mixer.bidirectional:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from evaluator.catalog.model import LatentAttention, Mixer, Model, SoftmaxAttention
 from evaluator.cost.arrays import Batched, array_namespace
+from evaluator.cost.context_parallel import KEEPING_A_PART, keeps_a_part
 from evaluator.cost.dtypes import stream_bytes
 from evaluator.cost.iteration import (
     BatchStatistics,
@@ -162,10 +163,7 @@ def _mixer_problem(mixer: Mixer | None) -> str | None:
         return None
     if not isinstance(mixer, SoftmaxAttention | LatentAttention):
         return "what its layers keep of a prompt is not split along tokens"
-    if mixer.window is not None or mixer.index_top_k is not None or mixer.shared_kv:
-        return (
-            "what layers with sliding windows, sparse attention (an index that chooses tokens) or another layer's KV "
-            "exchange is not known"
-        )
+    if keeps_a_part(mixer):
+        return f"what {KEEPING_A_PART} exchange is not known"
     encodes = isinstance(mixer, SoftmaxAttention) and mixer.bidirectional
     return "an encoder attends to later tokens, too" if encodes else None

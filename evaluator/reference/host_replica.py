@@ -58,8 +58,7 @@ class HostQueues(Queues):
         if not tokens:
             return None if tokens is None else True
         # It will not run before it is loaded, and cannot be preempted: what prompts under way need is left to them.
-        under_way = [*self.prompts, *self.loading]
-        others = sum(max(self.sizes.computed(each, each.target) - each.units, 0) for each in under_way)
+        others = self.sizes.lacking_of_prompts([*self.prompts, *self.loading])
         units = self.sizes.computed(request, hit + tokens)
         fits = self.sizes.computed(request, request.target) if self.limits.full_prompt else 0
         keep_free = self.limits.watermark_units if self.running else 0

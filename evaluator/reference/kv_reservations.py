@@ -63,5 +63,4 @@ class KvReservations:
         if not queues.limits.batch_queue:
             return watermark
         # What prompts under way still need is theirs (vLLM ``_inflight_prefill_reserved_blocks``).
-        lacking = (max(queues.sizes.computed(each, each.target) - each.units, 0) for each in queues.prompts)
-        return sum(lacking) + (watermark if queues.running else 0)
+        return queues.sizes.lacking_of_prompts(queues.prompts) + (watermark if queues.running else 0)

@@ -33,6 +33,10 @@ class KvSizes:
         sizes = ((request, self.decoding(request, group.computed(request) + tokens)) for request in members)
         return sum(max(units - request.units, 0) for request, units in sizes)
 
+    def lacking_of_prompts(self, prompts: Iterable[Request]) -> int:
+        """Units that prompts under way take beyond what they have, until they are computed whole."""
+        return sum(max(self.computed(each, each.target) - each.units, 0) for each in prompts)
+
     def _forked(self, request: Request, ends: Iterable[tuple[int, int]]) -> int:
         """Units of branches, (tokens of each, how many), and of the prompt's whole blocks, which all of them share."""
         prompt, block = request.prompt_tokens, self.limits.block_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -11,13 +11,14 @@ from evaluator.catalog.attention_kernels import AUTO, DecodeKernel, decode_devic
 from evaluator.catalog.calibration import MEASURED_MAKER, OPTIONAL_CLASSES, TUNED, Calibration
 from evaluator.catalog.choice import load_calibration
 from evaluator.catalog.delta_rule import DeltaRule, delta_rule_kernel
+from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import ENGINES, serving_engine
 from evaluator.catalog.exchange_kernels import ExchangeFigures, exchange_devices, exchange_figures, with_exchange
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Adapters, AskedOfSampler, LinearAttention, Model, SoftmaxAttention
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
-from evaluator.catalog.relatives import nearest_known
+from evaluator.catalog.relatives import nearest_figures
 from evaluator.catalog.tuned import crowded_bandwidth
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.adapters import adapters_problem
@@ -115,8 +116,7 @@ def _apart_problem(spec: ReplicaSpec, model: Model, calibration: Calibration, ap
             calibration.form != "roofline" or calibration.eager is not None or calibration.dispatch_s > 0
         ),
     }
-    what = next((what for what, applies in others.items() if applies), None)
-    return None if what is None else Problem(UNSUPPORTED, f"feed_forward_apart with {what}")
+    return _unsupported_beside("feed_forward_apart", others)
 
 
 def _prompts_problem(spec: ReplicaSpec, model: Model, calibration: Calibration) -> Problem | None:
@@ -125,16 +125,16 @@ def _prompts_problem(spec: ReplicaSpec, model: Model, calibration: Calibration) 
     rules = engine.splits_prompts
     if rules is None:
         return Problem(UNSUPPORTED, f"{parts} with engine {engine.label}, of which nobody read how; use engine vllm")
-    release = engine.rules.read_until if spec.engine_version is None else engine.release(spec.engine_version)
+    release = engine.last_read(spec.engine_version)
     if release < rules.since:
-        first = ".".join(map(str, rules.since))
+        first = dotted(rules.since)
         reason = f"{parts} before {engine.label} {first}; use engine_version '{first}', or prefill_context_parallel 1"
         return Problem(INFEASIBLE, reason)
     if rules.latent and any(isinstance(kind.mixer, SoftmaxAttention) for kind in model.layers):
         reason = f"{parts} on {model.name}: {engine.label} splits prompts of MLA alone; use engine sglang, or 1"
         return Problem(INFEASIBLE, reason)
     if spec.parallel.pipeline > 1 and release < rules.pipelined:
-        first = ".".join(map(str, rules.pipelined))
+        first = dotted(rules.pipelined)
         reason = f"{parts} in a pipeline before {engine.label} {first}; use tensor_parallel, or a later engine_version"
         return Problem(INFEASIBLE, reason)
     # The engines refuse the first two, or have them for few drafts; the last has no cost that was made for it.
@@ -145,8 +145,13 @@ def _prompts_problem(spec: ReplicaSpec, model: Model, calibration: Calibration) 
         f"calibration {calibration.name}, whose host runs ahead; use calibration auto": calibration.dispatch_s > 0
         or calibration.eager is not None,
     }
+    return _unsupported_beside(parts, others)
+
+
+def _unsupported_beside(subject: str, others: Mapping[str, bool]) -> Problem | None:
+    """The first of what a key does not go with, and what to do, that applies; None: none does."""
     what = next((what for what, applies in others.items() if applies), None)
-    return None if what is None else Problem(UNSUPPORTED, f"{parts} with {what}")
+    return None if what is None else Problem(UNSUPPORTED, f"{subject} with {what}")
 
 
 def _sides_problem(spec: ReplicaSpec, model: Model, hardware: Hardware, memory: MemoryPlan, apart: Apart) -> str | None:
@@ -315,10 +320,7 @@ def _delta_rule(spec: ReplicaSpec, model: Model, hardware: Hardware, calibration
         return None
     release = serving_engine(spec.engine).release(spec.engine_version)
     kernel = delta_rule_kernel(spec.engine, hardware.architecture, release)
-    if kernel is None:
-        return None
-    nearest = nearest_known(hardware, kernel.devices)
-    return None if nearest is None else kernel.devices[nearest]
+    return None if kernel is None else nearest_figures(hardware, kernel.devices)
 
 
 @lru_cache(maxsize=1024)

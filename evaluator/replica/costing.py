@@ -110,10 +110,13 @@ class Costing:
         return range(self.parallel.pipeline) if self.parallel.pipeline > 1 else (None,)
 
 
+_OF_WEIGHTS = ("iteration_s", "experts_touched_s")
+"""What of an iteration reads weights, and is the same whoever else has a share of its tokens."""
+
+
 def _of_rank(ideal: IdealTime, ranks: int) -> IdealTime:
     """Of a device where so many ranks share the tokens of an iteration; each reads the weights."""
-    whole = ("iteration_s", "experts_touched_s")
-    return ideal._replace(**{name: value / ranks for name, value in ideal._asdict().items() if name not in whole})
+    return ideal._replace(**{name: value / ranks for name, value in ideal._asdict().items() if name not in _OF_WEIGHTS})
 
 
 def _of_both(of: Costing, apart: Apart, devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
@@ -127,7 +130,7 @@ def _of_both(of: Costing, apart: Apart, devices: Sequence[Hardware]) -> list[tup
         return IdealTime(
             *(
                 (one * apart.ranks * of.parallel.tensor + other * apart.devices) / all_devices
-                if name in ("iteration_s", "experts_touched_s")
+                if name in _OF_WEIGHTS
                 else (one * of.parallel.tensor + other) / all_devices
                 for name, one, other in zip(IdealTime._fields, attention_s, feed_forward_s, strict=True)
             )

@@ -28,8 +28,7 @@ def deals_decodes(engine: str, version: str | None) -> bool:
     """Whether the ranks that split prompts deal out decodes in a release; the last that was read where none is said."""
     served = serving_engine(engine)
     since = None if served.splits_prompts is None else served.splits_prompts.dealt
-    release = served.rules.read_until if version is None else served.release(version)
-    return since is not None and release >= since
+    return since is not None and served.last_read(version) >= since
 
 
 def token_budget(deployment: Deployment, longest_prompt: int) -> int:
