@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
@@ -13,6 +13,10 @@ from evaluator.cli.options import QuietOption, SetOption, check_output, read_sce
 from evaluator.cli.output import tell
 from evaluator.cli.signals import interrupted
 from evaluator.errors import InputError
+
+if TYPE_CHECKING:
+    from evaluator.calibrate.serving.own import OwnFit
+    from evaluator.calibrate.serving.own_runs import OwnRun
 
 SET_SUFFIXES = (".yaml",)
 MODELS_OWN = "checkpoint/bf16/bf16"
@@ -34,80 +38,93 @@ class Beyond(Enum):
     extend = "extend"
 
 
+DataArgument = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        metavar="DATA...",
+        help="Tables of measurements (.csv or .parquet): our columns, or those of aiconfigurator, AITER, Vidur, "
+        "InferSim, Splitwise or LLMServingSim. All of them are fitted together. With --serving: results of load "
+        "generators, as `evaluator compare` takes them.",
+    ),
+]
+HardwareOption = Annotated[
+    str | None, typer.Option(help="The hardware that the set is for: a name of the catalog, or FILE.yaml.")
+]
+SetFileOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the set here (.yaml); its name is the file's.")
+]
+TransferOption = Annotated[
+    bool,
+    typer.Option(
+        "--transfer",
+        help="Of a device that nobody measured: the median of the sets of other devices, and "
+        "how far such a set was off for each of them. Needs no DATA.",
+    ),
+]
+ErrorsOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="With --transfer and DATA: measure these errors, and write them here (.yaml)."),
+]
+FormOption = Annotated[
+    Form,
+    typer.Option(
+        help="What is fitted: efficiencies of a roofline, for any model; or whole iterations of the models in "
+        "DATA, by a polynomial or a table to interpolate in."
+    ),
+]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(help="Whose kernels to fit, where DATA have those of several serving engines: vllm, trtllm, ..."),
+]
+StartOption = Annotated[
+    str, typer.Option(help="The set to start from, and to stay at where the data are silent (roofline).")
+]
+AxesOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,...",
+        help="What the time depends on (table): prefill_tokens, past_tokens, decodes, context; default: all that vary.",
+    ),
+]
+BeyondOption = Annotated[
+    Beyond,
+    typer.Option(help="Configurations beyond the measured iterations: refused, or extrapolated (not roofline)."),
+]
+PrecisionOption = Annotated[
+    str,
+    typer.Option(metavar="W/A/KV", help="dtypes of the measured weights, activations and KV cache (not roofline)."),
+]
+ErrorPlotOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Draw predicted against measured (.png, .pdf or .svg).")
+]
+ServingOption = Annotated[
+    bool,
+    typer.Option(
+        "--serving",
+        help="DATA are runs of your own server under several loads: fit what serving adds to the set of its "
+        "scenario (docs/own-server.md).",
+    ),
+]
+ScenarioOption = Annotated[
+    str | None, typer.Option(metavar="SCENARIO", help="With --serving: the deployment that served the runs.")
+]
+
+
 def calibrate(
-    data: Annotated[
-        list[Path] | None,
-        typer.Argument(
-            metavar="DATA...",
-            help="Tables of measurements (.csv or .parquet): our columns, or those of aiconfigurator, AITER, Vidur, "
-            "InferSim, Splitwise or LLMServingSim. All of them are fitted together. With --serving: results of load "
-            "generators, as `evaluator compare` takes them.",
-        ),
-    ] = None,
-    hardware: Annotated[
-        str | None, typer.Option(help="The hardware that the set is for: a name of the catalog, or FILE.yaml.")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the set here (.yaml); its name is the file's.")
-    ] = None,
-    transfer: Annotated[
-        bool,
-        typer.Option(
-            "--transfer",
-            help="Of a device that nobody measured: the median of the sets of other devices, and "
-            "how far such a set was off for each of them. Needs no DATA.",
-        ),
-    ] = False,
-    errors: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="With --transfer and DATA: measure these errors, and write them here (.yaml)."
-        ),
-    ] = None,
-    form: Annotated[
-        Form,
-        typer.Option(
-            help="What is fitted: efficiencies of a roofline, for any model; or whole iterations of the models in "
-            "DATA, by a polynomial or a table to interpolate in."
-        ),
-    ] = Form.roofline,
-    engine: Annotated[
-        str | None,
-        typer.Option(help="Whose kernels to fit, where DATA have those of several serving engines: vllm, trtllm, ..."),
-    ] = None,
-    start: Annotated[
-        str, typer.Option(help="The set to start from, and to stay at where the data are silent (roofline).")
-    ] = "datasheet",
-    axes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME,...",
-            help="What the time depends on (table): prefill_tokens, past_tokens, decodes, context; "
-            "default: all that vary.",
-        ),
-    ] = None,
-    beyond: Annotated[
-        Beyond,
-        typer.Option(help="Configurations beyond the measured iterations: refused, or extrapolated (not roofline)."),
-    ] = Beyond.refuse,
-    precision: Annotated[
-        str,
-        typer.Option(metavar="W/A/KV", help="dtypes of the measured weights, activations and KV cache (not roofline)."),
-    ] = MODELS_OWN,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Draw predicted against measured (.png, .pdf or .svg).")
-    ] = None,
-    serving: Annotated[
-        bool,
-        typer.Option(
-            "--serving",
-            help="DATA are runs of your own server under several loads: fit what serving adds to the set of its "
-            "scenario (docs/own-server.md).",
-        ),
-    ] = False,
-    scenario: Annotated[
-        str | None, typer.Option(metavar="SCENARIO", help="With --serving: the deployment that served the runs.")
-    ] = None,
+    data: DataArgument = None,
+    hardware: HardwareOption = None,
+    out: SetFileOption = None,
+    transfer: TransferOption = False,
+    errors: ErrorsOption = None,
+    form: FormOption = Form.roofline,
+    engine: EngineOption = None,
+    start: StartOption = "datasheet",
+    axes: AxesOption = None,
+    beyond: BeyondOption = Beyond.refuse,
+    precision: PrecisionOption = MODELS_OWN,
+    plot: ErrorPlotOption = None,
+    serving: ServingOption = False,
+    scenario: ScenarioOption = None,
     changes: SetOption = None,
     quiet: QuietOption = False,
 ) -> None:
@@ -123,11 +140,7 @@ def calibrate(
                   "--start": None if start == "datasheet" else start,
                   "--beyond": None if beyond is Beyond.refuse else beyond,
                   "--precision": None if precision == MODELS_OWN else precision}  # fmt: skip
-        if given := [name for name, value in others.items() if value is not None]:
-            raise InputError(
-                f"{given[0]}: is not of --serving, where the scenario says what was measured; leave it out"
-            )
-        _serving(data or [], scenario, changes or [], out, quiet)
+        _serving(data or [], scenario, changes or [], out, others, quiet)
         return
     # `--serving` came later: the other fits take tables that name their hardware and models themselves.
     if scenario is not None or changes:
@@ -145,58 +158,31 @@ def calibrate(
     else:
         chosen = None if axes is None else tuple(name.strip() for name in axes.split(","))
         fitted, text, report = _iterations(data, hardware, out.stem, form, chosen, beyond, _dtypes(precision))
-    # The set first: it is what minutes of fitting were for, and stays where the table of errors then fails.
-    _deliver(fitted, text, report, out, plot, quiet)
-    if errors is not None:
-        from evaluator.compare.expected import errors_of_iterations, write_errors
-
-        files = ", ".join(table.name for table in fitted.tables)
-        write_errors(errors, errors_of_iterations(fitted.judged, files, fitted.hardware))
+    _deliver(fitted, text, report, out, plot, errors, quiet)
 
 
-def _serving(data: list[Path], name: str | None, changes: list[str], out: Path | None, quiet: bool) -> None:
-    """Fits the server of a scenario to runs of load generators, and writes its set."""
+def _serving(
+    data: list[Path], name: str | None, changes: list[str], out: Path | None, others: dict[str, Any], quiet: bool
+) -> None:
+    """Fits the server of a scenario to runs of load generators, and writes its set.
+
+    ``others``: the options of other fits, which are refused; None where one was not given.
+    """
+    if given := [option for option, value in others.items() if value is not None]:
+        raise InputError(f"{given[0]}: is not of --serving, where the scenario says what was measured; leave it out")
     if out is None:
         raise InputError("calibrate --serving takes RESULT... --scenario SCENARIO --out FILE.yaml; --out is missing")
     for file in data:
         if not file.is_file():
             raise InputError(f"there is no file {file}")
-    from tempfile import TemporaryDirectory
-
-    from evaluator.calibrate.serving.own import expected_simulations, fit_own, summary
-    from evaluator.calibrate.serving.own_report import set_text, told
+    from evaluator.calibrate.serving.own import summary
+    from evaluator.calibrate.serving.own_report import told
     from evaluator.calibrate.serving.own_runs import own_runs
     from evaluator.experiments.generators import read_all
-    from evaluator.progress import Progress
-    from evaluator.replica import design
-    from evaluator.results.files import replacing
-    from evaluator.scenario import with_engine_defaults
 
     # All runs are read and checked before the first simulation, of which a fit takes hundreds.
     runs = own_runs(read_all(data), None if name is None else read_scenario(name, changes, quiet), changes)
-    kept = "no set was written, as a fit is of all of its runs; the same command begins anew"
-    total = expected_simulations(len(runs), len({run.load for run in runs}))
-    with (
-        interrupted(kept),
-        TemporaryDirectory() as folder,
-        nullcontext() if quiet else Progress(total, "simulations") as progress,
-    ):
-        scenario = runs[0].scenario
-        # Of the first run: `own_runs` has refused runs of different deployments.
-        built = design(
-            with_engine_defaults(scenario.deployment),
-            0,
-            scenario.workload.sampling.asked,
-            adapters=scenario.workload.adapters,
-        )
-        fitted = fit_own(runs, built, out.stem, Path(folder), progress)
-        if progress is not None:
-            # The total was a guess; the bar ends at what it took.
-            progress.expect(fitted.simulations)
-        text = set_text(fitted)
-        # Written beside its place and moved: a set that was there stays whole if this is interrupted.
-        with replacing(out) as path:
-            path.write_text(text, encoding="utf-8")
+    fitted = _fit_server(runs, out, quiet)
     tell(
         lambda: told(fitted),
         parameters=list(fitted.parameters),
@@ -210,6 +196,38 @@ def _serving(data: list[Path], name: str | None, changes: list[str], out: Path |
     )
     if not quiet:
         typer.echo(f"wrote {out}; use it as deployment.calibration: {out}", err=True)
+
+
+def _fit_server(runs: list[OwnRun], out: Path, quiet: bool) -> OwnFit:
+    """The fit to the runs of one server, whose set is written to ``out``."""
+    from tempfile import TemporaryDirectory
+
+    from evaluator.calibrate.serving.own import expected_simulations, fit_own
+    from evaluator.calibrate.serving.own_report import set_text
+    from evaluator.progress import Progress
+    from evaluator.replica import design
+    from evaluator.results.files import replacing
+    from evaluator.scenario import with_engine_defaults
+
+    kept = "no set was written, as a fit is of all of its runs; the same command begins anew"
+    total = expected_simulations(len(runs), len({run.load for run in runs}))
+    with (
+        interrupted(kept),
+        TemporaryDirectory() as folder,
+        nullcontext() if quiet else Progress(total, "simulations") as progress,
+    ):
+        # Of the first run: `own_runs` has refused runs of different deployments.
+        deployment, workload = with_engine_defaults(runs[0].scenario.deployment), runs[0].scenario.workload
+        built = design(deployment, 0, workload.sampling.asked, adapters=workload.adapters)
+        fitted = fit_own(runs, built, out.stem, Path(folder), progress)
+        if progress is not None:
+            # The total was a guess; the bar ends at what it took.
+            progress.expect(fitted.simulations)
+        text = set_text(fitted)
+        # Written beside its place and moved: a set that was there stays whole if this is interrupted.
+        with replacing(out) as path:
+            path.write_text(text, encoding="utf-8")
+    return fitted
 
 
 def _transfer(
@@ -243,7 +261,11 @@ def _transfer(
         typer.echo(f"wrote {target}", err=True)
 
 
-def _deliver(fitted: Any, text: str, report: str, out: Path, plot: Path | None, quiet: bool) -> None:
+def _deliver(
+    fitted: Any, text: str, report: str, out: Path, plot: Path | None, errors: Path | None, quiet: bool
+) -> None:
+    """Writes a set, its picture and its table of errors, and tells of them."""
+    # The set first: it is what minutes of fitting were for, and stays where the table of errors then fails.
     out.write_text(text, encoding="utf-8")
     tell(report, errors=lambda: _errors(fitted.judged), left_out=fitted.left_out)
     if plot is not None:
@@ -256,6 +278,11 @@ def _deliver(fitted: Any, text: str, report: str, out: Path, plot: Path | None, 
         used = ", ".join(f"{count:,} {why}" for why, count in fitted.left_out.items())
         typer.echo(f"left out: {used or 'nothing'}", err=True)
         typer.echo(f"wrote {out}" + (f" and {plot}" if plot is not None else ""), err=True)
+    if errors is not None:
+        from evaluator.compare.expected import errors_of_iterations, write_errors
+
+        files = ", ".join(table.name for table in fitted.tables)
+        write_errors(errors, errors_of_iterations(fitted.judged, files, fitted.hardware))
 
 
 def _errors(judged: Any) -> dict[str, Any]:

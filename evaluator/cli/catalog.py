@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from evaluator.cli.options import KvOption, WeightsOption, check_output
 from evaluator.cli.output import Command, tell
 from evaluator.errors import InputError
 
@@ -136,8 +137,8 @@ def show_support(
     hardware: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="This device alone; may be repeated. All where absent.")
     ] = None,
-    weights: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the weights.")] = "checkpoint",
-    kv: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the KV cache.")] = "bf16",
+    weights: WeightsOption = "checkpoint",
+    kv: KvOption = "bf16",
 ) -> None:
     """What is known of a model on every device and engine: measured, transferred, a data sheet, or refused and why.
 
@@ -222,7 +223,6 @@ def import_model(
     or of a folder of EVALUATOR_PATH, to use it by name.
     """
     from evaluator.catalog import model_to_yaml
-    from evaluator.cli.options import check_output
     from evaluator.huggingface import import_config
 
     check_output(out, "--out", (".yaml", ".yml"))

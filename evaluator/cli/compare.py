@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -21,54 +21,82 @@ if TYPE_CHECKING:
 TABLE_SUFFIXES = (".csv",)
 
 
+FilesArgument = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="SPECS.json ACTUALS.csv | RESULT... | REQUESTS.csv",
+        help="Experiments and what was "
+        "measured of them; results of load generators (vllm bench serve, SGLang, AIPerf, GenAI-Perf, "
+        "GuideLLM, inference-perf, InferenceX, MLPerf) and CSVs of points, known by their content; "
+        "or, with --scenario, the requests of one run.",
+    ),
+]
+ScenarioOption = Annotated[
+    str | None, typer.Option(metavar="SCENARIO", help="The deployment that served REQUESTS.csv, or RESULT.")
+]
+CalibrationOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="A calibration set (with --fit and --held-out: to start from); GPU in its "
+        "name stands for the GPU's own. auto: the best there is for each GPU.",
+    ),
+]
+RowsFileOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Save prediction, measurement and error, row by row (.csv).")
+]
+PageOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.html", help="Write picture, errors and every figure as a page for a browser."),
+]
+FailAboveOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="PCT",
+        min=0.0,
+        help="Leave with exit code 3 if the mean absolute error of the mean TTFT, "
+        "ITL, TPOT or E2E is larger, in percent.",
+    ),
+]
+SeedsOption = Annotated[int, typer.Option(min=1, max=100, help="Random arrivals per experiment.")]
+FitOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FOLDER", help="Fit calibration sets to the experiments, and write them here."),
+]
+HeldOutOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="fold|layout|model|gpu",
+        help="Compare every experiment with a set fitted without it: "
+        "without every fourth experiment, without any of its model in its tensor parallelism (of models "
+        "that ran in several), without any of its model, or without any of its GPU.",
+    ),
+]
+ErrorsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Put the errors into this table of expected errors (.yaml), as those of the "
+        "case that --held-out and --calibration make; see calibration/README.md.",
+    ),
+]
+
+
 def compare(
-    files: Annotated[
-        list[Path],
-        typer.Argument(metavar="SPECS.json ACTUALS.csv | RESULT... | REQUESTS.csv", help="Experiments and what was "
-                       "measured of them; results of load generators (vllm bench serve, SGLang, AIPerf, GenAI-Perf, "
-                       "GuideLLM, inference-perf, InferenceX, MLPerf) and CSVs of points, known by their content; "
-                       "or, with --scenario, the requests of one run."),
-    ],
-    scenario: Annotated[
-        str | None, typer.Option(metavar="SCENARIO", help="The deployment that served REQUESTS.csv, or RESULT.")
-    ] = None,
-    calibration: Annotated[
-        str,
-        typer.Option(metavar="NAME", help="A calibration set (with --fit and --held-out: to start from); GPU in its "
-                     "name stands for the GPU's own. auto: the best there is for each GPU."),
-    ] = "auto",
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Save prediction, measurement and error, row by row (.csv).")
-    ] = None,
+    files: FilesArgument,
+    scenario: ScenarioOption = None,
+    calibration: CalibrationOption = "auto",
+    out: RowsFileOption = None,
     plot: PlotOption = None,
-    page: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.html", help="Write picture, errors and every figure as a page for a browser."),
-    ] = None,
-    fail_above: Annotated[
-        float | None,
-        typer.Option(metavar="PCT", min=0.0, help="Leave with exit code 3 if the mean absolute error of the mean TTFT, "
-                     "ITL, TPOT or E2E is larger, in percent."),
-    ] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=100, help="Random arrivals per experiment.")] = 3,
-    fit: Annotated[
-        Path | None,
-        typer.Option(metavar="FOLDER", help="Fit calibration sets to the experiments, and write them here."),
-    ] = None,
-    held_out: Annotated[
-        str | None,
-        typer.Option(metavar="fold|layout|model|gpu", help="Compare every experiment with a set fitted without it: "
-                     "without every fourth experiment, without any of its model in its tensor parallelism (of models "
-                     "that ran in several), without any of its model, or without any of its GPU."),
-    ] = None,
-    errors: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Put the errors into this table of expected errors (.yaml), as those of the "
-                     "case that --held-out and --calibration make; see calibration/README.md."),
-    ] = None,
+    page: PageOption = None,
+    fail_above: FailAboveOption = None,
+    seeds: SeedsOption = 3,
+    fit: FitOption = None,
+    held_out: HeldOutOption = None,
+    errors: ErrorsOption = None,
     changes: SetOption = None,
     quiet: QuietOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Compare predictions with measured serving results: error by metric, model, GPU and load."""
     check_output(out, "--out", TABLE_SUFFIXES)
     check_output(errors, "--errors", (".yaml",))
@@ -82,12 +110,11 @@ def compare(
     if _are_results(files, scenario, changes):
         if fit is not None or held_out is not None or errors is not None:
             raise InputError("results of load generators are compared: without --fit, --held-out and --errors")
-        table, means, report = _results(files, scenario, calibration, changes)
-        drawn = table
+        compared = _results(files, scenario, calibration, changes)
     elif scenario is not None:
         if len(files) != 1 or fit is not None or held_out is not None:
             raise InputError("with --scenario, compare takes one file of requests and neither --fit nor --held-out")
-        table, means, report, drawn = _requests(files[0], scenario, calibration, changes, errors)
+        compared = _requests(files[0], scenario, calibration, changes, errors)
     else:
         if len(files) != 2 or changes:
             raise InputError(
@@ -95,29 +122,39 @@ def compare(
                 "deployment.hardware=NAME, or REQUESTS.csv --scenario SCENARIO [--set ...]"
             )
         measured = _Errors(errors, held_out, calibration, files)
-        table, means, report = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet, measured)
-        drawn = table
-    if out is not None:
-        from evaluator.results import write_requests
-
-        write_requests(table, out)
-        if not quiet:
-            typer.echo(f"wrote {len(table):,} rows to {out}", err=True)
-    if plot is not None or page is not None:
-        _draw(drawn, report, plot, page, quiet)
+        compared = _experiments(files[0], files[1], calibration, seeds, fit, held_out, quiet, measured)
+    _write(compared, out, plot, page, quiet)
+    table = compared.table
     if "status" in table and table["status"].str.startswith("cannot run").all():
         raise InputError(f"{files[0]}: no experiment could run")
     # Last: a gate that fails must not cost the table, the picture and the page, by which one finds out why.
-    _gate(means, fail_above)
+    _gate(compared.means, fail_above)
 
 
-def _draw(table: pd.DataFrame, report: str, plot: Path | None, page: Path | None, quiet: bool) -> None:
-    """The picture and the page of a comparison."""
+class _Compared(NamedTuple):
+    """What came of a comparison, whatever was compared."""
+
+    table: pd.DataFrame  # as --out has it
+    means: dict[str, float]  # absolute errors of means in percent by metric, for the gate
+    report: str
+    drawn: pd.DataFrame  # a row per run and metric, for the picture and the page
+
+
+def _write(compared: _Compared, out: Path | None, plot: Path | None, page: Path | None, quiet: bool) -> None:
+    """The table, the picture and the page of a comparison, where they are asked for."""
+    if out is not None:
+        from evaluator.results import write_requests
+
+        write_requests(compared.table, out)
+        if not quiet:
+            typer.echo(f"wrote {len(compared.table):,} rows to {out}", err=True)
+    if plot is None and page is None:
+        return
     from evaluator.report.page.comparison import write_comparison
     from evaluator.report.picture.comparison import plot_comparison
 
-    written = [] if plot is None else [plot_comparison(table, plot)]
-    written += [] if page is None else [write_comparison(table, report, page)]
+    written = [] if plot is None else [plot_comparison(compared.drawn, plot)]
+    written += [] if page is None else [write_comparison(compared.drawn, compared.report, page)]
     for path in () if quiet else written:
         typer.echo(f"wrote {path}", err=True)
 
@@ -131,9 +168,7 @@ def _are_results(files: list[Path], scenario: str | None, changes: list[str] | N
     return not specs_and_actuals and any(is_result(file) for file in files)
 
 
-def _results(
-    files: list[Path], scenario: str | None, calibration: str, changes: list[str] | None
-) -> tuple[pd.DataFrame, dict[str, float], str]:
+def _results(files: list[Path], scenario: str | None, calibration: str, changes: list[str] | None) -> _Compared:
     from evaluator.compare.results import SHOWN, compare_results, told
     from evaluator.experiments.generators import read_all
 
@@ -153,7 +188,8 @@ def _results(
     tell(report, comparison=table)
     # The gate is on means: percentiles of a short run scatter by more than any model is off.
     judged = table[table["metric"].isin([name for name in SHOWN if name.endswith("_mean")])]
-    return table, judged["error_pct"].abs().groupby(judged["metric"], sort=False).mean().to_dict(), report
+    means = judged["error_pct"].abs().groupby(judged["metric"], sort=False).mean().to_dict()
+    return _Compared(table, means, report, table)
 
 
 def _experiments(
@@ -165,7 +201,7 @@ def _experiments(
     held_out: str | None,
     quiet: bool,
     errors: _Errors,
-) -> tuple[pd.DataFrame, dict[str, float], str]:
+) -> _Compared:
     from evaluator import compare
     from evaluator.experiments import read_experiments
 
@@ -187,20 +223,18 @@ def _experiments(
         typer.echo(f"Predicted by sets fitted without them ({held_out} by {held_out}):")
     else:
         tables = {"own": compare.compare_experiments(experiments, calibration, range(seeds))}
-    table = tables["own"]
-    seen = [
-        calibration.seen for calibration in fitted if calibration.seen is not None and calibration.hardware != "any"
-    ]
-    if seen and held_out is None:
-        table = _with_seen(table, seen)
+    table = tables["own"] if held_out is not None else _with_seen(tables["own"], fitted)
     report = compare.described(table)
     tell(report, comparison=table)
     errors.write(tables, quiet)
-    return table, compare.headline(table), report
+    return _Compared(table, compare.headline(table), report, table)
 
 
-def _with_seen(table: pd.DataFrame, seen: list[pd.DataFrame]) -> pd.DataFrame:
+def _with_seen(table: pd.DataFrame, fitted: list[Fitted]) -> pd.DataFrame:
     """A comparison with the rows of sets that were fitted to its own runs in the place of those of before the fit."""
+    seen = [each.seen for each in fitted if each.seen is not None and each.hardware != "any"]
+    if not seen:
+        return table
     import pandas as pd
 
     from evaluator import compare
@@ -263,7 +297,7 @@ def _fit(experiments: list, base: str, seeds: int, folder: Path, quiet: bool) ->
 
 def _requests(
     requests: Path, scenario: str, calibration: str, changes: list[str] | None, errors: Path | None
-) -> tuple[pd.DataFrame, dict[str, float], str, pd.DataFrame]:
+) -> _Compared:
     from evaluator.compare import compare_requests
     from evaluator.compare.expected import case_of, errors_of_requests, write_errors
     from evaluator.compare.requests import as_run
@@ -291,7 +325,7 @@ def _requests(
         write_errors(errors, errors_of_requests(case, statistics, requests.name, loaded.name, loaded.deployment))
     # Means alone, as for results of load generators (`_results`).
     gated = {row.metric: abs(row.error_pct) for row in means.itertuples()}
-    return table, gated, report, as_run(statistics, requests.name, loaded)
+    return _Compared(table, gated, report, as_run(statistics, requests.name, loaded))
 
 
 def _sent(scenario: Scenario) -> str:

@@ -11,32 +11,38 @@ from evaluator.cli.options import QuietOption
 from evaluator.cli.output import tell
 from evaluator.errors import InputError
 
+ResultArgument = Annotated[
+    Path, typer.Argument(metavar="RESULT.nc", help="What `evaluator optimize --out` or `sweep --out` wrote.")
+]
+SelectOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NUMBER|NAME=VALUE",
+        help="The design: its number in the ranked table, or values such as tp=4,hardware=h100-sxm, of which the "
+        "best is taken; config=ROW is a row of the grid. The best of all where absent.",
+    ),
+]
+ToOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="vllm|sglang|trtllm|compose|kubernetes|llm-d|dynamo",
+        help="What it is written for; the engine that was simulated where absent.",
+    ),
+]
+FolderOption = Annotated[
+    Path | None, typer.Option(metavar="FOLDER", help="Write all files here; else the commands go to stdout.")
+]
+ModelIdOption = Annotated[
+    str | None, typer.Option(metavar="ORG/NAME", help="The Hugging Face repository that is served.")
+]
+
 
 def deploy(
-    result: Annotated[
-        Path, typer.Argument(metavar="RESULT.nc", help="What `evaluator optimize --out` or `sweep --out` wrote.")
-    ],
-    select: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NUMBER|NAME=VALUE",
-            help="The design: its number in the ranked table, or values such as tp=4,hardware=h100-sxm, of which the "
-            "best is taken; config=ROW is a row of the grid. The best of all where absent.",
-        ),
-    ] = None,
-    to: Annotated[
-        str | None,
-        typer.Option(
-            metavar="vllm|sglang|trtllm|compose|kubernetes|llm-d|dynamo",
-            help="What it is written for; the engine that was simulated where absent.",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Write all files here; else the commands go to stdout.")
-    ] = None,
-    model_id: Annotated[
-        str | None, typer.Option(metavar="ORG/NAME", help="The Hugging Face repository that is served.")
-    ] = None,
+    result: ResultArgument,
+    select: SelectOption = None,
+    to: ToOption = None,
+    out: FolderOption = None,
+    model_id: ModelIdOption = None,
     quiet: QuietOption = False,
 ) -> None:
     """Write what runs a design: command lines or manifests, the router, and the load that checks the prediction."""

@@ -7,72 +7,99 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from evaluator.cli.options import KvOption, WeightsOption
 from evaluator.cli.output import tell
 from evaluator.errors import InputError
 
+ModelOption = Annotated[str, typer.Option(help="A model of the catalog, or a path to a model's YAML or config.json.")]
+HardwareOption = Annotated[str, typer.Option(help="Hardware of the catalog.")]
+TpOption = Annotated[int, typer.Option(min=1, help="Tensor parallelism.")]
+PpOption = Annotated[int, typer.Option(min=1, help="Pipeline parallelism.")]
+EpOption = Annotated[int, typer.Option(min=1, help="Expert parallelism.")]
+DpOption = Annotated[int, typer.Option(min=1, help="Data-parallel ranks of TP x PP devices, which share experts.")]
+RedundantExpertsOption = Annotated[int, typer.Option(min=0, help="Copies of popular experts, placed by a balancer.")]
+ExpertExchangeOption = Annotated[
+    str, typer.Option(metavar="KERNELS", help="How data-parallel ranks send tokens to experts.")
+]
+DcpOption = Annotated[int, typer.Option(min=1, help="TP ranks over which the KV of a sequence is split.")]
+PromptOption = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of a prompt.")]
+OutputOption = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of an output.")]
+BatchOption = Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Sequences decoded together.")]
+RateOption = Annotated[
+    float | None, typer.Option(metavar="RPS", help="Requests per second: is this rate sustained, at which load?")
+]
+ActivationsOption = Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the activations.")]
+EngineOption = Annotated[
+    str, typer.Option(metavar="vllm|trtllm|sglang", help="The serving engine: its kernels, host and memory.")
+]
+EngineVersionOption = Annotated[
+    str | None, typer.Option(metavar="RELEASE", help="Of the engine, for its defaults; the newest that is known.")
+]
+MaxNumSeqsOption = Annotated[
+    int | None, typer.Option(min=1, help="Most sequences of an iteration; as the engine has it.")
+]
+MaxNumBatchedTokensOption = Annotated[
+    int | None, typer.Option(min=1, help="Most tokens of an iteration; as the engine has it.")
+]
+MemoryFractionOption = Annotated[
+    float | None, typer.Option(metavar="FRACTION", help="Of the memory, for the engine; as the engine has it.")
+]
+EagerOption = Annotated[bool, typer.Option("--eager", help="The engine captures no CUDA graphs (--enforce-eager).")]
+MaxLorasOption = Annotated[
+    int | None, typer.Option(min=1, help="Places for LoRA adapters; --adapters says how many are named.")
+]
+LoraRankOption = Annotated[
+    int | None, typer.Option(min=1, max=4096, help="Of the adapters, with --max-loras; 16 where absent.")
+]
+AdaptersOption = Annotated[
+    int | None, typer.Option(min=1, help="Adapters that requests name, all alike; as many as --max-loras.")
+]
+CalibrationOption = Annotated[str, typer.Option(help="Efficiencies: auto (the best there are), or a set's name.")]
+SpeculativeOption = Annotated[
+    str | None, typer.Option(metavar="draft|mtp|eagle|ngram", help="Speculative decoding: who drafts.")
+]
+DraftsOption = Annotated[int | None, typer.Option(min=1, metavar="TOKENS", help="Tokens drafted in an iteration.")]
+AcceptanceOption = Annotated[
+    str | None, typer.Option(metavar="RATES", help="Chance that a draft is accepted: 0.8, or by position 0.8,0.6.")
+]
+DraftModelOption = Annotated[str | None, typer.Option(metavar="MODEL", help="Of --speculative draft.")]
+DraftVocabularyOption = Annotated[
+    int | None, typer.Option(min=1, metavar="TOKENS", help="Of the head of --speculative eagle.")
+]
+
 
 def estimate(
-    model: Annotated[str, typer.Option(help="A model of the catalog, or a path to a model's YAML or config.json.")],
-    hardware: Annotated[str, typer.Option(help="Hardware of the catalog.")],
-    tp: Annotated[int, typer.Option(min=1, help="Tensor parallelism.")] = 1,
-    pp: Annotated[int, typer.Option(min=1, help="Pipeline parallelism.")] = 1,
-    ep: Annotated[int, typer.Option(min=1, help="Expert parallelism.")] = 1,
-    dp: Annotated[int, typer.Option(min=1, help="Data-parallel ranks of TP x PP devices, which share experts.")] = 1,
-    redundant_experts: Annotated[int, typer.Option(min=0, help="Copies of popular experts, placed by a balancer.")] = 0,
-    expert_exchange: Annotated[
-        str, typer.Option(metavar="KERNELS", help="How data-parallel ranks send tokens to experts.")
-    ] = "gather",
-    dcp: Annotated[int, typer.Option(min=1, help="TP ranks over which the KV of a sequence is split.")] = 1,
-    prompt: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of a prompt.")] = 2048,
-    output: Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of an output.")] = 256,
-    batch: Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Sequences decoded together.")] = 1,
-    rate: Annotated[
-        float | None, typer.Option(metavar="RPS", help="Requests per second: is this rate sustained, at which load?")
-    ] = None,
-    weights: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the weights.")] = "checkpoint",
-    activations: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the activations.")] = "bf16",
-    kv: Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the KV cache.")] = "bf16",
-    engine: Annotated[
-        str, typer.Option(metavar="vllm|trtllm|sglang", help="The serving engine: its kernels, host and memory.")
-    ] = "vllm",
-    engine_version: Annotated[
-        str | None, typer.Option(metavar="RELEASE", help="Of the engine, for its defaults; the newest that is known.")
-    ] = None,
-    max_num_seqs: Annotated[
-        int | None, typer.Option(min=1, help="Most sequences of an iteration; as the engine has it.")
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of an iteration; as the engine has it.")
-    ] = None,
-    memory_fraction: Annotated[
-        float | None, typer.Option(metavar="FRACTION", help="Of the memory, for the engine; as the engine has it.")
-    ] = None,
-    eager: Annotated[
-        bool, typer.Option("--eager", help="The engine captures no CUDA graphs (--enforce-eager).")
-    ] = False,
-    max_loras: Annotated[
-        int | None, typer.Option(min=1, help="Places for LoRA adapters; --adapters says how many are named.")
-    ] = None,
-    lora_rank: Annotated[
-        int | None, typer.Option(min=1, max=4096, help="Of the adapters, with --max-loras; 16 where absent.")
-    ] = None,
-    adapters: Annotated[
-        int | None, typer.Option(min=1, help="Adapters that requests name, all alike; as many as --max-loras.")
-    ] = None,
-    calibration: Annotated[
-        str, typer.Option(help="Efficiencies: auto (the best there are), or a set's name.")
-    ] = "auto",
-    speculative: Annotated[
-        str | None, typer.Option(metavar="draft|mtp|eagle|ngram", help="Speculative decoding: who drafts.")
-    ] = None,
-    drafts: Annotated[int | None, typer.Option(min=1, metavar="TOKENS", help="Tokens drafted in an iteration.")] = None,
-    acceptance: Annotated[
-        str | None, typer.Option(metavar="RATES", help="Chance that a draft is accepted: 0.8, or by position 0.8,0.6.")
-    ] = None,
-    draft_model: Annotated[str | None, typer.Option(metavar="MODEL", help="Of --speculative draft.")] = None,
-    draft_vocabulary: Annotated[
-        int | None, typer.Option(min=1, metavar="TOKENS", help="Of the head of --speculative eagle.")
-    ] = None,
+    model: ModelOption,
+    hardware: HardwareOption,
+    tp: TpOption = 1,
+    pp: PpOption = 1,
+    ep: EpOption = 1,
+    dp: DpOption = 1,
+    redundant_experts: RedundantExpertsOption = 0,
+    expert_exchange: ExpertExchangeOption = "gather",
+    dcp: DcpOption = 1,
+    prompt: PromptOption = 2048,
+    output: OutputOption = 256,
+    batch: BatchOption = 1,
+    rate: RateOption = None,
+    weights: WeightsOption = "checkpoint",
+    activations: ActivationsOption = "bf16",
+    kv: KvOption = "bf16",
+    engine: EngineOption = "vllm",
+    engine_version: EngineVersionOption = None,
+    max_num_seqs: MaxNumSeqsOption = None,
+    max_num_batched_tokens: MaxNumBatchedTokensOption = None,
+    memory_fraction: MemoryFractionOption = None,
+    eager: EagerOption = False,
+    max_loras: MaxLorasOption = None,
+    lora_rank: LoraRankOption = None,
+    adapters: AdaptersOption = None,
+    calibration: CalibrationOption = "auto",
+    speculative: SpeculativeOption = None,
+    drafts: DraftsOption = None,
+    acceptance: AcceptanceOption = None,
+    draft_model: DraftModelOption = None,
+    draft_vocabulary: DraftVocabularyOption = None,
 ) -> None:
     """Time, memory and throughput of one batch, operator by operator."""
     from evaluator.catalog import load_calibration, load_hardware, load_model

@@ -25,39 +25,50 @@ MODELS = ("qwen3-0.6b", "llama-3.1-8b", "qwen3-30b-a3b")
 SPLITS = (1, 2, 4, 8)
 
 
+TableFileOption = Annotated[
+    Path, typer.Option(metavar="FILE.csv", help="Write the table here, a row as soon as it is known.")
+]
+DescribeOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.yaml",
+        help="Write a description of this device here, from what was measured. Without this: beside the table, "
+        "where the catalog does not know the device.",
+    ),
+]
+OperatorsOption = Annotated[
+    str | None, typer.Option(metavar="CLASS,...", help="Operator classes to measure; without this: all.")
+]
+ModelOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--model",
+        metavar="NAME",
+        help=f"A model whose shapes to take; may be repeated. Default: {' '.join(MODELS)}.",
+    ),
+]
+TpOption = Annotated[
+    list[int] | None,
+    typer.Option("--tp", min=1, metavar="N", help="The shapes of one of N devices; may be repeated. Default: 1 2 4 8."),
+]
+DtypeOption = Annotated[
+    str | None, typer.Option(metavar="DTYPE", help="bf16, fp16 or fp32; without this bf16, on a CPU fp32.")
+]
+SecondsOption = Annotated[float, typer.Option(min=0.0, metavar="S", help="Stop after so long; --resume goes on.")]
+QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer sizes, shorter samples.")]
+ResumeOption = Annotated[bool, typer.Option("--resume", help="Go on with the table: measure what it lacks.")]
+
+
 def measure(
-    out: Annotated[Path, typer.Option(metavar="FILE.csv", help="Write the table here, a row as soon as it is known.")],
-    describe: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.yaml",
-            help="Write a description of this device here, from what was measured. Without this: beside the table, "
-            "where the catalog does not know the device.",
-        ),
-    ] = None,
-    operators: Annotated[
-        str | None, typer.Option(metavar="CLASS,...", help="Operator classes to measure; without this: all.")
-    ] = None,
-    models: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--model",
-            metavar="NAME",
-            help=f"A model whose shapes to take; may be repeated. Default: {' '.join(MODELS)}.",
-        ),
-    ] = None,
-    splits: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--tp", min=1, metavar="N", help="The shapes of one of N devices; may be repeated. Default: 1 2 4 8."
-        ),
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option(metavar="DTYPE", help="bf16, fp16 or fp32; without this bf16, on a CPU fp32.")
-    ] = None,
-    seconds: Annotated[float, typer.Option(min=0.0, metavar="S", help="Stop after so long; --resume goes on.")] = 600.0,
-    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes, shorter samples.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the table: measure what it lacks.")] = False,
+    out: TableFileOption,
+    describe: DescribeOption = None,
+    operators: OperatorsOption = None,
+    models: ModelOption = None,
+    splits: TpOption = None,
+    dtype: DtypeOption = None,
+    seconds: SecondsOption = 600.0,
+    quick: QuickOption = False,
+    resume: ResumeOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Time the operators of models on this machine's device, for calibrate."""

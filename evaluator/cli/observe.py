@@ -21,72 +21,87 @@ LATE_S = 0.01
 """Requests that are sent later than this, in one of a hundred, are told of: latencies are blurred by as much."""
 
 
+UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://127.0.0.1:8000.")]
+SelectOption = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="Choose one configuration of a sweep, such as rate_rps=4."),
+]
+RequestsOption = Annotated[
+    Path,
+    typer.Option(
+        metavar="FILE",
+        help="Write one row per request here (.csv or .parquet), as simulate does; beside "
+        "it FILE.metrics.csv, what the server tells at /metrics.",
+    ),
+]
+ServedOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="What the server calls the model; repeated for several in the scenario's "
+        "order. The only one that it has where absent.",
+    ),
+]
+ChatOption = Annotated[
+    bool,
+    typer.Option(
+        "--chat",
+        help="Send to /v1/chat/completions, each prompt as one message of words; the server's "
+        "template adds to them. Default: /v1/completions.",
+    ),
+]
+PromptsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="tokens|words",
+        help="Prompts as token ids, of exactly the scenario's lengths; or as "
+        "words, of about these, for servers that take text alone. Default: tokens; words of a chat.",
+    ),
+]
+KeyEnvOption = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The environment variable with the key that the server wants.")
+]
+MaxInFlightOption = Annotated[
+    int, typer.Option(min=1, max=65536, metavar="N", help="Most requests in flight; more wait, and are late.")
+]
+MaxDurationOption = Annotated[
+    float, typer.Option(min=0.1, metavar="S", help="Most seconds of the run; what is in flight then is cut off.")
+]
+TimeLimitOption = Annotated[float, typer.Option(min=0.1, metavar="S", help="Seconds that a request may take.")]
+SilenceLimitOption = Annotated[
+    float, typer.Option(min=0.1, metavar="S", help="Seconds that the server may be silent while it owes an answer.")
+]
+MostFailuresOption = Annotated[
+    int, typer.Option(min=1, metavar="N", help="Stop after so many failures one after the other.")
+]
+MetricsEveryOption = Annotated[
+    float, typer.Option(min=0.0, metavar="S", help="Seconds between samples of the server's gauges; 0: none.")
+]
+
+
 def observe(
-    url: Annotated[str, typer.Argument(metavar="URL", help="The server, such as http://127.0.0.1:8000.")],
+    url: UrlArgument,
     scenario: ScenarioArgument,
-    select: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="Choose one configuration of a sweep, such as rate_rps=4."),
-    ] = None,
-    requests: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="Write one row per request here (.csv or .parquet), as simulate does; beside "
-                     "it FILE.metrics.csv, what the server tells at /metrics."),
-    ] = Path("observed.csv"),
-    served: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="What the server calls the model; repeated for several in the scenario's "
-                     "order. The only one that it has where absent."),
-    ] = None,
-    chat: Annotated[
-        bool,
-        typer.Option("--chat", help="Send to /v1/chat/completions, each prompt as one message of words; the server's "
-                     "template adds to them. Default: /v1/completions."),
-    ] = False,
-    prompts: Annotated[
-        str | None,
-        typer.Option(metavar="tokens|words", help="Prompts as token ids, of exactly the scenario's lengths; or as "
-                     "words, of about these, for servers that take text alone. Default: tokens; words of a chat."),
-    ] = None,
-    key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The environment variable with the key that the server wants.")
-    ] = None,
-    max_in_flight: Annotated[
-        int, typer.Option(min=1, max=65536, metavar="N", help="Most requests in flight; more wait, and are late.")
-    ] = 1024,
-    max_duration: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Most seconds of the run; what is in flight then is cut off.")
-    ] = 3600.0,
-    time_limit: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Seconds that a request may take.")
-    ] = 600.0,
-    silence_limit: Annotated[
-        float, typer.Option(min=0.1, metavar="S", help="Seconds that the server may be silent while it owes an answer.")
-    ] = 300.0,
-    most_failures: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Stop after so many failures one after the other.")
-    ] = 50,
-    metrics_every: Annotated[
-        float, typer.Option(min=0.0, metavar="S", help="Seconds between samples of the server's gauges; 0: none.")
-    ] = 1.0,
+    select: SelectOption = None,
+    requests: RequestsOption = Path("observed.csv"),
+    served: ServedOption = None,
+    chat: ChatOption = False,
+    prompts: PromptsOption = None,
+    key_env: KeyEnvOption = None,
+    max_in_flight: MaxInFlightOption = 1024,
+    max_duration: MaxDurationOption = 3600.0,
+    time_limit: TimeLimitOption = 600.0,
+    silence_limit: SilenceLimitOption = 300.0,
+    most_failures: MostFailuresOption = 50,
+    metrics_every: MetricsEveryOption = 1.0,
     changes: SetOption = None,
     quiet: QuietOption = False,
-) -> None:  # fmt: skip
+) -> None:
     """Send a scenario's traffic to a live OpenAI-compatible server, and write what came of each request.
 
     Exit code 3 where a request failed or the run ended early; the file has what there was.
     """
-    from importlib.util import find_spec
-
-    check_output(requests, "--requests", (".csv", ".parquet"))
-    if prompts not in (None, "tokens", "words"):
-        raise InputError(f"--prompts {prompts}: is no form of a prompt; allowed: tokens, words")
-    if chat and prompts == "tokens":
-        raise InputError("--prompts tokens: a chat takes no token ids; leave it out, or leave out --chat")
-    # Asked for before anything is drawn or sent; importing them is left to the run.
-    for package in ("aiohttp", "prometheus_client"):
-        if find_spec(package) is None:
-            raise InputError(f"observe needs {package}: pip install 'evaluator[observe]'")
+    _check(requests, prompts, chat)
     loaded = read_scenario(scenario, changes)
     import pandas  # noqa: F401  # what is loaded while a signal ends the run could not be unwound
 
@@ -103,8 +118,7 @@ def observe(
         with nullcontext() if quiet else Progress(0, "requests") as progress:
             observed = run(
                 loaded, url, select=wanted, served=served or (), form=PromptForm(chat, chat or prompts == "words"),
-                key_env=key_env,
-                limits=limits, metrics_every_s=metrics_every, progress=progress, stopped_by=stopped_by,
+                key_env=key_env, limits=limits, metrics_every_s=metrics_every, progress=progress, stopped_by=stopped_by,
             )  # fmt: skip
         # Inside the block: a signal while the file is written must not unwind it.
         written = _write(observed, requests)
@@ -114,6 +128,21 @@ def observe(
             typer.echo(f"{observed.server.base}: {note}", err=True)
         typer.echo(f"wrote {' and '.join(map(str, written))}", err=True)
     _gate(observed)
+
+
+def _check(requests: Path, prompts: str | None, chat: bool) -> None:
+    """InputError for what can be refused before anything is read, drawn or sent."""
+    from importlib.util import find_spec
+
+    check_output(requests, "--requests", (".csv", ".parquet"))
+    if prompts not in (None, "tokens", "words"):
+        raise InputError(f"--prompts {prompts}: is no form of a prompt; allowed: tokens, words")
+    if chat and prompts == "tokens":
+        raise InputError("--prompts tokens: a chat takes no token ids; leave it out, or leave out --chat")
+    # Looked for and not imported: that is left to the run.
+    for package in ("aiohttp", "prometheus_client"):
+        if find_spec(package) is None:
+            raise InputError(f"observe needs {package}: pip install 'evaluator[observe]'")
 
 
 def _found(observed: Observed) -> dict[str, Any]:

@@ -32,6 +32,8 @@ OutOption = Annotated[Path | None, typer.Option(metavar="FILE.nc", help="Write t
 PlotOption = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw the result (png, svg or pdf).")]
 TopOption = Annotated[int, typer.Option(min=0, metavar="N", help="Rows of the ranked table; 0: no table.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
+WeightsOption = Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the weights.")]
+KvOption = Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the KV cache.")]
 
 SimulatorOption = Annotated[
     str,

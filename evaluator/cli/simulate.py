@@ -31,46 +31,55 @@ REQUESTS_SUFFIXES = (".csv", ".parquet")
 WINDOWS_SUFFIXES = (".csv", ".nc")
 
 
+SelectOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Choose one configuration of a sweep, such as tp=4,hardware=l40s. A name is the end of an axis' key "
+        "(tensor_parallel, or tp for short). May be repeated.",
+    ),
+]
+RequestsOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write one row per request here (.csv or .parquet).")
+]
+IterationsOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write one row per engine iteration here (.csv or .parquet), computed token by token: who takes part "
+        "with how many tokens, who is preempted, what is cached, KV units in use.",
+    ),
+]
+TraceOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE.json", help="Write a trace for Perfetto here, computed token by token."),
+]
+OverTimeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--over-time",
+        metavar="LENGTH",
+        help="Tell the run in windows of this length, such as 10min, too: arrivals, completions, requests in the "
+        "system, latencies.",
+    ),
+]
+WindowsOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the windows here instead (.csv, or .nc).")
+]
+WindowsPlotOption = Annotated[
+    Path | None, typer.Option(metavar="FILE.png", help="Draw the windows (png, svg or pdf); needs --over-time.")
+]
+
+
 def simulate(
     scenario: ScenarioArgument,
-    select: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="Choose one configuration of a sweep, such as tp=4,hardware=l40s. A name is the end of an axis' key "
-            "(tensor_parallel, or tp for short). May be repeated.",
-        ),
-    ] = None,
-    requests: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write one row per request here (.csv or .parquet).")
-    ] = None,
-    iterations: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Write one row per engine iteration here (.csv or .parquet), computed token by token: who takes part "
-            "with how many tokens, who is preempted, what is cached, KV units in use.",
-        ),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", help="Write a trace for Perfetto here, computed token by token."),
-    ] = None,
-    every: Annotated[
-        str | None,
-        typer.Option(
-            "--over-time",
-            metavar="LENGTH",
-            help="Tell the run in windows of this length, such as 10min, too: arrivals, completions, requests in the "
-            "system, latencies.",
-        ),
-    ] = None,
-    windows: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the windows here instead (.csv, or .nc).")
-    ] = None,
-    plot: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw the windows (png, svg or pdf); needs --over-time.")
-    ] = None,
+    select: SelectOption = None,
+    requests: RequestsOption = None,
+    iterations: IterationsOption = None,
+    trace: TraceOption = None,
+    every: OverTimeOption = None,
+    windows: WindowsOption = None,
+    plot: WindowsPlotOption = None,
     changes: SetOption = None,
     simulator: SimulatorOption = "auto",
     quiet: QuietOption = False,
@@ -88,13 +97,7 @@ def simulate(
     check_output(plot, "--plot", PICTURE_SUFFIXES)
     if every is None and (windows is not None or plot is not None):
         raise InputError("--windows and --plot are of a run over time: say the length of a window, --over-time 10min")
-    width = None
-    if every is not None:
-        # Before anything runs. A number alone is in seconds, as in a scenario; from a shell it comes as a text.
-        bare = every.replace(".", "", 1).isdecimal()
-        width = parse_quantity(float(every) if bare else every, "s", "--over-time")
-        if width <= 0:
-            raise InputError(f"--over-time {every}: a window must be longer than 0 s")
+    width = None if every is None else _window_s(every)  # before anything runs
     loaded = read_scenario(scenario, changes)
     wanted = parse_selection(select or ())
     select_one(expand(loaded).axes, wanted)  # before JAX is loaded: a choice that is none should be told at once
@@ -105,16 +108,26 @@ def simulate(
     rows = loaded.workload.requests * len(loaded.workload.seeds)
     with nullcontext() if quiet else Progress(rows, "requests") as progress:
         result = run_simulate(
-            loaded,
-            select=wanted,
-            progress=progress,
-            simulator=simulator,
-            trace=trace,
+            loaded, select=wanted, progress=progress, simulator=simulator, trace=trace,
             iterations=iterations is not None,
-        )
+        )  # fmt: skip
     tell(lambda: _described(result.summary), configuration=result.summary)
     if width is not None:
         _tell_windows(result, width, loaded.name, windows, plot, quiet)
+    _write(result, requests, iterations, trace, quiet)
+
+
+def _window_s(every: str) -> float:
+    """The length of a window: a number alone is in seconds, as in a scenario; from a shell it comes as a text."""
+    bare = every.replace(".", "", 1).isdecimal()
+    width = parse_quantity(float(every) if bare else every, "s", "--over-time")
+    if width <= 0:
+        raise InputError(f"--over-time {every}: a window must be longer than 0 s")
+    return width
+
+
+def _write(result: Simulation, requests: Path | None, iterations: Path | None, trace: Path | None, quiet: bool) -> None:
+    """The files that are asked for; the trace was written while the run went on."""
     if trace is not None and not quiet:
         typer.echo(f"wrote {trace}; open it in https://ui.perfetto.dev or chrome://tracing", err=True)
     if iterations is not None and result.iterations is not None:

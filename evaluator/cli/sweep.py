@@ -41,47 +41,55 @@ if TYPE_CHECKING:
 KEPT = "finished chunks are kept, the same command goes on with them"
 
 
+ResumeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--resume/--fresh",
+        help="Go on with what an interrupted run of the same sweep to the same --out finished (the default), or "
+        "start anew.",
+    ),
+]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(metavar="I/N", help="Run part I of N into --out NAME.zarr; `evaluator gather` joins the parts."),
+]
+ClusterOption = Annotated[
+    str | None,
+    typer.Option(metavar="dask|ADDRESS", help="Run on a Dask cluster: a new one here, or that of a scheduler."),
+]
+SensitivityOption = Annotated[
+    bool,
+    typer.Option(
+        "--sensitivity",
+        help="Add what 1 % more of memory bandwidth, FLOP/s, link bandwidth and latency, and of the fixed times of "
+        "kernels and host changes in each metric, in %. Takes 9 times the runs, 13 on several devices.",
+    ),
+]
+BySeedOption = Annotated[
+    bool, typer.Option("--by-seed", help="Keep what each seed says in the dataset, beside the means over them.")
+]
+DryRunOption = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Only say how much there is to run, in all or in the --shard: designs, time, memory (estimates).",
+    ),
+]
+
+
 def sweep(
     scenario: ScenarioArgument,
     out: OutOption = None,
     plot: PlotOption = None,
     changes: SetOption = None,
     top: TopOption = 10,
-    resume: Annotated[
-        bool | None,
-        typer.Option(
-            "--resume/--fresh",
-            help="Go on with what an interrupted run of the same sweep to the same --out finished (the default), or "
-            "start anew.",
-        ),
-    ] = None,
-    shard: Annotated[
-        str | None,
-        typer.Option(metavar="I/N", help="Run part I of N into --out NAME.zarr; `evaluator gather` joins the parts."),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(metavar="dask|ADDRESS", help="Run on a Dask cluster: a new one here, or that of a scheduler."),
-    ] = None,
+    resume: ResumeOption = None,
+    shard: ShardOption = None,
+    cluster: ClusterOption = None,
     simulator: SimulatorOption = "auto",
-    sensitivity: Annotated[
-        bool,
-        typer.Option(
-            "--sensitivity",
-            help="Add what 1 % more of memory bandwidth, FLOP/s, link bandwidth and latency, and of the fixed times of "
-            "kernels and host changes in each metric, in %. Takes 9 times the runs, 13 on several devices.",
-        ),
-    ] = False,
-    by_seed: Annotated[
-        bool, typer.Option("--by-seed", help="Keep what each seed says in the dataset, beside the means over them.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Only say how much there is to run, in all or in the --shard: designs, time, memory (estimates).",
-        ),
-    ] = False,
+    sensitivity: SensitivityOption = False,
+    by_seed: BySeedOption = False,
+    dry_run: DryRunOption = False,
     quiet: QuietOption = False,
 ) -> None:
     """Run all configurations of a scenario: table, dataset, picture."""
@@ -114,6 +122,10 @@ def sweep(
         say_notes(dataset)
         say_written(written)
     # After the files are written: the dataset has the reason of every row, also where none can run.
+    _check_any_runs(dataset, scenario)
+
+
+def _check_any_runs(dataset: xarray.Dataset, scenario: str) -> None:
     reasons = dataset["status"].values
     if not (reasons == "ok").any():
         first = reasons[0] if len(set(reasons.tolist())) == 1 else f"the first is {reasons[0]}"
