@@ -27,6 +27,7 @@ from evaluator.catalog.read_model import load_model
 from evaluator.deploy.design import Design, PoolDesign
 from evaluator.errors import InputError
 from evaluator.policies import policy
+from evaluator.scenario.deployment import SHORTEST_FIRST
 from evaluator.traffic.requests import Tokens, request_tokens
 from evaluator.yaml import dumps_yaml
 
@@ -216,6 +217,13 @@ def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
         return [accepted, head] if value["method"] == "eagle" else [accepted]
     if key == "batching.long_prefill_token_threshold" and pool.engine == "vllm":
         return []  # above the longest request, where it bounds nothing
+    if key == "batching.packing" and value == SHORTEST_FIRST and pool.engine == "vllm":
+        return [
+            f"{key} {value}: {label} has no flag for it; its order is that of --scheduling-policy priority, where a "
+            "gateway sends the length that it predicts as the priority of each request"
+        ]
+    if key in ("batching.prediction_error", "batching.aging_tokens_per_s"):
+        return []  # of who predicts the lengths, which is no server
     if key == "batching.planning" and (value == "at_once" or (pool.engine == "sglang" and value == "asynchronous")):
         return []  # the same where no batch is planned ahead; and SGLang does it where no flag says otherwise
     if key == "kv.layer_groups" and pool.engine == "vllm":

@@ -15,7 +15,7 @@ from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, token_budget
 from evaluator.routing import HeavyLight, name_of, router_of
 from evaluator.scenario import Deployment, Routers, Workload
-from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, PRIORITY, QUEUED, STAGE
+from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, BY_PRIORITY, QUEUED, SHORTEST_FIRST, STAGE
 from evaluator.scenario.pools import UNNAMED
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import cached_by_content, shared_tokens
@@ -128,15 +128,16 @@ def planning_problem(station: StationPlan) -> str | None:
     return left_out(f"batching.planning {planning}", others)
 
 
-def priority_problem(station: StationPlan) -> str | None:
-    """What requests by their priority do not go with; None where they do, or do not go by it.
+def priority_problem(station: StationPlan, alone: bool) -> str | None:
+    """What requests by their priority, or by predicted lengths, do not go with; None where they do, or go otherwise.
 
     Each would be another path of vLLM's scheduler than the one that was compared with it, or has none there.
     """
     deployment = station.deployment
     batching, record = deployment.batching, policy(deployment.batching.policy)
-    if batching.packing != PRIORITY:
+    if batching.packing not in BY_PRIORITY:
         return None
+    by_length = batching.packing == SHORTEST_FIRST
     chunks = not (record.whole_prompts or record.whole_kv or record.prefill_alone)
     others = {
         f"policy {record.name}; use policy chunked": not chunks,
@@ -146,7 +147,12 @@ def priority_problem(station: StationPlan) -> str | None:
         "several branches of a request; use one": station.extremes.branches > 1,
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
     }
-    return left_out("packing priority", others)
+    # What is predicted is the whole output, of which a prefill side gives a token, and a stage may ask for another.
+    others |= {
+        f"role {deployment.role}; use role mixed": by_length and deployment.role != "mixed",
+        "several pools or stages; use one pool without stages": by_length and not alone,
+    }
+    return left_out(f"packing {batching.packing}", others)
 
 
 def lora_problem(workload: Workload, station: StationPlan, alone: bool) -> str | None:

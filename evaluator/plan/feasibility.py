@@ -144,8 +144,8 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
             problem = problem or groups_problem(workload, station)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)
             problem = problem or offload_problem(workload, station, len(stations)) or ratio_problem(workload, station)
-            problem = problem or priority_problem(station)
             alone = len(stations) == 1 and not deployment.pipeline
+            problem = problem or priority_problem(station, alone)
             problem = problem or lora_problem(workload, station, alone) or context_parallel_problem(deployment)
             problem = problem or refusal_problem(workload, station, alone) or scaling_problem(station, alone)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)

@@ -15,7 +15,7 @@ from evaluator.routing import Choice, name_of, router_of
 from evaluator.routing.round_robin import ROUND_ROBIN
 from evaluator.scenario import Deployment, Routers, Workload
 from evaluator.scenario.autoscaling import TTFT
-from evaluator.scenario.deployment import ASYNCHRONOUS, PRIORITY, QUEUED
+from evaluator.scenario.deployment import ASYNCHRONOUS, BY_PRIORITY, QUEUED, SHORTEST_FIRST
 from evaluator.traffic.requests import cached_by_content
 from evaluator.traffic.roles import ROLES
 
@@ -136,7 +136,7 @@ def program(
     """
     width = draft_width(drafts)
     pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
-    priorities = deployment.batching.packing == PRIORITY
+    priorities = deployment.batching.packing in BY_PRIORITY
     # Before the order of requests: replicas that run together have the general moves anyway.
     if joint:
         most, locked = together(deployment.ranks), lockstep > 1
@@ -346,9 +346,14 @@ def lacking(
     planning, record = batching.planning, policy(batching.policy)
     keys = {
         # With a threshold several prompts are under way, which by priority go in turn with the decodes.
-        f"batching.packing {PRIORITY} with long_prefill_token_threshold": batching.packing == PRIORITY
+        f"batching.packing {batching.packing} with long_prefill_token_threshold": batching.packing in BY_PRIORITY
         and batching.long_prefill_token_threshold > 0,
-        f"batching.packing {PRIORITY} with several pools in one loop": batching.packing == PRIORITY and not alone,
+        f"batching.packing {batching.packing} with several pools in one loop": batching.packing in BY_PRIORITY
+        and not alone,
+        # When requests are sent, and how long each has waited, would be known in the run alone.
+        "batching.aging_tokens_per_s with users who wait for answers": batching.packing == SHORTEST_FIRST
+        and batching.aging_tokens_per_s > 0
+        and waits_for_answers(workload),
         f"batching.policy {record.name} with kv.prefix_caching": record.token_ratio
         and cached_by_content(workload, deployment),
         # There blocks get their names at other steps than the reference's.
@@ -365,8 +370,7 @@ def lacking(
         keys[f"deployment.autoscaling with router {name_of(deployment.router)}"] = True
     if deployment.autoscaling is not None and deployment.autoscaling.metric == TTFT:
         # Its program knows when requests come, and not when users send them who wait for answers.
-        waits = workload.feedback or workload.arrivals.process == "closed_loop"
-        keys["deployment.autoscaling.metric ttft with users who wait for answers"] = waits
+        keys["deployment.autoscaling.metric ttft with users who wait for answers"] = waits_for_answers(workload)
     if deployment.autoscaling is not None:
         long = f"deployment.autoscaling.{deployment.autoscaling.longest} of more than {MOST_LOOKS:,} every_s"
         keys[long] = deployment.autoscaling.looks > MOST_LOOKS
@@ -390,6 +394,11 @@ def lacking(
             f"kv.manager {kv_hooks(deployment)} with {together_for}": bool(kv_hooks(deployment)),
         }
     return tuple(name for name, applies in keys.items() if applies)
+
+
+def waits_for_answers(workload: Workload) -> bool:
+    """Whether users send requests when they have the answers to others."""
+    return workload.feedback or workload.arrivals.process == "closed_loop"
 
 
 def waits_for_adapters(workload: Workload, deployment: Deployment) -> bool:

@@ -37,6 +37,7 @@ class Limits:
     packing: str = (
         "fcfs"  # or least_work_left, priority, retracted_last, longest_prefix: which waiting request is looked at first
     )
+    aging: float = 0.0  # priority: by how much the one of a request is larger for each second that it comes later
     # The engine core plans a batch when one has ended, or when it idles: as many ahead as pipeline ranks, or two if it
     # is asynchronous. It then waits for the oldest and looks at no arrival before. Requests in batches under way are
     # preempted like any other (vLLM ``EngineCore.step_with_batch_queue``). False: a batch is planned as soon as a

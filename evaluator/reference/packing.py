@@ -107,7 +107,7 @@ class LeastWorkLeft:
     stable = False
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Request]] = []
+        self._heap: list[tuple[float, int, Request]] = []
 
     def __len__(self) -> int:
         return len(self._heap)

@@ -102,6 +102,7 @@ class Replica:
             return None
         if request.replica < 0:
             self.announce(request)
+            request.priority += self.limits.aging * now
         self._unseen += 1
         return self._arrive(request, now)
 

@@ -45,7 +45,7 @@ class Request:
     kv_units: int  # KV that it occupies when finished; reserved on admission unless KV is taken on demand
     content: Sequence[int] = ()  # prefix caching: what is in its first whole blocks; same number, same tokens
     session: int = 0  # the number of its session, where that is known
-    priority: int = 0  # of ``packing: priority``: the smallest goes first
+    priority: float = 0  # of ``packing: priority``: the smallest goes first
     adapter: int = 0  # the number of the LoRA adapter that it names, where ``max_adapters`` bounds them
     shared_units: int = 0  # on demand: of its KV, a prefix that stays in the cache and is not counted
     branches: tuple[int, ...] = ()

@@ -69,7 +69,9 @@ def _registered_manager(value: Any, place: Place) -> str:
 # No names in the schema: which managers there are, only the program that registers them knows.
 _manager = Reader(_registered_manager, lambda: {"type": "string"})
 
-PRIORITY = "priority"  # of ``packing``
+PRIORITY, SHORTEST_FIRST = "priority", "shortest_first"  # of ``packing``
+BY_PRIORITY = (PRIORITY, SHORTEST_FIRST)
+"""Those by which a request has a number that says when it goes, and in a shortage who gives way."""
 AT_ONCE, QUEUED, ASYNCHRONOUS = "at_once", "queued", "asynchronous"
 PLANNINGS = (AT_ONCE, QUEUED, ASYNCHRONOUS)
 """When a scheduler plans the next batch."""
@@ -105,12 +107,25 @@ class Batching:
     )
     # Ours, not vLLM's `--scheduling-policy`, which has fcfs and priorities alone.
     packing: str = key(
-        choice("fcfs", "least_work_left", PRIORITY, "longest_prefix"),
+        choice("fcfs", "least_work_left", PRIORITY, SHORTEST_FIRST, "longest_prefix"),
         "fcfs",
         "Which waiting request is looked at first. priority: policy chunked; the smallest priority of workload.classes "
         "or of a trace's column, and where KV runs short the largest gives way, as vLLM with --scheduling-policy "
-        "priority. longest_prefix: policy token_ratio; whoever finds most in the prefix cache, as SGLang with "
+        "priority. shortest_first: likewise by the output that is predicted for each, the fewest tokens first. "
+        "longest_prefix: policy token_ratio; whoever finds most in the prefix cache, as SGLang with "
         "--schedule-policy lpm.",
+    )
+    prediction_error: float = key(
+        number(least=0, most=10),
+        0.0,
+        "Packing shortest_first: a prediction is the true output times e to a normal number of this standard "
+        "deviation; 0: it is true.",
+    )
+    aging_tokens_per_s: float = key(
+        number(least=0),
+        0.0,
+        "Packing shortest_first: so many tokens shorter counts a request for each second that it has been there, so "
+        "that long ones are not passed for ever; 0: they are.",
     )
     # SGLang's own names for what is SGLang's (`ServerArgs`).
     max_queued_requests: int | None = key(

@@ -29,7 +29,7 @@ from evaluator.policies import policy
 from evaluator.policies.token_ratio import ratios
 from evaluator.replica.batched_costs import costs_of as replica_costs
 from evaluator.scenario.autoscaling import METRICS
-from evaluator.scenario.deployment import PRIORITY
+from evaluator.scenario.deployment import BY_PRIORITY
 from evaluator.simulation.request_dependencies import PoolJobs, by_prefix, cache_shape, contents_of, session_turns_of
 from evaluator.simulation.routing_tables import tables_of_pool
 from evaluator.speculation import keys
@@ -38,6 +38,7 @@ from evaluator.stations.engine.common.speculation import Speculation
 from evaluator.stations.engine.preemptive import CacheShape, KvUnits, Rules
 from evaluator.stations.lane_jobs import LaneJobs
 from evaluator.traffic.jobs import branch_units, prompt_units, shared_units
+from evaluator.traffic.waiting_order import aged, priorities
 
 LANES_PER_CALL = 32
 """Few enough to share two cores evenly, enough to hide the cost of a call."""
@@ -248,7 +249,7 @@ def _lanes(
         None if group.key.replicas == 1 else _cluster(group, serving, lanes),
         _host_memory(serving) if group.key.swapping else None,
         _new_tokens(serving) if group.key.token_ratio else None,
-        _priorities(group, lanes) if group.key.priorities else None,
+        _priorities(group, serving, lanes) if group.key.priorities else None,
     )
 
 
@@ -276,13 +277,17 @@ def _on_demand(group: StationGroup, serving: list[StationPlan], lanes: list[Lane
     )
 
 
-def _priorities(group: StationGroup, lanes: list[LaneJobs]) -> np.ndarray:
-    """The priorities by which requests wait, (lane, request + 1)."""
-    priorities = np.zeros((len(lanes), group.lane_requests + 1), dtype=np.int32)
-    for row, lane in zip(priorities, lanes, strict=True):
-        if lane.jobs.classes is not None:
-            row[: lane.count] = lane.jobs.classes.of(lane.jobs.id[lane.served]).priority
-    return priorities
+def _priorities(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs]) -> np.ndarray:
+    """The order in which requests go that wait, (lane, request + 1): the rank of each one's priority in its lane."""
+    ranks = np.zeros((len(lanes), group.lane_requests + 1), dtype=np.int32)
+    for row, lane, pool in zip(ranks, lanes, serving, strict=True):
+        batching = pool.deployment.batching
+        priority = priorities(lane.jobs, lane.served, batching, lane.draws)
+        if priority is not None:
+            # Predicted lengths are no integers, and with what waiting counts there is no largest one.
+            priority = aged(priority, lane.jobs.ready_s[lane.served], batching)
+            row[: lane.count] = np.unique(priority, return_inverse=True)[1]
+    return ranks
 
 
 def _host_memory(serving: list[StationPlan]) -> preemptive.HostMemory:
@@ -428,7 +433,7 @@ def rules_of(serving: list[StationPlan]) -> Rules:
         full_prompt=column((deployment.kv.full_prompt for deployment in deployments), bool),
         # 0 means that there is no threshold, as vLLM has it.
         long_prefill_tokens=column(batching.long_prefill_token_threshold or np.inf for batching in batchings),
-        least_work=column((batching.packing in ("least_work_left", PRIORITY) for batching in batchings), bool),
+        least_work=column((batching.packing in ("least_work_left", *BY_PRIORITY) for batching in batchings), bool),
         look_every=column((record.look_every for record in policies), np.int32),
         kv=KvUnits(*map(column, zip(*map(units_of, kvs), strict=True))),
         frontend_s=column(frontend.frontend_s for frontend in frontends),

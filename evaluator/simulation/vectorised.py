@@ -11,7 +11,7 @@ from evaluator.cost.frontend import delay_s
 from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, StationGroup, StationPlan
 from evaluator.reference.serve.pool import enter_outcome, serve_lane
-from evaluator.scenario.deployment import PRIORITY
+from evaluator.scenario.deployment import BY_PRIORITY
 from evaluator.simulation.lanes import LanesOfCall, run_calls
 from evaluator.stations.contract import ChunkJobs, RequestTimes, RunKey, Use, WeightedGaps, pooled, table_shape
 from evaluator.stations.engine import LaneResult
@@ -73,7 +73,7 @@ def _void(call: LanesOfCall, serving: Sequence[StationPlan]) -> np.ndarray:
     differs. A fleet may start more replicas than its table has rows.
     """
     short = np.asarray(call.result.totals.preemptions) > 0
-    void = short & np.array([pool.deployment.batching.packing == PRIORITY for pool in serving], dtype=bool)
+    void = short & np.array([pool.deployment.batching.packing in BY_PRIORITY for pool in serving], dtype=bool)
     if call.result.fleet is not None:
         void |= call.result.fleet.count >= call.result.fleet.began_s.shape[-1]
     return void

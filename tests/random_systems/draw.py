@@ -310,6 +310,10 @@ def _batching(parts: Tree, draw: Draw) -> Tree:
         batching["long_prefill_token_threshold"] = draw.one(16, 100)
     if order == "priority":
         batching["packing"] = "priority"
+        if parts["layout"] == "one" and not parts["stages"] and draw.one(True, False):  # one pool, and nothing else
+            batching |= {"packing": "shortest_first", "prediction_error": draw.one(0.0, 0.5, 2.0)}
+            if parts["client"] not in ("closed", "conversations", "thinking"):
+                batching["aging_tokens_per_s"] = draw.one(0.0, 10.0, 1000.0)
     if order == "asynchronous":
         batching["planning"] = "asynchronous"
     if order == "token_ratio":
@@ -428,6 +432,7 @@ def features(tree: Tree) -> frozenset[str]:
         "prefill context parallel": any(pool.get("prefill_context_parallel", 1) > 1 for pool in pools),
         "autoscaling": any("autoscaling" in pool for pool in pools),
         "priorities": any(each.get("packing") == "priority" for each in batching),
+        "order by predicted lengths": any(each.get("packing") == "shortest_first" for each in batching),
         "shedding": any("max_queued_requests" in each for each in batching),
         "planned ahead": any(each["planning"] == "asynchronous" for each in batching),
         "admission by ratio": any(each["policy"] == "token_ratio" for each in batching),

@@ -295,25 +295,33 @@ def test_the_program_serves_by_priority_as_the_reference_does():
         "kv": {"admission": "reserve", "capacity_tokens": 9000},
     }
     # On demand 9,000 tokens are enough for six, and short for 24 of them.
+    names = ("max_num_seqs", "packing", "prediction_error", "aging_tokens_per_s")
+    by_length = ((6, "shortest_first", 0, 0), (6, "shortest_first", 0.5, 0), (6, "shortest_first", 0.5, 30.0))
+    rows = [((seats, "priority", 0, 0), "reserve") for seats in (2, 6, 24)]
+    rows += [((2, "priority", 0, 0), "on_demand"), ((24, "priority", 0, 0), "on_demand")]
+    rows += [(row, "reserve") for row in by_length] + [((24, "shortest_first", 1, 5), "on_demand")]
     design["sweep"] = {"designs": {"zip": [
-        {"deployment.batching.max_num_seqs": seats, "deployment.kv.admission": admission}
-        for seats, admission in ((2, "reserve"), (6, "reserve"), (24, "reserve"), (2, "on_demand"), (24, "on_demand"))
+        {f"deployment.batching.{name}": value for name, value in zip(names, row, strict=True)}
+        | {"deployment.kv.admission": admission} for row, admission in rows
     ]}}  # fmt: skip
     runs, preempted = {}, {}
     for simulator in ("token", "iteration"):
         whole = plan(load_scenario(design), simulator=simulator)
-        assert [each.simulator for each in whole.configurations] == [simulator] * 5
+        assert [each.simulator for each in whole.configurations] == [simulator] * len(rows)
         (group,) = whole.groups
         found = simulate_configurations(whole, group.configurations)
         runs[simulator], preempted[simulator] = found.times, found.stations[0].totals.preemptions
     for name in ("scheduled_s", "first_token_s", "last_token_s"):
         np.testing.assert_allclose(getattr(runs["iteration"], name), getattr(runs["token"], name), rtol=1e-9)
     np.testing.assert_array_equal(preempted["iteration"], preempted["token"])
-    assert (preempted["token"] > 0).any(axis=1).tolist() == [False, False, False, False, True]
+    assert (preempted["token"] > 0).any(axis=1).tolist() == [*[False] * 4, True, *[False] * 3, True]
     waits = (runs["token"].scheduled_s - runs["token"].arrival_s)[0]
     number = np.array([request_classes(load_scenario(design).workload, seed).number for seed in (0, 1)])
     first, middle, last = (waits[number == which].mean() for which in (2, 0, 1))
     assert first < 0.5 * middle < 0.5 * last
+    # Each of the three orders by length is another one.
+    waited = (runs["token"].scheduled_s - runs["token"].arrival_s)[5:8].mean(axis=(1, 2))
+    assert len(set(waited)) == 3
 
 
 @pytest.mark.parametrize(

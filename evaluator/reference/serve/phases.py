@@ -107,7 +107,8 @@ def _parts(jobs: Jobs) -> dict[int, Request]:
     columns = (jobs.ready_s, demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, np.zeros_like(jobs.id))
     rows = zip(jobs.id.tolist(), *(column.tolist() for column in columns), strict=True)
     requests = {index: Request(index, *row) for index, *row in rows}
-    say_priorities(requests.values(), jobs, slice(None))
+    # Lengths are predicted for one pool alone (``plan.checks.priority_problem``).
+    say_priorities(requests.values(), None if jobs.classes is None else jobs.classes.of(jobs.id).priority)
     session_of = None if jobs.sharing is None else jobs.sharing.session
     if session_of is not None:  # the ids of later visits follow those of all requests (``network.all_visits``)
         for request in requests.values():

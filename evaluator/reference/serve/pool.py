@@ -22,13 +22,14 @@ from evaluator.reference import HostLimits, Iteration, Limits, PoolOutcome, Requ
 from evaluator.reference.network import Follows
 from evaluator.reference.stations.fleet import ScalingPolicy
 from evaluator.scenario import Workload
-from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE
+from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, BY_PRIORITY, PRIORITY, SHORTEST_FIRST
 from evaluator.speculation import keys, tokens_given
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, table_shape
 from evaluator.stations.lane_jobs import LaneJobs, lanes_of
 from evaluator.stations.use import accepted, add_kept, check_served, use_of
 from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
 from evaluator.traffic.requests import adapter_numbers, cached_by_content
+from evaluator.traffic.waiting_order import priorities
 
 Observe = Callable[[LaneJobs, Iteration], None]
 
@@ -172,7 +173,8 @@ def limits_of(pool: StationPlan, demand: Demand) -> Limits:
         swap_units=swap_units,
         swap_unit_s=swap_unit_s,
         long_prefill_token_threshold=batching.long_prefill_token_threshold,
-        packing=batching.packing,
+        packing=PRIORITY if batching.packing in BY_PRIORITY else batching.packing,
+        aging=batching.aging_tokens_per_s if batching.packing == SHORTEST_FIRST else 0.0,
         max_queued=batching.max_queued_requests,
         full_prompt=kv.full_prompt,
         mixed_chunk=batching.enable_mixed_chunk,
@@ -244,18 +246,18 @@ def _requests(lane: LaneJobs, pool: StationPlan) -> list[Request]:
             request.branches, request.branch_units = of_request
     for request, key in zip(requests, keys(lane.draws, lane.jobs.id[lane.served]), strict=True) if pool.drafts else ():
         request.curve = curve_of(pool, key, request.output_tokens)
-    say_priorities(requests, lane.jobs, lane.served)
+    say_priorities(requests, priorities(lane.jobs, lane.served, pool.deployment.batching, lane.draws))
     if lane.jobs.session is not None:
         for request, session in zip(requests, lane.jobs.session[lane.served].tolist(), strict=True):
             request.session = session
     return requests
 
 
-def say_priorities(requests: Iterable[Request], jobs: Jobs, served: np.ndarray | slice) -> None:
-    """Gives the requests of these jobs the priorities of their classes, where there are any."""
-    if jobs.classes is not None:
-        for request, priority in zip(requests, jobs.classes.of(jobs.id[served]).priority.tolist(), strict=True):
-            request.priority = priority
+def say_priorities(requests: Iterable[Request], priority: np.ndarray | None) -> None:
+    """Gives requests the priorities of ``traffic.waiting_order``, where they have any."""
+    if priority is not None:
+        for request, number in zip(requests, priority.tolist(), strict=True):
+            request.priority = number
 
 
 def branches_of(tokens: np.ndarray, units: np.ndarray) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
