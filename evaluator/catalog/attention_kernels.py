@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from evaluator.catalog.calibration import Calibration
-from evaluator.catalog.fields import Fields, devices_of, load
+from evaluator.catalog.fields import Fields, devices_of, load_if_any
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.relatives import nearest_figures
-from evaluator.catalog.store import has
 
 AUTO = "auto"
 """The engine's own choice."""
@@ -50,16 +49,18 @@ class DecodeKernel:
 def decode_kernel(backend: str, kv_dtype: str, hardware: Hardware) -> DecodeKernel | None:
     """The kernel of a backend for KV of a dtype on a device, or on the nearest one of its architecture; None where
     nobody measured it. InputError for a file that is not as it should be."""
-    if not has("attention", backend):
-        return None
-    by_dtype = nearest_figures(hardware, load("attention", backend, _read))
+    by_dtype = nearest_figures(hardware, _by_device(backend))
     # The two kinds of 16 bits are one to a kernel that moves bytes.
     return None if by_dtype is None else by_dtype.get({"fp16": "bf16"}.get(kv_dtype, kv_dtype))
 
 
 def decode_devices(backend: str) -> tuple[str, ...]:
     """The devices, names of the catalog, on which a backend was measured."""
-    return tuple(load("attention", backend, _read)) if has("attention", backend) else ()
+    return tuple(_by_device(backend))
+
+
+def _by_device(backend: str) -> Mapping[str, Mapping[str, DecodeKernel]]:
+    return load_if_any("attention", backend, _read, {})
 
 
 def _read(document: Any, where: str, expected_name: str) -> Mapping[str, Mapping[str, DecodeKernel]]:

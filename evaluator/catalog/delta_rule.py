@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluator.catalog.engine_rules import Release, release_of
-from evaluator.catalog.fields import Fields, devices_of, load
-from evaluator.catalog.store import has
+from evaluator.catalog.fields import Fields, devices_of, load_if_any
 
 
 @dataclass(frozen=True)
@@ -38,9 +37,8 @@ def delta_rule_kernel(engine: str, architecture: str, release: Release) -> Delta
 
     Errors: InputError for a file that is not as it should be.
     """
-    if not has("delta_rule", engine):
-        return None
-    kernels = load("delta_rule", engine, _read)
+    none: tuple[DeltaRuleKernel, ...] = ()
+    kernels = load_if_any("delta_rule", engine, _read, none)
     for kernel in kernels:
         first = kernel.since.get(architecture)
         if first is not None and release[: len(first)] >= first:

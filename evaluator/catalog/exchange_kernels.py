@@ -12,10 +12,9 @@ from typing import Any, NamedTuple
 
 from evaluator.catalog.calibration import Calibration, read_group
 from evaluator.catalog.efficiency import GroupEfficiency, OperatorEfficiency
-from evaluator.catalog.fields import Fields, devices_of, load
+from evaluator.catalog.fields import Fields, devices_of, load_if_any
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.relatives import nearest_figures
-from evaluator.catalog.store import has
 from evaluator.errors import InputError
 
 SIDES = ("dispatch", "combine")
@@ -35,14 +34,16 @@ def exchange_figures(kernels: str, hardware: Hardware) -> ExchangeFigures | None
     """The figures of these kernels on a device, or on the nearest one of its architecture that was measured; None where
     there is none, and for an exchange that has no file (that of NCCL). InputError for a file that is not as it should
     be."""
-    if not has("exchanges", kernels):
-        return None
-    return nearest_figures(hardware, load("exchanges", kernels, _read))
+    return nearest_figures(hardware, _by_device(kernels))
 
 
 def exchange_devices(kernels: str) -> tuple[str, ...]:
     """The devices, names of the catalog, on which these kernels were measured."""
-    return tuple(load("exchanges", kernels, _read)) if has("exchanges", kernels) else ()
+    return tuple(_by_device(kernels))
+
+
+def _by_device(kernels: str) -> Mapping[str, ExchangeFigures]:
+    return load_if_any("exchanges", kernels, _read, {})
 
 
 def with_exchange(calibration: Calibration, figures: ExchangeFigures) -> Calibration:

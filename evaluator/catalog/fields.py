@@ -30,6 +30,11 @@ def load(kind: str, name: str, read: Callable[[Any, str, str], Entry]) -> Entry:
     return _load_file(find(kind, name), read)
 
 
+def load_if_any(kind: str, name: str, read: Callable[[Any, str, str], Entry], otherwise: Entry) -> Entry:
+    """``load``, or ``otherwise`` where the catalog has no such entry, and what the file would tell goes without."""
+    return load(kind, name, read) if has(kind, name) else otherwise
+
+
 @functools.lru_cache(maxsize=MOST_FILES)
 def _load_file(path: Path, read: Callable[[Any, str, str], Any]) -> Any:
     # Kept by path and reader; the entries are frozen, since all plans of a process share them.

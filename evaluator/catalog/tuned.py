@@ -11,11 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from evaluator.catalog.fields import Fields, device_names, load
-from evaluator.catalog.store import has
+from evaluator.catalog.engine_rules import Release, release_of
+from evaluator.catalog.fields import Fields, device_names, load_if_any
 from evaluator.errors import InputError
-
-Release = tuple[int, ...]
 
 
 class ExpertShape(NamedTuple):
@@ -54,7 +52,7 @@ def crowded_bandwidth(engine: str, hardware: str, release: Release) -> float | N
 
 
 def _tiles(engine: str) -> ExpertTiles:
-    return load("experts", engine, _read) if has("experts", engine) else _NO_LIST
+    return load_if_any("experts", engine, _read, _NO_LIST)
 
 
 def _read(document: Any, where: str, expected_name: str) -> ExpertTiles:
@@ -68,17 +66,10 @@ def _read(document: Any, where: str, expected_name: str) -> ExpertTiles:
     shapes = {str(device): _shapes(listed.inner(device)) for device in device_names(listed)}
     if earlier is None:
         return ExpertTiles(shapes, (), {})
-    before, share = _release(earlier), earlier.inner("crowded_bandwidth")
+    before, share = release_of(earlier, "before"), earlier.inner("crowded_bandwidth")
     earlier.finish()
     reached = {device: share.number(device, high=1.0) for device in ("any", *device_names(share, "any"))}
     return ExpertTiles(shapes, before, reached)
-
-
-def _release(given: Fields) -> Release:
-    text = given.text("before")
-    if not all(part.isdecimal() for part in text.split(".")):
-        raise InputError(f"{given.place('before')}: expected a release in quotes, such as '0.17', got {text!r}")
-    return tuple(int(part) for part in text.split("."))
 
 
 def _shapes(listed: Fields) -> frozenset[ExpertShape]:

@@ -79,9 +79,8 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
     KV is read once per head group, also by a layer that shares an earlier one's and stores none. Chunks and decodes
     share one kernel, started once per layer whatever the batch.
 
-    # A causal count of pairs times two is n (n + 1), which stands for n^2.
     Without a mask (``bidirectional``) a text of n tokens has n^2 pairs. The batch counts causal ones, n (n + 1) / 2,
-    and twice their work is taken: 1/n too much of the attention. Such a model has no decodes.
+    of which twice the work is taken, n (n + 1): 1/n too much of the attention. Such a model has no decodes.
     """
     heads, kv_heads = mixer.heads // tensor, local_heads(mixer.kv_heads, tensor)
     stream, dim = stream_bytes(precision.activations), mixer.head_dim

@@ -1,21 +1,14 @@
 """The batching policies: one record each, by the name that scenario files use.
 
-A policy that combines decisions which others have made (see ``record.BatchingPolicy``) is a file here and its line in
-``POLICIES``, or a record of one's own that is given to ``register``: checks, the vectorised engine and the reference
-read the record (docs/parts.md). One whose order of decisions is new also needs a field of the record that tells it
-apart, a scheduler in ``reference.schedulers`` and the same order in the program ``preemptive``.
+A policy that combines decisions which others have made (see ``record.BatchingPolicy``) is a record in ``published`` and
+its name in ``POLICIES``, or a record of one's own that is given to ``register``: checks, the vectorised engine and the
+reference read the record (docs/parts.md). One whose order of decisions is new also needs a field of the record
+that tells it apart, a scheduler in ``reference.schedulers`` and the same order in the program ``preemptive``.
 """
 
 from evaluator.errors import InputError
-from evaluator.policies.chunked import CHUNKED
-from evaluator.policies.continuous import CONTINUOUS
-from evaluator.policies.lightllm import LIGHTLLM
-from evaluator.policies.mixed import MIXED
-from evaluator.policies.orca import ORCA
+from evaluator.policies.published import CHUNKED, CONTINUOUS, LIGHTLLM, MIXED, ORCA, SARATHI, STATIC, TOKEN_RATIO
 from evaluator.policies.record import BatchingPolicy
-from evaluator.policies.sarathi import SARATHI
-from evaluator.policies.static import STATIC
-from evaluator.policies.token_ratio import TOKEN_RATIO
 from evaluator.registry import Registry
 
 __all__ = ["CHUNKED", "CONTINUOUS", "ENCODING", "MIXED", "POLICIES", "BatchingPolicy", "policy", "register"]

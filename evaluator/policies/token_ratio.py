@@ -1,18 +1,4 @@
-"""SGLang: chunks of prompts in iterations of their own; admission by how long answers turn out to be."""
-
-from evaluator.policies.record import BatchingPolicy
-
-TOKEN_RATIO = BatchingPolicy(
-    "token_ratio",
-    label="SGLang",
-    source="SGLang 0.5.23: PrefillAdder, Scheduler, ScheduleBatch.retract_decode (python/sglang/srt/managers)",
-    whole_prompts=False,
-    prefill_alone=True,
-    token_ratio=True,
-    admission="on_demand",
-    preemptive_program=True,
-    plans_ahead=True,
-)
+"""How much KV SGLang expects answers to take, by which it admits requests: the figures of ``published.TOKEN_RATIO``."""
 
 # SGLang's own constants (python/sglang/srt/environ.py), which its command line does not set.
 INITIAL_RATIO = 0.7  # SGLANG_INIT_NEW_TOKEN_RATIO, times --schedule-conservativeness

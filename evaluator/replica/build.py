@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -44,48 +44,9 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
     # A problem is kept beside what is known so far: tables and pages show the model and device of designs that
     # cannot run.
     built = ReplicaBuild(spec, model, hardware, calibration)
-    precision, parallel = spec.precision, spec.parallel
-    # First, since the checks of other keys below see a model without feed-forwards, of which they would say that it has
-    # no experts.
-    if spec.apart is not None and (unknown_apart := _apart_problem(spec, model, calibration, spec.apart)) is not None:
-        return replace(built, problem=unknown_apart)
-    # In the order of the reasons: what the program does not know, then what the engine refuses, then what does not
-    # fit. The first is the status, since the later checks suppose that the earlier ones passed.
-    unknown = fitted_problem(calibration, model, hardware, precision, parallel) or lockstep_problem(model, parallel)
-    if unknown is not None:
-        return replace(built, problem=Problem(UNSUPPORTED, unknown))
-    engine = serving_engine(spec.engine)
-    if not engine.runs_on(hardware):
-        others = ", ".join(name for name, engine_record in ENGINES.items() if engine_record.runs_on(hardware))
-        reason = f"{engine.label} runs on GPUs of {engine.maker} alone, not on {hardware.title}; use engine: {others}"
-        return replace(built, problem=Problem(INFEASIBLE, reason))
-    # Where feed-forwards are apart, the others divide attention alone.
-    divided = model if spec.apart is None else attention_alone(model)
-    undivided = division_problem(divided, hardware, precision, parallel, engine.whole_blocks)
-    if undivided is not None:
-        return replace(built, problem=Problem(INFEASIBLE, undivided))
-    # After the division: a device with figures of an exchange does not help a design that exchanges nothing.
-    unexchanged = _exchange_problem(parallel, model, hardware, calibration)
-    if unexchanged is not None:
-        return replace(built, problem=unexchanged)
-    unattended = _attention_problem(spec, model, hardware)
-    if unattended is not None:
-        return replace(built, problem=Problem(UNSUPPORTED, unattended))
-    undrafted = times_problem(spec, calibration) or drafting_problem(spec, model, hardware, _model)
-    if undrafted is not None:
-        return replace(built, problem=Problem(INFEASIBLE if undrafted[1] else UNSUPPORTED, undrafted[0]))
-    if spec.drafting is not None and parallel.context > 1:
-        unsplit = "decode_context_parallel with deployment.speculative; leave out the one or the other"
-        return replace(built, problem=Problem(UNSUPPORTED, unsplit))
-    unsplit_prompts = _prompts_problem(spec, model, calibration) if parallel.prefill > 1 else None
-    if unsplit_prompts is not None:
-        return replace(built, problem=unsplit_prompts)
-    unadapted = adapters_problem(model, calibration) if model.adapters is not None else None
-    if unadapted is not None:
-        return replace(built, problem=Problem(UNSUPPORTED, unadapted))
-    ungrouped = grouping_problem(model, precision, parallel) if spec.grouped else None
-    if ungrouped is not None:
-        return replace(built, problem=Problem(UNSUPPORTED, ungrouped))
+    problem = next(filter(None, _problems(spec, model, hardware, calibration)), None)
+    if problem is not None:
+        return replace(built, problem=problem)
     by = drafter(spec, model, _model)
     memory = _memory(spec, model, hardware, by)
     if spec.apart is not None:
@@ -93,13 +54,58 @@ def build(spec: ReplicaSpec) -> ReplicaBuild:
         kv = replace(memory.kv, capacity_units=memory.kv.capacity_units * spec.apart.ranks)
         memory = memory if spec.kv_blocks is not None else replace(memory, kv=kv)
         too_large = _sides_problem(spec, model, hardware, memory, spec.apart)
-        if too_large is not None:
-            return replace(built, memory=memory, problem=Problem(INFEASIBLE, too_large))
-        return replace(built, memory=memory, replica=_replica(built, memory, by))
-    too_large = memory_problem(model, hardware, precision, parallel, memory, _drafting_bytes(spec, model, hardware))
+    else:
+        drafting_bytes = _drafting_bytes(spec, model, hardware)
+        too_large = memory_problem(model, hardware, spec.precision, spec.parallel, memory, drafting_bytes)
     if too_large is not None:
         return replace(built, memory=memory, problem=Problem(INFEASIBLE, too_large))
     return replace(built, memory=memory, replica=_replica(built, memory, by))
+
+
+def _problems(
+    spec: ReplicaSpec, model: Model, hardware: Hardware, calibration: Calibration
+) -> Iterator[Problem | None]:
+    """Why a design cannot run, but for its memory, check by check; the first is its status, since each check supposes
+    that those before it passed.
+
+    In the order of the reasons: what the program does not know, then what the engine refuses, then what no cost was
+    made for.
+    """
+    precision, parallel = spec.precision, spec.parallel
+    # First, since the checks of other keys below see a model without feed-forwards, of which they would say that it has
+    # no experts.
+    if spec.apart is not None:
+        yield _apart_problem(spec, model, calibration, spec.apart)
+    yield _problem(UNSUPPORTED, fitted_problem(calibration, model, hardware, precision, parallel))
+    yield _problem(UNSUPPORTED, lockstep_problem(model, parallel))
+    engine = serving_engine(spec.engine)
+    if not engine.runs_on(hardware):
+        others = ", ".join(name for name, engine_record in ENGINES.items() if engine_record.runs_on(hardware))
+        reason = f"{engine.label} runs on GPUs of {engine.maker} alone, not on {hardware.title}; use engine: {others}"
+        yield Problem(INFEASIBLE, reason)
+    # Where feed-forwards are apart, the others divide attention alone.
+    divided = model if spec.apart is None else attention_alone(model)
+    yield _problem(INFEASIBLE, division_problem(divided, hardware, precision, parallel, engine.whole_blocks))
+    # After the division: a device with figures of an exchange does not help a design that exchanges nothing.
+    yield _exchange_problem(parallel, model, hardware, calibration)
+    yield _problem(UNSUPPORTED, _attention_problem(spec, model, hardware))
+    undrafted = times_problem(spec, calibration) or drafting_problem(spec, model, hardware, _model)
+    if undrafted is not None:
+        yield Problem(INFEASIBLE if undrafted[1] else UNSUPPORTED, undrafted[0])
+    if spec.drafting is not None and parallel.context > 1:
+        yield Problem(
+            UNSUPPORTED, "decode_context_parallel with deployment.speculative; leave out the one or the other"
+        )
+    if parallel.prefill > 1:
+        yield _prompts_problem(spec, model, calibration)
+    if model.adapters is not None:
+        yield _problem(UNSUPPORTED, adapters_problem(model, calibration))
+    if spec.grouped:
+        yield _problem(UNSUPPORTED, grouping_problem(model, precision, parallel))
+
+
+def _problem(kind: str, reason: str | None) -> Problem | None:
+    return None if reason is None else Problem(kind, reason)
 
 
 def _apart_problem(spec: ReplicaSpec, model: Model, calibration: Calibration, apart: Apart) -> Problem | None:
@@ -107,9 +113,7 @@ def _apart_problem(spec: ReplicaSpec, model: Model, calibration: Calibration, ap
     divided = apart_problem(model, spec.parallel, apart)
     if divided is not None:
         return Problem(INFEASIBLE if divided[1] else UNSUPPORTED, divided[0])
-    others = {
-        "deployment.speculative; leave out speculative": spec.drafting is not None,
-        "deployment.lora; leave out lora": spec.adapters is not None,
+    others = _drafts_and_adapters(spec) | {
         "kv.layer_groups; leave out layer_groups": spec.grouped > 0,
         "deployment.eager; leave out eager": spec.eager,
         f"calibration {calibration.name}, which knows whole iterations; use calibration auto or datasheet": (
@@ -138,14 +142,19 @@ def _prompts_problem(spec: ReplicaSpec, model: Model, calibration: Calibration) 
         reason = f"{parts} in a pipeline before {engine.label} {first}; use tensor_parallel, or a later engine_version"
         return Problem(INFEASIBLE, reason)
     # The engines refuse the first two, or have them for few drafts; the last has no cost that was made for it.
-    others = {
-        "deployment.speculative; leave out speculative": spec.drafting is not None,
-        "deployment.lora; leave out lora": spec.adapters is not None,
+    others = _drafts_and_adapters(spec) | {
         "CUDA graphs switched off; leave out eager": spec.eager,
         f"calibration {calibration.name}, whose host runs ahead; use calibration auto": calibration.dispatch_s > 0
         or calibration.eager is not None,
     }
     return _unsupported_beside(parts, others)
+
+
+def _drafts_and_adapters(spec: ReplicaSpec) -> dict[str, bool]:
+    return {
+        "deployment.speculative; leave out speculative": spec.drafting is not None,
+        "deployment.lora; leave out lora": spec.adapters is not None,
+    }
 
 
 def _unsupported_beside(subject: str, others: Mapping[str, bool]) -> Problem | None:

@@ -18,7 +18,7 @@ from scipy.optimize import least_squares
 
 from evaluator.calibrate.errors import LONG_S
 from evaluator.calibrate.sources.aiconfigurator import BLACKWELL
-from evaluator.calibrate.sources.names import hardware
+from evaluator.calibrate.sources.columns import hardware
 from evaluator.catalog import load_hardware
 from evaluator.cost.dtypes import BYTES
 

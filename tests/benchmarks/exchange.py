@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import least_squares
 
-from evaluator.calibrate.sources.names import hardware
+from evaluator.calibrate.sources.columns import hardware
 from evaluator.calibrate.sources.routing import power_law_visits
 from evaluator.catalog import load_hardware
 from evaluator.cost.collectives import Spread, collective_terms

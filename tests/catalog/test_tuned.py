@@ -65,7 +65,7 @@ def test_tiles_of_ones_own(mine):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("'0.4'", "new", "sglang.yaml: default_tiles.before: expected a release in quotes, such as '0.17', got 'new'"),
+        ("'0.4'", "new", "sglang.yaml: default_tiles.before: expected a release such as '0.28', got 'new'"),
         ("any: 0.5, ", "", "sglang.yaml: default_tiles.crowded_bandwidth.any: missing"),
         ("any: 0.5", "any: 1.5", "sglang.yaml: default_tiles.crowded_bandwidth.any: "),
         ("h100-sxm: 0.7", "h100: 0.7", "sglang.yaml: default_tiles.crowded_bandwidth.h100: no such device"),

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from evaluator.measure.operators import MAKERS
-from evaluator.measure.operators.call import link, noise
+from evaluator.measure.operators import MAKERS, link, noise
 from evaluator.measure.points import MeasuredCall, gemm
 from evaluator.measure.run import chain
 from evaluator.measure.timing import Effort

@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from evaluator.calibrate.sources.names import dtype, hardware
+from evaluator.calibrate.sources.columns import dtype, hardware
 from evaluator.calibrate.sources.routing import GROUPS, balanced_visits, power_law_visits
 
 BLACKWELL = ("b200_sxm", "b300_sxm", "gb200", "gb300")

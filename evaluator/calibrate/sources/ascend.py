@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import pandas as pd
 
+from evaluator.calibrate.sources.columns import attention_by_phase
+
 DEVICES = {"ascend 910b": "ascend-910b"}
 DTYPES = {"bf16": "bf16", "w8a8": "int8"}
 _ENGINE = {"engine": "vllm", "engine_version": "0.18.0"}
@@ -25,15 +27,8 @@ def attention(frame: pd.DataFrame) -> pd.DataFrame:
     decodes = frame["phase"] == "decode"
     return pd.DataFrame(
         _common(frame, "attention_decode")
-        | {
-            "op_class": decodes.map({True: "attention_decode", False: "attention_prefill"}),
-            "batch": frame["batch_size"],
-            "new_tokens": frame["kv_len_tokens"].where(~decodes, 1),
-            "past_tokens": frame["kv_len_tokens"].where(decodes, 0),
-            "heads": frame["num_heads"],
-            "kv_heads": frame["num_kv_heads"],
-            "head_dim": frame["head_dim"],
-        }
+        | attention_by_phase(frame, "kv_len_tokens")
+        | {"batch": frame["batch_size"], "past_tokens": frame["kv_len_tokens"].where(decodes, 0)}
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from evaluator.calibrate.sources.names import dtype, hardware
+from evaluator.calibrate.sources.columns import attention_by_phase, dtype, hardware
 
 
 def gemm(frame: pd.DataFrame) -> pd.DataFrame:
@@ -37,17 +37,12 @@ def attention(frame: pd.DataFrame) -> pd.DataFrame:
     frame = frame[(frame["attention"] == "mha") & ~odd]
     decodes = frame["phase"] == "decode"
     return pd.DataFrame(
-        {
-            "op_class": decodes.map({True: "attention_decode", False: "attention_prefill"}),
+        attention_by_phase(frame, "kv_len_tokens")
+        | {
             "hardware": hardware(frame["gpu"]),
             "kv_dtype": dtype(frame["kv_cache_dtype"]),
-            # A prompt is one sequence here, and a decode one token of each.
-            "batch": frame["batch_size"].where(decodes, 1),
-            "new_tokens": frame["kv_len_tokens"].where(~decodes, 1),
+            "batch": frame["batch_size"].where(decodes, 1),  # a prompt is one sequence here
             "past_tokens": frame["kv_len_tokens"].where(decodes, 0),
-            "heads": frame["num_heads"],
-            "kv_heads": frame["num_kv_heads"],
-            "head_dim": frame["head_dim"],
             "time_s": frame["latency_us"] * 1e-6,
         }
     )

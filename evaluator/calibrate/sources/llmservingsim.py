@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from evaluator.calibrate.sources.names import hardware
+from evaluator.calibrate.sources.columns import attention_by_phase, hardware
 
 
 class _Shape(NamedTuple):
@@ -102,16 +102,12 @@ def tpu_attention(frame: pd.DataFrame) -> pd.DataFrame:
     """``lls_tpu_v6e_attention``: XLA's attention of a chunk on its history, and of decodes of equal contexts."""
     decodes = frame["phase"] == "decode"
     return pd.DataFrame(
-        {
-            "op_class": decodes.map({True: "attention_decode", False: "attention_prefill"}),
+        attention_by_phase(frame, "prefill_chunk_tokens")
+        | {
             "hardware": "tpu-v6e",
             "engine": "vllm",
             "batch": frame["batch_size"].where(decodes, 1),
-            "new_tokens": frame["prefill_chunk_tokens"].where(~decodes, 1),
             "past_tokens": frame["kv_len_tokens"],
-            "heads": frame["num_heads"],
-            "kv_heads": frame["num_kv_heads"],
-            "head_dim": frame["head_dim"],
             "time_s": frame["latency_p50_us"] * 1e-6,
         }
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from evaluator.calibrate.sources.names import hardware
+from evaluator.calibrate.sources.columns import hardware
 
 MODELS = {"llama2-70b": "llama-2-70b", "bloom-176b": "bloom-176b"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from evaluator.calibrate.sources.names import hardware
+from evaluator.calibrate.sources.columns import hardware
 
 
 def layer(frame: pd.DataFrame) -> pd.DataFrame:

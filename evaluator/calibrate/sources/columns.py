@@ -1,4 +1,4 @@
-"""What the sources call devices and dtypes, in the catalog's words."""
+"""Columns that several sources have: devices and dtypes in the catalog's words, and the sizes of attention."""
 
 from __future__ import annotations
 
@@ -26,3 +26,18 @@ def hardware(column: pd.Series) -> pd.Series:
 def dtype(column: pd.Series) -> pd.Series:
     """Dtypes of the catalog; an unknown one keeps the source's name."""
     return column.map(DTYPES).fillna(column)
+
+
+def attention_by_phase(frame: pd.DataFrame, new: str) -> dict[str, pd.Series]:
+    """Class and sizes of rows whose ``phase`` tells decodes from prompts; ``new``: which column has a prompt's tokens.
+
+    A decode is one token of each sequence.
+    """
+    decodes = frame["phase"] == "decode"
+    return {
+        "op_class": decodes.map({True: "attention_decode", False: "attention_prefill"}),
+        "new_tokens": frame[new].where(~decodes, 1),
+        "heads": frame["num_heads"],
+        "kv_heads": frame["num_kv_heads"],
+        "head_dim": frame["head_dim"],
+    }
