@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import xarray as xr
 
-SHORT = {"tensor_parallel": "tp", "pipeline_parallel": "pp", "data_parallel": "dp", "expert_parallel": "ep"}
+SHORT = {
+    "tensor_parallel": "tp",
+    "prefill_context_parallel": "pcp",
+    "decode_context_parallel": "dcp",
+    "pipeline_parallel": "pp",
+    "data_parallel": "dp",
+    "expert_parallel": "ep",
+}
 
 
 def pool_of(name: str) -> str | None:

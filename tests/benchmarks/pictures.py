@@ -58,6 +58,8 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "conversations.png": Command("sweep conversations"),
     "conversations-apart.png": Command("sweep conversations-apart"),
     "adapters.png": Command("sweep adapters"),
+    "long-prompts.png": Command("sweep long-prompts"),
+    "experts-apart.png": Command("sweep experts-apart"),
     "day-of-chat.png": designs.draw_day,
     "rag-placement.png": rag.draw,
     "kv-storage.png": kv_storage.draw,

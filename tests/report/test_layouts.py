@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import evaluator
+from evaluator.report.axes import axes_shown
 from evaluator.report.layouts import laid_out, pool_of, short_layout
-from evaluator.report.page.axes import axes_shown
 from evaluator.report.picture.labels import in_words
 from evaluator.report.table.ranked import ranked_table
 

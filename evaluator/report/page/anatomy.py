@@ -14,7 +14,8 @@ from evaluator.estimation.phases import PhaseEstimate, phase
 from evaluator.metrics.outcomes import OK
 from evaluator.plan import Configuration, plan
 from evaluator.replica import passage
-from evaluator.report.page.axes import PageAxis, settings
+from evaluator.report.axes import ShownAxis
+from evaluator.report.page.axes import settings
 from evaluator.report.page.words import design, number
 from evaluator.report.ranking import quantities
 from evaluator.scenario import load_scenario
@@ -31,7 +32,7 @@ LEAST_SHARE = 0.005
 
 
 def anatomy(
-    ds: xr.Dataset, axes: Sequence[PageAxis], row: int, configuration: Configuration | None
+    ds: xr.Dataset, axes: Sequence[ShownAxis], row: int, configuration: Configuration | None
 ) -> dict[str, Any] | None:
     """The prefill of one mean prompt and a decode step with the mean batch of a design, by operators, for the scripts.
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
+from evaluator.report.axes import ShownAxis
 from evaluator.report.elasticities import MEASURES as ELASTIC
 from evaluator.report.elasticities import elasticity, rows_with_elasticities
-from evaluator.report.page.axes import PageAxis, axis_json
+from evaluator.report.page.axes import axis_json
 from evaluator.report.page.columns import ColumnPart, Measure, levels, measure_json, part_of, scale_of
 from evaluator.report.picture.style import COLOURS
 from evaluator.report.ranking import too_short
@@ -52,7 +53,7 @@ def page_json(
     rows: np.ndarray,
     ranks: np.ndarray,
     measures: Sequence[Measure],
-    axes: Sequence[PageAxis],
+    axes: Sequence[ShownAxis],
     anatomy: dict[str, Any] | None = None,
 ) -> str:
     """The designs at the positions ``rows`` along ``config``, which have these ``ranks`` (0 is the best), as JSON.

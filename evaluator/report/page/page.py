@@ -12,9 +12,9 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from evaluator.errors import InputError
+from evaluator.report.axes import axes_shown
 from evaluator.report.page import sections, words
 from evaluator.report.page.anatomy import anatomy, configuration_of
-from evaluator.report.page.axes import axes_shown
 from evaluator.report.page.columns import measures_of
 from evaluator.report.page.data import page_json
 from evaluator.report.page.rows import MOST, ranked, sample

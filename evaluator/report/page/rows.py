@@ -10,7 +10,7 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.report import search
-from evaluator.report.page.axes import PageAxis
+from evaluator.report.axes import ShownAxis
 from evaluator.report.ranking import ranking
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def ranked(ds: xr.Dataset) -> tuple[np.ndarray, str]:
     return np.concatenate([order, near, np.flatnonzero(~able)]), rule
 
 
-def sample(axes: Sequence[PageAxis], order: np.ndarray, most: int = MOST) -> np.ndarray:
+def sample(axes: Sequence[ShownAxis], order: np.ndarray, most: int = MOST) -> np.ndarray:
     """At most ``most`` places in ``order`` (positions along ``config``, best first), ascending.
 
     ``axes`` are those of the dataset. Where there are more designs, these are taken until the page is full: the best;
@@ -56,13 +56,13 @@ def sample(axes: Sequence[PageAxis], order: np.ndarray, most: int = MOST) -> np.
     return np.flatnonzero(taken)
 
 
-def _steps(axis: PageAxis, order: np.ndarray) -> np.ndarray:
+def _steps(axis: ShownAxis, order: np.ndarray) -> np.ndarray:
     """Which level each design has; of a number with very many levels, as a sample has, about which tenth of them."""
     count = axis.first.size
     return axis.at[order] if count <= MANY_LEVELS else axis.at[order] * 10 // count
 
 
-def _wanted(axes: Sequence[PageAxis], order: np.ndarray, most: int) -> Iterator[np.ndarray]:
+def _wanted(axes: Sequence[ShownAxis], order: np.ndarray, most: int) -> Iterator[np.ndarray]:
     """Places in ``order``, the most wanted first."""
     codes = [_steps(axis, order) for axis in axes]
     # A fifth for the best: the table opens with them, and the front lies among them.

@@ -11,8 +11,8 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import Reason, reasons_of
 from evaluator.report.accuracy import expected_errors
+from evaluator.report.axes import ShownAxis
 from evaluator.report.page import words
-from evaluator.report.page.axes import PageAxis
 from evaluator.report.page.columns import Measure
 from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, bounds_of, states
 from evaluator.report.ranking import too_short
@@ -67,7 +67,7 @@ def paragraph(text: str, kind: str = "") -> str:
     return f"<p class='{kind}'>{escaped(text)}</p>" if text else ""
 
 
-def question(ds: xr.Dataset, axes: Sequence[PageAxis], rule: str) -> str:
+def question(ds: xr.Dataset, axes: Sequence[ShownAxis], rule: str) -> str:
     """What is swept, under which workload and objectives, and by what rule designs are ranked."""
     scenario = ds.attrs.get("scenario", "")
     count = ds.sizes["config"]
@@ -88,7 +88,7 @@ def question(ds: xr.Dataset, axes: Sequence[PageAxis], rule: str) -> str:
 
 def answer(
     ds: xr.Dataset,
-    axes: Sequence[PageAxis],
+    axes: Sequence[ShownAxis],
     row: int,
     measures: Sequence[Measure],
     configuration: Configuration | None = None,

@@ -12,7 +12,7 @@ from evaluator.catalog.engines import ENGINES
 from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
 from evaluator.report.accuracy import mixtures
-from evaluator.report.page.axes import PageAxis
+from evaluator.report.axes import ShownAxis
 from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, ColumnPart, Measure, scale_of, short_of
 from evaluator.report.page.data import CANNOT_RUN, MEETS, RUNS, bounds_of, states
 from evaluator.report.picture.labels import text, title
@@ -95,12 +95,12 @@ def own_words(scenario_text: str) -> str:
     return " ".join(lines)
 
 
-def design(ds: xr.Dataset, axes: Sequence[PageAxis], row: int) -> str:
+def design(ds: xr.Dataset, axes: Sequence[ShownAxis], row: int) -> str:
     """A design by what was swept: numbers with their names and units, names by themselves."""
     return ", ".join(axis.quantity(ds, row) for axis in axes) or "the one design of the scenario"
 
 
-def swept(ds: xr.Dataset, axes: Sequence[PageAxis]) -> list[tuple[str, str]]:
+def swept(ds: xr.Dataset, axes: Sequence[ShownAxis]) -> list[tuple[str, str]]:
     """Every axis on which designs differ, and its values."""
     axes_and_values = []
     for axis in axes:
@@ -219,7 +219,7 @@ def launch(ds: xr.Dataset, row: int, configuration: Configuration) -> str:
     return f"{engine}{f', {layout}' if layout else ''}; {'; '.join(pools)}"
 
 
-def answer(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequence[Measure]) -> list[str]:
+def answer(ds: xr.Dataset, axes: Sequence[ShownAxis], row: int, measures: Sequence[Measure]) -> list[str]:
     """Sentences about the best design: ``row`` is its position along ``config``; in the measures it is the first."""
     gains = []
     served = question_of(ds)["rate_rps"] if "search" in ds.attrs else None
@@ -256,7 +256,7 @@ _WORDS = {
 }
 
 
-def cautions(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Sequence[Measure]) -> list[str]:
+def cautions(ds: xr.Dataset, axes: Sequence[ShownAxis], row: int, measures: Sequence[Measure]) -> list[str]:
     """What to doubt of the answer: objectives within chance of their bounds, axes whose end is the best, saturation."""
     doubts = []
     for bound in bounds_of(ds, measures) if "search" not in ds.attrs else []:  # a search ends at an objective
@@ -287,7 +287,7 @@ def cautions(ds: xr.Dataset, axes: Sequence[PageAxis], row: int, measures: Seque
     return doubts
 
 
-def _last(ds: xr.Dataset, axis: PageAxis) -> int:
+def _last(ds: xr.Dataset, axis: ShownAxis) -> int:
     """The level of an axis of numbers that is the highest; designs without a value come behind it."""
     return int(np.isfinite(ds[axis.key].values[axis.first]).sum()) - 1
 

@@ -59,11 +59,28 @@ def canvas(width: float, height: float) -> Any:
 
 
 def headings(figure: Any, ds: xr.Dataset, subtitle: str, notes: Sequence[str]) -> None:
-    """Title and subtitle above, notes below, at fixed distances from the edges in inches."""
-    width, height = figure.get_size_inches()
+    """Title and subtitle above, notes below, at fixed distances from the edges in inches; legends are added after it.
+
+    The sheet grows below by what the notes take beyond the lines for which every picture has room.
+    """
+    width, _ = figure.get_size_inches()
+    lines = textwrap.wrap(".  ".join(notes), max(40, int(15.5 * (width - 0.5))))  # characters of 7.5 points per inch
+    _grow_below(figure, NOTE_LINE * max(0, len(lines) - NOTE_LINES))
     left = title_lines(figure, ds.attrs.get("title", "sweep"), subtitle)
-    lines = textwrap.fill(".  ".join(notes), max(40, int(15.5 * (width - 0.5))))  # characters of 7.5 points per inch
-    figure.text(left, 0.12 / height, lines, fontsize=SMALL, color=GREY, va="bottom")
+    bottom = 0.12 / figure.get_size_inches()[1]
+    figure.text(left, bottom, "\n".join(lines), fontsize=SMALL, color=GREY, va="bottom")
+
+
+NOTE_LINES, NOTE_LINE = 3, 0.13
+"""Lines of notes for which every picture has room below its axes, and inches of one more."""
+
+
+def _grow_below(figure: Any, inches: float) -> None:
+    """A sheet that is taller at its foot; the panels stay as large and as far from its head as they were."""
+    width, height = figure.get_size_inches()
+    pars, tall = figure.subplotpars, height + inches
+    figure.set_size_inches(width, tall)
+    figure.subplots_adjust(bottom=(pars.bottom * height + inches) / tall, top=(pars.top * height + inches) / tall)
 
 
 def title_lines(figure: Any, heading: str, subtitle: str) -> float:
@@ -129,14 +146,17 @@ MARK, LETTER = 0.65, 0.085
 
 
 def _wrapped(label: str, letters: int) -> str:
-    """A label of figures, as of a hypothetical device, on lines of so many letters; it breaks behind , and = alone."""
+    """A label of several figures, as of a layout or a hypothetical device, on lines of so many letters.
+
+    It breaks at spaces and behind , and =, and nowhere else: a name without these is left whole.
+    """
     lines = [""]
-    for part in re.split(r"(?<=[,=])", label):
-        if lines[-1] and len(lines[-1] + part) > letters:
+    for part in re.split(r"(?<=[,= ])", label):
+        if lines[-1] and len(lines[-1] + part.rstrip()) > letters:
             lines.append(part)
         else:
             lines[-1] += part
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def x_axis(grid: Any, ds: xr.Dataset, layout: Layout) -> None:

@@ -58,12 +58,12 @@ def curves(ds: xr.Dataset, layout: Layout) -> Any:
         axes_of_panel[0].set_ylabel(panel.label)
         _label_bound(axes_of_panel[-1], panel)
     x_axis(grid if layout.facet is None else grid[-1:], ds, layout)
-    groups = ((layout.colour, colours, swatches(shades)), (layout.style, styles, lines(len(styles))))
-    legend(figure, groups, right)
     measures = ", ".join(panel.label.split(" (")[0] for panel in panels)
     cut = any(panel.bound and np.nanmax(panel.values[layout.rows]) > CUT * panel.bound for panel in panels)
     notes = [*footnotes(ds, layout), *([f"Latencies beyond {CUT:g} times the SLO are cut off"] if cut else [])]
     headings(figure, ds, f"{measures} over the {axis_title(ds, str(layout.x))}", notes)
+    groups = ((layout.colour, colours, swatches(shades)), (layout.style, styles, lines(len(styles))))
+    legend(figure, groups, right)
     return figure
 
 

@@ -42,8 +42,8 @@ def pareto(ds: xr.Dataset, layout: Layout) -> Any:
     axes.set_xlim(0.0, 1.08 * user[rows].max(initial=0.0) or 1.0)
     axes.set_ylim(0.0, 1.15 * gpu[rows].max(initial=0.0) or 1.0)
     grid_lines(axes)
-    legend(figure, list(zip(names, levels, handles_of(shades, levels, sizes), strict=True)), 0.78)
     headings(figure, ds, "Speed for the user against output per GPU; line: the front", footnotes(ds, layout))
+    legend(figure, list(zip(names, levels, handles_of(shades, levels, sizes), strict=True)), 0.78)
     return figure
 
 

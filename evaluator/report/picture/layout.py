@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evaluator.report.axes import axes_shown
 from evaluator.report.picture.labels import text, title
 from evaluator.report.ranking import is_constant, quantities, ranking
+from evaluator.results.schema import axes_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -79,6 +82,22 @@ def choose(ds: xr.Dataset, feasible: np.ndarray, scale: bool = True, order: np.n
             rows = rows[np.isin(ds[colour].values[rows], levels[:MOST_COLOURS])]
     # In their own order again: curves are drawn along x, and ranks are not needed any more.
     return Layout(x, colour, style, facet, np.sort(rows), tuple(notes))
+
+
+def with_steps_joined(ds: xr.Dataset) -> xr.Dataset:
+    """The dataset with one coordinate, of texts, for each axis of the sweep that sets several keys a step.
+
+    Drawn one by one, such keys would take a place each, and those that find none would hide steps: of five layouts by
+    tensor, context and expert parallelism two would be seen. An axis with the scale of x stays as it is.
+    """
+    x = _x(ds, [name for name in quantities(ds) if not is_constant(ds, name)])
+    steps = {axis.key: axis for axis in axes_shown(ds) if len(axis.names) > 1 and x not in axis.names}
+    if not steps:
+        return ds
+    words = {key: np.array([axis.words(ds, row) for row in axis.first])[axis.at] for key, axis in steps.items()}
+    joined = ds.assign_coords({key: ("config", texts, {"units": "1"}) for key, texts in words.items()})
+    axes = [[names[0]] if names[0] in steps else names for names in axes_of(ds)]
+    return joined.assign_attrs(coordinates_of=json.dumps(axes))
 
 
 def _x(ds: xr.Dataset, names: Sequence[str]) -> str | None:

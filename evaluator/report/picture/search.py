@@ -71,8 +71,8 @@ def figure_of(ds: xr.Dataset) -> Any:
         axes.set_ylim(0.0, 1.2 * np.nanmax(panel.y[layout.rows]))
         grid_lines(axes)
         _front(axes, ds, panel, layout.rows)
-    legend(figure, list(zip(names, levels, handles_of(shades, levels, sizes), strict=True)), 1 - 1.85 / width)
     headings(figure, ds, _subtitle(ds), _notes(ds, layout))
+    legend(figure, list(zip(names, levels, handles_of(shades, levels, sizes), strict=True)), 1 - 1.85 / width)
     return figure
 
 

@@ -58,10 +58,10 @@ def sensitivity_figure_of(ds: xr.Dataset) -> Any:
     if shown.x is not None:
         x_axis(grid, ds, layout)
     labels = [str(ds["input"].values[position]).replace("_", " ") for position in inputs]
-    legend(figure, [("input", labels, swatches(COLOURS[: len(inputs)]))], 1 - 2.2 / width)
     which = f"the best design: {in_words(ds, shown.best, shown.others)}" if shown.others else "the design"
     error = f"{'Bars' if shown.x is None else 'Bands'}: chance and step of the difference together"
     headings(figure, ds, f"What limits {which}", [error, *footnotes(ds, layout)])
+    legend(figure, [("input", labels, swatches(COLOURS[: len(inputs)]))], 1 - 2.2 / width)
     return figure
 
 

@@ -13,7 +13,7 @@ from evaluator.metrics.reasons import reasons
 from evaluator.report.picture.canvas import canvas, footnotes, headings, save
 from evaluator.report.picture.curves import curves
 from evaluator.report.picture.front import pareto
-from evaluator.report.picture.layout import Layout, choose
+from evaluator.report.picture.layout import Layout, choose, with_steps_joined
 from evaluator.report.picture.style import BODY, COLOURS, GREY, HEADING, grid_lines
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def figure_of(ds: xr.Dataset) -> Any:
         return nothing(ds)
     if ds.sizes["config"] == 1:
         return single(ds)
+    ds = with_steps_joined(ds)
     layout = choose(ds, feasible)
     return pareto(ds, layout) if layout.x is None else curves(ds, layout)
 

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 
 from evaluator.estimation import estimate
+from evaluator.report.axes import axes_shown
 from evaluator.report.page.anatomy import anatomy, configuration_of
-from evaluator.report.page.axes import axes_shown
 from tests.results.build import HARDWARE, PARALLEL, measured
 
 SCENARIO = """

@@ -1,6 +1,7 @@
 import numpy as np
 
-from evaluator.report.page.axes import axes_shown, axis_json, settings
+from evaluator.report.axes import axes_shown
+from evaluator.report.page.axes import axis_json, settings
 from tests.results.build import BATCHING, HARDWARE, PARALLEL, RATE, Axis, sweep
 
 

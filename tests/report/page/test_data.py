@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from evaluator.report.page.axes import axes_shown
+from evaluator.report.axes import axes_shown
 from evaluator.report.page.columns import measures_of, numbers, part_of
 from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, page_json, states
 from evaluator.report.page.rows import ranked

@@ -1,6 +1,6 @@
 import numpy as np
 
-from evaluator.report.page.axes import axes_shown
+from evaluator.report.axes import axes_shown
 from evaluator.report.page.rows import ranked, sample
 from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, axis, sweep
 

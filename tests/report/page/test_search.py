@@ -8,8 +8,8 @@ import re
 import numpy as np
 import pytest
 
+from evaluator.report.axes import axes_shown
 from evaluator.report.page import write_page
-from evaluator.report.page.axes import axes_shown
 from evaluator.report.page.columns import measures_of
 from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, states
 from evaluator.report.page.rows import ranked

@@ -5,18 +5,19 @@ import pytest
 
 from evaluator.errors import InputError
 from evaluator.report import plot
-from evaluator.report.picture import canvas
-from evaluator.report.picture.layout import choose
+from evaluator.report.picture import canvas, curves
+from evaluator.report.picture.layout import choose, with_steps_joined
 from evaluator.report.picture.measures import log_limits
 from evaluator.report.picture.sweep import figure_of
 from evaluator.report.ranking import front
-from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, axis, sweep
+from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, Axis, axis, sweep
 
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
 )
 MANY = axis("deployment.hardware", *(f"chip-{n:02d}" for n in range(25)))
 MODEL = axis("deployment.model", "llama-3.1-70b", "llama-3.1-8b")
+SPLITS = ("deployment.tensor_parallel", "deployment.prefill_context_parallel")
 REPLICAS = axis("deployment.replicas", 1, 2)
 
 SWEEPS = {
@@ -127,6 +128,37 @@ def test_axes_are_given_the_part_that_suits_them():
         "tensor_parallel",
     )
     assert layout.notes == ()
+
+
+def test_an_axis_that_sets_several_keys_a_step_is_one_colour_in_the_words_of_the_page():
+    steps = (
+        {"deployment.replicas": 2, "deployment.tensor_parallel": 2},
+        {"deployment.tensor_parallel": 4, "deployment.prefill_context_parallel": 2},
+    )
+    ds = sweep(Axis("layout", ("two", "split"), steps, ("deployment.replicas", *SPLITS)), RATE)
+    joined = with_steps_joined(ds)
+    assert list(dict.fromkeys(joined["layout"].values)) == ["tp2, replicas 2", "tp4 pcp2"]
+    layout = choose(joined, np.arange(ds.sizes["config"]))
+    assert (layout.x, layout.colour, layout.style, layout.notes) == ("rate_rps", "layout", None, ())
+    # Where the steps hold the load itself it stays the scale of x.
+    loads = tuple({"workload.arrivals.rate_rps": float(n), "deployment.replicas": n} for n in (1, 2))
+    with_load = sweep(Axis("load", ("a=1", "b=2"), loads, tuple(loads[0])))
+    assert with_steps_joined(with_load) is with_load
+
+
+@needs_matplotlib
+def test_long_notes_make_the_sheet_taller_and_stay_below_the_axes(monkeypatch):
+    plain = figure_of(sweep(HARDWARE, RATE))
+    monkeypatch.setattr(curves, "footnotes", lambda ds, layout: ["what is told of designs " * 12] * 5)
+    long = figure_of(sweep(HARDWARE, RATE))
+    heights = [figure.get_size_inches()[1] for figure in (plain, long)]
+    panels = [figure.axes[0].get_position() for figure in (plain, long)]
+    assert heights[1] > heights[0] + 0.5
+    assert panels[1].height * heights[1] == pytest.approx(panels[0].height * heights[0])
+    long.canvas.draw()
+    notes = max(long.texts, key=lambda text: len(text.get_text())).get_window_extent()
+    label = long.axes[0].xaxis.label.get_window_extent()
+    assert notes.y1 < label.y0
 
 
 def test_without_a_load_the_finest_scale_is_x():
