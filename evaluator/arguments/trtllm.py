@@ -49,6 +49,8 @@ def _write(server: StatedPool) -> Flags:
     flags["config.enable_attention_dp"] = together > 1  # each device is a rank then
     kv = server["precision.kv"]
     flags["config.kv_cache_config.dtype"] = kv if kv in ("fp8", "nvfp4") else "auto"
+    if server["attention_backend"] == "flashinfer":
+        flags["config.attn_backend"] = "FLASHINFER"  # of prompts, too
     if server.cached_prefixes:
         flags["config.kv_cache_config.enable_block_reuse"] = True
     if server.longest is not None:
@@ -73,6 +75,8 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     devices = flags["--tp_size"]
     apart = flags["config.enable_attention_dp"]
     tree["data_parallel"], tree["tensor_parallel"] = (devices, 1) if apart else (1, devices)
+    if flags.get("config.attn_backend") == "FLASHINFER":
+        tree["attention_backend"] = "flashinfer"
     dtype = flags["config.kv_cache_config.dtype"]
     put(tree, "precision", {"weights": "checkpoint", "activations": "bf16", "kv": "bf16" if dtype == "auto" else dtype})
     # The overlap scheduler plans ahead under any policy; here only chunks are planned ahead (``policies``), so that

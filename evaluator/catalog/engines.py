@@ -62,6 +62,18 @@ class PromptSplitting:
 
 
 @dataclass(frozen=True)
+class PenaltyLists:
+    """Until which release an engine's host makes a tensor of the lists of what its sequences have said, in every
+    iteration, where a penalty for it is asked for (``cost.host``); later releases count on the device.
+
+    ``dense``: the first that counts for models without experts or states, ``others``: for all.
+    """
+
+    dense: Release
+    others: Release
+
+
+@dataclass(frozen=True)
 class ServingEngine:
     """One engine. ``memory_of`` says what ``memory_fraction`` is a fraction of.
 
@@ -78,7 +90,8 @@ class ServingEngine:
     ``invokeQKVPreprocessing``); others rotate them in an operator of its own. ``profiles_sampling``: the run in which
     it finds what activations take samples ``max_num_seqs`` sequences (``GPUModelRunner._dummy_sampler_run`` of vLLM).
     That of TensorRT-LLM has the prompts that fill an iteration (``KvCacheCreator._create_dummy_context_requests``), and
-    SGLang has none: both sample in what their fraction leaves.
+    SGLang has none: both sample in what their fraction leaves. ``lists``: until when it penalises by lists; None: it
+    has always counted on the device (``penaltylib`` of SGLang, ``penaltyKernels.cu`` of TensorRT-LLM).
     """
 
     name: str
@@ -89,6 +102,7 @@ class ServingEngine:
     profiles_sampling: bool = False
     copies_queries: bool = False
     splits_prompts: PromptSplitting | None = None
+    lists: PenaltyLists | None = None
 
     @property
     def rules(self) -> EngineRules:
@@ -170,6 +184,10 @@ ENGINES: dict[str, ServingEngine] = {
             "device",
             profiles_sampling=True,
             splits_prompts=PromptSplitting((0, 28), latent=True, pipelined=(0, 32), dealt=(0, 32)),
+            # The second model runner counts on the device (vllm/v1/worker/gpu/sample/penalties.py). What it runs by
+            # default is ``VllmConfig.use_v2_model_runner``, read in 0.21, 0.22.1, 0.24, 0.25, 0.28 and 0.29. It runs
+            # Qwen3 from 0.22 and some other families from 0.23 or 0.24 on; a model here does not say its family.
+            lists=PenaltyLists(dense=(0, 25), others=(0, 29)),
         ),
         ServingEngine("trtllm", "free", maker="NVIDIA", whole_blocks=False, copies_queries=True),
         # ``--enable-prefill-cp`` of 0.5.23: a batch with decodes is not split (``ZigzagCPStrategy.can_apply``).

@@ -24,6 +24,9 @@ counted into 8 bytes per entry of the vocabulary (filled, compared, made a mask:
 both masks and changes the score (10); frequency and presence are a product and a difference each (46). Source:
 ``get_token_bin_counts_and_mask`` and ``apply_penalties`` of vLLM (``model_executor/layers/utils.py``); an estimate.
 What the host does for it, list by list, is ``Calibration.penalty_sequence_s``."""
+COUNTED_BYTES = 12
+"""The same by counts that are kept on the device, in one kernel: a score read and written in fp32, and a count of 32
+bits. Source: ``_penalties_kernel`` of vLLM 0.28 (``v1/worker/gpu/sample/penalties.py``)."""
 
 
 def vocabulary_shard(model: Model, tensor: int) -> int:
@@ -73,9 +76,8 @@ def last_operators(model: Model, precision: Precision, parallel: Parallel) -> li
         sorting = float(model.vocabulary * SORTING_BYTES)
         operators.append(Operator("sampling.nucleus", "sort", "linear_sequences", activation_bytes=sorting))
     if model.penalties:
-        operators.append(
-            traffic("sampling.penalties", model.vocabulary * PENALTY_BYTES, PENALTY_KERNELS, "linear_sequences")
-        )
+        moved, kernels = (COUNTED_BYTES, 1.0) if model.counts_said else (PENALTY_BYTES, PENALTY_KERNELS)
+        operators.append(traffic("sampling.penalties", model.vocabulary * moved, kernels, "linear_sequences"))
     return operators
 
 

@@ -16,7 +16,7 @@ Where requests ask for penalties, the tokens that each sequence has generated, l
 tensor (``make_tensor_with_pad`` in ``vllm/v1/sample/ops/penalties.py``) before the sampler can start. That waits for
 the tokens of the iteration before, with asynchronous scheduling, too, so that it adds to the device's time. It is
 proportional to what was generated, which the statistics of a batch do not tell from prompts: a time per sequence stands
-for it.
+for it. Engines and releases that count on the device instead take nothing of the host (``Model.counts_said``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def with_model_host(
 ) -> CostParameters:
     """The cost of a pipeline rank (None: of all layers) with what its host takes; as it is where a set says nothing."""
     # The pipeline rank with the head samples, and applies the penalties to its logits.
-    if model.penalties and pipeline_rank in (None, parallel.pipeline - 1):
+    if model.penalties and not model.counts_said and pipeline_rank in (None, parallel.pipeline - 1):
         cost = cost._replace(decode_s=cost.decode_s + calibration.penalty_sequence_s)
     figures = calibration.launches
     if figures is None:

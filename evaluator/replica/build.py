@@ -15,7 +15,15 @@ from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import ENGINES, serving_engine
 from evaluator.catalog.exchange_kernels import ExchangeFigures, exchange_devices, exchange_figures, with_exchange
 from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.model import Adapters, AskedOfSampler, LinearAttention, Model, SoftmaxAttention
+from evaluator.catalog.model import (
+    Adapters,
+    AskedOfSampler,
+    LinearAttention,
+    Model,
+    Recurrence,
+    SoftmaxAttention,
+    StateSpace,
+)
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.relatives import nearest_figures
@@ -190,8 +198,9 @@ def kept_model(built: ReplicaBuild) -> Model:
 
 def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     """What the names stand for, changed. A set of other hardware is a problem of the design, no unknown name."""
+    described = _model(spec.model)
     # `Same`: caches by identity, since a model hashes by all of its layers.
-    model = _asking(Same(_model(spec.model)), spec.asked, spec.adapters)
+    model = _asking(Same(described), spec.asked, spec.adapters, _counts_said(spec, described))
     hardware = _hardware(spec.hardware)
     calibration = spec.calibration
     # ``foreign``: a set of other hardware is accepted here; ``fitted_problem`` says what is wrong with it.
@@ -332,16 +341,28 @@ def _delta_rule(spec: ReplicaSpec, model: Model, hardware: Hardware, calibration
     return None if kernel is None else nearest_figures(hardware, kernel.devices)
 
 
+def _counts_said(spec: ReplicaSpec, model: Model) -> bool:
+    """Whether the spec's engine and release penalise what was said by counts on the device."""
+    engine = serving_engine(spec.engine)
+    if engine.lists is None:
+        return True
+    states = any(isinstance(kind.mixer, LinearAttention | StateSpace | Recurrence) for kind in model.layers)
+    first = engine.lists.others if model.has_experts or states else engine.lists.dense
+    return engine.last_read(spec.engine_version) >= first
+
+
 @lru_cache(maxsize=1024)
-def _asking(model: Same[Model], asked: AskedOfSampler, adapters: Adapters | None) -> Model:
-    """The model with these adapters, whose requests ask this of the sampler; the same object for all that ask so."""
+def _asking(model: Same[Model], asked: AskedOfSampler, adapters: Adapters | None, counts: bool) -> Model:
+    """The model with these adapters, whose requests ask this of the sampler; the same object for all that ask so.
+    ``counts``: how the engine penalises what was said, where they ask for it (``Model.counts_said``)."""
     of = model.of
     nucleus = of.nucleus_sampling if asked.nucleus is None else asked.nucleus
     penalties = of.penalties if asked.penalties is None else asked.penalties
+    counts = penalties and counts
     # The very object: costings are shared by the identity of their model.
-    if (nucleus, penalties, adapters) == (of.nucleus_sampling, of.penalties, of.adapters):
+    if (nucleus, penalties, adapters, counts) == (of.nucleus_sampling, of.penalties, of.adapters, of.counts_said):
         return of
-    return replace(of, nucleus_sampling=nucleus, penalties=penalties, adapters=adapters)
+    return replace(of, nucleus_sampling=nucleus, penalties=penalties, adapters=adapters, counts_said=counts)
 
 
 def _model(of: Model | WhatIf | str) -> Model:

@@ -32,7 +32,8 @@ class TokenSampling:
     penalties: bool | None = key(
         flag,
         None,
-        "Whether a repetition, presence or frequency penalty is asked for, which takes the host a time per sequence. "
+        "Whether a repetition, presence or frequency penalty is asked for, which takes the host of engines that make "
+        "lists of what was said (vLLM before 0.25; with experts or states before 0.29) a time per sequence. "
         "As the model's generation_config.json where absent.",
     )
 

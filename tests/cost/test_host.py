@@ -10,6 +10,7 @@ import pytest
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.calibration import read_calibration
 from evaluator.catalog.launches import Launches
+from evaluator.catalog.model import AS_PUBLISHED
 from evaluator.catalog.served import with_host
 from evaluator.catalog.what_if import read_changed_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
@@ -21,6 +22,7 @@ from evaluator.cost.precision import Precision
 from evaluator.cost.steady import steady_state
 from evaluator.errors import InputError
 from evaluator.estimation import estimate
+from evaluator.replica import ReplicaSpec, build
 from evaluator.replica.changes import Change, changed_calibration
 from tests.cost.fixtures import DEEPSEEK_V3, H100, LLAMA_8B, QWEN3_235B
 
@@ -170,6 +172,34 @@ def test_penalties_cost_by_sequence_and_by_the_vocabulary():
         assert more_s == pytest.approx(device_s + batch.decodes * (3e-5 + logits_s), rel=0.01)
 
 
+def test_an_engine_that_counts_on_the_device_takes_nothing_of_the_host():
+    hybrid, experts = load_model("qwen3.5-35b-a3b"), load_model("qwen3-30b-a3b")
+
+    def counted(model, **of):
+        asked = replace(model, penalties=True)
+        return build(ReplicaSpec(asked, "h100-sxm", asked=AS_PUBLISHED, **of)).model.counts_said
+
+    # The release from which vLLM's second model runner serves such a model by default.
+    for model, before, since in ((LLAMA_8B, "0.24", "0.25"), (hybrid, "0.28", "0.29"), (experts, "0.28", "0.29")):
+        assert [counted(model, engine_version=release) for release in ("0.11", before, since, None)] == [0, 0, 1, 1]
+    assert counted(LLAMA_8B, engine="sglang") and counted(LLAMA_8B, engine="trtllm")
+    assert not build(ReplicaSpec("llama-3.1-8b", "h100-sxm")).model.counts_said  # nobody asks for a penalty
+
+
+def test_counts_cost_one_pass_over_the_logits():
+    listing = replace(LLAMA_8B, penalties=True)
+    known = replace(SET, launches=None, penalty_sequence_s=3e-5)
+    without, listed, counted = (
+        cost_of(model=model, calibration=known) for model in (LLAMA_8B, listing, replace(listing, counts_said=True))
+    )
+    batch = decode_batch(64.0, 500.0, None)
+    base_s, listed_s, counted_s = (float(iteration_time(cost, batch)) for cost in (without, listed, counted))
+    kernels = known.of("elementwise")
+    pass_s = 64 * LLAMA_8B.vocabulary * 12 / (kernels.bandwidth_efficiency * H100.memory_bandwidth)
+    assert counted_s - base_s == pytest.approx(kernels.launch_s + pass_s, rel=0.01)
+    assert listed_s - counted_s > 64 * 3e-5
+
+
 def test_only_the_last_rank_of_a_pipeline_samples():
     asking, known = replace(LLAMA_8B, penalties=True), replace(SET, launches=None, penalty_sequence_s=3e-5)
     first, last = (cost_of(model=asking, calibration=known, parallel=Parallel(1, 2), rank=rank) for rank in (0, 1))
@@ -186,7 +216,7 @@ def test_what_requests_ask_is_no_key_of_a_model(key, instead):
 
 @pytest.mark.parametrize("model", [load_model("qwen3.5-35b-a3b"), replace(LLAMA_8B, penalties=True)])
 def test_where_the_time_goes_adds_up_with_what_the_host_takes(model):
-    estimated = estimate(model, "h100-sxm", prompt_tokens=200, output_tokens=100, batch=4)
+    estimated = estimate(model, "h100-sxm", prompt_tokens=200, output_tokens=100, batch=4, engine_version="0.15")
     for phase in (estimated.prefill, estimated.decode):
         assert sum(part.time_s for part in phase.operators) == pytest.approx(phase.time_s, rel=1e-9)
         assert sum(part.share for part in phase.operators) == pytest.approx(1.0)

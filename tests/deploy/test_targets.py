@@ -124,6 +124,12 @@ def test_tensorrt_llm_has_its_yaml():
     assert "--max_batch_size 16" in text and "--max_num_tokens 8192" in text
 
 
+def test_tensorrt_llm_has_the_attention_of_flashinfer_in_its_yaml():
+    deployed = deploy(result(engine="trtllm", hardware="b200-sxm", attention_backend="flashinfer"))
+    assert yaml.safe_load(deployed.files["engine.yaml"])["attn_backend"] == "FLASHINFER"
+    assert not any("attention_backend" in remark for remark in deployed.remarks)
+
+
 def test_tensorrt_llm_orchestrates_prefill_and_decode():
     files = deploy(result(engine="trtllm", pools=PHASES)).files
     orchestrator = yaml.safe_load(files["disaggregated.yaml"])
