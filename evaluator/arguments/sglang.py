@@ -30,14 +30,24 @@ ROWS = (
 
 
 def _write(server: StatedPool) -> Flags:
+    # In the order in which the command line has them; of a flag that two parts say, the later holds.
+    flags = _write_layout(server) | _write_dtypes(server) | _write_kv(server) | _write_batching(server)
+    return flags | _write_options(server) | _write_drafts(server) | _write_role(server)
+
+
+def _together(server: StatedPool) -> int:
+    """Data-parallel ranks that are groups of attention within one tensor-parallel group, as those that share experts
+    are; ranks of a dense model are copies. Requests and chunks of such a group are divided among its ranks
+    (``ModelRunner``, ``parallel_hook``)."""
+    return server["data_parallel"] or 1 if server.experts else 1
+
+
+def _write_layout(server: StatedPool) -> Flags:
     flags: Flags = {}
     tensor, ranks = server["tensor_parallel"] or 1, server["data_parallel"] or 1
-    # Ranks that share experts are groups of attention within one tensor-parallel group; those of a dense model are
-    # copies. Requests and chunks of such a group are divided among its ranks (``ModelRunner``, ``parallel_hook``).
-    together = ranks if server.experts else 1
-    # So are the ranks over which prompts are split (``handle_context_parallelism``).
+    # The ranks over which prompts are split lie within the group, too (``handle_context_parallelism``).
     prefill = server["prefill_context_parallel"] or 1
-    flags["--tp-size"] = tensor * together * prefill
+    flags["--tp-size"] = tensor * _together(server) * prefill
     if prefill > 1:
         flags |= {"--attn-cp-size": prefill, "--enable-prefill-cp": True, "--cp-strategy": "zigzag"}
     if ranks > 1:
@@ -51,18 +61,33 @@ def _write(server: StatedPool) -> Flags:
         if server["redundant_experts"]:
             flags["--enable-eplb"] = True
             flags["--ep-num-redundant-experts"] = server["redundant_experts"]
+    return flags
+
+
+def _write_dtypes(server: StatedPool) -> Flags:
+    flags: Flags = {}
     if server["precision.weights"] == "fp8" and "fp8" not in server.checkpoint:
         # Only where the checkpoint is wider: one in fp8 says so itself, with its scales.
         flags["--quantization"] = "fp8"
     if server["precision.activations"] not in _DTYPES:
         flags["--dtype"] = "bfloat16"
-    flags["--kv-cache-dtype"] = _KV.get(server["precision.kv"], "auto")
+    return flags | {"--kv-cache-dtype": _KV.get(server["precision.kv"], "auto")}
+
+
+def _write_kv(server: StatedPool) -> Flags:
+    flags: Flags = {}
     context = server["decode_context_parallel"] or 1
     if context > 1:  # not said where it is 1, since older releases do not have the flag
         flags["--dcp-size"] = context
     if server["kv.capacity_tokens"] is not None:
         # Of each rank, which keeps a share of every sequence (``KVCacheConfigurator.logical_token_capacity``)
         flags["--max-total-tokens"] = server["kv.capacity_tokens"] // context
+    return flags
+
+
+def _write_batching(server: StatedPool) -> Flags:
+    flags: Flags = {}
+    together = _together(server)
     if server["batching.max_num_seqs"] is not None:
         flags["--max-running-requests"] = server["batching.max_num_seqs"] * together
     budget = server["batching.max_num_batched_tokens"]
@@ -80,6 +105,11 @@ def _write(server: StatedPool) -> Flags:
         flags["--chunked-prefill-size"] = -1
         if budget is not None:
             flags["--max-prefill-tokens"] = budget
+    return flags
+
+
+def _write_options(server: StatedPool) -> Flags:
+    flags: Flags = {}
     if server["attention_backend"] == "flashinfer":  # of decodes; that of prompts stays the engine's choice
         flags["--decode-attention-backend"] = "flashinfer"
     flags["--disable-overlap-schedule"] = server["batching.planning"] != "asynchronous"
@@ -87,14 +117,27 @@ def _write(server: StatedPool) -> Flags:
         flags["--disable-radix-cache"] = False
     if server.longest is not None:
         flags["--context-length"] = server.longest
-    if (drafts := server["speculative"]) is not None:
-        flags["--speculative-algorithm"] = _METHODS[drafts["method"]]
-        flags["--speculative-num-steps"] = drafts["tokens"]
-        flags["--speculative-num-draft-tokens"] = drafts["tokens"] + 1  # with the token of the model itself
-        if drafts["method"] != "ngram":
-            flags["--speculative-eagle-topk"] = 1  # a chain and no tree, as here
-        if drafts["method"] in ("draft", "eagle"):
-            flags["--speculative-draft-model-path"] = server.draft or "DRAFT_MODEL_ID"
+    return flags
+
+
+def _write_drafts(server: StatedPool) -> Flags:
+    if (drafts := server["speculative"]) is None:
+        return {}
+    flags = {
+        "--speculative-algorithm": _METHODS[drafts["method"]],
+        "--speculative-num-steps": drafts["tokens"],
+        "--speculative-num-draft-tokens": drafts["tokens"] + 1,  # with the token of the model itself
+    }
+    if drafts["method"] != "ngram":
+        flags["--speculative-eagle-topk"] = 1  # a chain and no tree, as here
+    if drafts["method"] in ("draft", "eagle"):
+        flags["--speculative-draft-model-path"] = server.draft or "DRAFT_MODEL_ID"
+    return flags
+
+
+def _write_role(server: StatedPool) -> Flags:
+    flags: Flags = {}
+    drafts = server["speculative"]
     if server["role"] in ("prefill", "decode"):
         flags["--disaggregation-mode"] = server["role"]
         flags["--disaggregation-transfer-backend"] = "nixl"
@@ -109,19 +152,32 @@ def _write(server: StatedPool) -> Flags:
 
 
 def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
-    # Read whether they are there or not: `keys` looks for what of the given flags is not among
-    # them.
-    read_flags = ["--tp-size", "--dp-size", "--attn-dp-size", "--enable-dp-attention", "--ep-size", "--moe-a2a-backend"]
-    read_flags += ["--deepep-mode"]
-    read_flags += ["--enable-eplb", "--ep-num-redundant-experts", "--max-running-requests", "--enable-mixed-chunk"]
-    read_flags += ["--chunked-prefill-size", "--max-prefill-tokens", "--disable-overlap-schedule"]
-    tensor, copies = flags.get("--tp-size", 1), flags.get("--dp-size", 1)
     # --dp-size with --enable-dp-attention is the older spelling of --attn-dp-size.
+    copies = flags.get("--dp-size", 1)
     together = flags.get("--attn-dp-size") or (copies if flags.get("--enable-dp-attention") else 1) or 1
+    read_flags = _read_layout(flags, tree, together, copies)
+    read_flags += _read_kv_and_dtypes(flags, tree)
+    read_flags += _read_batching(flags, tree, together)
+    if "--speculative-algorithm" in flags:
+        read_flags += ["--speculative-algorithm", "--speculative-num-steps", "--speculative-num-draft-tokens"]
+        read_flags += ["--speculative-eagle-topk", "--speculative-draft-model-path"]
+        tree["speculative"] = _drafts(flags)
+    mode = flags.get("--disaggregation-mode", "null")
+    if mode in ("prefill", "decode"):
+        read_flags += ["--disaggregation-mode", "--disaggregation-transfer-backend"]
+        tree["role"] = mode
+    if mode == "decode":
+        cached = "--disaggregation-decode-enable-radix-cache"
+        read_flags.append(cached)
+        put(tree, "kv.prefix_caching", bool(flags.get(cached)))
+    return tuple(read_flags)
+
+
+def _read_layout(flags: Flags, tree: dict[str, Any], together: int, copies: int) -> list[str]:
     tree["data_parallel"] = together if together > 1 else copies
     prefill = flags.get("--attn-cp-size", 1) if flags.get("--enable-prefill-cp") else 1
     tree["prefill_context_parallel"] = prefill
-    read_flags += ["--attn-cp-size", "--enable-prefill-cp", "--cp-strategy"] if prefill > 1 else []
+    tensor = flags.get("--tp-size", 1)
     tree["tensor_parallel"] = max(tensor // (together * prefill), 1)
     experts = flags.get("--ep-size", 1)
     backend = str(flags.get("--moe-a2a-backend", "none"))
@@ -133,11 +189,18 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     own_tokens = tree["data_parallel"] * prefill > 1
     tree["expert_exchange"] = _exchange(flags, backend) if exchanged and own_tokens else "gather"
     tree["redundant_experts"] = flags.get("--ep-num-redundant-experts", 0)
+    # Read whether they are there or not: `keys` looks for what of the given flags is not among them.
+    read_flags = ["--tp-size", "--dp-size", "--attn-dp-size", "--enable-dp-attention", "--ep-size", "--moe-a2a-backend"]
+    read_flags += ["--deepep-mode", "--enable-eplb", "--ep-num-redundant-experts"]
+    return read_flags + (["--attn-cp-size", "--enable-prefill-cp", "--cp-strategy"] if prefill > 1 else [])
+
+
+def _read_kv_and_dtypes(flags: Flags, tree: dict[str, Any]) -> list[str]:
+    read_flags = ["--dcp-size", "--max-total-tokens"]
     context = flags.get("--dcp-size", 1)
     tree["decode_context_parallel"] = context
     if "--max-total-tokens" in flags:
         put(tree, "kv.capacity_tokens", flags["--max-total-tokens"] * context)
-    read_flags += ["--dcp-size", "--max-total-tokens"]
     quantization = flags.get("--quantization")
     put(tree, "precision.weights", "fp8" if quantization == "fp8" else "checkpoint")
     read_flags += ["--quantization"] if quantization == "fp8" else []
@@ -149,6 +212,10 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     if flags.get("--decode-attention-backend") == "flashinfer":
         tree["attention_backend"] = "flashinfer"
         read_flags.append("--decode-attention-backend")
+    return read_flags
+
+
+def _read_batching(flags: Flags, tree: dict[str, Any], together: int) -> list[str]:
     if "--max-running-requests" in flags:
         put(tree, "batching.max_num_seqs", max(flags["--max-running-requests"] // together, 1))
     chunk = flags.get("--chunked-prefill-size")
@@ -169,19 +236,8 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     else:
         # Not ``planning``, which would be refused where the defaults make the policy another one than SGLang's own.
         tree["async_scheduling"] = True
-    if "--speculative-algorithm" in flags:
-        read_flags += ["--speculative-algorithm", "--speculative-num-steps", "--speculative-num-draft-tokens"]
-        read_flags += ["--speculative-eagle-topk", "--speculative-draft-model-path"]
-        tree["speculative"] = _drafts(flags)
-    mode = flags.get("--disaggregation-mode", "null")
-    if mode in ("prefill", "decode"):
-        read_flags += ["--disaggregation-mode", "--disaggregation-transfer-backend"]
-        tree["role"] = mode
-    if mode == "decode":
-        cached = "--disaggregation-decode-enable-radix-cache"
-        read_flags.append(cached)
-        put(tree, "kv.prefix_caching", bool(flags.get(cached)))
-    return tuple(read_flags)
+    read_flags = ["--max-running-requests", "--enable-mixed-chunk", "--chunked-prefill-size", "--max-prefill-tokens"]
+    return [*read_flags, "--disable-overlap-schedule"]
 
 
 def _exchange(flags: Flags, backend: str) -> str:

@@ -53,6 +53,20 @@ ROWS = (
 
 
 def _write(server: StatedPool) -> Flags:
+    # In the order in which the command line has them; of a flag that two parts say, the later holds.
+    flags = _write_dtypes(server) | _write_experts(server)
+    if server["attention_backend"] == "flashinfer":
+        flags |= {"--attention-backend": "FLASHINFER", "--attention-config": {"use_trtllm_attention": False}}
+    flags |= _write_limits(server)
+    if (drafts := server["speculative"]) is not None:
+        config = {"method": _METHODS[drafts["method"]], "num_speculative_tokens": drafts["tokens"]}
+        if drafts["method"] in ("draft", "eagle"):
+            config["model"] = server.draft or "DRAFT_MODEL_ID"
+        flags["--speculative-config"] = config
+    return flags | _write_adapters(server) | _write_transfer(server)
+
+
+def _write_dtypes(server: StatedPool) -> Flags:
     flags: Flags = {}
     weights, activations, kv = (server[f"precision.{part}"] for part in ("weights", "activations", "kv"))
     if weights == "fp8" and "fp8" not in server.checkpoint:
@@ -60,7 +74,11 @@ def _write(server: StatedPool) -> Flags:
     if activations not in _DTYPES:
         flags["--dtype"] = "bfloat16"  # what is not narrow inside of matrix products
     # `auto` is the dtype of the model, which takes the bytes of any KV in 16 bits.
-    flags["--kv-cache-dtype"] = _KV.get(kv, "auto")
+    return flags | {"--kv-cache-dtype": _KV.get(kv, "auto")}
+
+
+def _write_experts(server: StatedPool) -> Flags:
+    flags: Flags = {}
     if (server["expert_parallel"] or 1) > 1:
         flags["--enable-expert-parallel"] = True  # over all devices of all ranks, whatever their number
         # Ranks that split prompts exchange tokens, too (``FusedMoEParallelConfig.use_all2all_kernels``); without either
@@ -70,8 +88,11 @@ def _write(server: StatedPool) -> Flags:
         if server["redundant_experts"]:
             flags["--enable-eplb"] = True
             flags["--eplb-config"] = {"num_redundant_experts": server["redundant_experts"]}
-    if server["attention_backend"] == "flashinfer":
-        flags |= {"--attention-backend": "FLASHINFER", "--attention-config": {"use_trtllm_attention": False}}
+    return flags
+
+
+def _write_limits(server: StatedPool) -> Flags:
+    flags: Flags = {}
     if server["kv.capacity_tokens"] is not None:
         # Stated, since the server's own profiling run would find some other number, and with it another concurrency.
         flags["--num-gpu-blocks-override"] = server["kv.capacity_tokens"] // (
@@ -88,17 +109,20 @@ def _write(server: StatedPool) -> Flags:
         if server["batching.policy"] == "mixed" and budget is not None:
             # ``SchedulerConfig.verify_max_model_len``: without chunks an iteration has room for the longest request
             flags["--max-num-batched-tokens"] = max(budget, server.longest)
-    if (drafts := server["speculative"]) is not None:
-        config = {"method": _METHODS[drafts["method"]], "num_speculative_tokens": drafts["tokens"]}
-        if drafts["method"] in ("draft", "eagle"):
-            config["model"] = server.draft or "DRAFT_MODEL_ID"
-        flags["--speculative-config"] = config
-    if (lora := server["lora"]) is not None:
-        flags |= {"--enable-lora": True, "--max-loras": lora["max_loras"]}
-        # Room is made for adapters of this rank; those of a lower one have it, too.
-        flags["--max-lora-rank"] = next((rank for rank in _RANKS if rank >= lora["rank"]), _RANKS[-1])
-        if lora["modules"] in _ADAPTED:
-            flags["--lora-target-modules"] = _ADAPTED[lora["modules"]]
+    return flags
+
+
+def _write_adapters(server: StatedPool) -> Flags:
+    if (lora := server["lora"]) is None:
+        return {}
+    # Room is made for adapters of this rank; those of a lower one have it, too.
+    rank = next((rank for rank in _RANKS if rank >= lora["rank"]), _RANKS[-1])
+    flags = {"--enable-lora": True, "--max-loras": lora["max_loras"], "--max-lora-rank": rank}
+    return flags | ({"--lora-target-modules": _ADAPTED[lora["modules"]]} if lora["modules"] in _ADAPTED else {})
+
+
+def _write_transfer(server: StatedPool) -> Flags:
+    flags: Flags = {}
     if server["kv.offload_bytes"] is not None:
         flags["--kv-offloading-size"] = server["kv.offload_bytes"] / _GIB
         if server["kv.offload_answers"]:
@@ -110,42 +134,10 @@ def _write(server: StatedPool) -> Flags:
 
 
 def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
-    read_flags: list[str] = [
-        flag for flag in ("--quantization", "--kv-cache-dtype", "--num-gpu-blocks-override") if flag in flags
-    ]
-    quantization = flags.get("--quantization")
-    put(tree, "precision.weights", "fp8" if quantization == "fp8" else "checkpoint")
-    # Another format is the checkpoint's own, which the name of the model says; the flag then tells nothing, and is
-    # listed so.
-    if quantization not in (None, "fp8"):
-        read_flags.remove("--quantization")
-    dtype = str(flags.get("--kv-cache-dtype", "auto"))
-    # e4m3 and e5m2 take the same bytes; how they round is no matter of time.
-    narrow = {word: kv for kv, word in _KV.items()} | dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"), "fp8")
-    put(tree, "precision.kv", narrow.get(dtype, get(tree, "precision.activations")))
-    if dtype not in ("auto", "bfloat16", "float16", *narrow):
-        read_flags.remove("--kv-cache-dtype")
-    # On Blackwell the backend runs TensorRT-LLM's kernels where nothing is said (``use_trtllm_attention``).
-    # Another backend has no such kernels, and is listed, as are other keys of the configuration.
-    attention = flags.get("--attention-config", {})
-    backends = {str(word).upper() for word in (flags.get("--attention-backend"), attention.get("backend")) if word}
-    if attention.get("use_trtllm_attention") is False and backends <= {"FLASHINFER"}:
-        tree["attention_backend"] = "flashinfer"
-        read_flags.append("--attention-backend")
-        read_flags += ["--attention-config"] if attention.keys() <= {"use_trtllm_attention", "backend"} else []
-    ranks = tree.get("data_parallel", 1) * tree.get("prefill_context_parallel", 1)
-    if flags.get("--enable-expert-parallel"):
-        tree["expert_parallel"] = tree.get("tensor_parallel", 1) * ranks
-        # The default of 0.28 with ranks that have tokens of their own; without them there is nothing to exchange.
-        exchange = flags.get("--all2all-backend", "allgather_reducescatter")
-        read_as = {backend: ours for ours, backend in _EXCHANGES.items()} | _ALSO_EXCHANGES
-        # What has no figures of its own sends each token to the devices of its experts, as all but these do.
-        tree["expert_exchange"] = "gather" if ranks == 1 else read_as.get(exchange, "all_to_all")
-        tree["redundant_experts"] = flags.get("--eplb-config", {}).get("num_redundant_experts", 0)
-        read_flags += [
-            flag for flag in ("--enable-expert-parallel", "--all2all-backend", "--enable-eplb", "--eplb-config")
-        ]
+    read_flags = _read_dtypes_and_attention(flags, tree)
+    read_flags += _read_experts(flags, tree) if flags.get("--enable-expert-parallel") else []
     if "--num-gpu-blocks-override" in flags:
+        read_flags.append("--num-gpu-blocks-override")
         block = get(tree, "kv.block_tokens") * tree.get("decode_context_parallel", 1)
         put(tree, "kv.capacity_tokens", flags["--num-gpu-blocks-override"] * block)
     drafts = flags.get("--speculative-config")
@@ -166,6 +158,41 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     if get(tree, "batching.policy") != "chunked":  # nothing else plans ahead here (``policies``)
         tree["batching"].pop("planning", None)
     return tuple(read_flags)
+
+
+def _read_dtypes_and_attention(flags: Flags, tree: dict[str, Any]) -> list[str]:
+    read_flags: list[str] = []
+    quantization = flags.get("--quantization")
+    put(tree, "precision.weights", "fp8" if quantization == "fp8" else "checkpoint")
+    # Another format is the checkpoint's own, which the name of the model says; the flag then tells nothing, and is
+    # listed so.
+    read_flags += ["--quantization"] if quantization in (None, "fp8") else []
+    dtype = str(flags.get("--kv-cache-dtype", "auto"))
+    # e4m3 and e5m2 take the same bytes; how they round is no matter of time.
+    narrow = {word: kv for kv, word in _KV.items()} | dict.fromkeys(("fp8_e4m3", "fp8_e5m2", "fp8_ds_mla"), "fp8")
+    put(tree, "precision.kv", narrow.get(dtype, get(tree, "precision.activations")))
+    read_flags += ["--kv-cache-dtype"] if dtype in ("auto", "bfloat16", "float16", *narrow) else []
+    # On Blackwell the backend runs TensorRT-LLM's kernels where nothing is said (``use_trtllm_attention``).
+    # Another backend has no such kernels, and is listed, as are other keys of the configuration.
+    attention = flags.get("--attention-config", {})
+    backends = {str(word).upper() for word in (flags.get("--attention-backend"), attention.get("backend")) if word}
+    if attention.get("use_trtllm_attention") is False and backends <= {"FLASHINFER"}:
+        tree["attention_backend"] = "flashinfer"
+        read_flags.append("--attention-backend")
+        read_flags += ["--attention-config"] if attention.keys() <= {"use_trtllm_attention", "backend"} else []
+    return read_flags
+
+
+def _read_experts(flags: Flags, tree: dict[str, Any]) -> list[str]:
+    ranks = tree.get("data_parallel", 1) * tree.get("prefill_context_parallel", 1)
+    tree["expert_parallel"] = tree.get("tensor_parallel", 1) * ranks
+    # The default of 0.28 with ranks that have tokens of their own; without them there is nothing to exchange.
+    exchange = flags.get("--all2all-backend", "allgather_reducescatter")
+    read_as = {backend: ours for ours, backend in _EXCHANGES.items()} | _ALSO_EXCHANGES
+    # What has no figures of its own sends each token to the devices of its experts, as all but these do.
+    tree["expert_exchange"] = "gather" if ranks == 1 else read_as.get(exchange, "all_to_all")
+    tree["redundant_experts"] = flags.get("--eplb-config", {}).get("num_redundant_experts", 0)
+    return ["--enable-expert-parallel", "--all2all-backend", "--enable-eplb", "--eplb-config"]
 
 
 def _adapted(names: Sequence[str] | None) -> str | None:

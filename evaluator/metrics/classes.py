@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.metrics.outcomes import Outcomes
 from evaluator.metrics.service import throughput
-from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary
+from evaluator.metrics.statistics import Summary, mean_by_parts, over_seeds, seed_stderr, summary
 from evaluator.metrics.window import Window
 
 
@@ -49,6 +49,7 @@ def class_statistics(
     if not members:
         return {}
     table: dict[str, list[np.ndarray]] = {}
+    configs = outcomes.status.size
     for number, (of_class, statistics) in enumerate(zip(members, summaries, strict=True)):
         columns = {"class_share": over_seeds(of_class.sum(axis=-1) / window.count)}
         for name, of_latency in statistics.items():
@@ -56,18 +57,14 @@ def class_statistics(
             columns[f"class_{name}_stderr"] = of_latency.quantiles_stderr
             columns[f"class_{name}_mean"] = of_latency.mean
             columns[f"class_{name}_mean_stderr"] = of_latency.mean_stderr
+        columns["class_refused_share"] = np.zeros(configs)
         if refused is not None:
             gone = of_class & refused
             columns["class_refused_share"] = over_seeds(gone.sum(axis=-1) / np.maximum(of_class.sum(axis=-1), 1))
-        else:
-            columns["class_refused_share"] = np.zeros(outcomes.status.size)
-        attainment = np.full((outcomes.status.size, 1), np.nan)
-        parts = attainment
+        attainment, parts = np.full(configs, np.nan), np.full((configs, 1), np.nan)
         if inside is not None:
-            kept = np.where(of_class, inside, np.nan)
-            attainment = mean(kept)
-            parts = attainment if attainment.shape[1] > 1 else batch_means(kept[:, 0])
-        columns["class_slo_attainment"] = over_seeds(attainment)
+            attainment, parts = mean_by_parts(np.where(of_class, inside, np.nan))
+        columns["class_slo_attainment"] = attainment
         columns["class_slo_attainment_stderr"] = seed_stderr(parts)
         columns["class_slo_met"] = met[number]
         columns |= _rates(outcomes, window, number)

@@ -28,6 +28,30 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     came from then on, up to their last completion. Of a closed loop whole cycles are counted (``_cycle_start``); where
     its users have sessions, up to the arrival that opens the last one: from then on they leave, one after the other.
     """
+    inside, took_s = _counted(outcomes, window)
+
+    def done(amount: np.ndarray) -> np.ndarray:
+        # einsum adds the amounts of a mask without a float copy of either; they are integers and booleans.
+        return np.einsum("...r,...r->...", inside, np.asarray(amount), dtype=np.float64, casting="unsafe")
+
+    accelerators = outcomes.summed("devices") if outcomes.accelerators is None else outcomes.accelerators
+    there = np.broadcast_to(accelerators[:, None], outcomes.makespan_s.shape)
+    for use in outcomes.stations:
+        if use.alive is not None:  # a fleet, which is the only pool: as many as are there on the mean
+            there = there * use.share_there(outcomes.makespan_s)
+    output, prompt = done(outcomes.tokens.output_tokens), done(outcomes.tokens.prompt_tokens)
+    work = {
+        "throughput_rps": np.count_nonzero(inside, axis=-1).astype(np.float64),
+        "output_tok_per_s": output,
+        "total_tok_per_s": prompt + output,
+        "tok_per_s_per_gpu": _ratio(output, there),
+    }
+    return {name: _ratio(amount, took_s) for name, amount in work.items()}
+
+
+def _counted(outcomes: Outcomes, window: Window) -> tuple[np.ndarray, np.ndarray]:
+    """Which requests are completed in the time that ``throughput`` counts, (config, seed, request), and how long that
+    is, (config, seed)."""
     arrival_s = outcomes.times.arrival_s
     last_s = arrival_s.max(axis=-1)
     if outcomes.sessions is not None:
@@ -48,24 +72,7 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
         came = arrival_s >= first_s[..., None]
         inside = np.where(steady[..., None], inside, came & answered)
         took_s = np.where(steady, last_s, np.where(came, ended, -np.inf).max(axis=-1)) - first_s
-
-    def done(amount: np.ndarray) -> np.ndarray:
-        # einsum adds the amounts of a mask without a float copy of either; they are integers and booleans.
-        return np.einsum("...r,...r->...", inside, np.asarray(amount), dtype=np.float64, casting="unsafe")
-
-    accelerators = outcomes.summed("devices") if outcomes.accelerators is None else outcomes.accelerators
-    there = np.broadcast_to(accelerators[:, None], outcomes.makespan_s.shape)
-    for use in outcomes.stations:
-        if use.alive is not None:  # a fleet, which is the only pool: as many as are there on the mean
-            there = there * use.share_there(outcomes.makespan_s)
-    output, prompt = done(outcomes.tokens.output_tokens), done(outcomes.tokens.prompt_tokens)
-    work = {
-        "throughput_rps": np.count_nonzero(inside, axis=-1).astype(np.float64),
-        "output_tok_per_s": output,
-        "total_tok_per_s": prompt + output,
-        "tok_per_s_per_gpu": _ratio(output, there),
-    }
-    return {name: _ratio(amount, took_s) for name, amount in work.items()}
+    return inside, took_s
 
 
 def _cycle_start(outcomes: Outcomes, first_s: np.ndarray, last_s: np.ndarray) -> np.ndarray:

@@ -104,6 +104,13 @@ def batch_means(values: np.ndarray) -> np.ndarray:
     return mean(in_batches.reshape(*values.shape[:-1], batches, size))
 
 
+def mean_by_parts(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The mean of (config, seed, request) over the seeds, (config,), and the means of its parts by which its error is
+    known, (config, part): the seeds, or of one seed its batches."""
+    means = mean(values)
+    return over_seeds(means), means if means.shape[1] > 1 else batch_means(values[:, 0])
+
+
 def quantile_stderr(values: np.ndarray, ordered: np.ndarray, levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Standard error of the quantiles of one run (config, request), by order statistics: (config, quantile).
 

@@ -29,7 +29,7 @@ from evaluator.metrics.service import (
 )
 from evaluator.metrics.sessions import session_summary
 from evaluator.metrics.stages import stage_statistics
-from evaluator.metrics.statistics import Summary, batch_means, mean, over_seeds, seed_stderr, summary, summary_of_gaps
+from evaluator.metrics.statistics import Summary, mean_by_parts, over_seeds, seed_stderr, summary, summary_of_gaps
 from evaluator.metrics.steady import FILLED, KEPT_UP, OVERLOAD, PASSAGES, drifts, growth, passages
 from evaluator.metrics.use import Use, WeightedGaps
 from evaluator.metrics.variables import BY_SEED, by_seed_name
@@ -187,28 +187,8 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     parts["usd_per_mtok"] = _inverse_parts(result["usd_per_mtok"], rates["output_tok_per_s"])
     for name, statistics in summaries.items():
         parts[name], parts[f"{name}_mean"] = statistics.quantile_parts, statistics.mean_parts
-    members = members_of(outcomes, window)
-    by_class = class_summaries(values, members, levels)
-    named = dict(zip(outcomes.class_names, members, strict=False))
-    # 1.0, and not NaN in the places of requests that do not count, says that one was refused.
-    refused = None if outcomes.times.refused is None else window.cut(outcomes.times.refused.astype(float)) == 1.0
-    inside = within_objectives(values, outcomes.objectives, named, refused)
-    # Within no bound at all, as a value that was cut, would count as a miss.
-    if inside is not None:
-        inside = window.blank(inside)
-    asked, asked_by_class = summaries, by_class
-    if refused is not None and refused.any():
-        # Who was refused misses every objective, those at a quantile or a mean, too: a latency that no bound allows,
-        # where the told statistics are of those who were served.
-        missed = {name: np.where(refused, NEVER_S, value) for name, value in values.items()}
-        asked = summaries | {name: summary(value, levels) for name, value in missed.items()}
-        asked_by_class = class_summaries(missed, members, levels)
-    holds = _holds(outcomes, asked, asked_by_class, levels)
-    result["attained_rps"] = attained(outcomes, window, inside)
-    met, parts["slo_attainment"] = _objectives(outcomes, inside, holds)
-    result |= met
-    met_in = [_met(outcomes, holds, name) for name in outcomes.class_names]
-    result |= class_statistics(outcomes, window, members, by_class, inside, refused, met_in)
+    of_objectives, parts["slo_attainment"] = _within_objectives(outcomes, window, values, summaries, levels)
+    result |= of_objectives
     tpot = summaries["tpot_s"].mean
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
     result |= _state(outcomes, window, settled)
@@ -223,6 +203,38 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
         result |= _named({"session_s": of_sessions})
     result |= stage_statistics(outcomes.stage_names, outcomes.stages, window, levels, outcomes.status.size)
     return result, parts
+
+
+def _within_objectives(
+    outcomes: Outcomes,
+    window: Window,
+    values: Mapping[str, np.ndarray],
+    summaries: Mapping[str, Summary],
+    levels: np.ndarray,
+) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    """What the objectives make of the latencies, ``values`` with their ``summaries``: attained_rps, slo_attainment and
+    slo_met, and the variables by class; with them the parts of slo_attainment."""
+    members = members_of(outcomes, window)
+    by_class = class_summaries(values, members, levels)
+    named = dict(zip(outcomes.class_names, members, strict=False))
+    # 1.0, and not NaN in the places of requests that do not count, says that one was refused.
+    refused = None if outcomes.times.refused is None else window.cut(outcomes.times.refused.astype(float)) == 1.0
+    inside = within_objectives(values, outcomes.objectives, named, refused)
+    # Within no bound at all, as a value that was cut, would count as a miss.
+    if inside is not None:
+        inside = window.blank(inside)
+    asked, asked_by_class = summaries, by_class
+    if refused is not None and refused.any():
+        # Who was refused misses every objective, those at a quantile or a mean, too: a latency that no bound allows,
+        # where the told statistics are of those who were served.
+        missed = {name: np.where(refused, NEVER_S, value) for name, value in values.items()}
+        asked = {**summaries, **{name: summary(value, levels) for name, value in missed.items()}}
+        asked_by_class = class_summaries(missed, members, levels)
+    holds = _holds(outcomes, asked, asked_by_class, levels)
+    met, parts = _objectives(outcomes, inside, holds)
+    met_in = [_met(outcomes, holds, name) for name in outcomes.class_names]
+    by_name = {"attained_rps": attained(outcomes, window, inside)} | met
+    return by_name | class_statistics(outcomes, window, members, by_class, inside, refused, met_in), parts
 
 
 def _inverse_parts(value: np.ndarray, rate: np.ndarray) -> np.ndarray:
@@ -283,12 +295,10 @@ def _objectives(
     ``inside`` (config, seed, request) is what ``within_objectives`` finds, ``holds`` as of ``_holds``. With them the
     attainment by seed, or of one seed by batch: (config, part).
     """
-    configs, seeds = outcomes.status.size, 1 if inside is None else inside.shape[1]
-    attainment, parts = np.full(configs, np.nan), np.full((configs, seeds), np.nan)
+    configs = outcomes.status.size
+    attainment, parts = np.full(configs, np.nan), np.full((configs, 1), np.nan)
     if inside is not None:
-        per_seed = mean(inside)
-        attainment = over_seeds(per_seed)
-        parts = per_seed if seeds > 1 else batch_means(inside[:, 0])
+        attainment, parts = mean_by_parts(inside)
     met = _met(outcomes, holds)
     return {"slo_attainment": attainment, "slo_attainment_stderr": seed_stderr(parts), "slo_met": met}, parts
 

@@ -69,26 +69,7 @@ def raw_axes(value: Any, place: Place) -> list[RawAxis]:
         return []
     if not isinstance(value, Mapping):
         raise place.error(f"expected axes such as workload.arrivals.rate_rps: [1, 2, 4], got {shown(value)}")
-    axes: list[RawAxis] = []
-    # Axes to sample from are kept apart: they have no steps until all others are known, as one draw covers all
-    # of them.
-    bounds: dict[str, Between] = {}
-    for name, written in value.items():
-        where = place.key(name)
-        # ``where`` and ``sample`` are no axes, and null takes an axis of an overlaid file away.
-        if name in ("where", "sample") or written is None:
-            continue
-        if name == "table":
-            axes.append(_table(LABELS, written, where))
-        # Not the path of a key, so it names designs. A misspelt section ends there, too, and gets a hint.
-        elif not isinstance(name, str) or split_path(name)[0] not in SECTIONS:
-            axes.append(_designs(name, written, where))
-        else:
-            axis = _of_key(name, written, where)
-            if isinstance(axis, Between):
-                bounds[name] = axis
-            else:
-                axes.append(axis)
+    axes, bounds = _written_axes(value, place)
     for axis in axes:
         for path in axis.keys:
             _check_path(path, place.key(axis.name))
@@ -106,6 +87,30 @@ def raw_axes(value: Any, place: Place) -> list[RawAxis]:
     if points > MAX_POINTS:
         raise place.error(f"{points:,} points are too many for one sweep; the limit is {MAX_POINTS:,}")
     return axes
+
+
+def _written_axes(value: Mapping[str, Any], place: Place) -> tuple[list[RawAxis], dict[str, Between]]:
+    """The axes with steps, and the bounds of those to sample from: they have no steps until all others are known, as
+    one draw covers all of them."""
+    axes: list[RawAxis] = []
+    bounds: dict[str, Between] = {}
+    for name, written in value.items():
+        where = place.key(name)
+        # ``where`` and ``sample`` are no axes, and null takes an axis of an overlaid file away.
+        if name in ("where", "sample") or written is None:
+            continue
+        if name == "table":
+            axes.append(_table(LABELS, written, where))
+        # Not the path of a key, so it names designs. A misspelt section ends there, too, and gets a hint.
+        elif not isinstance(name, str) or split_path(name)[0] not in SECTIONS:
+            axes.append(_designs(name, written, where))
+        else:
+            axis = _of_key(name, written, where)
+            if isinstance(axis, Between):
+                bounds[name] = axis
+            else:
+                axes.append(axis)
+    return axes, bounds
 
 
 def raw_conditions(value: Any, place: Place) -> tuple[str, ...]:

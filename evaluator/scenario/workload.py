@@ -244,40 +244,10 @@ def finish(read: Workload, place: Place) -> Workload:
     # Lengths first: a trace of them bounds the requests, these bound the warm-up, and both the cool-down.
     lengths = _lengths(read.lengths, arrivals, models or read.pipelines or read.classes, place)
     in_trace = trace_requests(_traces(arrivals, [lengths, *(share.lengths for share in shares if share.lengths)]))
-    requests: int | None = read.requests
-    if requests is None:
-        requests = DEFAULT_REQUESTS if in_trace is None else in_trace
-    elif in_trace is not None and requests > in_trace:
-        raise place.key("requests").error(
-            f"{requests} are more than the {in_trace} of the trace; leave it out to take all"
-        )
+    requests = _requests_or_default(read, in_trace, place)
     _check_mean_gap(arrivals, requests, place.key("arrivals"))
-    warmup: int | None = read.warmup_requests
-    users, turns = arrivals.users or 0, read.sessions.mean_turns
-    if warmup is None:
-        # Of a closed loop: all users begin at once, those who have conversations with empty contexts.
-        burst = math.ceil(2 * users * turns) if users < requests else 0
-        # Twice the users: the first request of each comes at once with all others, and its second when the batches of
-        # the first leave, so that only the third is spread as in the long run. Never more than half, lest nothing is
-        # measured.
-        warmup = min(max(requests // 10, burst), requests // 2)
-    elif warmup >= requests:
-        raise place.key("warmup_requests").error(f"must be less than requests = {requests}, got {warmup}")
-    cooldown: int | None = read.cooldown_requests
-    if cooldown is None:
-        # Behind the last arrival an open loop drains, and its last requests meet an emptier design than the others.
-        # Traces are wanted whole, of requests all at once the draining is the question, and where users are as many as
-        # requests nobody ever comes behind another.
-        drains = arrivals.process not in ("trace", "all_at_once") and users < requests
-        most = requests // 10
-        if users and turns > 1:
-            # Whoever finds no further conversation leaves, while the others finish theirs: about one for each user.
-            most = min(math.ceil(users * turns), (requests - warmup) // 2)
-        cooldown = min(warmup, most, requests - warmup - 1) if drains else 0
-    elif cooldown >= requests - warmup:
-        raise place.key("cooldown_requests").error(
-            f"must leave some of {requests} requests, of which {warmup} are cut at the start, got {cooldown}"
-        )
+    warmup = _warmup_or_default(read, requests, place)
+    cooldown = _cooldown_or_default(read, requests, warmup, place)
     workload = read
     if None in (read.lengths, read.requests, read.warmup_requests, read.cooldown_requests):  # not in points of a sweep
         following = (lengths, requests, warmup, cooldown)
@@ -292,6 +262,52 @@ def finish(read: Workload, place: Place) -> Workload:
     if workload.classes:
         check_classes(workload.classes, () if trace is None else trace.classes, trace, place.key("classes"))
     return workload
+
+
+def _requests_or_default(read: Workload, in_trace: int | None, place: Place) -> int:
+    requests: int | None = read.requests
+    if requests is None:
+        return DEFAULT_REQUESTS if in_trace is None else in_trace
+    if in_trace is not None and requests > in_trace:
+        raise place.key("requests").error(
+            f"{requests} are more than the {in_trace} of the trace; leave it out to take all"
+        )
+    return requests
+
+
+def _warmup_or_default(read: Workload, requests: int, place: Place) -> int:
+    warmup: int | None = read.warmup_requests
+    if warmup is None:
+        # Of a closed loop: all users begin at once, those who have conversations with empty contexts.
+        users = read.arrivals.users or 0
+        burst = math.ceil(2 * users * read.sessions.mean_turns) if users < requests else 0
+        # Twice the users: the first request of each comes at once with all others, and its second when the batches of
+        # the first leave, so that only the third is spread as in the long run. Never more than half, lest nothing is
+        # measured.
+        return min(max(requests // 10, burst), requests // 2)
+    if warmup >= requests:
+        raise place.key("warmup_requests").error(f"must be less than requests = {requests}, got {warmup}")
+    return warmup
+
+
+def _cooldown_or_default(read: Workload, requests: int, warmup: int, place: Place) -> int:
+    cooldown: int | None = read.cooldown_requests
+    if cooldown is None:
+        users, turns = read.arrivals.users or 0, read.sessions.mean_turns
+        # Behind the last arrival an open loop drains, and its last requests meet an emptier design than the others.
+        # Traces are wanted whole, of requests all at once the draining is the question, and where users are as many as
+        # requests nobody ever comes behind another.
+        drains = read.arrivals.process not in ("trace", "all_at_once") and users < requests
+        most = requests // 10
+        if users and turns > 1:
+            # Whoever finds no further conversation leaves, while the others finish theirs: about one for each user.
+            most = min(math.ceil(users * turns), (requests - warmup) // 2)
+        return min(warmup, most, requests - warmup - 1) if drains else 0
+    if cooldown >= requests - warmup:
+        raise place.key("cooldown_requests").error(
+            f"must leave some of {requests} requests, of which {warmup} are cut at the start, got {cooldown}"
+        )
+    return cooldown
 
 
 def _check_mean_gap(arrivals: Arrivals, requests: int, place: Place) -> None:
