@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
@@ -23,7 +25,22 @@ class ServerMetrics:
         self.rows: list[dict[str, Any]] = []
         self.problem = ""  # why there are none
 
-    async def take(self, everything: bool) -> bool:
+    @asynccontextmanager
+    async def sampled(self, every_s: float) -> AsyncIterator[None]:
+        """All series before and after what is done in here, unless that fails, and gauges every so many seconds (0:
+        never); nothing of a server that tells nothing."""
+        there = await self._take(everything=True)
+        sampling = asyncio.create_task(self._sample(every_s)) if there and every_s else None
+        try:
+            yield
+        finally:
+            if sampling is not None:
+                sampling.cancel()
+                await asyncio.gather(sampling, return_exceptions=True)
+        if there:
+            await self._take(everything=True)
+
+    async def _take(self, everything: bool) -> bool:
         """Add what the server tells now; False where it tells nothing that can be read."""
         from prometheus_client.parser import text_string_to_metric_families
 
@@ -56,8 +73,7 @@ class ServerMetrics:
                 ]
         return True
 
-    async def sample(self, every_s: float) -> None:
-        """Gauges every so many seconds, until it is cancelled."""
-        while True:
+    async def _sample(self, every_s: float) -> None:
+        while True:  # until it is cancelled
             await asyncio.sleep(every_s)
-            await self.take(everything=False)
+            await self._take(everything=False)

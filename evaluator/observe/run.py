@@ -94,9 +94,7 @@ def observe(
     # Asked before the load is sent: a request beyond the server's limit would fail within it, and the load would be
     # another one.
     longest = int(max(sum(demand) for demand in _sizes(requests)))
-    key = None if key_env is None else os.environ.get(key_env)
-    if key_env is not None and not key:
-        raise InputError(f"--key-env {key_env}: the environment has no such variable")
+    key = None if key_env is None else _key(key_env)
     exchanges: list[Exchange] = []
     if progress is not None:
         progress.expect(len(requests))
@@ -107,26 +105,25 @@ def observe(
                 session, base, models, served, traffic.vocabulary, longest, form or PromptForm(), limits.wait_s
             )
             metrics = ServerMetrics(session, base)
-            sampled = await metrics.take(everything=True)
-            sampling = asyncio.create_task(metrics.sample(metrics_every_s)) if sampled and metrics_every_s else None
-            sender = Sender(load, server, session, limits, exchanges, progress)
-            loop = asyncio.get_running_loop()
-            try:
+            async with metrics.sampled(metrics_every_s):
+                sender = Sender(load, server, session, limits, exchanges, progress)
+                loop = asyncio.get_running_loop()
                 # A signal comes on the main thread between any two lines; `call_soon_threadsafe` also wakes a loop that
                 # waits.
                 with stopped_by(lambda why: (loop.call_soon_threadsafe(sender.stop, why), None)[1]):
                     await sender.run()
-            finally:
-                if sampling is not None:
-                    sampling.cancel()
-                    await asyncio.gather(sampling, return_exceptions=True)
-            if sampled:
-                await metrics.take(everything=True)
             return server, sender, metrics
 
     server, sender, metrics = asyncio.run(whole())
     several = models if traffic.workload.model_names else ()
     return _observed(load, exchanges, sender, server, metrics, config, several, unsent(traffic.workload))
+
+
+def _key(name: str) -> str:
+    key = os.environ.get(name)
+    if not key:
+        raise InputError(f"--key-env {name}: the environment has no such variable")
+    return key
 
 
 def _make_room(connections: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,16 +86,10 @@ def groups_of(
     by_keys: dict[tuple, list[Configuration]] = {}
     having: dict[CompileKey, list[tuple[Configuration, StationPlan]]] = {}
     for (_, simulator, requests, ends), some in same_stations.items():
-        compiled = some[0].stations if simulator == ITERATION else ()
-        keys: tuple[CompileKey, ...] = ()
-        if simulator == ITERATION and some[0].joint_pools:
-            # One key for all pools that answer, since one program runs them, then one for each station of a stage.
-            keys, compiled = (_key_of_pools(some[0]),), some[0].stations[len(some[0].answering) :]
-            having.setdefault(keys[0], []).extend((some[0], station) for station in some[0].answering)
-        of_stations = tuple(_key(some[0].workload, station) for station in compiled)
-        for key, station in zip(of_stations, compiled, strict=True):
-            having.setdefault(key, []).append((some[0], station))
-        keys += of_stations
+        run_by = list(_keys(some[0])) if simulator == ITERATION else []
+        for key, stations in run_by:
+            having.setdefault(key, []).extend((some[0], station) for station in stations)
+        keys = tuple(key for key, _ in run_by)
         by_keys.setdefault((simulator, requests, ends, keys, _route(some[0])), []).extend(some)
     # One set of shapes per key, over the configurations of all groups that have it: the same program serves them.
     shaped = {
@@ -112,6 +106,17 @@ def groups_of(
         )
         for (simulator, requests, _, keys, _), some in by_keys.items()
     ]
+
+
+def _keys(configuration: Configuration) -> Iterator[tuple[CompileKey, tuple[StationPlan, ...]]]:
+    """The compile keys of a configuration, each with the stations that its program runs."""
+    alone = configuration.stations
+    if configuration.joint_pools:
+        # One key for all pools that answer, since one program runs them, then one for each station of a stage.
+        alone = configuration.stations[len(configuration.answering) :]
+        yield _key_of_pools(configuration), tuple(configuration.answering)
+    for station in alone:
+        yield _key(configuration.workload, station), (station,)
 
 
 def _route(configuration: Configuration) -> tuple[str, ...]:

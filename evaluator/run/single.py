@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from evaluator.metrics import Outcomes
     from evaluator.reference import Iteration
+    from evaluator.scenario import Scenario
 
 
 @dataclass(frozen=True)
@@ -78,15 +79,7 @@ def simulate(
         asked = "iterations are what" if trace is None else "a trace tells of iterations, which"
         raise InputError(f"{asked} simulator request does not compute; use simulator token")
     scenario = loaded(scenario)
-    # A plan of no rows costs nothing; its grid finds the one configuration that ``select`` leaves.
-    everything = plan(scenario, np.array([], dtype=np.int64), TOKEN if watched else simulator)
-    grid = everything.grid
-    steps = select_configuration(grid.axes, select or {})
-    config = grid.config(steps)
-    # A single configuration, however many the scenario sweeps over: that is what its requests are weighed by.
-    whole = replace(everything, requests=everything.runs * scenario.workload.requests).of(np.array([config]))
-    if whole.configurations[0].status != OK:
-        raise InputError(f"{scenario.path or scenario.name}: {whole.configurations[0].status}")
+    whole = _chosen(scenario, select or {}, TOKEN if watched else simulator)
     rows = IterationLog() if iterations else None
     if watched:
         outcomes = _watched(whole, None if trace is None else Path(trace), rows)
@@ -96,7 +89,7 @@ def simulate(
         raise InputError(f"{scenario.path or scenario.name}: {outcomes.status[0]}")
     levels = levels_of(whole)
     values = summarise(outcomes, levels) | known_of(whole.configurations)
-    values["config"] = grid.numbers(values["config"])
+    values["config"] = whole.grid.numbers(values["config"])
     summary = to_dataset(
         values, levels, whole.grid.axes, attributes_of(scenario), stages=whole.stage_names, classes=whole.class_names
     )
@@ -107,6 +100,18 @@ def simulate(
     alive = next((use.alive[0] for use in outcomes.stations if use.alive is not None), ())
     there = tuple(spans for spans in alive if spans is not None)
     return Simulation(table, summary, None if rows is None else rows.table(), there)
+
+
+def _chosen(scenario: Scenario, select: Mapping[str, str], simulator: str) -> Plan:
+    """The plan of the one configuration that ``select`` leaves; InputError where it cannot run."""
+    # A plan of no rows costs nothing; its grid finds the configuration.
+    everything = plan(scenario, np.array([], dtype=np.int64), simulator)
+    config = everything.grid.config(select_configuration(everything.grid.axes, select))
+    # A single configuration, however many the scenario sweeps over: that is what its requests are weighed by.
+    whole = replace(everything, requests=everything.runs * scenario.workload.requests).of(np.array([config]))
+    if whole.configurations[0].status != OK:
+        raise InputError(f"{scenario.path or scenario.name}: {whole.configurations[0].status}")
+    return whole
 
 
 def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outcomes:

@@ -83,6 +83,17 @@ class _Problem:
     def priors(self, theta: np.ndarray) -> np.ndarray:
         return (theta - self.start) / self.sigma
 
+    def together(self, theta: np.ndarray) -> np.ndarray:
+        """What is made least in squares: residuals, of which large ones count for less, and priors."""
+        return np.concatenate([_robust(self.residuals(theta)), self.priors(theta)])
+
+    def jacobian(self, theta: np.ndarray) -> np.ndarray:
+        here = self.together(theta)
+        # One step per parameter, a tenth of its prior's deviation: smaller ones drown in which iteration an arrival
+        # falls.
+        steps = _STEP * np.diag(self.sigma)
+        return np.stack([(self.together(theta + step) - here) / step.sum() for step in steps], axis=1)
+
 
 def fit_serving(
     experiments: Sequence[Experiment],
@@ -113,19 +124,8 @@ def fit_serving(
         ]
     )
     data = len(problem.residuals(begin))
-
-    def together(theta: np.ndarray) -> np.ndarray:
-        return np.concatenate([_robust(problem.residuals(theta)), problem.priors(theta)])
-
-    def jacobian(theta: np.ndarray) -> np.ndarray:
-        here = together(theta)
-        # One step per parameter, a tenth of its prior's deviation: smaller ones drown in which iteration an arrival
-        # falls.
-        steps = _STEP * np.diag(problem.sigma)
-        return np.stack([(together(theta + step) - here) / step.sum() for step in steps], axis=1)
-
     # Few evaluations: one with its derivatives simulates all experiments once for every parameter.
-    solution = least_squares(together, begin, jac=jacobian, max_nfev=evaluations, xtol=1e-3, ftol=1e-3)
+    solution = least_squares(problem.together, begin, jac=problem.jacobian, max_nfev=evaluations, xtol=1e-3, ftol=1e-3)
     # Of data and priors together, so that a parameter that the data leave open has its prior's deviation.
     covariance = np.linalg.inv(solution.jac.T @ solution.jac)
     # Residuals larger than the noise that was assumed widen all errors alike.
