@@ -13,7 +13,7 @@ from evaluator.plan.simulators import by_reports, on_demand, waits_for_adapters
 from evaluator.plan.station import StationPlan, longest_prompt, watermark_units
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, token_budget
-from evaluator.routing import HeavyLight, name_of, router_of
+from evaluator.routing import HeavyLight, PrefixAware, name_of, router_of
 from evaluator.scenario import Deployment, Routers, Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, BY_PRIORITY, QUEUED, SHORTEST_FIRST, STAGE
 from evaluator.scenario.pools import UNNAMED
@@ -42,6 +42,12 @@ def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
                 f"infeasible: router {record.name} without a prefix cache; use kv.prefix_caching, and "
                 "workload.sessions.turns or a trace with a column session or hash_ids, or another router"
             )
+        # Where all adapters have places every replica holds every one of them, and nobody is told who names which.
+        if record.by_adapter and not waits_for_adapters(workload, deployment):
+            return (
+                f"infeasible: router {record.name} without more workload.adapters than lora.max_loras, which every "
+                "replica then holds; use fewer max_loras, or another router"
+            )
     if not isinstance(router, HeavyLight) or replicas == 1 or router.heavy_replicas < replicas:
         return None
     return (
@@ -67,6 +73,22 @@ def reports_problem(station: StationPlan) -> str | None:
         != AT_ONCE,
     }
     return left_out(f"router {name_of(deployment.router)}", others)
+
+
+def late_problem(station: StationPlan) -> str | None:
+    """Whose caches a router cannot follow by their events; None where it can, or does not."""
+    deployment = station.deployment
+    router = deployment.router
+    if not isinstance(router, PrefixAware) or router.exact:
+        return None
+    registered = manager(deployment.kv.manager)
+    others = {
+        "kv.layer_groups, of which each has blocks of its own": bool(station.design.ready.kv.groups),
+        f"policy {deployment.batching.policy}, whose cache is a tree": policy(deployment.batching.policy).token_ratio,
+        f"kv.manager {deployment.kv.manager}": registered is not None and registered.reference is not None,
+    }
+    said = "events_delay_s" if router.events_delay_s else "predicted_ttl_s"
+    return left_out(f"{said} of router {router.router}", others, "; leave it out, or use router prefix_approximate")
 
 
 def policy_problem(deployment: Deployment, built: ReplicaBuild) -> str | None:

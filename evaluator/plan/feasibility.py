@@ -9,6 +9,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import (
     branches_problem,
     drafts_problem,
+    late_problem,
     limit_problem,
     lora_problem,
     planning_problem,
@@ -139,7 +140,7 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
         # built has not.
         problem: str | None = built.status
         if problem == OK:
-            problem = routing_problem(workload, deployment) or reports_problem(station)
+            problem = routing_problem(workload, deployment) or reports_problem(station) or late_problem(station)
             problem = problem or policy_problem(deployment, built)
             problem = problem or groups_problem(workload, station)
             problem = problem or prefix_problem(workload, deployment, built, station.extremes)

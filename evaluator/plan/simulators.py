@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from evaluator.catalog import Calibration
 from evaluator.kv_managers import manager
 from evaluator.policies import policy
-from evaluator.routing import Choice, name_of, router_of
+from evaluator.routing import Choice, PrefixAware, PrefixRule, name_of, router_of
 from evaluator.routing.round_robin import ROUND_ROBIN
 from evaluator.scenario import Deployment, Routers, Workload
 from evaluator.scenario.autoscaling import TTFT
@@ -315,6 +315,14 @@ def by_reports(deployment: Deployment) -> bool:
     return deployment.ranks > 1 and not isinstance(router, Routers) and router_of(router).by_reports
 
 
+def guesses_prefixes(deployment: Deployment) -> str | None:
+    """The router, where it goes by prefixes of which it knows late, or what it has sent alone; None where not."""
+    router = deployment.router
+    if not isinstance(router, PrefixRule) or router.exact:
+        return None
+    return f"router {router.router}" + (" that knows late" if isinstance(router, PrefixAware) else "")
+
+
 def _branches(workload: Workload, deployment: Deployment) -> bool:
     """Whether requests decode on several branches in a pool; on a prefill side they are one sequence."""
     return workload.reasoning.several and not ROLES[deployment.role].first_token_only
@@ -376,6 +384,9 @@ def lacking(
         keys[long] = deployment.autoscaling.looks > MOST_LOOKS
     if by_reports(deployment):
         keys[f"router {name_of(deployment.router)}"] = True
+    if (guesses := guesses_prefixes(deployment)) is not None:
+        # Whatever the number of replicas: what was in a cache some time ago, or was sent there, has no arrays.
+        keys[guesses] = True
     keys["workload.sessions.agents"] = workload.sessions.agents is not None
     keys["wait_for of a trace"] = workload.traced_tasks
     apart, branches = out_of_order(deployment), _branches(workload, deployment)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from evaluator.reference.batch import Batch
 
 
@@ -13,6 +15,11 @@ class AdapterPlaces:
         self.loads = 0
         self._places = places
         self._held: dict[int, None] = {}  # longest unused first
+
+    @property
+    def held(self) -> Collection[int]:
+        """The adapters that are in places."""
+        return self._held.keys()
 
     def take(self, batch: Batch) -> tuple[int, int]:
         """(distinct adapters that a batch names, those of them that are loaded for it)."""

@@ -8,11 +8,26 @@ and forgets what it held: blocks that nobody can find go first, then the least r
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 from evaluator.reference.request import Request
 
 ROOT = 0
+
+
+class BlockNames:
+    """Names of whole blocks: each stands for the content of a block and of all before it."""
+
+    def __init__(self) -> None:
+        self._names: dict[tuple[Hashable, int], int] = {}  # (name of the block before, content) -> name
+
+    def of(self, request: Request, position: int, before: Hashable) -> Hashable:
+        """What the request does not say is like nothing else."""
+        if position >= len(request.content):
+            # A name with the request's own number: never equal to another request's, and equal to itself after a
+            # preemption.
+            return request.index, position
+        return self._names.setdefault((before, request.content[position]), len(self._names) + 1)
 
 
 class BlockPool:
@@ -25,7 +40,8 @@ class BlockPool:
         self._blocks_named: dict[Hashable, list[int]] = {}  # several may hold the same
         self.known = 0  # blocks with a name
         self.taken: list[int] | None = None  # blocks that requests were given, if somebody asks
-        self._names: dict[tuple[Hashable, int], int] = {}  # (name of the block before, content) -> name
+        self.hears: Callable[[Hashable, bool], None] | None = None  # told of each block that gets a name or loses it
+        self._names = BlockNames()
 
     @property
     def free(self) -> int:
@@ -77,6 +93,8 @@ class BlockPool:
         self._name[block] = name
         self.known += 1
         self._blocks_named.setdefault(name, []).append(block)
+        if self.hears:
+            self.hears(name, True)
 
     def find(self, name: Hashable) -> int | None:
         """Of several blocks with the same content the one that was named first (vLLM ``get_cached_block``)."""
@@ -84,12 +102,8 @@ class BlockPool:
         return blocks[0] if blocks else None
 
     def name_of(self, request: Request, position: int, before: Hashable) -> Hashable:
-        """Stands for the content and all before it. What the request does not say is like nothing else."""
-        if position >= len(request.content):
-            # A name with the request's own number: never equal to another request's, and equal to itself after a
-            # preemption.
-            return request.index, position
-        return self._names.setdefault((before, request.content[position]), len(self._names) + 1)
+        """See ``BlockNames.of``."""
+        return self._names.of(request, position, before)
 
     def _forget(self, block: int) -> None:
         name = self._name[block]
@@ -97,6 +111,8 @@ class BlockPool:
             return
         self._name[block] = None
         self.known -= 1
+        if self.hears:
+            self.hears(name, False)
         blocks = self._blocks_named[name]
         if len(blocks) == 1:
             del self._blocks_named[name]

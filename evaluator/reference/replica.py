@@ -59,7 +59,7 @@ class Replica:
         self.decoded = 0  # with drafts: decode iterations, summed over the sequences
         self.decoded_tokens = 0  # output tokens that they gave
         self.peaks = (0.0,) * len(PEAKS)  # largest quantities of any iteration, under a fitted cost
-        self._kv_since = 0.0  # up to when that is done
+        self.kv_since_s = 0.0  # up to when that is done, and since when the KV is as it is
         self._schedule = scheduler(record)
         self._policy = record
         self._tokens = tokens
@@ -341,8 +341,8 @@ class Replica:
         return self.queues.kv.capacity - self.queues.kv.free
 
     def _integrate_kv(self, until: float) -> None:
-        self.kv_unit_s += self._kv_used() * (until - self._kv_since)
-        self._kv_since = until
+        self.kv_unit_s += self._kv_used() * (until - self.kv_since_s)
+        self.kv_since_s = until
 
     def finish(self, running_batch: RunningBatch) -> list[Request]:
         """The oldest running batch is over: its requests have their tokens. Those with the last one are returned."""

@@ -8,17 +8,28 @@ from typing import Any
 import numpy as np
 
 from evaluator.reference.data_parallel import RankBalance, RankBalancer
+from evaluator.reference.prefix_knowledge import RouterMemory, knowledge_of
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
-from evaluator.routing import Choice, PrefixAware, name_of, router_of, stream
+from evaluator.routing import AdapterAffinity, Choice, PrefixAware, name_of, router_of, stream
+from evaluator.routing.adapter_affinity import PLACES
 from evaluator.routing.phases import PhaseReplicas, Weights, drawn_by
 
 Choose = Callable[[Request, float], Replica]
 """By the request and the time of its arrival."""
 
 
-def chooser(choice: Choice | RankBalance, replicas: Sequence[Replica], seed: int = 0, station: int = 0) -> Choose:
-    """The router of a pool, which may have replicas of different hardware. ``seed``, ``station``: of its draws."""
+def chooser(
+    choice: Choice | RankBalance,
+    replicas: Sequence[Replica],
+    seed: int = 0,
+    station: int = 0,
+    memory: RouterMemory | None = None,
+) -> Choose:
+    """The router of a pool, which may have replicas of different hardware. ``seed``, ``station``: of its draws.
+
+    ``memory``: what it remembers of replicas, where those that serve change; it is added to.
+    """
     if isinstance(choice, RankBalance):
         return RankBalancer(choice, replicas)
     router = router_of(choice)
@@ -28,23 +39,43 @@ def chooser(choice: Choice | RankBalance, replicas: Sequence[Replica], seed: int
     if router.by_reports:
         return RankBalancer(RankBalance(), replicas)
     if router.by_prefix:
-        return _by_prefix(PrefixAware() if isinstance(choice, str) else choice, replicas)
+        return _by_prefix(PrefixAware() if isinstance(choice, str) else choice, replicas, memory or RouterMemory())
+    if router.by_adapter:
+        return _by_adapter(AdapterAffinity() if isinstance(choice, str) else choice, replicas)
     assert router.counts is not None
     load = LOADS[router.counts]
     # ``min`` takes the first of several with the least, as ``argmin`` of the vectorised engine does.
     return lambda request, now: min(replicas, key=lambda replica: load(replica, now))
 
 
-def _by_prefix(choice: Any, replicas: Sequence[Replica]) -> Choose:
-    """The replica whose prefix cache has most of the prompt, see ``PrefixAware``."""
+def _by_prefix(rule: Any, replicas: Sequence[Replica], memory: RouterMemory) -> Choose:
+    """The replica that is thought to have most of the prompt, see ``PrefixRule``."""
+    knowledge = knowledge_of(rule, replicas, memory)
 
     def choose(request: Request, now: float) -> Replica:
-        for replica in replicas:
-            # A router that asks what is cached must see the blocks that iterations of a leap have filled by now.
-            replica.catch_up(now)
-        shares = [replica.queues.kv.lookup(request) / request.prompt_tokens for replica in replicas]
-        cached = [replica.queues.kv.known for replica in replicas]
-        return replicas[choice.choose([replica.outstanding for replica in replicas], shares, cached)]
+        tokens, blocks = knowledge.found(request, now)
+        shares = [found / request.prompt_tokens for found in tokens]
+        chosen = rule.choose([replica.outstanding for replica in replicas], shares, blocks)
+        knowledge.sent(request, chosen, now)
+        return replicas[chosen]
+
+    return choose
+
+
+def _by_adapter(rule: Any, replicas: Sequence[Replica]) -> Choose:
+    """The replica with the adapter that a request names, or room for it, see ``AdapterAffinity``."""
+
+    def score(replica: Replica, adapter: int) -> float:
+        assert replica.adapters is not None, "the plan refuses adapters that all have places under this router"
+        running = {request.adapter for request in replica.queues.running}
+        active = set(replica.adapters.held) if rule.sees == PLACES else running
+        waiting = {request.adapter for request in replica.queues.waiting}
+        return rule.affinity(adapter, active, waiting, replica.limits.max_adapters)
+
+    def choose(request: Request, now: float) -> Replica:
+        scores = [score(replica, request.adapter) for replica in replicas]
+        waiting = [len(replica.queues.waiting) for replica in replicas]
+        return replicas[rule.choose(scores, waiting, [replica.outstanding for replica in replicas])]
 
     return choose
 

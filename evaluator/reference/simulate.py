@@ -14,6 +14,7 @@ from evaluator.reference.host_replica import replica_class
 from evaluator.reference.limits import Limits
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.network import Delay, Follows, run
+from evaluator.reference.prefix_knowledge import RouterMemory
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import Choose, chooser
@@ -125,10 +126,11 @@ def simulate(
 
     if scaling is not None:
         begin_s = requests[0].arrival_s if requests and users is None else 0.0
+        memory = RouterMemory()
 
         def route(serving: Sequence[Replica], changes: int) -> Choose:
             # Another stream of draws for each fleet: the same one would send the next requests as it sent the first.
-            return chooser(router, serving, seed, changes)
+            return chooser(router, serving, seed, changes, memory)
 
         fleet = FleetStation(scaling, make, route, len(requests), begin_s)
         run([fleet], requests, users, delay_s, follows)

@@ -2,8 +2,8 @@
 
 A router that knows before the run where each request goes is a file here with both its forms (``record.Independent``);
 one that looks at the replicas names the counter of which it takes the least (``record.COUNTERS``), or goes by their
-prefix caches, or by what they report. Its line in ``ROUTERS`` is all that the checks, both engines and the scenario
-reader need; a router of one's own is given to ``register`` instead (docs/parts.md).
+prefix caches or adapters, or by what they report. Its line in ``ROUTERS`` is all that the checks, both engines and the
+scenario reader need; a router of one's own is given to ``register`` instead (docs/parts.md).
 """
 
 import numpy as np
@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 
 from evaluator.errors import InputError
 from evaluator.registry import Registry
+from evaluator.routing.adapter_affinity import ADAPTER_AFFINITY, AdapterAffinity
 from evaluator.routing.heavy_light import HEAVY_LIGHT, HeavyLight
 from evaluator.routing.least import LEAST_CONTEXT, LEAST_KV, LEAST_OUTSTANDING, LEAST_TOKENS, LEAST_WORK
-from evaluator.routing.prefix_aware import PREFIX_AWARE, PrefixAware
+from evaluator.routing.prefix_approximate import PREFIX_APPROXIMATE, PrefixApproximate
+from evaluator.routing.prefix_aware import PREFIX_AWARE, PrefixAware, PrefixRule
 from evaluator.routing.random import RANDOM
 from evaluator.routing.record import (
     COUNTERS,
@@ -32,16 +34,21 @@ from evaluator.routing.shared_queue import SHARED_QUEUE
 from evaluator.routing.vllm_ranks import VLLM_RANKS
 
 __all__ = [
+    "ADAPTER_AFFINITY",
     "COUNTERS",
     "HEAVY_LIGHT",
+    "PREFIX_APPROXIMATE",
     "PREFIX_AWARE",
     "ROUTERS",
     "SHARED_QUEUE",
+    "AdapterAffinity",
     "Choice",
     "HeavyLight",
     "InTurn",
     "Independent",
+    "PrefixApproximate",
     "PrefixAware",
+    "PrefixRule",
     "Router",
     "Sent",
     "assign",
@@ -67,6 +74,8 @@ ROUTERS: Registry[Router] = Registry(
         SHARED_QUEUE,
         SESSION,
         PREFIX_AWARE,
+        PREFIX_APPROXIMATE,
+        ADAPTER_AFFINITY,
         VLLM_RANKS,
     ),
 )

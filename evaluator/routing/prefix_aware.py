@@ -1,25 +1,26 @@
-"""The replica whose prefix cache has most of the prompt, unless that leaves the load too uneven."""
+"""The replica whose prefix cache has most of the prompt, unless that leaves the load too uneven.
+
+Two routers choose so, and differ in what they know of the caches: ``prefix_aware`` what is in them, now or as of some
+time ago, ``prefix_approximate`` (beside it) only what it has sent where.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evaluator.keys import count, key, number
+from evaluator.keys import count, key, number, quantity
 from evaluator.routing.record import Router
 
 
 @dataclass(frozen=True)
-class PrefixAware:
-    """The policy ``cache_aware`` of the routers of SGLang and vLLM, whose defaults these are, with exact knowledge.
+class PrefixRule:
+    """The rule of the policy ``cache_aware`` of the routers of SGLang and vLLM, whose defaults these are.
 
     A request goes to the replica whose prefix cache has the longest prefix of its prompt, if that is at least
     ``threshold`` of the prompt; of several to the one with the fewest requests. Else it goes to the replica with the
     fewest requests, of several to the one whose cache knows the fewest blocks. Where one replica has more than
     ``imbalance`` requests more than another, and more than ``imbalance_ratio`` times as many, prefixes do not count.
-
-    Those routers guess what a cache has from what they sent; here it is what it has as of the arrival, as where
-    replicas report it (llm-d, SGLang with KV events). The prompt of a request that waits there is not yet in it.
     """
 
     threshold: float = key(number(least=0, most=1), 0.3, "Least part of a prompt in a cache for which it goes there.")
@@ -28,10 +29,13 @@ class PrefixAware:
 
     @property
     def router(self) -> str:
-        return PREFIX_AWARE.name
+        """The name of the router."""
+        raise NotImplementedError
 
-    def __str__(self) -> str:
-        return f"{self.router} from {self.threshold:g} of a prompt, imbalance {self.imbalance}"
+    @property
+    def exact(self) -> bool:
+        """It knows what the caches have as of the arrival, and goes by nothing else."""
+        raise NotImplementedError
 
     def choose(self, requests: Sequence[int], hit_share: Sequence[float], known_blocks: Sequence[int]) -> int:
         """The number of a replica. By replica: requests there, share of the prompt in its cache, blocks it knows."""
@@ -47,6 +51,38 @@ class PrefixAware:
         # The queue decides first where the match is too short, too, and the blocks known only between equal queues,
         # lest cold prompts pile up on a busy replica because its cache is small.
         return min(replicas, key=lambda n: (requests[n], known_blocks[n]))
+
+
+@dataclass(frozen=True)
+class PrefixAware(PrefixRule):
+    """By what the replicas' caches have: as of the arrival, or as KV events told it ``events_delay_s`` later.
+
+    Engines publish a block when it can be found and when it is evicted (vLLM ``BlockStored``, ``BlockRemoved``), which
+    the router hears of later: llm-d's precise prefix-cache scorer, Dynamo's KV router with events, SGLang's with them.
+    Without a delay the prompt of a request that waits, or is being computed, is in no cache yet. With
+    ``predicted_ttl_s`` it counts as cached at once where it was sent: llm-d's ``speculativeTTL`` (2 s where
+    ``speculativeIndexing`` is on; off by default), Dynamo's ``--router-predicted-ttl-secs`` (off by default).
+    """
+
+    events_delay_s: float = key(
+        quantity("s", least=0), 0.0, "Time from a change of a replica's cache until the router knows of it."
+    )
+    predicted_ttl_s: float | None = key(
+        quantity("s", above=0), None, "For so long a prompt counts as cached where it was sent, whatever is known."
+    )
+
+    @property
+    def router(self) -> str:
+        return PREFIX_AWARE.name
+
+    @property
+    def exact(self) -> bool:
+        return self.events_delay_s == 0 and self.predicted_ttl_s is None
+
+    def __str__(self) -> str:
+        late = f", {self.events_delay_s:g} s late" if self.events_delay_s else ""
+        predicted = f", predicted for {self.predicted_ttl_s:g} s" if self.predicted_ttl_s is not None else ""
+        return f"{self.router} from {self.threshold:g} of a prompt, imbalance {self.imbalance}{late}{predicted}"
 
 
 PREFIX_AWARE = Router(

@@ -85,10 +85,10 @@ def by_turns(
 
 @dataclass(frozen=True)
 class Router:
-    """One of five kinds: ``independent`` of the state of the replicas, the replica with the least of ``counts``,
-    ``by_prefix``: by what is in their prefix caches, as the choice says (``PrefixAware.choose``), ``by_reports``: by
-    what they said of themselves some time ago, which the reference alone computes, or a ``queue`` before the replicas,
-    none of which is chosen on arrival.
+    """One of six kinds: ``independent`` of the state of the replicas, the replica with the least of ``counts``,
+    ``by_prefix``: by what is in their prefix caches, as the choice says (``PrefixRule.choose``), ``by_adapter``: by the
+    LoRA adapters that they have, ``by_reports``: by what they said of themselves some time ago (these two the reference
+    alone computes), or a ``queue`` before the replicas, none of which is chosen on arrival.
 
     Of several replicas with the least, the first is taken. ``keys`` is the record of what a deployment may say of it
     (``evaluator.keys.key``), written {NAME: {KEY: VALUE}}; None: nothing but its name.
@@ -101,6 +101,7 @@ class Router:
     independent: Independent | None = None
     counts: str | None = None  # one of COUNTERS
     by_prefix: bool = False
+    by_adapter: bool = False
     by_reports: bool = False
     queue: bool = False
     keys: type | None = None
@@ -108,11 +109,11 @@ class Router:
     def __post_init__(self) -> None:
         # A record that says two kinds would be run as one of them by the vectorised engine and as the other by the
         # reference, which ask in different orders.
-        kinds = (self.independent is not None, self.counts is not None, self.by_prefix, self.by_reports, self.queue)
-        if sum(kinds) != 1:
+        kinds = (self.by_prefix, self.by_adapter, self.by_reports, self.queue)
+        if sum((self.independent is not None, self.counts is not None, *kinds)) != 1:
             raise ValueError(
-                f"router {self.name} is either independent, or counts something, or goes by prefixes or reports, "
-                "or is a queue"
+                f"router {self.name} is either independent, or counts something, or goes by prefixes, adapters or "
+                "reports, or is a queue"
             )
         if self.independent is not None and not isinstance(self.independent, Independent):
             raise ValueError(f"router {self.name}: independent must be an Independent, as of by_turns")

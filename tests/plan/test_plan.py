@@ -114,6 +114,29 @@ STATUSES = {
         {"deployment__router": "vllm_ranks", "deployment__data_parallel": 2, "deployment__model": "gpt-oss-20b"},
         "unsupported: router vllm_ranks with data-parallel ranks in lockstep; use router least_outstanding",
     ),
+    "a memory without a cache": (
+        {"deployment__router": "prefix_approximate", "deployment__replicas": 2},
+        "infeasible: router prefix_approximate without a prefix cache; use kv.prefix_caching, and ",
+    ),
+    "late news of groups": (
+        {
+            "deployment__model": "gpt-oss-20b",
+            "deployment__kv": "{layer_groups: true, prefix_caching: true}",
+            "deployment__router": "{prefix_aware: {events_delay_s: 1s}}",
+            "workload__sessions": "{turns: 3}",
+        },
+        "unsupported: events_delay_s of router prefix_aware with kv.layer_groups, of which each has blocks of its own; "
+        "leave it out, or use router prefix_approximate",
+    ),
+    "predictions for a tree": (
+        {
+            "deployment__batching__policy": "token_ratio",
+            "deployment__kv": "{admission: on_demand, prefix_caching: true}",
+            "deployment__router": "{prefix_aware: {predicted_ttl_s: 2s}}",
+            "workload__sessions": "{turns: 3}",
+        },
+        "unsupported: predicted_ttl_s of router prefix_aware with policy token_ratio, whose cache is a tree; leave",
+    ),
     "groups of reserved KV": (
         {"deployment__model": "gpt-oss-20b", "deployment__kv": "{layer_groups: true, admission: reserve}"},
         "unsupported: kv.layer_groups with kv.admission reserve; use on_demand",
@@ -169,6 +192,18 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
         "workload__arrivals": "{process: closed_loop, users: 4}",
     },
     ("kv.layer_groups",): {"deployment__model": "gpt-oss-20b", "deployment__kv__layer_groups": True},
+    **{
+        (said,): {
+            "deployment__router": router,
+            "deployment__replicas": 2,
+            "deployment__kv__prefix_caching": True,
+            "workload__sessions": "{turns: 3}",
+        }
+        for said, router in (
+            ("router prefix_aware that knows late", "{prefix_aware: {events_delay_s: 1s}}"),
+            ("router prefix_approximate", "prefix_approximate"),
+        )
+    },
     ("router vllm_ranks",): {"deployment__router": "vllm_ranks", "deployment__data_parallel": 2},
     **{
         (f"deployment.autoscaling.{name} of more than 4,096 every_s",): {

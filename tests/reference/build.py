@@ -14,7 +14,8 @@ from evaluator.policies import POLICIES
 from evaluator.reference import Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.routing import ROUTERS, HeavyLight
 
-WITH_MORE = ("heavy_light", "session", "prefix_aware")  # routers that have keys, or go by more than numbers of tokens
+# Routers that have keys, or go by more than numbers of tokens.
+WITH_MORE = ("heavy_light", "session", "prefix_aware", "prefix_approximate", "adapter_affinity")
 CHOICES = (
     *(each.name for each in ROUTERS.values() if not (each.name in WITH_MORE or each.queue or each.by_reports)),
     HeavyLight(50),

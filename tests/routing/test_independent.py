@@ -50,7 +50,8 @@ def test_what_no_router_can_be():
     with pytest.raises(ValueError, match="router least_work looks at the replicas: nothing is known before the run"):
         assign("least_work", Sent(np.ones(3, int), 2, stream(0)))
     with pytest.raises(
-        ValueError, match="either independent, or counts something, or goes by prefixes or reports, or is a queue"
+        ValueError,
+        match="either independent, or counts something, or goes by prefixes, adapters or reports, or is a queue",
     ):
         Router("none", "")
     with pytest.raises(ValueError, match="router odd counts luck, which is none of requests, work_tokens"):

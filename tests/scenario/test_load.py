@@ -215,6 +215,14 @@ BAD = {
         "deployment.router={heavy_light: {heavy_replicas: 5}}",
         r"deployment\.router\.heavy_light\.prompt_tokens: is required",
     ),
+    "news from the future": (
+        "deployment.router={prefix_aware: {events_delay_s: -1s}}",
+        r"deployment\.router\.prefix_aware\.events_delay_s: must be at least 0",
+    ),
+    "a memory of nothing": (
+        "deployment.router={prefix_approximate: {memory_blocks: 0}}",
+        r"deployment\.router\.prefix_approximate\.memory_blocks: must be an integer from 1",
+    ),
     "two routers": (
         "deployment.router={heavy_light: {prompt_tokens: 5}, random: 1}",
         r"deployment\.router: expected the name of a router or \{heavy_light: \{\.\.\.\}\} or \{pre",
