@@ -30,9 +30,15 @@ from evaluator.yaml import loads_yaml
 
 _DOCUMENT = re.compile(r"^(apiVersion|kind|services|modelArtifacts|decode|prefill)\s*:", re.MULTILINE)
 """Keys of which each of these files has one at its beginning of a line; in a shell script they would be no command."""
-_ROUTERS = {"round-robin": "round_robin", "random": "random", "kv": "prefix_aware"}
-"""Router modes of Dynamo's frontend -> ours."""
-_ROUTER_ENV, _ROUTER_FLAG = "DYN_ROUTER_MODE", "--router-mode"
+_ROUTERS = {"round-robin": "round_robin", "random": "random"}
+"""Router modes of Dynamo's frontend -> ours, but for ``kv``, of which others of its options say what it knows."""
+_ROUTER_FLAGS = {
+    "--router-mode": "DYN_ROUTER_MODE",
+    "--router-ttl-secs": "DYN_ROUTER_TTL_SECS",
+    "--router-predicted-ttl-secs": "DYN_ROUTER_PREDICTED_TTL_SECS",
+}
+"""Flags of its frontend -> variables of the same meaning (docs.nvidia.com/dynamo, Frontend Configuration Reference)."""
+_EVENTS = "DYN_ROUTER_USE_KV_EVENTS"
 _SHELLS = ("sh", "bash")
 
 
@@ -170,11 +176,24 @@ def _router(document: Mapping[str, Any]) -> dict[str, Any]:
         container = (service.get("extraPodSpec") or {}).get("mainContainer") or {}
         words = (*_words(container.get("command")), *_words(container.get("args")))
         variables = (*(service.get("envs") or ()), *(container.get("env") or ()))
-        mode = next((env.get("value") for env in variables if env.get("name") == _ROUTER_ENV), None)
-        if _ROUTER_FLAG in words[:-1]:  # a flag comes before the variable
-            mode = words[words.index(_ROUTER_FLAG) + 1]
-        return {"router": _ROUTERS[str(mode)]} if str(mode) in _ROUTERS else {}
+        said = {str(env.get("name")): env.get("value") for env in reversed(variables)}
+        # A flag comes before the variable.
+        said |= {name: words[words.index(flag) + 1] for flag, name in _ROUTER_FLAGS.items() if flag in words[:-1]}
+        if any(flag in words for flag in ("--no-router-kv-events", "--no-kv-events")):
+            said[_EVENTS] = "false"
+        mode = str(said.get("DYN_ROUTER_MODE"))
+        router = _by_prefix(said) if mode == "kv" else _ROUTERS.get(mode)
+        return {"router": router} if router else {}
     return {}
+
+
+def _by_prefix(said: Mapping[str, Any]) -> Any:
+    """What Dynamo's kv mode knows of the caches: what events tell, or what it has sent, for a while."""
+    if str(said.get(_EVENTS)).lower() in ("false", "0"):
+        # Its default, see ``RouterConfig``: 120 s.
+        return {"prefix_approximate": {"ttl_s": float(said.get("DYN_ROUTER_TTL_SECS") or 120.0)}}
+    predicted = said.get("DYN_ROUTER_PREDICTED_TTL_SECS")
+    return {"prefix_aware": {"predicted_ttl_s": float(predicted)}} if predicted else "prefix_aware"
 
 
 def _notes(text: str, where: str) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:

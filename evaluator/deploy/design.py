@@ -125,6 +125,12 @@ def router_name(router: Any) -> str:
     return router if isinstance(router, str) else next(iter(router))
 
 
+def router_keys(router: Any) -> dict[str, Any]:
+    """Its keys, where they say something."""
+    keys = {} if isinstance(router, str) else router[router_name(router)]
+    return {key: value for key, value in keys.items() if value is not None}
+
+
 def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
     """The chosen design of a result (``choice.choose``). Errors: InputError."""
     row, chosen = choose(ds, select, source)

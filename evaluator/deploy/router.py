@@ -7,19 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from evaluator.deploy.design import Design, router_name
+from evaluator.deploy.design import Design, router_keys, router_name
 from evaluator.deploy.launch import Launch, quoted
 
 ROUTER = "router.sh"
 PORT = 9000
 BOOTSTRAP = 8998  # SGLang: --disaggregation-bootstrap-port
-_COMMON = {"random": "random", "round_robin": "round_robin", "prefix_aware": "cache_aware"}
+CACHE_AWARE = "cache_aware"
+_COMMON = {
+    "random": "random",
+    "round_robin": "round_robin",
+    "prefix_aware": CACHE_AWARE,
+    "prefix_approximate": CACHE_AWARE,
+}
 POLICIES: Mapping[str, Mapping[str, str]] = {
     "vllm": _COMMON | {"session": "consistent_hash"},
     "sglang": _COMMON | {"session": "manual"},
 }
 """Our routers -> their policies. ``power_of_two`` takes the less loaded of two, which comes nearest to the least."""
 NEAREST = "power_of_two"
+_OF_CACHE_AWARE = {
+    "threshold": "--cache-threshold",
+    "imbalance": "--balance-abs-threshold",
+    "imbalance_ratio": "--balance-rel-threshold",
+}
+"""Our keys -> its options, whose defaults are ours."""
 _PROGRAMS = {"vllm": ("vllm-router",), "sglang": ("python3", "-m", "sglang_router.launch_router")}
 
 
@@ -32,15 +44,21 @@ def policies(design: Design) -> tuple[dict[str, str], list[str]]:
     """(option -> policy, what differs from the design's routers)."""
     by_phase = design.router_of_phase
     options = {f"--{phase}-policy": by_phase[phase] for phase in by_phase} or {"--policy": design.router}
-    chosen, remarks = {}, []
+    chosen: dict[str, str] = {}
+    remarks: list[str] = []
     for option, wanted in options.items():
         name = router_name(wanted)
         policy = POLICIES[design.engine].get(name)
         if policy is None:
             remarks.append(f"router {name}: the router has no such policy, and takes {NEAREST}")
-        elif isinstance(wanted, dict) and wanted[name]:
-            remarks.append(f"router {name}: the router's own thresholds stand in for {wanted[name]}")
         chosen[option] = policy or NEAREST
+        if policy == CACHE_AWARE:
+            keys = router_keys(wanted)
+            # Both phases share the options: those of the prefill side, which comes first, are taken.
+            for key, said in _OF_CACHE_AWARE.items():
+                if key in keys and chosen.setdefault(said, str(keys[key])) != str(keys[key]):
+                    remarks.append(f"router {name}: the router has one {said} for both phases, {chosen[said]}")
+            remarks += _unlike(name, {key: keys[key] for key in keys if key not in _OF_CACHE_AWARE})
     models = dict.fromkeys(pool.model.name for pool in design.pools)
     if len(models) > 1:
         remarks.append(
@@ -48,6 +66,17 @@ def policies(design: Design) -> tuple[dict[str, str], list[str]]:
             "as a gateway does"
         )
     return chosen, remarks
+
+
+def _unlike(name: str, others: Mapping[str, object]) -> list[str]:
+    """What the routers' ``cache_aware`` does not do as one of our routers by prefixes with these other keys."""
+    if name == "prefix_aware":
+        return [
+            f"router {name}: the router's {CACHE_AWARE} hears of no cache and goes by what it has sent; "
+            "router prefix_approximate simulates it"
+        ]
+    by = f"router {name}: the router counts what it remembers in characters (--max-tree-size), not by"
+    return [f"{by} {', '.join(others)}"] if others else []
 
 
 def router_words(design: Design, launches: list[Launch], hosts: Mapping[str, str], domains: bool = False) -> list[str]:

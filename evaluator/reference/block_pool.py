@@ -15,7 +15,7 @@ from evaluator.reference.request import Request
 ROOT = 0
 
 
-class BlockNames:
+class PrefixNames:
     """Names of whole blocks: each stands for the content of a block and of all before it."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class BlockPool:
         self.known = 0  # blocks with a name
         self.taken: list[int] | None = None  # blocks that requests were given, if somebody asks
         self.hears: Callable[[Hashable, bool], None] | None = None  # told of each block that gets a name or loses it
-        self._names = BlockNames()
+        self._names = PrefixNames()
 
     @property
     def free(self) -> int:
@@ -102,7 +102,7 @@ class BlockPool:
         return blocks[0] if blocks else None
 
     def name_of(self, request: Request, position: int, before: Hashable) -> Hashable:
-        """See ``BlockNames.of``."""
+        """See ``PrefixNames.of``."""
         return self._names.of(request, position, before)
 
     def _forget(self, block: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from evaluator.reference.block_pool import ROOT, BlockNames
+from evaluator.reference.block_pool import ROOT, PrefixNames
 from evaluator.reference.prefix_cache import PrefixCache
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
@@ -23,7 +23,7 @@ class RouterMemory:
     """What a router remembers while the replicas that serve come and go."""
 
     of_replica: dict[Replica, Any] = field(default_factory=dict)
-    names: BlockNames = field(default_factory=BlockNames)
+    names: PrefixNames = field(default_factory=PrefixNames)
 
 
 class SentBlocks:

@@ -91,6 +91,23 @@ def test_a_graph_of_dynamo_says_roles_replicas_and_router():
     assert started.tree["pools"]["decode"]["batching"]["max_num_seqs"] == 7
 
 
+@pytest.mark.parametrize(
+    ("said", "router"),
+    [
+        ('{name: DYN_ROUTER_USE_KV_EVENTS, value: "false"}', {"prefix_approximate": {"ttl_s": 120.0}}),
+        (
+            '{name: DYN_ROUTER_USE_KV_EVENTS, value: "false"}, {name: DYN_ROUTER_TTL_SECS, value: "9"}',
+            {"prefix_approximate": {"ttl_s": 9.0}},
+        ),
+        ('{name: DYN_ROUTER_PREDICTED_TTL_SECS, value: "5"}', {"prefix_aware": {"predicted_ttl_s": 5.0}}),
+    ],
+)
+def test_a_graph_of_dynamo_says_what_its_router_knows(said, router):
+    mode = "{name: DYN_ROUTER_MODE, value: kv}"
+    assert mode in DYNAMO
+    assert read_servers(DYNAMO.replace(mode, f"{mode}, {said}"), "graph.yaml").tree["router"] == router
+
+
 def test_values_of_llmd_say_how_devices_share_a_model():
     pools = read_servers(LLMD, "values.yaml").tree["pools"]
     said = {

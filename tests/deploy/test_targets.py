@@ -171,3 +171,60 @@ def test_prefill_servers_of_sglang_meet_decodes_at_ports_of_their_own():
     assert "--prefill http://127.0.0.1:8001 8999" in files["router.sh"]
     assert set(read_script(files["serve.sh"], "serve.sh").tree["pools"]) == set(PHASES)
     assert files["serve.sh"].count("--context-length 308") == 2
+
+
+TURNS = {"sessions": {"turns": 2}}
+CACHED = {"workload": TURNS, "replicas": 2, "kv": {"prefix_caching": True}}
+
+
+@pytest.mark.parametrize(
+    ("router", "envs", "remark"),
+    [
+        (
+            {"prefix_approximate": {"ttl_s": 60}},
+            {"DYN_ROUTER_MODE": "kv", "DYN_ROUTER_USE_KV_EVENTS": "false", "DYN_ROUTER_TTL_SECS": "60.0"},
+            "Dynamo's weighs prefixes against load",
+        ),
+        (
+            "prefix_approximate",
+            {"DYN_ROUTER_MODE": "kv", "DYN_ROUTER_USE_KV_EVENTS": "false", "DYN_ROUTER_TTL_SECS": "120.0"},
+            "Dynamo's forgets after 120 s, not by memory_blocks",
+        ),
+        (
+            {"prefix_aware": {"events_delay_s": 1, "predicted_ttl_s": 2}},
+            {"DYN_ROUTER_MODE": "kv", "DYN_ROUTER_PREDICTED_TTL_SECS": "2.0"},
+            "Dynamo's weighs prefixes against load",
+        ),
+    ],
+)
+def test_a_graph_of_dynamo_says_what_its_router_knows(router, envs, remark):
+    text = deploy(result(**CACHED, router=router), to="dynamo").files["dynamo.yaml"]
+    (graph,) = yaml.safe_load_all(text)
+    assert {each["name"]: each["value"] for each in graph["spec"]["services"]["Frontend"]["envs"]} == envs
+    assert remark in text
+
+
+def test_the_routers_of_the_engines_remember_what_they_sent():
+    rule = {"threshold": 0.5, "imbalance": 8}
+    deployed = deploy(result(**CACHED, router={"prefix_approximate": {**rule, "memory_blocks": 900}}))
+    text = deployed.files["router.sh"]
+    assert "--policy cache_aware" in text and "--cache-threshold 0.5" in text and "--balance-abs-threshold 8" in text
+    assert "--balance-rel-threshold 1.5" in text and "stand in for" not in text
+    assert any("in characters (--max-tree-size), not by memory_blocks" in remark for remark in deployed.remarks)
+    late = deploy(result(**CACHED, router="prefix_aware"))
+    assert any("hears of no cache and goes by what it has sent" in remark for remark in late.remarks)
+
+
+def test_the_scheduler_of_llm_d_scores_adapters():
+    adapters = {"lora": {"max_loras": 2}, "router": {"adapter_affinity": {"queue_weight": 2}}, "replicas": 2}
+    files = deploy(result(workload={"adapters": {"count": 9}}, **adapters), to="llm-d").files
+    picker = yaml.safe_load(files["llm-d-scheduler.yaml"])
+    assert picker["schedulingProfiles"][0]["plugins"] == [
+        {"pluginRef": "lora-affinity-scorer", "weight": 1},
+        {"pluginRef": "queue-scorer", "weight": 2.0},
+        {"pluginRef": "max-score-picker"},
+    ]
+    assert "llm-d-scheduler.yaml" in files["llm-d-values.yaml"]
+    knows = {**adapters, "router": {"adapter_affinity": {"sees": "places"}}}
+    files = deploy(result(workload={"adapters": {"count": 9}}, **knows), to="llm-d").files
+    assert "llm-d-scheduler.yaml" not in files and "not as the design's router" in files["llm-d-values.yaml"]

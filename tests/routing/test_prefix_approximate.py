@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from evaluator.reference import PoolOutcome, Request
-from evaluator.reference.block_pool import ROOT, BlockNames
+from evaluator.reference.block_pool import ROOT, PrefixNames
 from evaluator.reference.network import run
 from evaluator.reference.prefix_knowledge import RouterMemory, SentBlocks
 from evaluator.reference.replica import Replica
@@ -147,7 +147,7 @@ def test_who_never_hears_counts_requests():
 
 def by_history(rule: PrefixApproximate, replicas: Sequence[Replica]) -> Choose:
     """The router as a search through everything that it has sent, from the end."""
-    block, table = replicas[0].limits.block_tokens, BlockNames()
+    block, table = replicas[0].limits.block_tokens, PrefixNames()
     sent: list[tuple[float, int, list[Any]]] = []
 
     def remembered(number: int, now: float) -> set[Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from evaluator.deploy.design import Design, router_name
+from evaluator.deploy.design import Design, router_keys, router_name
 from evaluator.deploy.launch import Launch, manifest_head
 from evaluator.deploy.targets.kubernetes import other_pools, too_large
 from evaluator.yaml import dumps_yaml
@@ -20,7 +20,9 @@ _ROLE_FLAGS: dict[str, dict[str, tuple[str, ...]]] = {
     "sglang": {},  # --disaggregation-mode, which is among its flags
 }
 _SAID_BY_DYNAMO = ("--kv-transfer-config",)
-_MODES = {"round_robin": "round-robin", "random": "random", "prefix_aware": "kv"}
+_MODES = {"round_robin": "round-robin", "random": "random", "prefix_aware": "kv", "prefix_approximate": "kv"}
+_TTL_S = 120.0
+"""For which its router remembers blocks without KV events, if nothing is said (``--router-ttl-secs``)."""
 
 
 def dynamo_problem(design: Design) -> str | None:
@@ -31,11 +33,11 @@ def dynamo_problem(design: Design) -> str | None:
 def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
     """``dynamo.yaml``, for ``kubectl apply``."""
     picture = f"nvcr.io/nvidia/ai-dynamo/{design.engine}-runtime:{VERSION}"
-    mode, remark = _mode(design)
+    envs, remark = _routing(design)
     frontend = {
         "componentType": "frontend",
         "replicas": 1,
-        "envs": [{"name": "DYN_ROUTER_MODE", "value": mode}],
+        "envs": [{"name": name, "value": value} for name, value in envs.items()],
         "extraPodSpec": {"mainContainer": {"image": picture}},
     }
     services: dict[str, Any] = {"Frontend": frontend}
@@ -50,12 +52,25 @@ def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
     return {GRAPH: manifest_head(design, launches) + "".join(f"{line}\n" for line in remark) + dumps_yaml(graph)}
 
 
-def _mode(design: Design) -> tuple[str, list[str]]:
-    """The frontend's way to choose a worker, and what of the design's routers it is not."""
+def _routing(design: Design) -> tuple[dict[str, str], list[str]]:
+    """Variables for the frontend's way to choose a worker, and what of the design's routers it is not."""
     by_phase = design.router_of_phase
     # One frontend routes both phases: that of the prefill is taken, since prefixes are what its kv mode goes by.
-    first = router_name(by_phase.get("prefill", next(iter(by_phase.values()))) if by_phase else design.router)
+    wanted = by_phase.get("prefill", next(iter(by_phase.values()))) if by_phase else design.router
+    first = router_name(wanted)
+    keys = router_keys(wanted)
     mode, remarks = _MODES.get(first, "kv"), []
+    envs = {"DYN_ROUTER_MODE": mode}
+    if first == "prefix_approximate":
+        envs |= {"DYN_ROUTER_USE_KV_EVENTS": "false", "DYN_ROUTER_TTL_SECS": str(keys.get("ttl_s", _TTL_S))}
+        if "ttl_s" not in keys:
+            remarks.append(f"# not the same: router {first}: Dynamo's forgets after {_TTL_S:g} s, not by memory_blocks")
+    elif "predicted_ttl_s" in keys:
+        envs["DYN_ROUTER_PREDICTED_TTL_SECS"] = str(keys["predicted_ttl_s"])
+    if mode == "kv" and first in _MODES:
+        remarks.append(
+            f"# not the same: router {first}: Dynamo's weighs prefixes against load (kv), without thresholds"
+        )
     if first not in _MODES:
         remarks.append(f"# not the same: router {first}: Dynamo's routes by prefixes and load (kv)")
     decode = router_name(by_phase.get("decode", first))
@@ -63,7 +78,7 @@ def _mode(design: Design) -> tuple[str, list[str]]:
         remarks.append(
             f"# not the same: router {decode} of the decode phase: one frontend routes both phases, by {mode}"
         )
-    return mode, remarks
+    return envs, remarks
 
 
 def _worker(launch: Launch, picture: str) -> dict[str, Any]:
