@@ -288,6 +288,12 @@ def _pool(parts: Tree, draw: Draw, role: str = "mixed") -> Tree:
             pool["prefill_context_parallel"] = draw.one(2, 4)
         elif draw.one(True, False):
             pool["decode_context_parallel"] = pool["tensor_parallel"]
+    alone = parts["layout"] != "ranks" and parts["pipeline"] == 1 and not (parts["drafts"] or parts["adapters"])
+    if alone and parts["models"] in (EXPERTS, "gpt-oss-20b") and role == "mixed" and parts["seed"] % 3 == 0:
+        # As a whole structure has it, since the cost of sides that micro-batches pass in turn has its own form.
+        apart = {"devices": draw.one(2, 4, 8), "attention_ranks": draw.one(1, 2), "micro_batches": draw.one(1, 2, 3)}
+        if extra not in ("groups", "reports"):
+            pool["feed_forward_apart"] = apart
     pool["batching"], pool["kv"] = _batching(parts, draw), _kv(parts, draw)
     if parts["drafts"] and role != "prefill":
         tokens = draw.one(1, 3)
@@ -430,6 +436,7 @@ def features(tree: Tree) -> frozenset[str]:
         "drafts": any("speculative" in pool for pool in pools),
         "decode context parallel": any(pool.get("decode_context_parallel", 1) > 1 for pool in pools),
         "prefill context parallel": any(pool.get("prefill_context_parallel", 1) > 1 for pool in pools),
+        "feed-forwards apart": any("feed_forward_apart" in pool for pool in pools),
         "autoscaling": any("autoscaling" in pool for pool in pools),
         "priorities": any(each.get("packing") == "priority" for each in batching),
         "order by predicted lengths": any(each.get("packing") == "shortest_first" for each in batching),
