@@ -12,6 +12,7 @@ import numpy as np
 from evaluator.accuracy.cases import (
     CASES,
     LOADS,
+    OTHER_ENGINES,
     OTHER_RELEASES,
     SPREAD_EXPERTS,
     STATE_LAYERS,
@@ -20,7 +21,7 @@ from evaluator.accuracy.cases import (
 )
 from evaluator.catalog.attention_kernels import AUTO
 from evaluator.catalog.choice import is_like_measured
-from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
+from evaluator.catalog.engines import DEFAULT_ENGINE, ENGINES, serving_engine
 from evaluator.catalog.hardware import Hardware, Link
 from evaluator.catalog.model import (
     CompressedAttention,
@@ -56,8 +57,17 @@ _WEIGHTS, _KV = {"fp16", "bf16", "fp8", "fp8_block"}, {"fp16", "bf16"}
 """dtypes of weights (fp8: Llama-4-Scout) and of KV of which servers were measured."""
 _16_BITS = {"fp16", "bf16"}
 SPREAD, STATES = "expert parallelism", "layers with a state"
-MEASURED_ELSEWHERE = {SPREAD: SPREAD_EXPERTS, STATES: STATE_LAYERS}
-"""What no server had that a set was fitted to, but those of other campaigns, in 16 bits -> the case of these."""
+MEASURED_ELSEWHERE = {
+    SPREAD: SPREAD_EXPERTS,
+    STATES: STATE_LAYERS,
+    **{engine.label: OTHER_ENGINES for name, engine in ENGINES.items() if name != DEFAULT_ENGINE},
+    "fp8 KV": OTHER_ENGINES,
+    "nvfp4 weights": OTHER_ENGINES,
+}
+"""What no server had that a set was fitted to, but those of other campaigns -> the case of these. Of SGLang no server
+was measured at all: its kernels and its host are composed as TensorRT-LLM's are, whose errors stand for both."""
+_IN_16_BITS = {SPREAD, STATES}
+"""Of which these campaigns' servers had weights in 16 bits alone."""
 
 _UNSEEN = (
     ({LatentAttention}, "latent attention"),
@@ -166,10 +176,11 @@ def _otherwise(built: ReplicaBuild) -> Basis:
         case = "other_layouts"
     # A device that the sweep describes is measured by nobody: its kernels are as transferred, whatever set it takes.
     cases = (case, "transferred") if built.hardware.hypothetical and case in _OF_ONE_DEVICE else (case,)
-    unmeasured, products = _unmeasured(built), _long_products(built) if case in _WITHOUT_SERVERS else 0.0
+    unmeasured, products = unmeasured_features(built), _long_products(built) if case in _WITHOUT_SERVERS else 0.0
     # Experts in 8 bits spread over devices are off by as much as what nobody measured is.
-    if all(name in MEASURED_ELSEWHERE for name in unmeasured) and is_16_bits(built):
-        return Basis((*cases, *(MEASURED_ELSEWHERE[name] for name in unmeasured)), products=products)
+    known = set(MEASURED_ELSEWHERE) - (set() if is_16_bits(built) else _IN_16_BITS)
+    if known.issuperset(unmeasured):
+        return Basis(_once((*cases, *(MEASURED_ELSEWHERE[name] for name in unmeasured))), products=products)
     return Basis(cases, unmeasured, products=products)
 
 
@@ -200,8 +211,8 @@ def of_release(basis: Basis, built: ReplicaBuild, version: str | None) -> Basis:
     """
     own = basis.own
     fitted = built.calibration.serving_release if own is None else own.release
-    # Of what no server had the largest error is stated already.
-    if fitted is None or basis.unmeasured:
+    # Of what no server had the largest error is stated already, and another engine has none of these releases.
+    if fitted is None or basis.unmeasured or built.spec.engine != DEFAULT_ENGINE:
         return basis
     engine = serving_engine(built.spec.engine)
     if engine.release(version)[:2] == engine.release(fitted)[:2]:  # as 0.15.1 is of 0.15
@@ -243,8 +254,8 @@ def served_design(built: ReplicaBuild) -> dict[str, str]:
     return {name: str(value) for name, value in figures.items()}
 
 
-def _unmeasured(built: ReplicaBuild) -> tuple[str, ...]:
-    """What of a replica no measured server had."""
+def unmeasured_features(built: ReplicaBuild) -> tuple[str, ...]:
+    """What of a replica no server had that a set was fitted to."""
     spec, hardware = built.spec, built.hardware
     unmeasured = [] if is_like_measured(hardware) else [_kind_of(hardware)]
     if spec.engine != DEFAULT_ENGINE:

@@ -96,6 +96,13 @@ CASES: dict[str, Case] = {
         command="python -m tests.benchmarks.accuracy --errors FILE.yaml",
         by_server=True,
     ),
+    "other_engines": Case(
+        "another engine, KV in fp8 or weights in nvfp4, as of TensorRT-LLM's servers",
+        None,
+        "",
+        command="python -m tests.benchmarks.accuracy --errors FILE.yaml",
+        by_server=True,
+    ),
     "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm"),
     "kernels_and_host": Case(
         "kernels of this device, the host of serving runs of others", "gpu", "GPU-vllm", kernels="host"
@@ -163,18 +170,18 @@ class Errors:
 
     def _at_load(self, case: str, statistic: str, group: int | None) -> float:
         """Of one case at a load: that of its servers with such a load. Of too few the largest of all its servers', of
-        those with lower loads, and of those with such a load that are the next to be asked."""
+        those with lower loads, and of those with such a load that are the next to be asked. No load is surer than a
+        lower one, whatever a table says of the two."""
         whole, told = self._whole(case, statistic), self.by_load.get(case, {}).get(statistic, _NO_LOAD)
         # Of a case whose loads are not known, as of iterations, nothing is known by load either.
         if group is None or all(math.isnan(error) for error in told):
             return whole
-        # It may be below that of lower loads, as in other releases: by the larger one of these 86 % instead of 68 % of
-        # the values with most requests at a time would be inside.
+        lower = self._at_load(case, statistic, group - 1) if group else math.nan
         if told[group] > 0.0:
-            return told[group]
+            return float(np.fmax(told[group], lower))
         farther = CASES[case].farther
         next_asked = self._at_load(farther, statistic, group) if farther else math.nan
-        return float(np.fmax.reduce([whole, *told[:group], next_asked]))
+        return float(np.fmax.reduce([whole, lower, next_asked]))
 
     def _whole(self, case: str, statistic: str) -> float:
         measured = self.bands.get(case, {})
@@ -224,18 +231,26 @@ def bands_by_load(
 ) -> tuple[float, ...]:
     """``band`` of the values of each group of LOADS (Mondrian conformal prediction: Vovk et al., section 4.5).
 
-    NaN where fewer than FEWEST_SERVERS had such a load. ``concurrency`` (value,): NaN where it is not known.
+    NaN where fewer than FEWEST_SERVERS had such a load. ``concurrency`` (value,): NaN where it is not known. No load is
+    said to be surer than a lower one: where its values would say so, both groups have the band of their values
+    together, until none is left (the isotonic regression of the bands, by adjacent violators).
     """
     known = np.flatnonzero(np.isfinite(errors) & np.isfinite(concurrency)).tolist()
-    bands = []
+
+    def band_of(places: list[int]) -> float:
+        return band(errors[places], servers=[servers[place] for place in places] if by_server else None)
+
+    blocks: list[tuple[list[int], list[int]]] = []  # groups, and the values of all of them
     for group in range(len(LOAD_NAMES)):
-        chosen = [place for place in known if load_group(concurrency[place]) == group]
-        of_group = [servers[place] for place in chosen]
-        if len(set(of_group)) < FEWEST_SERVERS:
-            bands.append(math.nan)
-        else:
-            bands.append(band(errors[chosen], servers=of_group if by_server else None))
-    return tuple(bands)
+        groups, places = [group], [place for place in known if load_group(concurrency[place]) == group]
+        if len({servers[place] for place in places}) < FEWEST_SERVERS:
+            continue
+        while blocks and band_of(places) < band_of(blocks[-1][1]):
+            lower_groups, lower = blocks.pop()
+            groups, places = lower_groups + groups, lower + places
+        blocks.append((groups, places))
+    bands = {group: band_of(places) for groups, places in blocks for group in groups}
+    return tuple(bands.get(group, math.nan) for group in range(len(LOAD_NAMES)))
 
 
 def load_errors(name: str = TABLE) -> Errors:
@@ -295,7 +310,7 @@ def _figures(case: Fields, statistic: str) -> tuple[float, tuple[float, ...]]:
 
 
 ITERATIONS, OTHER_RELEASES, SPREAD_EXPERTS = "iterations", "other_releases", "spread_experts"
-STATE_LAYERS = "state_layers"
+STATE_LAYERS, OTHER_ENGINES = "state_layers", "other_engines"
 
 
 def cases_of(held_out: str | None, calibration: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from evaluator.accuracy.basis import MEASURED_ELSEWHERE, design_basis
+from evaluator.accuracy.basis import design_basis, unmeasured_features
 from evaluator.accuracy.cases import (
     CASES,
     ITERATIONS,
@@ -71,9 +71,10 @@ def case_of(deployment: Deployment) -> str:
     if deployment.pools:
         raise InputError("--errors: the cases are of one pool; of several none tells")
     # The longest prompt only sizes memory; it does not matter to what the prediction rests on.
-    basis = design_basis(design(with_engine_defaults(deployment), 0))
+    built = design(with_engine_defaults(deployment), 0)
+    basis = design_basis(built)
     # Cases of other campaigns are of their closed batches and iterations: a run under open load is no such.
-    unmeasured = basis.unmeasured or tuple(name for name, case in MEASURED_ELSEWHERE.items() if case in basis.cases)
+    unmeasured = basis.unmeasured or (basis.measured is None and unmeasured_features(built))
     if unmeasured:
         raise InputError(f"--errors: no case is of servers with {', '.join(unmeasured)}")
     if len(basis.cases) > 1:

@@ -102,9 +102,9 @@ BY_LOAD = Errors(
 @pytest.mark.parametrize(
     ("case", "stated"),
     [
-        ("runs", (0.03, 0.02, 0.06, 0.09)),  # with more at a time as of other models, then as of other releases
-        ("other_models", (0.04, 0.03, 0.06, 0.09)),
-        ("other_releases", (0.08, 0.07, 0.11, 0.09)),
+        ("runs", (0.03, 0.02, 0.06, 0.11)),  # with more at a time as of other models, then as of other releases
+        ("other_models", (0.04, 0.03, 0.06, 0.11)),
+        ("other_releases", (0.08, 0.07, 0.11, 0.11)),
         ("iterations", (0.02, 0.02, 0.02, 0.02)),  # of which no load is known
     ],
 )
@@ -138,9 +138,9 @@ def test_shipped_errors_of_large_batches_are_larger():
     for case in ("runs", "other_models", "other_releases", "other_devices", "kernels_and_host"):
         few, some, many = (shipped.of((case,), "itl_mean", concurrency=at) for at in (8, 64, 512))
         assert few < some and few < many, case
-    # docs/accuracy.md and calibration/README.md: up to four times as large as of few
+    # docs/accuracy.md and calibration/README.md: up to five times as large as of few
     near = [[shipped.of((case,), "itl_mean", concurrency=at) for at in (8, 512)] for case in ("runs", "other_models")]
-    assert 3.5 < max(many / few for few, many in near) < 4.0
+    assert 4.5 < max(many / few for few, many in near) < 5.0
     assert all(CASES[case].farther in ("", *CASES) for case in CASES)
 
 

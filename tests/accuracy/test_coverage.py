@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from evaluator.accuracy import CASES, SHARE, load_errors
-from evaluator.accuracy.cases import LOAD_NAMES, band
+from evaluator.accuracy.cases import LOAD_NAMES, band, bands_by_load
 from evaluator.catalog.store import find
 from evaluator.compare import compare_experiments
 from evaluator.compare.expected import SERVER, errors_of
@@ -78,7 +78,26 @@ def test_servers_with_many_requests_at_a_time_are_within_the_errors():
         lambda of: np.average(of["inside_pct"], weights=of["rows"])
     )
     assert set(inside.index) == set(LOAD_NAMES)
-    assert ((inside > 100 * (SHARE - TOGETHER)) & (inside < 100 * (SHARE + 1.5 * TOGETHER))).all(), inside
+    assert (inside > 100 * (SHARE - TOGETHER)).all(), inside
+    # Most requests at a time are said to be no surer than fewer, though these values would be.
+    assert (inside[list(LOAD_NAMES[:2])] < 100 * (SHARE + 1.5 * TOGETHER)).all() and inside[LOAD_NAMES[2]] < 90, inside
+
+
+def test_no_load_is_surer_than_a_lower_one():
+    shipped, loads = load_errors(), (8.0, 100.0, 1000.0)
+    for case in CASES:
+        for statistic in MEANS:
+            stated = [shipped.of((case,), statistic, concurrency=load) for load in loads]
+            assert stated == sorted(stated), (case, statistic)
+
+
+def test_groups_whose_errors_would_fall_with_the_load_have_one_band():
+    few, some, many = np.full(6, 0.02), np.full(6, 0.12), np.full(6, 0.08)
+    errors, loads = np.concatenate([few, some, many]), np.repeat([8.0, 100.0, 500.0], 6)
+    assert bands_by_load(errors, loads, list(range(18)), False) == (0.02, 0.12, 0.12)
+    # Of twelve values together the ninth: some of the largest are beyond it.
+    spread = np.concatenate([few, np.linspace(0.07, 0.12, 6), np.linspace(0.03, 0.08, 6)])
+    assert bands_by_load(spread, loads, list(range(18)), False) == (0.02, 0.09, 0.09)
 
 
 def test_loads_of_few_servers_are_no_independent_values():

@@ -15,13 +15,14 @@ import pandas as pd
 
 from evaluator.catalog.store import find
 from evaluator.compare.expected import read_rows, write_errors
-from tests.benchmarks.accuracy import closed_batches, iterations, servers
+from tests.benchmarks.accuracy import closed_batches, iterations, mlperf, servers
 from tests.benchmarks.accuracy.coverage import COVERAGE, coverage
 from tests.benchmarks.accuracy.slices import by_slice, read, worse, write
 
 CAMPAIGNS: dict[str, Callable[[Path], Iterator[pd.DataFrame]]] = {
     "closed_batches": closed_batches.rows,
     "iterations": iterations.rows,
+    "mlperf": mlperf.rows,
     "servers": servers.rows,
 }
 TABLES = Path(__file__).resolve().parents[3] / "calibration" / "errors" / "slices"
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--errors",
         type=Path,
-        help="put the errors of closed batches and iterations into this table of cases, and no more",
+        help="put the errors of all but the servers that sets were fitted to into this table of cases, and no more",
     )
     parser.add_argument("--write", action="store_true", help="put the new tables in the places of the old ones")
     given = parser.parse_args(arguments)
@@ -46,7 +47,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not given.data.is_dir():
         parser.error(f"{given.data} is no folder: name that of the measurements, --data or EVALUATOR_DATA")
     if given.errors is not None:
-        for campaign in (closed_batches, iterations):
+        for campaign in (closed_batches, iterations, mlperf):
             for _, rows in campaign.errors_of_cases(given.data).groupby("case", sort=False):
                 write_errors(given.errors, rows)
         return 0

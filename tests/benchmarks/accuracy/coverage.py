@@ -18,11 +18,12 @@ from evaluator.replica import ReplicaSpec, build
 
 COVERAGE = "Values within the errors stated of them, by the other models' rows and by other campaigns' alone, in %"
 MEANS = ("ttft_mean", "itl_mean", "e2e_mean")
-CAMPAIGNS = {"vllm_serving": "inference-sim", "mlenergy": "ML.ENERGY", "vllm_iterations": "aiconfigurator"}
+CAMPAIGNS = {"vllm_serving": "inference-sim", "mlenergy": "ML.ENERGY", "vllm_iterations": "aiconfigurator",
+             "mlperf": "MLPerf"}  # fmt: skip
 """Who measured, by how the files begin; others are campaigns of their own."""
 
 
-def told_by(spec: ReplicaSpec, release: str) -> str | None:
+def told_by(spec: ReplicaSpec, release: str | None) -> str | None:
     """The case of which a server tells that no set was fitted to: what it had that theirs had not; else of another
     release, where they had all of it. None where it has what no case is of.
 
