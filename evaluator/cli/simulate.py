@@ -150,8 +150,8 @@ def _tell_windows(
     """The run over time: as a table, or as the files that are asked for."""
     ds = result.over_time(width)
     # A column for each quantile, as tables of designs have them.
-    wide = ds.drop_dims([dim for dim in ("quantile", "class") if dim in ds.dims]).to_dataframe()
-    for values, name in (pair for variable in ds.data_vars for pair in _by_class(ds[variable])):
+    wide = ds.drop_dims([dim for dim in ("quantile", "class", "pool") if dim in ds.dims]).to_dataframe()
+    for values, name in (pair for variable in ds.data_vars for pair in _by_label(ds[variable])):
         for number, level in enumerate(ds["quantile"].values if "quantile" in values.dims else ()):
             wide[f"{name[:-2]}_p{100 * level:g}_s"] = values.isel(quantile=number).values
         if "quantile" not in values.dims:
@@ -176,13 +176,14 @@ def _tell_windows(
         typer.echo(f"wrote {file}", err=True)
 
 
-def _by_class(values: xarray.DataArray) -> list[tuple[xarray.DataArray, str]]:
-    """A variable over time and its name, or of each class with that in its name: ``interactive_ttft_s``."""
+def _by_label(values: xarray.DataArray) -> list[tuple[xarray.DataArray, str]]:
+    """A variable over time and its name, or of each class or pool with that in its name: ``interactive_ttft_s``."""
     name = str(values.name)
-    if "class" not in values.dims:
+    kind = next((kind for kind in ("class", "pool") if kind in values.dims), None)
+    if kind is None:
         return [(values, name)]
-    classes = values["class"].values.tolist()
-    return [(values.sel({"class": one}), f"{one}_{name.removeprefix('class_')}") for one in classes]
+    labels = values[kind].values.tolist()
+    return [(values.sel({kind: label}), f"{label}_{name.removeprefix(f'{kind}_')}") for label in labels]
 
 
 def _described(summary: xarray.Dataset) -> str:
@@ -198,7 +199,7 @@ def _described(summary: xarray.Dataset) -> str:
         if name.endswith("_stderr"):
             continue
         values, errors = row[name], row.get(f"{name}_stderr")
-        label = next((dim for dim in ("stage", "class") if dim in values.dims), None)
+        label = next((dim for dim in ("stage", "class", "pool") if dim in values.dims), None)
         if label is None:
             lines.append((name, _shown(values, errors)))
             continue

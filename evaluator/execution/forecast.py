@@ -242,6 +242,7 @@ def _row_bytes(whole: Plan) -> float:
         "seed": len(whole.seeds) if whole.by_seed else 0,
         "stage": len(whole.stage_names),
         "class": len(whole.class_names),
+        "pool": len(whole.pool_names),
     }
     numbers = 0
     for name, variable in VARIABLES.items():

@@ -169,6 +169,7 @@ class Outcomes:
     stages: tuple[StageTimes, ...] = ()  # of a pipeline
     sessions: SessionTable | None = None  # None: no configuration of the plan has any of several turns
     stage_names: tuple[str, ...] = ()  # of all configurations of the plan, in the order in which they are reported
+    pool_names: tuple[str, ...] = ()  # of all configurations of the plan, where replicas of one of several come and go
 
     def summed(self, name: str) -> np.ndarray:
         """A figure of the use, such as ``devices`` or ``iterations``, summed over the stations."""

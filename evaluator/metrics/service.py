@@ -37,8 +37,7 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     accelerators = outcomes.summed("devices") if outcomes.accelerators is None else outcomes.accelerators
     there = np.broadcast_to(accelerators[:, None], outcomes.makespan_s.shape)
     for use in outcomes.stations:
-        if use.alive is not None:  # a fleet, which is the only pool: as many as are there on the mean
-            there = there * use.share_there(outcomes.makespan_s)
+        there = there - (use.devices[:, None] - use.devices_there(outcomes.makespan_s))
     output, prompt = done(outcomes.tokens.output_tokens), done(outcomes.tokens.prompt_tokens)
     work = {
         "throughput_rps": np.count_nonzero(inside, axis=-1).astype(np.float64),
@@ -102,11 +101,12 @@ def hardware_use(outcomes: Outcomes) -> dict[str, np.ndarray]:
     Busy time is summed over replicas, each of which has devices / replicas devices with their peaks together. Over
     several stations the utilisation is weighed by devices, MFU and MBU are of what all could do while they were busy.
     """
-    devices = outcomes.summed("devices")[:, None]
+    devices_there = [use.devices_there(outcomes.makespan_s) for use in outcomes.stations]
+    devices = sum(devices_there[1:], devices_there[0])
     busy, flops, moved = (np.zeros_like(outcomes.makespan_s) for _ in range(3))
-    for use in outcomes.stations:
+    for use, of_use in zip(outcomes.stations, devices_there, strict=True):
         replicas = use.replicas[:, None]
-        share = _ratio(use.devices[:, None], devices)
+        share = _ratio(of_use, devices)
         # Weighed by devices: a pool of eight that waits counts eight times one that works alone.
         busy = busy + share * _ratio(use.totals.busy_s, use.replica_s(outcomes.makespan_s))
         device_busy_s = use.totals.busy_s * (use.devices[:, None] / replicas)
@@ -200,12 +200,7 @@ def price(outcomes: Outcomes, output_tok_per_s: np.ndarray) -> np.ndarray:
 
     Of replicas that come and go as many as are there on the mean over the run.
     """
-    paid = []
-    for use in outcomes.stations:
-        devices = use.devices
-        if use.alive is not None:
-            devices = devices * over_seeds(use.share_there(outcomes.makespan_s))
-        paid.append(devices * use.usd_per_hour)
+    paid = [over_seeds(use.devices_there(outcomes.makespan_s)) * use.usd_per_hour for use in outcomes.stations]
     return 1e6 * _ratio(sum(paid[1:], paid[0]) / SECONDS_PER_HOUR, output_tok_per_s)
 
 
@@ -219,6 +214,23 @@ def fleet(outcomes: Outcomes) -> dict[str, np.ndarray]:
         per_replica = np.divide(use.devices, use.replicas, out=np.zeros_like(use.devices), where=use.replicas > 0)
         paid_s = paid_s + replica_s * per_replica[:, None]
     return {"replicas_mean": there, "device_hours": paid_s / SECONDS_PER_HOUR}
+
+
+def fleet_of_pools(outcomes: Outcomes) -> dict[str, np.ndarray]:
+    """The same of each pool, (config, pool), where replicas of one of several come and go; NaN of pools that a
+    configuration has not."""
+    names, configs = outcomes.pool_names, outcomes.status.size
+    if not names:
+        return {}
+    table = {name: np.full((configs, len(names)), np.nan) for name in ("pool_replicas_mean", "pool_device_hours")}
+    for use in outcomes.stations:
+        if use.name not in names:
+            continue
+        column, replica_s = names.index(use.name), use.replica_s(outcomes.makespan_s)
+        table["pool_replicas_mean"][:, column] = over_seeds(_ratio(replica_s, outcomes.makespan_s))
+        of_replica = use.devices / use.replicas / SECONDS_PER_HOUR
+        table["pool_device_hours"][:, column] = over_seeds(replica_s) * of_replica
+    return table
 
 
 def energy(outcomes: Outcomes) -> np.ndarray:

@@ -19,6 +19,7 @@ from evaluator.metrics.service import (
     decode_hit_rate,
     energy,
     fleet,
+    fleet_of_pools,
     hardware_use,
     host_hit_rate,
     kv_used_max,
@@ -201,6 +202,7 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
             outcomes.sessions, times.arrival_s, times.last_token_s, window, levels, times.refused
         )
         result |= _named({"session_s": of_sessions})
+    result |= fleet_of_pools(outcomes)
     result |= stage_statistics(outcomes.stage_names, outcomes.stages, window, levels, outcomes.status.size)
     return result, parts
 

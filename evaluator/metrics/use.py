@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,8 +114,26 @@ class Use:
     bytes: np.ndarray  # (config, seed): useful bytes of the model
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed]: gaps between the tokens that it gave
     # [config][seed]: from when until when each replica was there, (replica, 2), of a fleet whose replicas come and go
-    # (``replicas`` are then the most); None: all of them all the time.
+    # (``replicas`` are then the most), from a station infinite until the end of the run; None: all of them all the
+    # time.
     alive: Sequence[Sequence[np.ndarray | None]] | None = None
+
+    def until(self, last_s: np.ndarray) -> Use:
+        """With an end to who stays until that of the run, ``last_s`` (config, seed)."""
+        if self.alive is None:
+            return self
+        pairs = zip(self.alive, last_s, strict=True)
+        # A run that is stuck has no end, and ``fmin`` keeps what is finite beside NaN.
+        return replace(
+            self,
+            alive=[
+                [
+                    spans if spans is None else np.fmin(spans, [np.inf, end_s])
+                    for spans, end_s in zip(*pair, strict=True)
+                ]
+                for pair in pairs
+            ],
+        )
 
     def replica_s(self, makespan_s: np.ndarray) -> np.ndarray:
         """Seconds that replicas were there, in sum, (config, seed), of runs that took ``makespan_s``."""
@@ -126,10 +144,14 @@ class Use:
                 whole[run] = (spans[:, 1] - spans[:, 0]).sum()
         return whole
 
-    def share_there(self, makespan_s: np.ndarray) -> np.ndarray:
-        """Part of the replicas that are there, on the mean over runs of ``makespan_s``, (config, seed)."""
+    def devices_there(self, makespan_s: np.ndarray) -> np.ndarray:
+        """Devices that are there, on the mean over runs of ``makespan_s``, (config, seed)."""
+        devices = np.broadcast_to(self.devices[:, None], makespan_s.shape)
+        if self.alive is None:
+            return devices
         whole_s = self.replicas[:, None] * makespan_s
-        return np.divide(self.replica_s(makespan_s), whole_s, out=np.full(whole_s.shape, np.nan), where=whole_s > 0)
+        share = np.divide(self.replica_s(makespan_s), whole_s, out=np.full(whole_s.shape, np.nan), where=whole_s > 0)
+        return devices * share
 
     def figure(self, name: str) -> np.ndarray:
         """An array by its name, such as ``devices``, or ``iterations`` of the totals."""

@@ -314,7 +314,7 @@ def _table() -> dict[str, Variable]:
         formula = _MEAN_ERROR if name in _LATENCIES else _SERVED_ERROR
         table[f"{name}_model_error"] = Variable("1", f"model error of the {table[name].long_name}", formula)
     # In the order in which tables and files list them: latencies, service, the rest, by seed, elasticities.
-    table |= _OTHERS | _SEARCH | _stages() | _classes()
+    table |= _OTHERS | _SEARCH | _stages() | _classes() | _pools()
     for name in BY_SEED:
         variable = table[name]
         dims = ("config", "seed", "quantile") if name in _LATENCIES else ("config", "seed")
@@ -350,6 +350,19 @@ def _stages() -> dict[str, Variable]:
         by_stage,
     )
     return table
+
+
+def _pools() -> dict[str, Variable]:
+    whole = {name: _OTHERS.get(name) or _SERVICE[name] for name in ("replicas_mean", "device_hours")}
+    return {
+        f"pool_{name}": Variable(
+            variable.units,
+            f"{variable.long_name} of a pool",
+            f"{variable.description.replace(', of all pools', '')}; of the pool alone, where some of several scales",
+            ("config", "pool"),
+        )
+        for name, variable in whole.items()
+    }
 
 
 def _classes() -> dict[str, Variable]:

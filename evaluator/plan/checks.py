@@ -232,25 +232,6 @@ def refusal_problem(workload: Workload, station: StationPlan, alone: bool) -> st
     return left_out("max_queued_requests", others, ", or leave it out")
 
 
-def scaling_problem(station: StationPlan, alone: bool) -> str | None:
-    """Why replicas cannot come and go; None where they can, or do not. ``alone``: there is no other station."""
-    deployment = station.deployment
-    scaling = deployment.autoscaling
-    if scaling is None:
-        return None
-    if scaling.min_replicas > deployment.replicas:
-        return (
-            f"infeasible: autoscaling.min_replicas {scaling.min_replicas} exceeds replicas {deployment.replicas}, the "
-            "most that there may be; raise the one or lower the other"
-        )
-    others = {
-        "several pools or stages; use one pool without stages": not alone,
-        f"role {deployment.role}; use role mixed": deployment.role != "mixed",
-        "data_parallel; use replicas": deployment.data_parallel > 1,
-    }
-    return left_out("autoscaling", others, ", or leave it out")
-
-
 def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
     """What a policy that admits by the ratio of new tokens does not go with; None where it does, or is not asked for.
 

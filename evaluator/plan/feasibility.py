@@ -19,7 +19,6 @@ from evaluator.plan.checks import (
     refusal_problem,
     reports_problem,
     routing_problem,
-    scaling_problem,
 )
 from evaluator.plan.joint_pools import lacking_jointly, too_many_together, why_joint
 from evaluator.plan.kv_checks import (
@@ -34,9 +33,10 @@ from evaluator.plan.phases import PhasePools, Pools, model_of, most_jobs, phases
 from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps
 from evaluator.plan.request_level import queue_problem, request_problem
 from evaluator.plan.route import PipelinePlan, RequestRoutes
+from evaluator.plan.scaling import budget_problem, scaling_problem
 from evaluator.plan.simulators import REQUEST, has_frontend, is_joint, lacking, why_together, worth_compiling
 from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem, with_own_kv
-from evaluator.plan.station import StationPlan, station_of
+from evaluator.plan.station import DrawnLengths, StationPlan, station_of
 from evaluator.scenario import (
     Deployment,
     Transfer,
@@ -110,7 +110,8 @@ def _pools_status(workload: Workload, planned: PlannedPools, simulator: str) -> 
     # Each takes for granted what those before it found in order, and is asked only then.
     return _first(
         lambda: phases_problem(workload, planned.pools, phases, transfer.groups),
-        lambda: _stations_problem(workload, stations, simulator),
+        lambda: _stations_problem(workload, stations, phases, simulator),
+        lambda: budget_problem(stations),
         lambda: link_problem(stations, transfer) if sending else None,
         lambda: backpressure_problem(stations, transfer) if sending else None,
         lambda: planned.link_problem,
@@ -132,7 +133,9 @@ def _stages_status(
     )
 
 
-def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], simulator: str) -> str | None:
+def _stations_problem(
+    workload: Workload, stations: tuple[StationPlan, ...], phases: Sequence[PhasePools], simulator: str
+) -> str | None:
     """The first problem of any station, which is named where there are several."""
     for station in stations:
         deployment, built = station.deployment, station.design
@@ -148,7 +151,8 @@ def _stations_problem(workload: Workload, stations: tuple[StationPlan, ...], sim
             alone = len(stations) == 1 and not deployment.pipeline
             problem = problem or priority_problem(station, alone)
             problem = problem or lora_problem(workload, station, alone) or context_parallel_problem(deployment)
-            problem = problem or refusal_problem(workload, station, alone) or scaling_problem(station, alone)
+            problem = problem or refusal_problem(workload, station, alone)
+            problem = problem or scaling_problem(station, phases, bool(deployment.pipeline))
             problem = problem or branches_problem(workload, station) or drafts_problem(station)
             problem = problem or planning_problem(station) or manager_problem(workload, station)
             problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)
@@ -290,6 +294,8 @@ def _stations(
                 asked = [demand.by_model[model] for demand in asked if model in demand.by_model] or asked
             station = station_of(name, deployment, Extremes.of([demand.extremes for demand in asked]), workload)
             station = _with_largest(station, asked)
+            if deployment.autoscaling is not None and deployment.autoscaling.within_s is not None:
+                station = replace(station, lengths=DrawnLengths.of(asked))
             stations.append(replace(station, number=number) if number else station)
     return tuple(stations)
 

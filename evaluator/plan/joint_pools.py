@@ -50,6 +50,10 @@ def why_joint(
         "closed loop over a pipeline": pipeline is not None and workload.arrivals.process == "closed_loop",
         "pipeline that comes to the LLM more than once": pipeline is not None and pipeline.repeats,
         "pipeline with a pool for several stages": pipeline is not None and pipeline.shared is not None,
+        "deployment.autoscaling_devices": any(
+            station.deployment.autoscaling is not None and station.deployment.autoscaling_devices is not None
+            for station in stations
+        ),
         "transfer.backpressure": transfer is not None and transfer.backpressure,
         "data_parallel in one of several pools of a role": lockstep_beside_others,
         **{f"router {router} over several pools": True for router in looking},

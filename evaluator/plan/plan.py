@@ -17,7 +17,7 @@ from evaluator.plan.route import RequestRoutes
 from evaluator.plan.simulators import AUTO, ITERATION
 from evaluator.records import without_collecting
 from evaluator.replica import Change
-from evaluator.scenario import Grid, Objective, Scenario, all_objectives, expand
+from evaluator.scenario import Grid, Objective, Scenario, all_objectives, expand, pools_of
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import shared_tokens
@@ -81,6 +81,15 @@ class Plan:
         # A hundred thousand points share some classes, and a trace is looked at once.
         workloads = {(id(each.classes), id(each.lengths)): each for each, _, _ in self.grid.points}.values()
         return tuple(dict.fromkeys(name for workload in workloads for name in workload.class_names))
+
+    @cached_property
+    def pool_names(self) -> tuple[str, ...]:
+        """The pools that answer of all deployments of the grid, each once, where replicas of one of several come and
+        go; else none."""
+        deployments = {id(deployment): deployment for _, deployment, _ in self.grid.points if deployment.pools}.values()
+        pools = [pools_of(deployment) for deployment in deployments]
+        scaling = [each for each in pools if len(each) > 1 and any(pool.autoscaling for _, pool in each)]
+        return tuple(dict.fromkeys(name for each in scaling for name, _ in each))
 
     @cached_property
     def has_sessions(self) -> bool:

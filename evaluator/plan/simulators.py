@@ -14,7 +14,7 @@ from evaluator.policies import policy
 from evaluator.routing import Choice, PrefixAware, PrefixRule, name_of, router_of
 from evaluator.routing.round_robin import ROUND_ROBIN
 from evaluator.scenario import Deployment, Routers, Workload
-from evaluator.scenario.autoscaling import TTFT
+from evaluator.scenario.autoscaling import TPOT, TTFT
 from evaluator.scenario.deployment import ASYNCHRONOUS, BY_PRIORITY, QUEUED, SHORTEST_FIRST
 from evaluator.traffic.requests import cached_by_content
 from evaluator.traffic.roles import ROLES
@@ -380,6 +380,9 @@ def lacking(
         # Its program knows when requests come, and not when users send them who wait for answers.
         keys["deployment.autoscaling.metric ttft with users who wait for answers"] = waits_for_answers(workload)
     if deployment.autoscaling is not None:
+        # Who leaves is counted in its program, and not how long it took; and there all replicas are of one fleet.
+        keys["deployment.autoscaling.metric tpot"] = deployment.autoscaling.metric == TPOT
+        keys["deployment.autoscaling with several pools in one loop"] = not alone
         long = f"deployment.autoscaling.{deployment.autoscaling.longest} of more than {MOST_LOOKS:,} every_s"
         keys[long] = deployment.autoscaling.looks > MOST_LOOKS
     if by_reports(deployment):

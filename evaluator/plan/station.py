@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from evaluator.catalog import load_link
 from evaluator.catalog.model import AS_PUBLISHED
 from evaluator.cost.frontend import Frontend
 from evaluator.cost.memory import KvLayout, kv_units
@@ -22,6 +22,28 @@ from evaluator.traffic.jobs import Demand, Extremes, held_units
 from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, Role
 
+_SHARES = 200
+"""Of the prompts whose lengths an autoscaler goes by: half a percent each."""
+
+
+@dataclass(frozen=True)
+class DrawnLengths:
+    """Of the requests that come to a pool: prompt tokens to compute, at even shares of them, and the tokens that a
+    decoding sequence holds in the mean over its decodes."""
+
+    prompts: tuple[float, ...]
+    context: float
+
+    @staticmethod
+    def of(demands: Sequence[Demand]) -> DrawnLengths:
+        """Of the requests of all seeds."""
+        prompts = np.concatenate([demand.compute_tokens for demand in demands])
+        places = (np.arange(_SHARES) + 0.5) / _SHARES
+        held = np.concatenate([demand.prompt_tokens + 0.5 * demand.output_tokens for demand in demands])
+        # Long answers count for more: they are in the batch for longer.
+        decodes = np.concatenate([demand.output_tokens for demand in demands])
+        return DrawnLengths(tuple(np.quantile(prompts, places).tolist()), float(np.average(held, weights=decodes)))
+
 
 @dataclass(frozen=True)
 class StationPlan:
@@ -31,6 +53,7 @@ class StationPlan:
     ``largest_units``: KV units of the largest job with several branches; None where no job has several.
     ``kept_units`` of the KV cache of each replica hold prefixes that jobs share, and never come free. ``most_jobs``:
     the most that any replica serves under any seed, where the pool is one of several on its side or has groups.
+    ``lengths``: where an autoscaler asks what a replica bears.
     """
 
     name: str
@@ -42,6 +65,7 @@ class StationPlan:
     most_jobs: int | None = None
     number: int = 0
     largest_units: int | None = None
+    lengths: DrawnLengths | None = None
 
     @property
     def role(self) -> Role:
@@ -138,14 +162,3 @@ def swap_space(station: StationPlan) -> tuple[float, float]:
     bandwidth = _to_host(station, kv.swap_bandwidth)
     # Whole units: half a block in host memory is of no use.
     return math.inf if kv.swap_bytes is None else kv.swap_bytes // layout.unit_bytes, layout.unit_bytes / bandwidth
-
-
-def start_up_s(station: StationPlan) -> float:
-    """From the decision to start a replica of a fleet until it serves: what the scenario says, and its weights."""
-    scaling, replica = station.deployment.autoscaling, station.design.ready
-    assert scaling is not None
-    if scaling.weights_over is None:
-        return scaling.start_up_s
-    # All devices of a replica load their shares over one link.
-    link = load_link(scaling.weights_over)
-    return scaling.start_up_s + (link.latency_s + replica.replica_weight_bytes / link.bandwidth)

@@ -52,6 +52,7 @@ class Replica:
         self.running_batches: deque[RunningBatch] = deque()
         self.granted: list[Request] = []  # who got a KV reservation since somebody asked; for the asker to empty
         self.outstanding = 0  # requests that were sent here and have not finished
+        self.keeps = 0  # requests that have finished, and whose KV stays until it has been sent on
         self.iterations = 0
         self.kv_units_max = 0
         self.kv_unit_s = 0.0  # KV units in use, integrated over time
@@ -151,6 +152,7 @@ class Replica:
     def release(self, request: Request, now: float) -> None:
         """The KV of a request that is done here, and was held, has been sent."""
         self._integrate_kv(now)
+        self.keeps -= 1
         self.queues.kv.release(request)
 
     def _cut_short(self, now: float) -> RunningBatch | None:
@@ -376,6 +378,7 @@ class Replica:
             elif request in queues.running:
                 queues.depart(request)
         self.outstanding -= len(finished)
+        self.keeps += sum(request.held for request in finished)
         return finished
 
     def _has_written(self, running_batch: RunningBatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from evaluator.cost.iteration import IterationCost
@@ -19,7 +19,7 @@ from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import Choose, chooser
 from evaluator.reference.running_batch import Iteration
-from evaluator.reference.stations.fleet import FleetStation, ScalingPolicy
+from evaluator.reference.stations.fleet import FleetStation, ReplicaFleet, ScalingPolicy
 from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import Choice
 
@@ -30,7 +30,14 @@ class PoolOutcome:
 
     requests: list[Request]
     replicas: list[Replica]
-    alive: list[list[float]] = field(default_factory=list)  # of a fleet: from when until when each replica was there
+    fleet: ReplicaFleet | None = None  # None: all replicas are there all the time
+
+    @property
+    def alive(self) -> list[list[float]]:
+        """Of a fleet: from when until when each replica was there, the last answer at the latest."""
+        spans = [] if self.fleet is None else self.fleet.alive
+        last_s = max((request.last_token_s for request in self.requests), default=-math.inf)
+        return [[begin_s, min(gone_s, last_s)] for begin_s, gone_s in spans]
 
     @property
     def busy_s(self) -> float:
@@ -96,6 +103,7 @@ def simulate(
     tokens: bool = False,
     observe: Callable[[Iteration], None] | None = None,
     scaling: ScalingPolicy | None = None,
+    begin_s: float | None = None,
 ) -> PoolOutcome:
     """Serve fresh ``requests`` (in order of arrival) on identical replicas; their times are written into them.
 
@@ -107,7 +115,8 @@ def simulate(
     ``seed``: of a router that draws. A ``RankBalance`` looks at the replicas between iterations, so that it needs
     ``leap`` False or ``tokens``.
 
-    ``scaling``: replicas come and go (``stations.fleet``), of which ``replicas`` are the most.
+    ``scaling``: replicas come and go (``stations.fleet``), of which ``replicas`` are the most, from ``begin_s`` on, or
+    from the first arrival (closed loop: from 0).
 
     ``tokens`` records the time of every token and computes each iteration from its sequences. Without it, iterations
     that differ only in contexts that grow by one are summed in closed form (a leap), which gives the same times;
@@ -125,16 +134,17 @@ def simulate(
         return made(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
 
     if scaling is not None:
-        begin_s = requests[0].arrival_s if requests and users is None else 0.0
+        if begin_s is None:
+            begin_s = requests[0].arrival_s if requests and users is None else 0.0
         memory = RouterMemory()
 
         def route(serving: Sequence[Replica], changes: int) -> Choose:
             # Another stream of draws for each fleet: the same one would send the next requests as it sent the first.
             return chooser(router, serving, seed, changes, memory)
 
-        fleet = FleetStation(scaling, make, route, len(requests), begin_s)
-        run([fleet], requests, users, delay_s, follows)
-        return PoolOutcome(list(requests), fleet.replicas, fleet.alive)
+        fleet = ReplicaFleet(scaling, make, route, len(requests), begin_s)
+        run([FleetStation(fleet)], requests, users, delay_s, follows)
+        return PoolOutcome(list(requests), fleet.replicas, fleet)
     pool = [make(index) for index in range(replicas)]
     in_lockstep(pool, lockstep)
     run([PoolStation(pool, chooser(router, pool, seed))], requests, users, delay_s, follows)

@@ -12,7 +12,7 @@ from evaluator.errors import InputError
 from evaluator.metrics.variables import VARIABLES, coordinate_units
 from evaluator.units import parse_quantity
 
-_RESERVED = {"config", "quantile", "input", "seed", "stage", "class", "request", *VARIABLES}
+_RESERVED = {"config", "quantile", "input", "seed", "stage", "class", "pool", "request", *VARIABLES}
 _DOT = re.compile(r"\.(?!\d)")  # slo.ttft.p99.9 has three parts
 _STATISTIC = re.compile(r"p[\d.]+|mean")
 _POOR = {"times"}  # says nothing without the figure that is multiplied

@@ -41,6 +41,7 @@ def over_time(
     bounds_s: Mapping[str, float] | None = None,
     class_bounds_s: Mapping[str, Mapping[str, float]] | None = None,
     alive: Sequence[np.ndarray] = (),
+    alive_of_pools: Mapping[str, Sequence[np.ndarray]] | None = None,
 ) -> xr.Dataset:
     """A run in windows of ``every`` (seconds, or text such as ``"10min"``), from its table of requests.
 
@@ -49,7 +50,8 @@ def over_time(
     objective allows a request, ``class_bounds_s`` what it allows one of a class, beside that; without any there is no
     ``attainment``. Requests of no bound are left out of it. With a column ``class`` arrivals, latencies and attainment
     are there for each class, too. ``alive``: of each seed, of a fleet, from when until when every replica was there,
-    (replica, 2); then the number of ``replicas`` is told. Latencies of windows without arrivals are NaN.
+    (replica, 2); then the number of ``replicas`` is told, and of several pools ``pool_replicas``. Latencies of windows
+    without arrivals are NaN.
     Errors: InputError for a width of none, beyond the run, or so small that there would be over MOST_WINDOWS.
     """
     import xarray as xr
@@ -71,14 +73,18 @@ def over_time(
         by_window["within"] = _within(by_window, bounds)
     values = _flows(by_window, windows)
     if alive:
-        begins, gone = (np.sort(np.concatenate([spans[:, column] for spans in alive])) for column in (0, 1))
-        values["replicas"] = ("time",), windows.present(begins, gone)
+        values["replicas"] = ("time",), windows.there(alive)
+    if alive_of_pools:
+        of_pools = [windows.there(spans) for spans in alive_of_pools.values()]
+        values["pool_replicas"] = ("time", "pool"), np.stack(of_pools, axis=1)
     seen = _of_arrivals(by_window, windows.count, levels)
     values |= {name: (("time", *dims), data) for name, (dims, data) in seen.items()}
     coords: dict[str, Any] = {
         "time": ("time", windows.edges[:-1], {"units": "s", "description": f"beginning of a window of {width:g} s"}),
         "quantile": ("quantile", np.asarray(levels, dtype=np.float64), {"units": "1"}),
     }
+    if alive_of_pools:
+        coords["pool"] = ("pool", np.array(list(alive_of_pools)), {"units": "1", "description": "pool of replicas"})
     if "class" in by_window:
         names = sorted(set(by_window["class"]))
         coords["class"] = ("class", np.array(names), {"units": "1", "description": "class of requests"})
@@ -110,6 +116,11 @@ class _Windows:
     def rate(self, numbers: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
         """Events per second and run of each window; ``numbers``: of the window of every event."""
         return np.bincount(numbers, weights, self.count) / (self.width_s * self.seeds)
+
+    def there(self, alive: Sequence[np.ndarray]) -> np.ndarray:
+        """How many replicas are, in the mean over each window; ``alive`` as of ``over_time``."""
+        begins, gone = (np.sort(np.concatenate([spans[:, column] for spans in alive])) for column in (0, 1))
+        return self.present(begins, gone)
 
     def present(self, came_s: np.ndarray, went_s: np.ndarray) -> np.ndarray:
         """How many are there, in the mean over each window; both sorted, each by itself.
@@ -154,8 +165,9 @@ def _of_classes(
 
 
 def _described(name: str) -> dict[str, str]:
-    units, formula = _VARIABLES[name.removeprefix("class_")]
-    return {"units": units, "description": formula + ("; of the class" if name.startswith("class_") else "")}
+    units, formula = _VARIABLES[name.removeprefix("class_").removeprefix("pool_")]
+    of = next((f"; of the {kind}" for kind in ("class", "pool") if name.startswith(f"{kind}_")), "")
+    return {"units": units, "description": formula + of}
 
 
 def _within(requests: pd.DataFrame, bounds: Mapping[str, Mapping[str, float]]) -> np.ndarray:

@@ -61,7 +61,7 @@ def dataset_of(task: SweepTask, configs: np.ndarray | None, context: RunContext)
     # Numbers of the whole product of the axes, which do not depend on what conditions leave out.
     rows["config"] = whole.grid.numbers(rows["config"])
     seeds = whole.seeds if task.by_seed else ()
-    labels = whole.inputs, seeds, whole.stage_names, whole.class_names
+    labels = whole.inputs, seeds, whole.stage_names, whole.class_names, whole.pool_names
     return to_dataset(rows, levels, whole.grid.axes, attrs, *labels), whole
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +41,7 @@ class Simulation:
     summary: xr.Dataset
     iterations: pd.DataFrame | None = None  # a row per iteration, where they were asked for
     alive: tuple[np.ndarray, ...] = ()  # of each seed, of a fleet: from when until when every replica was there
+    alive_of_pools: Mapping[str, tuple[np.ndarray, ...]] = field(default_factory=dict)  # the same, of each of several
 
     def over_time(self, every: float | str) -> xr.Dataset:
         """The run in windows of ``every`` (seconds, or text such as ``"10min"``): arrivals, completions, requests in
@@ -53,7 +54,8 @@ class Simulation:
             if (name := f"{objective['metric']}_s") in LATENCIES:
                 bounds.setdefault(objective.get("class", ""), {})[name] = objective["bound_s"]
         of_all = bounds.pop("", {})
-        return over_time(self.requests, every, self.summary["quantile"].values.tolist(), of_all, bounds, self.alive)
+        levels = self.summary["quantile"].values.tolist()
+        return over_time(self.requests, every, levels, of_all, bounds, self.alive, self.alive_of_pools)
 
 
 def simulate(
@@ -91,15 +93,37 @@ def simulate(
     values = summarise(outcomes, levels) | known_of(whole.configurations)
     values["config"] = whole.grid.numbers(values["config"])
     summary = to_dataset(
-        values, levels, whole.grid.axes, attributes_of(scenario), stages=whole.stage_names, classes=whole.class_names
+        values,
+        levels,
+        whole.grid.axes,
+        attributes_of(scenario),
+        stages=whole.stage_names,
+        classes=whole.class_names,
+        pools=whole.pool_names,
     )
     models = whole.configurations[0].workload.model_names
     table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
     if progress is not None:
         progress.advance(len(table))
-    alive = next((use.alive[0] for use in outcomes.stations if use.alive is not None), ())
-    there = tuple(spans for spans in alive if spans is not None)
-    return Simulation(table, summary, None if rows is None else rows.table(), there)
+    of_pools = _alive(outcomes)
+    there = tuple(np.concatenate(spans) for spans in zip(*of_pools.values(), strict=True))
+    several = of_pools if len(of_pools) > 1 else {}
+    return Simulation(table, summary, None if rows is None else rows.table(), there, several)
+
+
+def _alive(outcomes: Outcomes) -> dict[str, tuple[np.ndarray, ...]]:
+    """Of each pool and seed from when until when every replica was there, (replica, 2); none where all always are."""
+    if all(use.alive is None for use in outcomes.stations):
+        return {}
+    begin_s = outcomes.times.arrival_s[0].min(axis=-1)
+    whole = np.stack([begin_s, begin_s + outcomes.makespan_s[0]], axis=-1)
+    alive: dict[str, tuple[np.ndarray, ...]] = {}
+    for use in outcomes.stations:
+        if use.alive is not None:
+            alive[use.name] = tuple(spans for spans in use.alive[0] if spans is not None)
+        elif use.name in outcomes.pool_names:  # static beside one that scales
+            alive[use.name] = tuple(np.repeat(span[None], int(use.replicas[0]), axis=0) for span in whole)
+    return alive
 
 
 def _chosen(scenario: Scenario, select: Mapping[str, str], simulator: str) -> Plan:
@@ -139,7 +163,9 @@ def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outco
             trace.add(sum(replicas[: lane.station]) + replica, iteration)  # pool after pool
 
     chain = chain_result(whole, whole.configurations, observe)
-    outcomes = outcomes_of(whole.configurations, chain, whole.stage_names, whole.class_names, whole.has_sessions)
+    outcomes = outcomes_of(
+        whole.configurations, chain, whole.stage_names, whole.class_names, whole.has_sessions, whole.pool_names
+    )
     if path is None:
         return outcomes
     pools = [(station.name, station.deployment.ranks) for station in stations]

@@ -492,4 +492,9 @@ class Deployment(Pool):
         "Pools of one role or of prefill and decode, by name; keys beside them hold for each that says nothing.",
     )
     transfer: Transfer = key(transfer_reader, Transfer(), "How KV comes from the prefill to the decode pools.")
+    autoscaling_devices: int | None = key(
+        count(),
+        None,
+        "Most devices of the pools with autoscaling together, shared out where these want more; no bound where absent.",
+    )
     pipeline: Mapping[str, Stage] = no_key({})  # a section of its own

@@ -239,18 +239,14 @@ def _dataset(
     # A design is known by its row of the product, which stays its name where conditions leave rows out.
     values["config"] = whole.grid.numbers(values["config"])
     # Of replicas that come and go those count that were there, as in the cost of a token.
-    there = np.ones(len(configurations))
-    for row, design in enumerate(configurations):
-        first = design.stations[0].deployment  # a fleet that scales is alone
-        if first.autoscaling is not None:
-            there[row] = values["replicas_mean"][row] / first.replicas
-    price = there * [np.nan if design.usd_per_hour is None else design.usd_per_hour for design in configurations]
+    gone = [_gone(design, values, row, whole.pool_names) for row, design in enumerate(configurations)]
+    whole_price = [np.nan if design.usd_per_hour is None else design.usd_per_hour for design in configurations]
+    price = np.array(whole_price) - [usd_per_hour for _, usd_per_hour in gone]
     values["usd_per_hour"] = price
     # Not of a search for the fewest replicas, whose rate was given.
     if "goodput_rps" in values:
-        values["goodput_rps_per_gpu"] = values["goodput_rps"] / (
-            there * [design.accelerators for design in configurations]
-        )
+        there = np.array([design.accelerators for design in configurations]) - [devices for devices, _ in gone]
+        values["goodput_rps_per_gpu"] = values["goodput_rps"] / there
         with np.errstate(divide="ignore", invalid="ignore"):
             values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)
     values["pool_layout"] = np.array([layout_of(configuration) for configuration in configurations])
@@ -264,7 +260,31 @@ def _dataset(
     )
     if designs.note:
         attrs["search_note"] = designs.note
-    return to_dataset(values, levels, whole.grid.axes, attrs, stages=whole.stage_names, classes=whole.class_names)
+    return to_dataset(
+        values,
+        levels,
+        whole.grid.axes,
+        attrs,
+        stages=whole.stage_names,
+        classes=whole.class_names,
+        pools=whole.pool_names,
+    )
+
+
+def _gone(design: Configuration, values: Values, row: int, pool_names: Sequence[str]) -> tuple[float, float]:
+    """Of replicas that come and go those that are not there on the mean: their devices, and USD per hour."""
+    devices = usd_per_hour = 0.0
+    for station in design.answering:
+        if station.deployment.autoscaling is None:
+            continue
+        if station.name in pool_names:
+            there = values["pool_replicas_mean"][row, pool_names.index(station.name)]
+        else:
+            there = values["replicas_mean"][row]
+        absent = (station.deployment.replicas - there) * station.design.devices
+        devices += absent
+        usd_per_hour += absent * (station.usd_per_device_hour or 0.0)
+    return devices, usd_per_hour
 
 
 def _question(scenario: Scenario, bracket: float) -> str:

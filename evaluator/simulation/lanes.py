@@ -15,6 +15,7 @@ from evaluator.cost.memory import units_of
 from evaluator.device import bounded, quickly_compiled
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
+from evaluator.plan.scaling import scaling_target, start_up_s
 from evaluator.plan.simulators import (
     grows_by_blocks,
     in_any_order,
@@ -24,11 +25,11 @@ from evaluator.plan.simulators import (
     swaps,
     worth_optimising,
 )
-from evaluator.plan.station import start_up_s, swap_space, watermark_units
+from evaluator.plan.station import swap_space, watermark_units
 from evaluator.policies import policy
 from evaluator.policies.token_ratio import ratios
 from evaluator.replica.batched_costs import costs_of as replica_costs
-from evaluator.scenario.autoscaling import METRICS
+from evaluator.scenario.autoscaling import METRICS, TREND
 from evaluator.scenario.deployment import BY_PRIORITY
 from evaluator.simulation.request_dependencies import PoolJobs, by_prefix, cache_shape, contents_of, session_turns_of
 from evaluator.simulation.routing_tables import tables_of_pool
@@ -360,11 +361,15 @@ def _fleets(serving: list[StationPlan], lanes: list[LaneJobs]) -> preemptive.Fle
         # Users of a closed loop begin at 0; as many as there are requests are an open loop (``reference.simulate``).
         opens = lane.users >= lane.count and lane.count
         begin_s = float(lane.jobs.ready_s[lane.served][0]) if opens else 0.0
+        begin_s = begin_s if lane.jobs.begin_s is None else lane.jobs.begin_s
+        lower = -1.0 if scaling.lower is None else scaling.lower
         rows.append(
-            (METRICS.index(scaling.metric), scaling.target, scaling.min_replicas, scaling.every_s, scaling.window_s,
-             scaling.cooldown_s, scaling.tolerance, start_up_s(pool), begin_s)
+            (METRICS.index(scaling.metric), scaling_target(pool), scaling.min_replicas, scaling.every_s,
+             scaling.window_s, scaling.cooldown_s, scaling.tolerance, start_up_s(pool), begin_s, lower,
+             scaling.predictor == TREND)
         )  # fmt: skip
-    kinds = preemptive.Fleet(*(np.int32 if name in ("metric", "least") else float for name in preemptive.Fleet._fields))
+    others = {"metric": np.int32, "least": np.int32, "trend": bool}
+    kinds = preemptive.Fleet(*(others.get(name, float) for name in preemptive.Fleet._fields))
     return preemptive.Fleet(
         *(np.array(column, kind) for column, kind in zip(zip(*rows, strict=True), kinds, strict=True))
     )

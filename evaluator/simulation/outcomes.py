@@ -31,11 +31,12 @@ def outcomes_of(
     stage_names: Sequence[str] = (),
     class_names: Sequence[str] = (),
     has_sessions: bool = False,
+    pool_names: Sequence[str] = (),
 ) -> Outcomes:
     """The outcomes of a chunk. The rows of configurations that cannot run hold nothing of meaning.
 
-    ``stage_names`` and ``class_names`` are those of all configurations of the plan, and ``has_sessions`` says whether
-    any has some of several turns: chunks of a plan have the same variables.
+    ``stage_names``, ``class_names`` and ``pool_names`` are those of all configurations of the plan, and
+    ``has_sessions`` says whether any has some of several turns: chunks of a plan have the same variables.
     """
     first_later_s, last_later_s = _around_the_engine(configurations, chain_result)
     if (refused := chain_result.times.refused) is not None:  # nothing of theirs came to an engine
@@ -58,7 +59,11 @@ def outcomes_of(
         measured=chain_result.measured,
         # Without what clients wait for around the engine: no station is busy then.
         makespan_s=chain_result.times.last_token_s.max(axis=-1) - chain_result.times.arrival_s.min(axis=-1),
-        stations=by_pool(configurations, chain_result.uses),
+        # Also of a side that was done before: what it has then stays until the last answer.
+        stations=tuple(
+            use.until(chain_result.times.last_token_s.max(axis=-1))
+            for use in by_pool(configurations, chain_result.uses)
+        ),
         open_loop=np.array([configuration.open_loop for configuration in configurations]),
         users=np.array([configuration.users or 0 for configuration in configurations]),
         one_batch=np.array([configuration.one_batch for configuration in configurations]),
@@ -81,6 +86,7 @@ def outcomes_of(
         if has_sessions
         else None,
         stage_names=tuple(stage_names),
+        pool_names=tuple(pool_names),
     )
 
 

@@ -43,8 +43,8 @@ def serve_iterations(
             served = serve_lane(configurations[lane.position], pools[lane.position], lane, seeds[lane.seed])
             enter_outcome(times, totals, lane, served.outcome)
             exact_gaps.setdefault(lane.run, []).append(served.gaps)
-            if served.outcome.alive:
-                alive[lane.position][lane.seed] = np.array(served.outcome.alive)
+            if served.outcome.fleet is not None:
+                alive[lane.position][lane.seed] = np.array(served.outcome.fleet.alive)
         call = call.some(~void)
         lanes_of_call = [lanes[number] for number in call.numbers]
         config, seed = np.array([lane.run for lane in lanes_of_call], dtype=np.int64).reshape(-1, 2).T
@@ -55,7 +55,7 @@ def serve_iterations(
         if lanes_of_call:
             _put(times, lanes_of_call, runs, pools, call.result)
         for number, lane in enumerate(lanes_of_call if call.result.fleet is not None else ()):
-            alive[lane.position][lane.seed] = _spans(lane, call.result, number)
+            alive[lane.position][lane.seed] = _spans(call.result, number)
     check_served(configurations, times)
     add_kept(pools, jobs, times, totals)
     itl = [[histogram.weighted(histogram_of_seed) for histogram_of_seed in of_seeds] for of_seeds in bins]
@@ -79,12 +79,11 @@ def _void(call: LanesOfCall, serving: Sequence[StationPlan]) -> np.ndarray:
     return void
 
 
-def _spans(lane: LaneJobs, result: LaneResult, number: int) -> np.ndarray:
-    """From when until when each replica of a fleet was there, (replica, 2): until the last answer at the latest."""
+def _spans(result: LaneResult, number: int) -> np.ndarray:
+    """From when until when each replica of a fleet was there, (replica, 2); infinite until the end of the run."""
     assert result.fleet is not None
     spans = np.stack([result.fleet.began_s[number], result.fleet.gone_s[number]], axis=-1)
-    last_s = result.last_token_s[number, : lane.count].max(initial=0.0)
-    return np.minimum(spans[: int(result.fleet.count[number])], [np.inf, last_s])
+    return spans[: int(result.fleet.count[number])]
 
 
 def _put(

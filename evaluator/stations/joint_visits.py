@@ -36,6 +36,7 @@ class PoolServed:
     done: PoolTotals
     gaps: WeightedGaps
     first: int  # number of its first replica in its phase
+    alive: np.ndarray | None = None  # of a fleet: from when until when each replica was there, as of ``Use``
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +105,7 @@ def _use(
     totals = PoolTotals.empty(configs, seeds)
     itl: list[list[WeightedGaps]] = [[pooled([])] * seeds for _ in configurations]
     pool_jobs = [list(of_seeds) for of_seeds in jobs]
+    alive: list[list[np.ndarray | None]] = [[None] * seeds for _ in configurations]
     for key, run in runs.items():
         pool, run_jobs = run.pools[phase.number][position], jobs[key[0]][key[1]]
         totals.add(key, pool.done)
@@ -111,8 +113,9 @@ def _use(
         # of the others.
         chosen = served.replica[key][run_jobs.id].astype(np.int64) - pool.first
         pool_jobs[key[0]][key[1]] = replace(run_jobs, chosen=chosen)
-        itl[key[0]][key[1]] = pool.gaps
-    return use_of(pools, pool_jobs, totals, itl, served.hit_tokens)
+        itl[key[0]][key[1]], alive[key[0]][key[1]] = pool.gaps, pool.alive
+    use = use_of(pools, pool_jobs, totals, itl, served.hit_tokens)
+    return replace(use, alive=alive) if any(pool.deployment.autoscaling for pool in pools) else use
 
 
 def _link_visit(

@@ -222,6 +222,7 @@ class Jobs:
     chosen: NDArray[np.int64] | None = None  # the replica that serves it next; None: the pool's own router says
     sharing: Sharing | None = None  # of all requests, by their ids; None: nothing is known of it
     classes: RequestClasses | None = None  # of all requests, by their ids; None: all are of one
+    begin_s: float | None = None  # behind a prefill side: when the first request came there
 
     @property
     def session(self) -> NDArray[np.int64] | None:
@@ -254,16 +255,17 @@ class Jobs:
         The decode side gives ``output_tokens - 1``, which leaves nothing to do for a request of one token.
         """
         on, demand = self.demand.after_prefill
+        begin_s = float(self.ready_s.min(initial=np.inf))
         # All go on: the demand is the cached object, which rates of a sweep share.
         if len(on) == len(self):
-            return with_fields(self, ready_s=ready_s, demand=demand), None
+            return with_fields(self, ready_s=ready_s, demand=demand, begin_s=begin_s), None
         # A copy of the demand for these few; the others share the demand that is kept with this one.
         off = np.flatnonzero(self.demand.later_tokens == 0)
         columns = self.id[off], ready_s[off], self.demand[off], self.measured[off]
         done = Jobs(*columns, sharing=self.sharing, classes=self.classes)
         origin = None if self.origin is None else Origin(self.origin.replica[on], self.origin.served_s[on])
         goes_on = Jobs(self._ids_of(on), ready_s[on], demand, self.measured[on], origin)
-        return with_fields(goes_on, sharing=self.sharing, classes=self.classes), done
+        return with_fields(goes_on, sharing=self.sharing, classes=self.classes, begin_s=begin_s), done
 
     def _ids_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         # Where all requests are there the positions are the ids: one array, then, for all runs of a demand.

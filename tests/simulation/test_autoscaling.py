@@ -115,6 +115,17 @@ def test_the_start_up_is_the_weights_over_a_link_and_what_is_said():
         ({"target": 0}, r"autoscaling\.target: must be greater than 0"),
         ({"target": 1, "metric": "cpu"}, r"autoscaling\.metric: 'cpu' is not one of outstanding, waiting, kv"),
         ({"target": 1, "max_replicas": 3}, r"autoscaling\.max_replicas: unknown key"),
+        ({"target": 1, "within_s": 1}, r"autoscaling\.within_s: is in the place of target; leave one of them out"),
+        (
+            {"target": 1, "lower": 2},
+            r"autoscaling\.lower: is a threshold below target, and 2 stands beside a target of 1",
+        ),
+        ({"within_s": 1, "lower": 2}, r"autoscaling\.lower: is a threshold below target, and 2 stands beside within_s"),
+        ({"target": 1, "metric": "tpot", "predictor": "trend"}, r"autoscaling\.predictor: trend is of loads"),
+        (
+            {"target": 1, "predictor": "trend", "window_s": 9},
+            r"autoscaling\.predictor: trend needs two looks.*raise window_s",
+        ),
         ({"target": 1, "every_s": 0}, r"autoscaling\.every_s: must be greater than 0"),
         ({"target": 1, "weights_over": "string"}, r"autoscaling\.weights_over: "),
         (
@@ -131,13 +142,20 @@ def test_what_is_refused(keys, message):
 @pytest.mark.parametrize(
     ("deployment", "message"),
     [
-        ({"role": "prefill"}, "role prefill; use role mixed"),
+        (
+            {
+                "pools": {"a": {"role": "prefill"}, "b": {"role": "decode"}},
+                "autoscaling": {"metric": "ttft", "target": 1},
+            },
+            "metric ttft of a decode pool; use outstanding, kv or tpot",
+        ),
+        ({"autoscaling": {"metric": "prompt_rate", "within_s": 1}}, "within_s of a mixed pool.*; use target"),
         ({"data_parallel": 2}, "data_parallel; use replicas"),
         ({"pools": {"a": {"role": "mixed"}, "b": {"role": "mixed"}}}, "several pools or stages; use one pool"),
     ],
 )
 def test_what_it_does_not_go_with(deployment, message):
-    with pytest.raises(InputError, match=f"unsupported: (pool a: )?autoscaling with {message}.*, or leave it out"):
+    with pytest.raises(InputError, match=f"unsupported: (pool [ab]: )?autoscaling with {message}.*, or leave it out"):
         evaluator.simulate(scenario(**deployment))
 
 
@@ -150,13 +168,16 @@ def test_searches_price_what_is_there_and_size_a_fleet_by_one_replica():
 
 
 FLEETS = [
-    # target, metric, router, min_replicas, cooldown_s, start_up_s, kv tokens, max_queued_requests
-    (3, "outstanding", "least_outstanding", 1, "20s", "10s", 400_000, 3),
-    (0.1, "kv", "least_kv", 1, 0, 0, 40_000, 100),
-    (0.1, "kv", "least_outstanding", 1, "15s", "25s", 16_384, 2),
-    (1, "waiting", "round_robin", 1, 0, "25s", 5_000, 3),  # KV runs short: by priority the last of a class gives way
-    (5, "outstanding", "round_robin", 2, 0, "7s", 400_000, 1000),
-    (0.04, "ttft", "least_outstanding", 1, 0, "12s", 400_000, 4),
+    # target, metric, router, min_replicas, cooldown_s, start_up_s, kv tokens, max_queued_requests, lower, predictor
+    (3, "outstanding", "least_outstanding", 1, "20s", "10s", 400_000, 3, None, "mean"),
+    (0.1, "kv", "least_kv", 1, 0, 0, 40_000, 100, None, "trend"),
+    (0.1, "kv", "least_outstanding", 1, "15s", "25s", 16_384, 2, 0.02, "mean"),
+    # KV runs short: by priority the last of a class gives way
+    (1, "waiting", "round_robin", 1, 0, "25s", 5_000, 3, None, "mean"),
+    (5, "outstanding", "round_robin", 2, 0, "7s", 400_000, 1000, None, "trend"),
+    (0.04, "ttft", "least_outstanding", 1, 0, "12s", 400_000, 4, None, "mean"),
+    (1500, "prompt_tokens", "least_outstanding", 1, 0, "6s", 400_000, 1000, 300, "mean"),
+    (4000, "prompt_rate", "round_robin", 1, "10s", "9s", 400_000, 1000, None, "trend"),
 ]
 
 
@@ -186,7 +207,8 @@ def on_both_engines(design, names, rows):
 def test_the_program_starts_and_stops_replicas_as_the_reference_does():
     names = (
         "autoscaling.target", "autoscaling.metric", "router", "autoscaling.min_replicas", "autoscaling.cooldown_s",
-        "autoscaling.start_up_s", "kv.capacity_tokens", "batching.max_queued_requests",
+        "autoscaling.start_up_s", "kv.capacity_tokens", "batching.max_queued_requests", "autoscaling.lower",
+        "autoscaling.predictor",
     )  # fmt: skip
     design = scenario(batching={"max_num_seqs": 8, "packing": "priority", "max_queued_requests": 1000})
     lengths = {"prompt_mean": 800, "prompt_cv": 1, "prompt_max": 4000, "output_mean": 60, "output_cv": 1}
@@ -198,13 +220,13 @@ def test_the_program_starts_and_stops_replicas_as_the_reference_does():
     }
     exact, alive = on_both_engines(design, names, FLEETS)
     # Otherwise little would be compared: all of it happens.
-    assert [len(spans) > 1 for spans in alive].count(True) >= 5
+    assert [len(spans) > 1 for spans in alive].count(True) >= 7
     preempted = exact.stations[0].totals.preemptions
     assert exact.times.refused.any() and np.flatnonzero(preempted).tolist() == [3]
     # Each request that comes alone starts four replicas, more in all than the table of the same program has rows.
     alone = {"workload": design["workload"] | {"arrivals": {"process": "poisson", "rate_rps": 0.1}}}
     often = (*names, "autoscaling.every_s", "autoscaling.window_s")
-    row = (0.2, "outstanding", "least_outstanding", 1, "4s", 0, 400_000, 1000, "1s", 0)
+    row = (0.2, "outstanding", "least_outstanding", 1, "4s", 0, 400_000, 1000, None, "mean", "1s", 0)
     _, (spans,) = on_both_engines(design | alone, often, [row])
     assert len(spans) > 600
 

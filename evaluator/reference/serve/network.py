@@ -22,7 +22,7 @@ from evaluator.plan.route import RequestRoutes
 from evaluator.reference import PoolOutcome, Request
 from evaluator.reference.network import EventStation as Stage
 from evaluator.reference.network import run
-from evaluator.reference.serve.phases import PhaseRun, phase_run, phase_served, pool_run
+from evaluator.reference.serve.phases import PhaseRun, fleet_start, phase_run, phase_served, pool_run
 from evaluator.reference.serve.pool import Observe, followers
 from evaluator.reference.serve.routes import RouteFollower, Routes, StepVisits, routes_of
 from evaluator.reference.stations.phase import PhaseStation
@@ -96,12 +96,13 @@ def _run(
     routes = all_routes[key[0]][key[1]] if configuration.pipeline is not None else None
     whole = asked = jobs if routes is None else all_visits(configuration, routes, jobs)
     runs: list[PhaseRun] = []
+    fleets = fleet_start(configuration, whole)
     for phase in configuration.phases:
         if runs:
             # The times are those of the prefill side and stand for nothing here: on the network a request comes to
             # the decode side when its transfer ends.
             asked, _ = whole.after_prefill(whole.ready_s)
-        runs.append(phase_run(configuration, key, seed, phase, asked, observe))
+        runs.append(phase_run(configuration, key, seed, phase, asked, fleets, observe))
     links = None
     stages: list[Stage] = [runs[0].phase]
     if len(runs) > 1:

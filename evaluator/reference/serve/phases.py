@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,12 +16,23 @@ from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.phases import PhasePools
 from evaluator.plan.route import RequestRoutes
 from evaluator.plan.simulators import by_reports, routed_by
-from evaluator.reference import Iteration, PoolOutcome, Request
+from evaluator.reference import Iteration, Limits, PoolOutcome, Request
 from evaluator.reference.host_replica import replica_class
 from evaluator.reference.lockstep import in_lockstep
+from evaluator.reference.prefix_knowledge import RouterMemory
 from evaluator.reference.replica import Replica
+from evaluator.reference.routing import Choose as OfPool
 from evaluator.reference.routing import PhaseRouter, chooser
-from evaluator.reference.serve.pool import Observe, TokenGaps, branches_of, curve_of, limits_of, say_priorities
+from evaluator.reference.serve.pool import (
+    Observe,
+    TokenGaps,
+    branches_of,
+    curve_of,
+    limits_of,
+    say_priorities,
+    scaling_of,
+)
+from evaluator.reference.stations.fleet import DeviceBudget, FleetPhase, ReplicaFleet, ScalingPolicy
 from evaluator.reference.stations.phase import Choose, PhaseStation
 from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import stream
@@ -40,10 +53,17 @@ class PhaseRun:
     phase: PhaseStation
     pools: tuple[list[Replica], ...]
     gaps: tuple[TokenGaps, ...]
+    fleet: ReplicaFleet | None = None  # of one pool whose replicas come and go
 
 
 def phase_run(
-    configuration: Configuration, run: RunKey, seed: int, phase: PhasePools, jobs: Jobs, observe: Observe | None
+    configuration: Configuration,
+    run: RunKey,
+    seed: int,
+    phase: PhasePools,
+    jobs: Jobs,
+    fleets: FleetStart,
+    observe: Observe | None,
 ) -> PhaseRun:
     """A side under its jobs, ready to run; ``run`` is (configuration, seed), by which ``observe`` knows it."""
     lane = LaneJobs(
@@ -58,35 +78,86 @@ def phase_run(
     )
     pools: list[list[Replica]] = []
     gaps: list[TokenGaps] = []
+    fleet: ReplicaFleet | None = None
     # Only where a transfer waits for room: else a request takes its KV on the decode side when it is admitted
     # there.
     kv_reserved = phase.role.prompt_resident and configuration.link is not None and configuration.link.backpressure
     for number in phase.stations:
         station = configuration.stations[number]
-        built, limits = station.design.ready, limits_of(station, jobs.demand)
+        limits = limits_of(station, jobs.demand)
         by_content = cached_by_content(configuration.workload, station.deployment)
         limits = replace(limits, kv_reserved=kv_reserved, prefix_caching=by_content)
         pool_gaps = [TokenGaps(_until(jobs)) for _ in range(station.deployment.ranks)]
-        pools.append(
-            [
-                replica_class(limits)(
-                    index, built.pipeline_ranks, station.deployment.batching.policy, limits,
-                    window=built.kv.window, leap=not by_reports(station.deployment),
-                    observe=partial(_watch, of_replica, observe, lane),
-                )
-                # Replicas are numbered over the whole phase, pool after pool, as routers and links know them.
-                for index, of_replica in enumerate(pool_gaps, len(gaps))
-            ]
-        )  # fmt: skip
+        # Replicas are numbered over the whole phase, pool after pool, as routers and links know them.
+        make = partial(_replica, station, limits, gaps, observe, lane)
+        numbers = range(len(gaps), len(gaps) + len(pool_gaps))
         gaps += pool_gaps
+        scaling = scaling_of(station)
+        if scaling is not None:  # alone on its side (``plan.scaling``)
+            fleet = _fleet(configuration, seed, phase, scaling, make, jobs, fleets)
+            pools.append(fleet.replicas)
+            continue
+        pools.append([make(index) for index in numbers])
         in_lockstep(pools[-1], station.lockstep)
     replicas = [replica for pool in pools for replica in pool]
-    choose = _choose(configuration, seed, phase, jobs, replicas)
+    choose = _choose(configuration, seed, phase, jobs, replicas, None if fleet is None else fleet.choose)
     # Of two requests that users send at one time the one that opens a session comes first (``Clients``), whatever its
     # number.
     as_sent = phase.number == 0 and configuration.workload.feedback and configuration.pipeline is None
+    if fleet is not None:
+        return PhaseRun(jobs, FleetPhase(fleet, _parts(jobs), choose, as_sent), tuple(pools), tuple(gaps), fleet)
     side = PhaseStation(PoolStation(replicas, choose), _parts(jobs), choose, as_sent)
     return PhaseRun(jobs, side, tuple(pools), tuple(gaps))
+
+
+def _replica(
+    station: StationPlan,
+    limits: Limits,
+    gaps: Sequence[TokenGaps],
+    observe: Observe | None,
+    lane: LaneJobs,
+    index: int,
+) -> Replica:
+    built = station.design.ready
+    return replica_class(limits)(
+        index, built.pipeline_ranks, station.deployment.batching.policy, limits,
+        window=built.kv.window, leap=not by_reports(station.deployment),
+        observe=partial(_watch, gaps[index], observe, lane),
+    )  # fmt: skip
+
+
+class FleetStart(NamedTuple):
+    """What the fleets of a run have in common: from when they look, and the devices that they share, if they do."""
+
+    begin_s: float
+    budget: DeviceBudget | None
+
+
+def fleet_start(configuration: Configuration, jobs: Jobs) -> FleetStart:
+    """Of the fleets of a configuration under its jobs."""
+    pools = [pool for pool in configuration.answering if pool.deployment.autoscaling is not None]
+    begin_s = 0.0 if configuration.users is not None else float(jobs.ready_s.min(initial=math.inf))
+    devices = configuration.answering[0].deployment.autoscaling_devices
+    if devices is None or not pools:
+        return FleetStart(begin_s, None)
+    return FleetStart(begin_s, DeviceBudget(devices, [pool.design.devices for pool in pools]))
+
+
+def _fleet(
+    configuration: Configuration,
+    seed: int,
+    phase: PhasePools,
+    scaling: ScalingPolicy,
+    make: Callable[[int], Replica],
+    jobs: Jobs,
+    fleets: FleetStart,
+) -> ReplicaFleet:
+    memory = RouterMemory()
+
+    def route(serving: Sequence[Replica], changes: int) -> OfPool:
+        return chooser(phase.router, serving, seed, changes, memory)
+
+    return ReplicaFleet(scaling, make, route, len(jobs), fleets.begin_s, fleets.budget)
 
 
 def _until(jobs: Jobs) -> int:
@@ -121,9 +192,17 @@ def _parts(jobs: Jobs) -> dict[int, Request]:
 
 
 def _choose(
-    configuration: Configuration, seed: int, phase: PhasePools, jobs: Jobs, replicas: Sequence[Replica]
+    configuration: Configuration,
+    seed: int,
+    phase: PhasePools,
+    jobs: Jobs,
+    replicas: Sequence[Replica],
+    serving: OfPool | None = None,
 ) -> Choose:
-    """The router of a side; a request learns from its pool how much KV it takes there."""
+    """The router of a side; a request learns from its pool how much KV it takes there.
+
+    ``serving``: the router of those that serve, where replicas come and go.
+    """
     pools = [configuration.stations[number] for number in phase.stations]
     pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.ranks for pool in pools]).tolist()
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
@@ -137,7 +216,9 @@ def _choose(
     ]
     contents = [_contents(configuration, pool, jobs) for pool in pools]
     router: Callable[..., Replica]  # of one pool without groups, of a side with them
-    if phase.replicas is None:
+    if serving is not None:
+        router = serving
+    elif phase.replicas is None:
         router = chooser(phase.router, replicas, seed, phase.stations.start)
     else:
         # By id and not by place: jobs of a decode phase are those that prefill handed on, in whatever order.
@@ -218,8 +299,11 @@ def phase_served(run: PhaseRun) -> tuple[JobColumns, tuple[PoolServed, ...]]:
 
 
 def _pool_served(run: PhaseRun, replicas: list[Replica], served: JobColumns) -> PoolServed:
-    gaps = [_gaps_of(run.gaps[replica.index], replica.index, run.jobs, served) for replica in replicas]
-    return PoolServed(PoolTotals.of(PoolOutcome([], replicas)), pooled(gaps), replicas[0].index)
+    # Of a fleet several one after the other in one slot.
+    numbers = dict.fromkeys(replica.index for replica in replicas)
+    gaps = [_gaps_of(run.gaps[number], number, run.jobs, served) for number in numbers]
+    alive = None if run.fleet is None else np.array(run.fleet.alive)
+    return PoolServed(PoolTotals.of(PoolOutcome([], replicas)), pooled(gaps), replicas[0].index, alive)
 
 
 def _gaps_of(gaps: TokenGaps, replica: int, jobs: Jobs, served: JobColumns) -> WeightedGaps:

@@ -16,8 +16,9 @@ from evaluator.cost.weights import resident_bytes
 from evaluator.kv_managers import manager as kv_manager
 from evaluator.metrics.use import PoolTotals, pooled
 from evaluator.plan import Configuration, StationPlan
+from evaluator.plan.scaling import scaling_target, start_up_s
 from evaluator.plan.simulators import by_reports, routed_by, waits_for_adapters
-from evaluator.plan.station import host_space, start_up_s, swap_space, watermark_units
+from evaluator.plan.station import host_space, swap_space, watermark_units
 from evaluator.reference import HostLimits, Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.reference.network import Follows
 from evaluator.reference.stations.fleet import ScalingPolicy
@@ -66,8 +67,8 @@ def serve_tokens(
         served = serve_lane(configurations[lane.position], pools[lane.position], lane, seeds[lane.seed], observe)
         enter_outcome(times, totals, lane, served.outcome)
         gaps[lane.position][lane.seed].append(served.gaps)
-        if served.outcome.alive:
-            alive[lane.position][lane.seed] = np.array(served.outcome.alive)
+        if served.outcome.fleet is not None:
+            alive[lane.position][lane.seed] = np.array(served.outcome.fleet.alive)
     check_served(configurations, times)
     # What is still infinite is of a run that got stuck, of whose row the status alone is told. NaN, because NumPy
     # warns of differences of infinities, of which later statistics have many.
@@ -131,6 +132,7 @@ def serve_lane(
         window=replica.kv.window,
         observe=watch,
         scaling=scaling_of(pool),
+        begin_s=lane.jobs.begin_s,
     )
     # Gaps count from the first token of the first request that is measured: those of the warm-up are left out by
     # time, since a leap's gaps are of all its members.
@@ -145,8 +147,8 @@ def scaling_of(pool: StationPlan) -> ScalingPolicy | None:
     if scaling is None:
         return None
     return ScalingPolicy(
-        scaling.metric, scaling.target, scaling.min_replicas, pool.deployment.replicas, scaling.every_s,
-        scaling.window_s, scaling.cooldown_s, scaling.tolerance, start_up_s(pool),
+        scaling.metric, scaling_target(pool), scaling.min_replicas, pool.deployment.replicas, scaling.every_s,
+        scaling.window_s, scaling.cooldown_s, scaling.tolerance, start_up_s(pool), scaling.lower, scaling.predictor,
     )  # fmt: skip
 
 

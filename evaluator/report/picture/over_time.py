@@ -44,7 +44,11 @@ def over_time_figure(ds: xr.Dataset, title: str) -> Any:
     steps(panels[1], ds["in_system"].values, color=COLOURS[2], label="in the system")
     panels[1].set_ylabel("requests", fontsize=BODY)
     if fleet:
-        steps(panels[2], ds["replicas"].values, color=COLOURS[3], label="there, starting and draining ones too")
+        pools = ds["pool"].values.tolist() if "pool_replicas" in ds else []
+        for number, pool in enumerate(pools):
+            steps(panels[2], ds["pool_replicas"].sel(pool=pool).values, color=COLOURS[number], label=pool)
+        if not pools:
+            steps(panels[2], ds["replicas"].values, color=COLOURS[3], label="there, starting and draining ones too")
         panels[2].set_ylabel("replicas", fontsize=BODY)
     for axes, (name, label, factor) in zip(
         panels[-2:], (("ttft_s", "TTFT (s)", 1.0), ("tpot_s", "TPOT (ms)", 1e3)), strict=True

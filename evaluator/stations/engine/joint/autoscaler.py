@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.scenario.autoscaling import METRICS, TTFT
-from evaluator.stations.engine.common.arrays import Flag, FlagPerReplica, Float, FloatPerReplica, Int
+from evaluator.scenario.autoscaling import METRICS, PROMPT_RATE, PROMPT_TOKENS, TTFT
+from evaluator.stations.engine.common.arrays import Array, Flag, FlagPerReplica, Float, FloatPerReplica, Int
 from evaluator.stations.engine.common.lane import Spans
 from evaluator.stations.engine.common.rings import read, where, write
 from evaluator.stations.engine.joint.fleet import DRAINS, FREE, SERVES, STARTS, FleetState
-from evaluator.stations.engine.joint.routing import REQUESTS, catch_up
+from evaluator.stations.engine.joint.routing import OUTPUT, REQUESTS, WORK, catch_up
 from evaluator.stations.engine.joint.state import ClusterState
 from evaluator.stations.engine.preemptive.block_runs import Runs
 from evaluator.stations.engine.preemptive.lane import Fleet, Given
@@ -57,7 +57,8 @@ def _look(given: Given, cluster: ClusterState) -> ClusterState:
     assert first_tokens is not None
     latency = policy.metric == METRICS.index(TTFT)
     summed = jnp.where(fleet.serving(), _measured(given, cluster, policy), 0.0).sum()
-    total = jnp.where(latency, first_tokens.ttft_s, summed)
+    rate = fleet.came_tokens / policy.every_s
+    total = jnp.select([latency, policy.metric == METRICS.index(PROMPT_RATE)], [first_tokens.ttft_s, rate], summed)
     weight = jnp.where(latency, first_tokens.requests, 1.0)
     more, fewer, fleet = _decide(given, policy, fleet, now, total, weight)
     # Anew for each look: differences of a sum over the day would lose digits.
@@ -96,8 +97,13 @@ def _measured(given: Given, cluster: ClusterState, policy: Fleet) -> FloatPerRep
     """The metric of each replica."""
     requests = cluster.counts[:, REQUESTS]
     return jnp.select(
-        [policy.metric == METRICS.index("waiting"), policy.metric == METRICS.index("kv")],
-        [requests - cluster.replicas.running_count, cluster.replicas.kv / given.limits.kv_units],
+        [policy.metric == METRICS.index(name) for name in ("waiting", "kv", PROMPT_TOKENS)],
+        [
+            requests - cluster.replicas.running_count,
+            cluster.replicas.kv / given.limits.kv_units,
+            # Both lose a token with each that a decode gives, so that leaps under way do not matter.
+            cluster.counts[:, WORK] - cluster.counts[:, OUTPUT],
+        ],
         requests,
     )
 
@@ -112,7 +118,9 @@ def _decide(
     # The last look counts whatever the window: without one the metric is as it is now.
     inside = (looked_s > now - policy.window_s) | here
     weight = jnp.where(inside, weights, 0.0).sum()
-    ratio = jnp.where(inside, totals, 0.0).sum() / jnp.maximum(weight, 1.0) / policy.target
+    metric = jnp.where(inside, totals, 0.0).sum() / jnp.maximum(weight, 1.0)
+    metric = jnp.where(policy.trend, _foreseen(policy, now, inside, looked_s, totals, metric), metric)
+    ratio = metric / policy.target
     # Those that start count as if they served: else each look would start them anew.
     current = ((fleet.condition == SERVES) | (fleet.condition == STARTS)).sum(dtype=jnp.int32)
     # Of a sum the ratio is how many replicas are needed, of a latency how many for each that serves.
@@ -124,7 +132,10 @@ def _decide(
     # many are needed, and the number must fit 32 bits.
     most = given.together.replicas
     number = jnp.minimum(jnp.ceil(needed - 1e-9), most).astype(jnp.int32)
-    wanted = jnp.clip(jnp.where(near, current, number), policy.least, most)
+    number = jnp.where(near, current, number)
+    each = jnp.where(latency, metric, metric / serving)
+    stepped = current + jnp.where(weight > 0.0, (each > policy.target).astype(jnp.int32) - (each < policy.lower), 0)
+    wanted = jnp.clip(jnp.where(policy.lower >= 0.0, stepped, number), policy.least, most)
     wanted_lately = jnp.where(here, wanted, fleet.wanted)
     kept = jnp.where(looked_s >= now - policy.cooldown_s, wanted_lately, 0).max()
     more, fewer = jnp.maximum(wanted - current, 0), jnp.maximum(current - kept, 0)
@@ -135,8 +146,21 @@ def _decide(
         total=totals,
         weight=weights,
         wanted=wanted_lately,
+        came_tokens=jnp.zeros_like(fleet.came_tokens),
     )
     return more, jnp.where(more > 0, 0, fewer), fleet
+
+
+def _foreseen(policy: Fleet, now: Float, inside: Flag, looked_s: Array, totals: Array, mean: Float) -> Float:
+    """Where the line of least squares through the looks ``inside`` the window is, in the reference's words: at the end
+    of the interval behind the start-up of a replica that is started now."""
+    count = inside.sum()
+    ago_s = jnp.where(inside, looked_s - now, 0.0)
+    middle = ago_s.sum() / count
+    apart = jnp.where(inside, ago_s - middle, 0.0)
+    spread = (apart**2).sum()
+    slope = (apart * jnp.where(inside, totals - mean, 0.0)).sum() / jnp.where(spread > 0.0, spread, 1.0)
+    return jnp.maximum(mean + slope * (policy.start_up_s + policy.every_s - middle), 0.0)
 
 
 def _start(given: Given, policy: Fleet, fleet: FleetState, now: Float, number: Int) -> FleetState:

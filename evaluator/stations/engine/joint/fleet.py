@@ -45,6 +45,7 @@ class FleetState(NamedTuple):
     total: Array  # float64 (look,): the metric, summed over the serving replicas or, of TTFT, over requests
     weight: Array  # float64 (look,): 1, or how many requests
     wanted: Array  # int32 (look,): replicas
+    came_tokens: Float  # prompt tokens to compute of the requests that were sent since the last look
 
     def serving(self) -> FlagPerReplica:
         """Who is sent requests."""
@@ -102,4 +103,5 @@ def initial_fleet(given: Given) -> FleetState | None:
         total=jnp.zeros(cells),
         weight=jnp.zeros(cells),
         wanted=jnp.zeros(cells, jnp.int32),
+        came_tokens=jnp.zeros(()),
     )

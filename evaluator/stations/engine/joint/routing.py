@@ -44,7 +44,7 @@ BY_TOKEN = tuple(
 )
 """What one more output token adds to each of the counters."""
 KV = COUNTERS.index("kv_units")
-REQUESTS = COUNTERS.index("requests")
+REQUESTS, WORK, OUTPUT = (COUNTERS.index(name) for name in ("requests", "work_tokens", "output_tokens"))
 
 
 def counts_row(**values: Float | Int) -> Array:
@@ -145,6 +145,9 @@ def send(given: Given, cluster: ClusterState) -> ClusterState:
         refused = waiting >= bound
         cluster = where(refused, functools.partial(_refuse, i=i, r=r), cluster)
         cluster = where(~refused, enters, cluster)
+    if cluster.fleet is not None:
+        came_tokens = cluster.fleet.came_tokens + read(given.requests.compute_tokens, i)
+        cluster = cluster._replace(fleet=cluster.fleet._replace(came_tokens=came_tokens))
     return cluster._replace(arrived=cluster.arrived + 1)
 
 

@@ -184,6 +184,8 @@ class Fleet(NamedTuple):
     tolerance: Float
     start_up_s: Float  # the loading of the weights included
     begin_s: Float  # from when on it looks, and the first replicas are paid for
+    lower: Float  # of two thresholds the other one; below 0: the target is no threshold
+    trend: Flag  # the metric is foreseen by its trend
 
 
 class Cluster(NamedTuple):
