@@ -29,15 +29,12 @@ def _bytes(suffix: str) -> dict[str, Decimal]:
     return _decimal(f"B{suffix}") | binary
 
 
-def _bits_per_second() -> dict[str, Decimal]:
-    # b is a bit and B a byte, as network and memory sheets write them.
-    # Decimals divide exactly by 8.
-    return {unit: factor / 8 for unit, factor in _decimal("b/s", "bit/s").items()}
-
-
 _UNITS: dict[str, dict[str, Decimal]] = {
     "byte": _bytes("") | {"byte": Decimal(1), "bytes": Decimal(1)},
-    "byte/s": _bytes("/s") | {"byte/s": Decimal(1)} | _bits_per_second(),
+    # b is a bit and B a byte, as network and memory sheets write them; decimals divide exactly by 8.
+    "byte/s": _bytes("/s")
+    | {"byte/s": Decimal(1)}
+    | {unit: factor / 8 for unit, factor in _decimal("b/s", "bit/s").items()},
     "FLOP/s": _decimal("FLOP/s", "FLOPS", "OP/s", "OPS"),
     "s": {
         "ns": Decimal("1e-9"),

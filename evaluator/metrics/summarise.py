@@ -332,11 +332,8 @@ def _holds(
             found = by_class[outcomes.class_names.index(bound.request_class)]
         if name not in found:
             raise InputError(f"slo.{bound.metric}: the gaps between tokens were not recorded; use tpot, or record them")
-        statistic = _statistic(found[name], bound.quantile, levels)
+        of_metric, quantile = found[name], bound.quantile
+        statistic = of_metric.mean if quantile is None else of_metric.quantiles[:, place_of(quantile, levels)]
         # Not "<=", as in ``within_objectives``: a latency that no request has misses no bound.
         holds.append(~(statistic > np.where(np.isnan(bound.bound_s), np.inf, bound.bound_s)))
     return holds
-
-
-def _statistic(of_metric: Summary, quantile: float | None, levels: np.ndarray) -> np.ndarray:
-    return of_metric.mean if quantile is None else of_metric.quantiles[:, place_of(quantile, levels)]

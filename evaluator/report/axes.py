@@ -4,7 +4,7 @@ each step."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -46,7 +46,8 @@ class ShownAxis:
         if self.told_by:
             return str(ds.variables[self.told_by].values[row])
         if len(self.names) == 1:
-            return _shown(ds.variables[self.names[0]].values[row])
+            value = ds.variables[self.names[0]].values[row]
+            return text(value) if value == value else "none"
         layouts = laid_out(self.names)
         words = [f"{pool} {short_layout(ds, names, row)}".strip() for pool, names in layouts.items()]
         in_layouts = {name for names in layouts.values() for name in names}
@@ -127,10 +128,6 @@ def is_set(ds: xr.Dataset, name: str, row: int) -> bool:
     value = ds.variables[name].values[row]
     # NaN or ``none`` stands for a key that this step leaves as it is.
     return bool(value == value) and str(value) != "none"
-
-
-def _shown(value: Any) -> str:
-    return text(value) if value == value else "none"
 
 
 def _named(ds: xr.Dataset, name: str, row: int) -> str:

@@ -48,13 +48,9 @@ def _flat(changes: Mapping[str, Any], whole: str = "") -> dict[str, Any]:
 def _set_by(axis: SweepAxis, changes: dict[str, Any]) -> dict[str, Any]:
     """What the axis itself sets, without the defaults elsewhere that follow from it (the warm-up from the requests)."""
     # An axis with a name of its own says which keys it sets; one that is named by a key sets what is below it.
-    if not _is_key_path(axis.name):
+    if axis.name.partition(".")[0] not in ("workload", "deployment", "pipeline", "slo"):
         return {path: value for path, value in changes.items() if path in axis.keys}
     return {path: value for path, value in changes.items() if path == axis.name or path.startswith(f"{axis.name}.")}
-
-
-def _is_key_path(name: str) -> bool:
-    return name.partition(".")[0] in ("workload", "deployment", "pipeline", "slo")
 
 
 def _short_names(paths: Sequence[str]) -> dict[str, str]:

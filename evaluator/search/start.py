@@ -11,7 +11,6 @@ from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.iteration import iteration_time
 from evaluator.cost.memory import kv_units
 from evaluator.plan import Configuration, Plan, StationPlan
-from evaluator.scenario import Objective
 from evaluator.speculation import mean_tokens
 from evaluator.traffic.jobs import Demand
 
@@ -36,7 +35,8 @@ class Starts:
         demand = self._whole.jobs(configuration)[0].demand
         prompt, output = float(demand.compute_tokens.mean()), float((demand.made_tokens + demand.later_tokens).mean())
         context = _context(demand)
-        pace = _pace(configuration.objectives)
+        # Seconds between tokens that the objectives allow.
+        pace = min((bound.bound_s for bound in configuration.objectives if bound.metric in PACE), default=float("inf"))
         rates = []
         for station in configuration.answering:
             most = station.deployment.batching.max_num_seqs
@@ -59,11 +59,6 @@ def _context(demand: Demand) -> float:
     # Half of the output on average over a request's decodes, as the context grows by one with each of them.
     held, steps = demand.prompt_tokens + output / 2.0, output - 1
     return float(np.average(held, weights=steps) if steps.any() else held.mean())
-
-
-def _pace(objectives: tuple[Objective, ...]) -> float:
-    """Seconds between tokens that the objectives allow."""
-    return min((objective.bound_s for objective in objectives if objective.metric in PACE), default=float("inf"))
 
 
 def _capacity(station: StationPlan, prompt: float, output: float, context: float, pace: float) -> float:

@@ -10,7 +10,6 @@ of sequences and ``s`` the tokens of each: computed in the prefill, attended to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 from evaluator.cost.arrays import Batched
@@ -29,10 +28,6 @@ class Row(NamedTuple):
     flops: Batched  # FLOP; 0 for a copy
     bytes: Batched  # read and written
     copy: Copy | None = None
-
-
-Formula = Callable[[EagerShape, Batched, Batched, Batched], tuple[Row, ...]]
-"""(shape, b, s, t) -> rows."""
 
 
 def norm_rows(shape: EagerShape, tokens: Batched) -> tuple[Row, ...]:
