@@ -1,7 +1,7 @@
 # Each target sets up all it needs in .venv from a bare Python 3.11 or newer: PYTHON=python3.12 make test
 
 PYTHON ?= python3
-WORKERS ?= 2
+WORKERS ?= 3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -13,7 +13,7 @@ DATA ?= $(or $(EVALUATOR_DATA),../shared/data)
 help:
 	@echo "make setup      a virtual environment in $(VENV) with the package and its tools"
 	@echo "make demo       sweep scenarios/quickstart.yaml: a table, results/quickstart.nc and results/quickstart.png"
-	@echo "make test       the tests, in two processes (WORKERS=4: in four; 3 GB of memory each); some 9 minutes at first"
+	@echo "make test       the tests, in three processes (WORKERS=2: in two; 3 GB of memory each); some 8 minutes at first"
 	@echo "make test-fast  the quick ones among them (90 s)"
 	@echo "make test-thorough  all random cases of the tests, of which the others try a share, on optimised programs"
 	@echo "make check      formatting, lint and types"
@@ -47,8 +47,9 @@ $(READY): pyproject.toml
 demo: $(READY)
 	$(BIN)/evaluator sweep scenarios/quickstart.yaml --out results/quickstart.nc --plot results/quickstart.png
 
-# Each process starts with its half of the tests (OF_A_PROCESS in tests/conftest.py), so that those of the same programs
-# share them; the one that is done first takes some from the other's end.
+# Three on two cores: each starts with a part of the tests (OF_A_PROCESS in tests/conftest.py), two with those of the same
+# programs, which they share, one with those that wait for processes that they start. Who is done first takes some from
+# another's end.
 PYTEST = $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
 test: $(READY)

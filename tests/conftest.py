@@ -57,17 +57,25 @@ OF_A_PROCESS = (
         "stations/engine/preemptive/test_program.py", "properties/engine/test_preemptive.py",
         "stations/engine/preemptive/test_rounds.py", "stations/engine/preemptive/test_prefix_cache.py",
         "properties/engine/test_prefix_cache.py", "stations/engine/preemptive", "oracle/test_recordings.py", "stations",
-        "properties", "calibrate", "cost", "report/page",
+        "properties", "calibrate", "cost",
     ),
     (
         "simulation", "run", "search", "report/test_sensitivity.py", "reference/serve", "compare", "policies", "stages",
         "test_validation.py", "accuracy", "execution", "reference", "cli",
     ),
+    (
+        "report/page/test_browser.py", "cli/test_interruptions.py", "execution/test_cluster.py",
+        "observe/test_observe.py", "cli/test_signals.py", "package/test_notebooks.py", "simulation/test_perfetto.py",
+        "package/test_wheel.py", "deploy/test_send_load.py", "plan/test_worth.py", "cli/test_robustness.py",
+        "package/test_examples.py", "report",
+    ),
 )  # fmt: skip
-"""Folders and files whose tests share programs, in the order in which one of two processes takes them, and the other.
+"""Folders and files in the order in which one of three processes takes them, and the second, and the third.
 
-A program that both of two processes need is compiled twice, if they need it at one time, and traced twice in any case.
-What else takes long stands at the end, so that it is begun early."""
+Tests of the first two share programs: one that two processes need is compiled twice, if they need it at one time, and
+traced twice in any case. Those of the third wait, most of the time, for processes that they start: on two cores the
+first two are busy meanwhile. What else takes long stands at the end, so that it is begun early. A file named by itself
+belongs there rather than where its folder does."""
 
 TRIMMED_BYTES, MOST_BYTES = 1 << 30, 2 << 30
 """Of a process between two files: above the first, freed memory is given back, above the second, programs are, too."""
@@ -112,7 +120,7 @@ def pytest_report_header():
 def pytest_collection_modifyitems(items):
     """Mark what SLOW names, before ``-m`` selects; then put together what shares programs. A test elsewhere may carry
     the mark itself."""
-    named = (*SLOW, *(name for half in OF_A_PROCESS for name in half))
+    named = (*SLOW, *(name for part in OF_A_PROCESS for name in part))
     gone = [name for name in named if not (TESTS / name.partition("::")[0]).exists()]
     if gone:
         raise pytest.UsageError(f"tests/conftest.py: SLOW or OF_A_PROCESS names what is not there: {', '.join(gone)}")
@@ -121,27 +129,37 @@ def pytest_collection_modifyitems(items):
         if any(place == slow or place.startswith((f"{slow}/", f"{slow}::")) for slow in SLOW):
             item.add_marker(pytest.mark.slow)
     selected = yield
-    first, second, others = ([item for item in items if _half(item)[0] == half] for half in (0, 1, 2))
-    # A process starts with its half of the tests, by their number, and takes what it has no time for from the other's
-    # end: there stand those of no programs.
-    filling = max(len(items) // 2 - len(first), 0)
-    items[:] = [*sorted(first, key=_half), *others[:filling], *sorted(second, key=_half), *others[filling:]]
+    items[:] = _by_process(items, int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")))
     return selected
 
 
-def _half(item):
-    return _half_of_file(item.path)
+def _by_process(items, count):
+    """As many equal runs of tests as there are processes, each of which starts with one: its own (OF_A_PROCESS), then
+    some of no programs. What it has no time for the others take from its end."""
+    parts = [[] for _ in range(count)]
+    others = []
+    for item in sorted(items, key=lambda item: _place_of_file(item.path)[1]):
+        part, _ = _place_of_file(item.path)
+        (others if part is None else parts[part % count]).append(item)
+    share = -(-len(items) // count)
+    for own in parts:
+        filling = max(share - len(own), 0)
+        own += others[:filling]
+        others = others[filling:]
+    return [item for own in [*parts, others] for item in own]
 
 
 @cache
-def _half_of_file(path):
-    """Which half of the tests those of a file belong to, and their place there; 2, 0 where they share no programs."""
+def _place_of_file(path):
+    """The process that takes the tests of a file, and their place there: that of the longest name that holds it."""
     place = path.relative_to(TESTS).as_posix()
-    for half, names in enumerate(OF_A_PROCESS):
-        for number, name in enumerate(names):
-            if place == name or place.startswith(f"{name}/"):
-                return half, number
-    return 2, 0
+    found = [
+        (len(name), process, number)
+        for process, names in enumerate(OF_A_PROCESS)
+        for number, name in enumerate(names)
+        if place == name or place.startswith(f"{name}/")
+    ]
+    return max(found)[1:] if found else (None, 0)
 
 
 def pytest_collection_finish():
@@ -149,7 +167,7 @@ def pytest_collection_finish():
     for the garbage collector to look at everything over and over."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(500_000, 20, 20)
 
 
 @pytest.fixture(scope="session")
@@ -252,12 +270,21 @@ def _resident_bytes() -> int:
 @pytest.fixture
 def evaluator(capsys):
     """Runs one command line: exit code, stdout, stderr."""
-    from evaluator.cli.app import app
 
     def run(*arguments):
         with pytest.raises(SystemExit) as left:
-            app([str(argument) for argument in arguments], prog_name="evaluator")
+            _command()([str(argument) for argument in arguments], prog_name="evaluator")
         printed = capsys.readouterr()
         return left.value.code or 0, printed.out, printed.err
 
     return run
+
+
+@cache
+def _command():
+    """The command line with its options, which Typer reads anew from the functions of all commands at each call."""
+    from typer.main import get_command
+
+    from evaluator.cli.app import app
+
+    return get_command(app)

@@ -92,7 +92,7 @@ def sweep(*axes: Axis, objectives: tuple[Objective, ...] = OBJECTIVES, price: bo
 
 def same(one: xr.Dataset, other: xr.Dataset) -> None:
     """Equal to the bit but for the attributes."""
-    xr.testing.assert_identical(one.drop_attrs(), other.drop_attrs())
+    xr.testing.assert_equal(one, other)
 
 
 def measured(axes=(), **changes):
