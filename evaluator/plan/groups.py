@@ -136,7 +136,9 @@ def _key(workload: Workload, station: StationPlan) -> CompileKey:
     if replica is None:
         # It cannot run and no lane of it is computed: any program will do for its place among the groups.
         return replace(FCFS_RESERVED, requests=requests)
-    which = program(station.deployment, joint, frontend, branches, cached, session_turns, lockstep, station.drafts)
+    which = program(
+        station.deployment, joint, frontend, branches, cached, session_turns, lockstep, station.drafts, workload.agents
+    )
     return _with_costs(which, [replica], requests)
 
 
@@ -173,7 +175,9 @@ def _key_of_pools(configuration: Configuration) -> CompileKey:
     pools, staged = configuration.answering, configuration.pipeline is not None
     frontend = any(has_frontend(workload, station.design.calibration) for station in pools)
     cached = any(cached_by_content(workload, station.deployment) for station in pools)
-    which = joint_program(pools, configuration.phases, configuration.link, frontend, staged, workload.feedback, cached)
+    which = joint_program(
+        pools, configuration.phases, configuration.link, frontend, staged, workload.feedback, cached, workload.agents
+    )
     able = [station.design.replica for station in pools if station.design.replica is not None]
     return _with_costs(which, able, workload.requests)
 

@@ -126,11 +126,12 @@ def joint_program(
     staged: bool,
     session_turns: bool = False,
     cached: bool = False,
+    agents: bool = False,
 ) -> CompileKey:
     """The program that runs the pools of a configuration in one loop.
 
     ``staged``: requests pass stages, too. ``session_turns``: users think about answers before they send again.
-    ``cached``: some pool has prefix caches by content.
+    ``cached``: some pool has prefix caches by content. ``agents``: requests may wait for several answers.
     """
     deployments = [station.deployment for station in stations]
     # What is compiled in is counts of pools and phases, and which parts there are; all figures of pools are traced.
@@ -149,6 +150,7 @@ def joint_program(
         replicas=together(sum(deployment.ranks for deployment in deployments)),
         frontend=frontend,
         session_turns=session_turns,
+        agents=agents,
         lockstep=any(station.lockstep > 1 for station in stations),
         drafts=draft_width(max(station.drafts for station in stations)),
         cached=cached,

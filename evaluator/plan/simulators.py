@@ -85,6 +85,9 @@ class CompileKey:
     cached: bool = False  # replicas have prefix caches
     kv_seen: bool = False  # in ``joint``: some router goes by the KV of replicas, its amount or what is in it
     session_turns: bool = False  # users think about answers before they send the next request
+    agents: bool = (
+        False  # with that, a request may wait for several answers, and share text with others than its session
+    )
     lockstep: bool = False  # the replicas are data-parallel ranks that start together; how many is not compiled in
     pools: int = 1  # the replicas that run together are those of several pools,
     phases: int = 1  # of one phase or of two
@@ -129,6 +132,7 @@ def program(
     session_turns: bool = False,
     lockstep: int = 1,
     drafts: int = 0,
+    agents: bool = False,
 ) -> CompileKey:
     """The program for a deployment, whose replicas run together if ``joint``; the others as of ``CompileKey``.
 
@@ -150,6 +154,7 @@ def program(
             drafts=width,
             cached=cached,
             session_turns=session_turns,
+            agents=agents,
             lockstep=locked,
             scales=deployment.autoscaling is not None,
             sheds=sheds(deployment),
@@ -390,8 +395,6 @@ def lacking(
     if (guesses := guesses_prefixes(deployment)) is not None:
         # Whatever the number of replicas: what was in a cache some time ago, or was sent there, has no arrays.
         keys[guesses] = True
-    keys["workload.sessions.agents"] = workload.sessions.agents is not None
-    keys["wait_for of a trace"] = workload.traced_tasks
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
     if apart is None and on_demand(deployment):
         apart = "kv.admission on_demand"

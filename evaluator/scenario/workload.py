@@ -204,6 +204,11 @@ class Workload:
         return trace is not None and trace.wait_for is not None
 
     @property
+    def agents(self) -> bool:
+        """Whether a request may wait for the answers to several others, as calls of agents do."""
+        return self.sessions.agents is not None or self.traced_tasks
+
+    @property
     def feedback(self) -> bool:
         """Whether the answer to one request says when a certain other one is sent."""
         return self.draws_turns and self.sessions.think_from == "answer"

@@ -143,13 +143,14 @@ def _lanes(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.Lane:
     )
     # Prefixes that stay resident are refused with several pools, and with phases (``plan.feasibility``).
     nothing = np.zeros((len(lanes), width), dtype=np.int32)
+    at_pools, agents = [lane.at_pools for lane in lanes], group.key.agents
     clusters = [_cluster(group, lane) for lane in lanes]
     return preemptive.Lane(
         by_lane(_costs(group, serving)),
         limits,
         by_lane(rules_of(serving)),
         nothing,
-        content=contents_of([lane.at_pools for lane in lanes], width, several=True) if group.key.cached else None,
+        content=contents_of(at_pools, width, several=True, agents=agents) if group.key.cached else None,
         session_turns=_session_turns(group, lanes) if group.key.session_turns else None,
         speculation=_speculation(group, lanes),
         cluster=jax.tree.map(lambda *values: np.stack(values), *clusters),
@@ -160,7 +161,7 @@ def _session_turns(group: StationGroup, lanes: Sequence[JointLane]) -> preemptiv
     """Who follows whom: of the jobs of the first side, which have the numbers of the requests."""
     requests = [(lane.phases[0], slice(None)) for lane in lanes]
     users = [lane.configuration.users or OPEN_LOOP for lane in lanes]
-    return session_turns_of(requests, users, group.lane_requests + 1)
+    return session_turns_of(requests, users, group.lane_requests + 1, group.key.agents)
 
 
 def _costs(group: StationGroup, serving: list[StationPlan]) -> tuple[IterationCost, ...]:

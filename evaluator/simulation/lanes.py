@@ -234,11 +234,11 @@ def _lanes(
     content = None
     if group.key.cached:
         at_pools = [[PoolJobs(pool, lane.jobs, lane.served)] for lane, pool in zip(lanes, serving, strict=True)]
-        content = contents_of(at_pools, group.lane_requests + 1)
+        content = contents_of(at_pools, group.lane_requests + 1, agents=group.key.agents)
     session_turns = None
     if group.key.session_turns:
-        requests = [(lane.jobs, lane.served) for lane in lanes]
-        session_turns = session_turns_of(requests, [lane.users for lane in lanes], group.lane_requests + 1)
+        requests, users = [(lane.jobs, lane.served) for lane in lanes], [lane.users for lane in lanes]
+        session_turns = session_turns_of(requests, users, group.lane_requests + 1, group.key.agents)
     return preemptive.Lane(
         costs,
         limits,

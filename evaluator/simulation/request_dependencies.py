@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.routing import Choice, PrefixAware, router_of
-from evaluator.stations.engine.preemptive import BlockContent, ByPrefix, CacheShape, SessionTurns
+from evaluator.stations.engine.preemptive import AgentCalls, BlockContent, ByPrefix, CacheShape, SessionTurns
 from evaluator.stations.lane_jobs import follows_of
 from evaluator.traffic.block_names import BlockNames, block_names
 from evaluator.traffic.jobs import Jobs
@@ -51,11 +51,16 @@ def cache_shape(lanes: Sequence[PoolJobs]) -> CacheShape:
     return CacheShape(names, blocks, 1 << (most_due - 1).bit_length())
 
 
-def contents_of(lanes: Sequence[Sequence[PoolJobs]], width: int, several: bool = False) -> BlockContent:
-    """What is in the blocks of the requests of lanes of ``width`` slots, at the pool of each or at ``several``."""
+def contents_of(
+    lanes: Sequence[Sequence[PoolJobs]], width: int, several: bool = False, agents: bool = False
+) -> BlockContent:
+    """What is in the blocks of the requests of lanes of ``width`` slots, at the pool of each or at ``several``.
+
+    ``agents``: sources may be of unequal lengths.
+    """
     names = [[at.names for at in pools] for pools in lanes]
     most = _rounded(max(sum(len(of_pool.sources) for of_pool in of_lane) for of_lane in names))
-    sources = np.zeros((len(lanes), most), dtype=np.int32)
+    sources, ends = np.zeros((2, len(lanes), most), dtype=np.int32)
     columns = np.zeros((3, len(lanes), len(lanes[0]), width), dtype=np.int32)
     for number, (pools, of_lane) in enumerate(zip(lanes, names, strict=True)):
         begin = 0
@@ -65,33 +70,46 @@ def contents_of(lanes: Sequence[Sequence[PoolJobs]], width: int, several: bool =
             # The sources of a pool lie behind those of the pools before it.
             for row, values in enumerate((begin + served.sources_from, served.sourced, served.own_from)):
                 columns[row, number, place, slots] = values
-            sources[number, begin : begin + len(of_pool.sources)] = of_pool.sources
-            begin += len(of_pool.sources)
+            behind = begin + len(of_pool.sources)
+            sources[number, begin:behind], ends[number, begin:behind] = of_pool.sources, of_pool.ends
+            begin = behind
     per_source = np.array([[of_pool.per_source for of_pool in of_lane] for of_lane in names], dtype=np.int32)
     caches = np.array([[at.pool.deployment.kv.prefix_caching for at in pools] for pools in lanes])
     begins, sourced, own = columns.reshape(3, len(lanes), -1)
+    until = ends if agents else None
     if several:
-        return BlockContent(sources, begins, sourced, per_source, own, caches)
-    return BlockContent(sources, begins, sourced, per_source[:, 0], own, None)
+        return BlockContent(sources, begins, sourced, per_source, own, until, caches)
+    return BlockContent(sources, begins, sourced, per_source[:, 0], own, until)
 
 
 def session_turns_of(
-    requests: Sequence[tuple[Jobs, np.ndarray | slice]], users: Sequence[int], width: int
+    requests: Sequence[tuple[Jobs, np.ndarray | slice]], users: Sequence[int], width: int, agents: bool
 ) -> SessionTurns:
-    """Who follows whom in lanes of ``width`` slots each: of each its jobs, those that it serves in order, its users."""
-    shape = (len(requests), width)
-    opening, following, pause_s = np.zeros(shape, np.int32), np.full(shape, -1, np.int32), np.zeros(shape)
+    """Who follows whom in lanes of ``width`` slots each: of each its jobs, those that it serves in order, its users.
+
+    ``agents``: several may follow one answer, or wait for several.
+    """
+    orders = [follows_of(jobs, served) for jobs, served in requests]
+    # Of drawn agents each answer is waited for by the call after it or is one that a call reads, so that twice the
+    # requests suffice; a power of two more in traces where they do not, so that calls of one program have one shape.
+    most = max((len(order.answer) for order in orders if order is not None), default=0)
+    entries = 1 << (max(2 * width, most) - 1).bit_length() if agents else width
+    following, pause_s = np.full((len(requests), entries), -1, np.int32), np.zeros((len(requests), entries))
+    opening, waits = np.zeros((2, len(requests), width), np.int32)
+    first_entry = np.zeros((len(requests), width), np.int32)
     openings, sessions = np.zeros((2, len(requests)), np.int32)
-    for number, (jobs, served) in enumerate(requests):
-        follows = follows_of(jobs, served)
-        assert follows is not None
+    for number, order in enumerate(orders):
+        assert order is not None
         # Openings of sessions have nobody before them; those behind the first of each user wait for one.
-        first = follows.opening
+        first = order.opening
         opening[number, : len(first)], sessions[number] = first, len(first)
         openings[number] = min(len(first), users[number])
-        following[number, : len(follows.following)] = follows.following
-        pause_s[number, : len(follows.pause_s)] = follows.pause_s
-    return SessionTurns(opening, openings, sessions, following, pause_s)
+        following[number, : len(order.following)] = order.following
+        pause_s[number, : len(order.pause_s)] = order.pause_s
+        waits[number, : len(order.waits)] = order.waits
+        first_entry[number] = np.searchsorted(order.answer, np.arange(width))
+    calls = AgentCalls(first_entry, waits) if agents else None
+    return SessionTurns(opening, openings, sessions, following, pause_s, calls)
 
 
 def by_prefix(group: StationGroup, routers: Sequence[Choice]) -> ByPrefix | None:

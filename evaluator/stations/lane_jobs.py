@@ -124,28 +124,33 @@ def lanes_of(
 
 
 class TurnOrder(NamedTuple):
-    """Of requests, (request,). Those that no other precedes open sessions.
+    """Which requests wait for which answers. A request that waits for none opens a session.
 
-    In an open loop they come at times of their own, in a closed loop the first of each user: then whoever has finished
-    a session opens the next one. So who of the users it is makes no difference, and all that follows an answer follows
-    from the request that it answers.
+    In an open loop these come at times of their own, in a closed loop the first of each user: then whoever has the last
+    answer of a session opens the next one. So who of the users it is makes no difference, and all that follows an
+    answer follows from the request that it answers.
+
+    Each entry, (entry,), is of an answer and of one request that waits for it, or of an answer that none waits for:
+    turns of a session have one each. They are sorted by ``answer``, so that those of a request stand together.
     """
 
-    before: np.ndarray  # position of the request that it follows, or -1
-    following: np.ndarray  # position of the request that follows it, or -1
-    pause_s: np.ndarray  # from its answer until its user sends the one that follows, or opens another session
+    waits: np.ndarray  # (request,): for so many answers
+    answer: np.ndarray  # position of the request that is answered
+    following: np.ndarray  # position of the one that waits for it, or -1
+    pause_s: np.ndarray  # from the last answer that this waits for until it is sent; of -1 until another session opens
 
     @property
     def opening(self) -> np.ndarray:
         """Positions of the requests that open sessions, in the order in which they do."""
-        return np.flatnonzero(self.before < 0)
+        return np.flatnonzero(self.waits == 0)
 
     def sent_s(self, ready_s: np.ndarray, answered_s: np.ndarray, users: int) -> np.ndarray:
         """When each request is sent, (request,): openings at ``ready_s``, but those that wait for one of ``users``."""
-        on_s, opening = answered_s + self.pause_s, self.opening
-        sent_s = np.where(self.before < 0, ready_s, on_s[self.before])
+        on_s, opening, later = answered_s[self.answer] + self.pause_s, self.opening, self.following >= 0
+        sent_s = np.where(self.waits == 0, ready_s, -np.inf)
+        np.maximum.at(sent_s, self.following[later], on_s[later])
         # The n-th opening behind the first of each user is when the n-th user has finished a session, and rested.
-        free_s = np.sort(on_s[self.following < 0])
+        free_s = np.sort(on_s[~later])
         sent_s[opening[users:]] = free_s[: max(len(opening) - users, 0)]
         return sent_s
 
@@ -159,12 +164,17 @@ def follows_of(jobs: Jobs, served: np.ndarray | slice) -> TurnOrder | None:
     # The inverse of `ids`, which are a permutation.
     position = np.empty(len(ids), dtype=np.int64)
     position[ids] = np.arange(len(ids))
-    previous, number = turns.previous[ids], np.arange(len(ids))
-    before = np.where(previous < 0, -1, position[previous])
-    following, pause_s = np.full(len(ids), -1), np.zeros(len(ids))
-    if turns.rest_s is not None:
-        pause_s[...] = turns.rest_s[ids]
-    later = before >= 0
-    following[before[later]] = number[later]
-    pause_s[before[later]] = turns.think_s[ids][later]
-    return TurnOrder(before, following, pause_s)
+    previous = turns.previous[ids]
+    following = np.flatnonzero(previous >= 0)
+    answer = position[previous[following]]
+    if turns.graph is not None:  # calls that read the answers of sub-agents, too
+        joins = turns.graph.joins
+        following = np.append(following, position[np.repeat(np.arange(len(ids)), np.diff(joins.offsets))])
+        answer = np.append(answer, position[joins.values])
+    last = np.setdiff1d(np.arange(len(ids)), answer)  # nobody waits for these answers
+    rest_s = np.zeros(len(last)) if turns.rest_s is None else turns.rest_s[ids[last]]
+    pause_s = np.append(turns.think_s[ids[following]], rest_s)
+    waits = np.bincount(following, minlength=len(ids))
+    following, answer = np.append(following, np.full(len(last), -1)), np.append(answer, last)
+    order = np.argsort(answer, kind="stable")
+    return TurnOrder(waits, answer[order], following[order], pause_s[order])

@@ -129,21 +129,25 @@ class AgentGraph:
 
     def sources(
         self, previous: NDArray[np.int64], inherited: NDArray[np.int64], system: NDArray[np.int64], block_tokens: int
-    ) -> dict[int, NDArray[np.int64]]:
+    ) -> dict[int, list[tuple[int, int]]]:
         """By agent, whose text is in the first blocks of its prompts: those that are not its own.
 
-        Numbers of agents, and -1 - n of the system prompt n. ``inherited``, (request,), are the tokens with which the
-        first call of an agent begins: of the system prompt, or of the agent that starts it.
+        Each text as (whose, the block behind it): numbers of agents, and -1 - n of the system prompt n. ``inherited``,
+        (request,), are the tokens with which the first call of an agent begins: of the system prompt, or of the agent
+        that starts it.
         """
-        found: dict[int, NDArray[np.int64]] = {}
-        for row, (agent, parent) in enumerate(zip(self.agent.tolist(), previous.tolist(), strict=True)):
-            if agent in found:
-                continue
-            blocks = int(inherited[row]) // block_tokens
-            if parent < 0:
-                found[agent] = np.full(blocks, -1 - int(system[row]))
-                continue
-            starter = int(self.agent[parent])
-            known = found[starter][:blocks]
-            found[agent] = np.concatenate([known, np.full(blocks - len(known), starter)])
+        found: dict[int, list[tuple[int, int]]] = {}
+        _, first = np.unique(self.agent, return_index=True)
+        # Rows come behind those that they wait for: of who starts an agent all is known when its first call comes.
+        for row in np.sort(first).tolist():
+            parent, blocks = int(previous[row]), int(inherited[row]) // block_tokens
+            whole = [(-1 - int(system[row]), blocks)]
+            if parent >= 0:
+                starter = int(self.agent[parent])
+                whole = [*found[starter], (starter, blocks)]
+            # Of what the one that starts it was told itself, it may begin with a part.
+            ends = [min(end, blocks) for _, end in whole]
+            found[int(self.agent[row])] = [
+                (source, end) for (source, _), end, before in zip(whole, ends, [0, *ends], strict=False) if end > before
+            ]
         return found

@@ -7,25 +7,32 @@ source is told by its first number.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.records import kept_with_record
 from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.sessions import Turns
 from evaluator.traffic.sharing import Sharing
+
+_ENDLESS = 1 << 30
+"""More blocks than a request has."""
 
 
 @dataclass(frozen=True, eq=False)
 class BlockNames:
     """The numbers of requests, (request,) in the order in which they were asked for.
 
-    Block ``b`` of a request has the number ``sources[sources_from + b // per_source] + b % per_source`` where ``b`` is
-    below ``sourced``, and ``own_from + b`` from there on. All are below ``count``.
+    Block ``b`` of a request is in the source ``s``, the first one from ``sources_from + b // per_source`` on with
+    ``ends[s] > b``, where ``b`` is below ``sourced``. Its number is that of the source, ``sources[s]``, and one more
+    for each block since ``ends[s - 1]``, or since 0 in the first source of a request. From ``sourced`` on it is
+    ``own_from + b``. All are below ``count``. Only sources of drawn agents have fewer blocks than ``per_source``.
     """
 
     sources: NDArray[np.int64]  # (source,), at least one
+    ends: NDArray[np.int64]
     sources_from: NDArray[np.int64]
     sourced: NDArray[np.int64]
     per_source: int
@@ -34,8 +41,8 @@ class BlockNames:
 
     def __getitem__(self, rows: NDArray | slice) -> BlockNames:
         """Those of some requests."""
-        return BlockNames(
-            self.sources, self.sources_from[rows], self.sourced[rows], self.per_source, self.own_from[rows], self.count
+        return replace(
+            self, sources_from=self.sources_from[rows], sourced=self.sourced[rows], own_from=self.own_from[rows]
         )
 
 
@@ -50,9 +57,11 @@ def block_names(jobs: Jobs, block_tokens: int) -> BlockNames:
 @kept_with_record(32)
 def _numbered(sharing: Sharing, block_tokens: int, *columns: bytes) -> BlockNames:
     ids, prompt, kv = (np.frombuffer(column, dtype=np.int64) for column in columns)
-    return (
-        _hashed(sharing, block_tokens, ids, prompt, kv) if sharing.hashes else _spoken(sharing, block_tokens, ids, kv)
-    )
+    if sharing.hashes is not None:
+        return _hashed(sharing, block_tokens, ids, prompt, kv)
+    if sharing.turns is not None and sharing.inherited_tokens is not None:
+        return _of_agents(sharing, sharing.turns, block_tokens, ids, kv)
+    return _spoken(sharing, block_tokens, ids, kv)
 
 
 def _spoken(sharing: Sharing, block_tokens: int, ids: NDArray[np.int64], kv: NDArray[np.int64]) -> BlockNames:
@@ -68,12 +77,48 @@ def _spoken(sharing: Sharing, block_tokens: int, ids: NDArray[np.int64], kv: NDA
     first = len(prompts) * shared + np.cumsum(said) - said
     return BlockNames(
         sources=np.arange(len(prompts)) * shared,
+        ends=np.full(len(prompts), shared),
         sources_from=prompt,
         sourced=np.full_like(ids, shared),
         per_source=max(shared, 1),
         # Less ``shared``, because blocks are counted from the beginning of the prompt.
         own_from=first[session] - shared,
         count=len(prompts) * shared + int(said.sum()),
+    )
+
+
+def _of_agents(
+    sharing: Sharing, turns: Turns, block_tokens: int, ids: NDArray[np.int64], kv: NDArray[np.int64]
+) -> BlockNames:
+    """Of drawn agents: a system prompt, a part of what was said in those that started the agent, and its own text."""
+    assert turns.graph is not None
+    texts = sharing.of_agents(turns, block_tokens)
+    agent = turns.graph.agent[ids]
+    # Whose text it is, by agent or with -1 - n as system prompt n, and up to where anybody has any of it.
+    begins = {source: texts[source][-1][1] if source >= 0 and texts[source] else 0 for source in texts}
+    until = dict(begins)
+    for of_agent in texts.values():
+        for source, end in of_agent:
+            begins.setdefault(source, 0)
+            until[source] = max(until.get(source, 0), end)
+    for own, blocks in zip(agent.tolist(), kv.tolist(), strict=True):
+        until[own] = max(until[own], blocks)
+    first, count = dict[int, int](), 0
+    for source, begin in begins.items():
+        first[source], count = count, count + until[source] - begin
+    rows = {own: number for number, own in enumerate(texts)}
+    lengths = np.array([len(of_agent) for of_agent in texts.values()])
+    known = [end for of_agent in texts.values() for end in of_agent]
+    row = np.array([rows[own] for own in agent.tolist()], dtype=np.int64)
+    inherited = np.array([begins[own] for own in texts], dtype=np.int64)[row]
+    return BlockNames(
+        sources=np.array([first[source] for source, _ in known] or [0], dtype=np.int64),
+        ends=np.array([end for _, end in known] or [0], dtype=np.int64),
+        sources_from=(np.cumsum(lengths) - lengths)[row],
+        sourced=inherited,
+        per_source=_ENDLESS,
+        own_from=np.array([first[own] for own in agent.tolist()], dtype=np.int64) - inherited,
+        count=max(count, 1),
     )
 
 
@@ -102,6 +147,7 @@ def _hashed(
     # Behind the prompt nothing is known to be equal: numbers of the request's own.
     unshared = np.maximum(kv - prompt, 0)
     first = nodes * per_source + np.cumsum(unshared) - unshared
-    return BlockNames(
-        names * per_source, sources_from, prompt, per_source, first - prompt, nodes * per_source + int(unshared.sum())
-    )
+    ends = np.zeros_like(names)
+    ends[: int(sources.sum())] = (np.arange(int(sources.sum())) - np.repeat(sources_from, sources) + 1) * per_source
+    count = nodes * per_source + int(unshared.sum())
+    return BlockNames(names * per_source, ends, sources_from, prompt, per_source, first - prompt, count)

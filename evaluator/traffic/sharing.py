@@ -82,11 +82,19 @@ class Sharing:
     def _of_agents(
         self, turns: Turns, ids: NDArray[np.int64], kv_tokens: NDArray[np.int64], block_tokens: int
     ) -> Iterator[PrefixContent]:
+        assert turns.graph is not None
+        by_block = {
+            agent: np.repeat([source for source, _ in texts], np.diff([0, *(end for _, end in texts)]))
+            for agent, texts in self.of_agents(turns, block_tokens).items()
+        }
+        for agent, tokens in zip(turns.graph.agent[ids].tolist(), kv_tokens.tolist(), strict=True):
+            yield PrefixContent(by_block[agent], 1, tokens // block_tokens, agent)
+
+    def of_agents(self, turns: Turns, block_tokens: int) -> dict[int, list[tuple[int, int]]]:
+        """Of drawn agents the texts that their prompts begin with, see ``AgentGraph.sources``."""
         assert turns.graph is not None and self.inherited_tokens is not None and self.session is not None
         system = np.zeros_like(self.session) if self.system is None else self.system
-        sources = turns.graph.sources(turns.previous, self.inherited_tokens, system, block_tokens)
-        for agent, tokens in zip(turns.graph.agent[ids].tolist(), kv_tokens.tolist(), strict=True):
-            yield PrefixContent(sources[agent], 1, tokens // block_tokens, agent)
+        return turns.graph.sources(turns.previous, self.inherited_tokens, system, block_tokens)
 
 
 def sharing_of(

@@ -20,26 +20,33 @@ LENGTHS = (
     "output_cv: 0.8, output_max: 1000}"
 )
 TALKS = (
-    "workload.sessions={{turns: {{mean: 6, max: 20}}, think_s: {{mean: 30}}, system_prompts: 8, system_tokens: 1500, "
-    "think_from: {}}}"
+    "workload.sessions={turns: {mean: 6, max: 20}, think_s: {mean: 30}, system_prompts: 8, system_tokens: 1500, "
+    "think_from: answer}"
 )
+TASKS = (
+    "workload.sessions={turns: {mean: 3, max: 20}, think_s: {mean: 3}, system_prompts: 8, system_tokens: 1500, "
+    "agents: {fan_out: 4, share: 0.5}}"
+)
+APART = TALKS.replace("answer", "arrival")
 KV = "deployment.kv={admission: on_demand, prefix_caching: true}"
 RUNS = {
-    "one replica": ("arrival", 1, "round_robin"),
-    "one replica, users think about answers": ("answer", 1, "round_robin"),
-    "four replicas, session": ("arrival", 4, "session"),
-    "four replicas, prefix_aware, users think about answers": ("answer", 4, "prefix_aware"),
+    "one replica": (APART, 1, "round_robin"),
+    "one replica, users think about answers": (TALKS, 1, "round_robin"),
+    "four replicas, session": (APART, 4, "session"),
+    "four replicas, prefix_aware, users think about answers": (TALKS, 4, "prefix_aware"),
+    "four replicas, prefix_aware, agents that start others": (TASKS, 4, "prefix_aware"),
 }
 
 
 @benchmark("prefixes")
 def prefixes(quick: bool) -> Iterator[Row]:
-    """Requests/s of sessions of six turns on an L40S, 32 rates x 2,000 requests; and how close the engine is."""
+    """Requests/s of sessions of six turns, and of agents, on an L40S, 32 rates x 2,000 requests; and how close the
+    engine is."""
     configure()
-    for label, (think_from, replicas, router) in RUNS.items():
+    for label, (sessions, replicas, router) in RUNS.items():
         served: dict[str, Outcomes] = {}
 
-        def run(simulator: str, every: int, asked: tuple[str, int, str] = (think_from, replicas, router)) -> None:
+        def run(simulator: str, every: int, asked: tuple[str, int, str] = (sessions, replicas, router)) -> None:
             served[simulator] = _serve(simulator, every, *asked)  # noqa: B023
 
         took = best_of(lambda: run("iteration", 1), repeats=1 if quick else 2)
@@ -52,10 +59,10 @@ def prefixes(quick: bool) -> Iterator[Row]:
         yield Row("largest relative difference of completion times", float(np.abs(fast[::every] / exact - 1).max()), "")
 
 
-def _serve(simulator: str, every: int, think_from: str, replicas: int, router: str) -> Outcomes:
+def _serve(simulator: str, every: int, sessions: str, replicas: int, router: str) -> Outcomes:
     rates = (np.linspace(0.5, 3.5, LANES) * replicas).tolist()
     asked = (
-        LENGTHS, TALKS.format(think_from), KV, "deployment.hardware=l40s", f"workload.requests={REQUESTS}",
+        LENGTHS, sessions, KV, "deployment.hardware=l40s", f"workload.requests={REQUESTS}",
         f"deployment.replicas={replicas}", f"deployment.router={router}",
     )  # fmt: skip
     whole = plan(scenario(*asked, workload__arrivals__rate_rps=rates), simulator=simulator)

@@ -24,7 +24,7 @@ ONE_RANK = ("offload", "groups", "adapters")
 DEVICES = ("h100-sxm", "h200-sxm", "mi300x", "b200-sxm")
 SHARING = ("round_robin", "random")
 LOOKING = ("least_outstanding", "least_work", "least_kv", "least_tokens", "least_context")
-REFERENCE_ALONE = ("offload", "autoscaling", "shedding", "agents", "adapters", "reports", "groups", "branches")
+REFERENCE_ALONE = ("offload", "autoscaling", "shedding", "adapters", "reports", "groups", "branches")
 """Parts that the vectorised engine lacked when this was written, or has in few programs: a quarter of the structures
 has one. The plan says which of the systems both simulators compute, and those are compared."""
 
@@ -43,7 +43,7 @@ def structure(seed: int) -> Tree:
     if extra in ("offload", "groups", "adapters"):
         order = draw.one("plain", "chunks")
     of_extra = {"autoscaling": ("open", "turns"), "shedding": ("open", "turns"), "offload": ("turns", "conversations"),
-                "agents": ("conversations",), "branches": ("open", "closed", "thinking")}  # fmt: skip
+                "branches": ("open", "closed", "thinking")}  # fmt: skip
     if extra in of_extra:
         client = draw.one(*of_extra[extra])
     if layout == "ranks" or (layout != "one" and order in ("token_ratio", "asynchronous")):
@@ -93,6 +93,7 @@ def structure(seed: int) -> Tree:
         "backpressure": layout == "apart" and order not in ("lightllm", "orca") and draw.one(True, False),
         "calibration": draw.one("datasheet", "datasheet", "auto"),
         "extra": extra,
+        "agents": client == "conversations" and draw.one(True, False),
     }
     if extra == "autoscaling":  # what a fleet in a program goes with; the rest is the reference's
         other = {"asynchronous": "plain", "token_ratio": "chunks"}.get(order, order)
@@ -144,8 +145,8 @@ def _workload(parts: Tree, draw: Draw) -> Tree:
         sessions["think_s"] = draw.one(0.03, 0.4, {"mean": 0.2})
     if parts["client"] == "turns":
         sessions["think_from"] = "arrival"
-    if parts["extra"] == "agents":
-        sessions["agents"] = {"fan_out": draw.one(1, 2, 3), "depth": draw.one(1, 2), "share": draw.one(0.0, 0.5)}
+    if parts["agents"]:
+        sessions["agents"] = {"fan_out": draw.one(1, 2, 3), "depth": draw.one(0, 1, 2), "share": draw.one(0.0, 0.5, 1)}
         sessions["turns"] = draw.one(1, 2)
     if parts["cached"] and draw.one(True, False):
         sessions |= {"system_prompts": draw.one(1, 3), "system_tokens": draw.one(17, 64, 300)}

@@ -29,7 +29,7 @@ def test_what_could_never_end_is_refused(monkeypatch, capsys, arguments, message
 
 
 def test_a_run_of_which_nothing_is_compared_ends(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(command, "verdicts", lambda *_: [Verdict(0, "reference", "workload.sessions.agents")])
+    monkeypatch.setattr(command, "verdicts", lambda *_: [Verdict(0, "reference", "kv.offload_bytes")])
     monkeypatch.setattr(command, "_forget", lambda: None)
     assert asked(monkeypatch, "--out", tmp_path / "lines.jsonl") == 0
     assert f"of {command.FRUITLESS} structures one after the other nothing was compared" in capsys.readouterr().err
@@ -44,11 +44,11 @@ def test_a_structure_that_differs_is_written_down_in_a_folder_that_was_not_there
 
 def test_systems_for_the_reference_alone_are_counted_apart_from_those_that_are_equal():
     systems = [
-        {"outcome": "reference", "why": "x", "features": ["agents"], "apart": 1.0},
-        {"outcome": "reference", "why": "x", "features": ["agents"]},
+        {"outcome": "reference", "why": "x", "features": ["host memory"], "apart": 1.0},
+        {"outcome": "reference", "why": "x", "features": ["host memory"]},
         {"outcome": "compared", "features": ["classes"]},
         {"outcome": "compared", "features": ["classes"], "apart": 1.0},
     ]
     lines = command._report([{"structure": 1, "cpu_s": 1.0, "systems": systems}])
-    assert "| agents | 0 | 0 | 2 | 1 |" in lines and "| classes | 2 | 1 | 0 | 0 |" in lines
+    assert "| host memory | 0 | 0 | 2 | 1 |" in lines and "| classes | 2 | 1 | 0 | 0 |" in lines
     assert "| together | 2 | 1 | 2 | 1 |" in lines

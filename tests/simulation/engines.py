@@ -22,7 +22,7 @@ from tests.thorough import THOROUGH
 TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
 TOTALS = ["busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max", "preemptions", "experts_touched"]
 LEVELS = np.array([0.5, 0.9, 0.99])
-PARTS = ("windowed", "experts", "peaks", "frontend", "kv_seen")
+PARTS = ("windowed", "experts", "peaks", "frontend", "kv_seen", "agents")
 
 
 def outcomes(simulator: str, *overrides: str, observe: Observe | None = None) -> Outcomes:
@@ -128,8 +128,8 @@ class Designs:
 def with_few_programs(groups: Sequence[Group]) -> list[Group]:
     """The groups on programs that have what any of those has that are alike but for it.
 
-    A program with windows, rows of experts, LightLLM's peaks, more branches or a frontend of users also serves who has
-    none of them: as in a sweep, where some of a group have them. Thorough tests compile each group its own.
+    A program with windows, rows of experts, LightLLM's peaks, more branches, a frontend of users or agents also serves
+    who has none of them: as in a sweep, where some of a group have them. Thorough tests compile each group its own.
     """
     alike: dict[CompileKey, list[StationGroup]] = {}
     for group in groups:

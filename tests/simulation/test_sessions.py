@@ -12,7 +12,7 @@ from evaluator.plan import plan
 from evaluator.routing import PrefixAware
 from evaluator.run import simulate, sweep
 from tests.scenario.build import scenario
-from tests.simulation.engines import LEVELS, Designs, outcomes
+from tests.simulation.engines import LEVELS, Designs, both_engines, outcomes
 from tests.thorough import THOROUGH
 
 LENGTHS = "workload.lengths={source: uniform, prompt_min: 20, prompt_max: 300, output_min: 1, output_max: 120}"
@@ -30,6 +30,11 @@ TIGHT = (
     "deployment.kv={prefix_caching: true, capacity_tokens: 9600, admission: on_demand}",
     "workload.arrivals.rate_rps=40",
 )
+AGENTS = (
+    "workload.sessions={turns: {mean: 2}, think_s: {mean: 1}, system_prompts: 2, system_tokens: 100, "
+    "agents: {fan_out: 3, share: 0.7}}"
+)
+DEEP = "workload.sessions={turns: 2, think_s: 0.5, system_tokens: 50, agents: {fan_out: 2, depth: 3, share: 1}}"
 FOUR = ("deployment.replicas=4", "deployment.hardware=l40s")
 ROUTERS = ("round_robin", "least_outstanding", "session", "prefix_aware")
 BOTH_ENGINES = {
@@ -64,6 +69,13 @@ BOTH_ENGINES = {
     "users, in turn": (CACHING, USERS, "deployment.replicas=3", "deployment.router=random"),
     "users, by prefix": (CACHING, USERS, "deployment.replicas=3", "deployment.router={prefix_aware: {imbalance: 3}}"),
     "users, by load": (*TIGHT[:1], USERS, "deployment.replicas=2", "deployment.router=least_kv"),
+    "agents": (*TIGHT, AGENTS),
+    "agents, by prefix": (CACHING, USERS, AGENTS, "deployment.replicas=3", "deployment.router=prefix_aware"),
+    "agents of agents, in turn": (*TIGHT, USERS, DEEP, "deployment.replicas=3", "deployment.router=random"),
+    "agents of agents at once": (
+        *TIGHT[:1], "workload.arrivals={process: all_at_once, rate_rps: null}", DEEP, "deployment.replicas=2",
+        "deployment.router=least_work",
+    ),
     "users who think between requests": (
         NO_CACHE, USERS, "workload.sessions.turns=1", "deployment.pipeline_parallel=2", "deployment.replicas=2"
     ),
@@ -240,6 +252,23 @@ def trace_of(tmp_path, rows):
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     arrivals = f"{{process: trace, file: '{path}', rate_rps: null}}"
     return f"workload={{arrivals: {arrivals}, lengths: null, requests: null, warmup_requests: 0}}"
+
+
+def test_calls_of_a_trace_that_wait_for_several_others(tmp_path):
+    """Tasks with any number of ends, calls that wait for one answer twice, and prompts by their hashes."""
+    rng, rows = np.random.default_rng(4), []
+    for number in range(120):
+        task = [row for row in rows if row["session_id"] == f"{number % 9}"]
+        hashes = [*([*rng.choice(task)["hash_ids"]][: rng.integers(4)] if task else []), int(rng.integers(2))]
+        row = {"request_id": f"{number}", "session_id": f"{number % 9}", "hash_ids": hashes}
+        row |= {"input_length": 512 * len(hashes) - int(rng.integers(512)), "output_length": int(rng.integers(1, 90))}
+        waits = [str(one["request_id"]) for one in rng.choice(task, rng.integers(1, 4))] if task else []
+        times = {"delay": int(rng.integers(900)), "wait_for": waits} if waits else {"timestamp": number * 50}
+        rows.append(row | times)
+    asked = ("workload.sessions=null", CACHING, "deployment.replicas=3", "deployment.router=prefix_aware")
+    found = both_engines(trace_of(tmp_path, rows), *asked)
+    np.testing.assert_array_equal(*found.column("cached_tokens"))
+    assert found.column("cached_tokens")[0].any()
 
 
 MOONCAKE = [

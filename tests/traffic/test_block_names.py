@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from evaluator.scenario import Agents, Arrivals, Geometric, Lengths, Sessions, Workload
 from evaluator.scenario.trace import Ragged
 from evaluator.traffic.block_names import block_names
 from evaluator.traffic.jobs import Demand, Jobs
+from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import ROLES
 from evaluator.traffic.sharing import Sharing
@@ -39,10 +41,21 @@ def drawn_jobs(seed: int, hashed: bool) -> Jobs:
     return Jobs(np.arange(40)[at], np.zeros(30), demand[at], np.ones(30, dtype=bool), sharing=sharing)
 
 
+def calls_of_agents(seed: int) -> Jobs:
+    """Thirty of forty calls of tasks, whose agents begin with some, all or nothing of what started them."""
+    rng = np.random.default_rng(seed)
+    agents = Agents(int(rng.integers(1, 4)), int(rng.integers(0, 4)), float(rng.choice([0.0, 0.4, 1.0])))
+    system_tokens = int(rng.choice([0, 3, 4, 21]))
+    sessions = Sessions(3 if system_tokens else 1, system_tokens, turns=Geometric(2.0, 4), agents=agents)
+    lengths = Lengths("uniform", {"prompt_min": 1, "prompt_max": 40, "output_min": 1, "output_max": 30})
+    workload = Workload(Arrivals("poisson", rate_rps=5.0), lengths, 40, 0, seeds=(0,), sessions=sessions)
+    return RequestSampler().jobs(workload, seed, ROLES["mixed"]).some(np.sort(rng.permutation(40)[:30]))
+
+
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("hashed", [False, True], ids=["sessions", "hashes"])
-def test_a_number_stands_for_a_content_and_all_before_it(seed, hashed):
-    jobs = drawn_jobs(seed, hashed)
+@pytest.mark.parametrize("kind", ["sessions", "hashes", "agents"])
+def test_a_number_stands_for_a_content_and_all_before_it(seed, kind):
+    jobs = calls_of_agents(seed) if kind == "agents" else drawn_jobs(seed, kind == "hashes")
     names, demand = block_names(jobs, BLOCK), jobs.demand
     assert jobs.sharing is not None
     contents = jobs.sharing.contents(jobs.id, demand.prompt_tokens, demand.kv_tokens, BLOCK)
@@ -50,8 +63,13 @@ def test_a_number_stands_for_a_content_and_all_before_it(seed, hashed):
     for row, (content, tokens) in enumerate(zip(contents, demand.kv_tokens, strict=True)):
         whole = tokens // BLOCK
         places = np.arange(whole)
-        said = names.sources[np.minimum(names.sources_from[row] + places // names.per_source, len(names.sources) - 1)]
-        found = np.where(places < names.sourced[row], said + places % names.per_source, names.own_from[row] + places)
+        sourced, found = places < names.sourced[row], names.own_from[row] + places
+        for place in places[sourced].tolist():
+            begin = names.sources_from[row]
+            source = begin + place // names.per_source
+            while names.ends[source] <= place:
+                source += 1
+            found[place] = names.sources[source] + place - (names.ends[source - 1] if source > begin else 0)
         assert ((found >= 0) & (found < names.count)).all()
         so_far: tuple = ()
         for place in range(whole):

@@ -5,6 +5,7 @@ Here a replica has a loop of its own; ``engine.joint`` runs several, each as her
 
 from evaluator.stations.engine.preemptive.lane import (
     NO_COUNTER,
+    AgentCalls,
     BlockContent,
     ByPrefix,
     CacheShape,
@@ -26,6 +27,7 @@ from evaluator.stations.engine.preemptive.program import run_lanes
 
 __all__ = [
     "NO_COUNTER",
+    "AgentCalls",
     "BlockContent",
     "ByPrefix",
     "CacheShape",

@@ -12,8 +12,9 @@ from evaluator.stations.engine.common.arrays import (
     Flag,
     FlagPerRequest,
     Float,
-    FloatPerRequest,
+    FloatPerEntry,
     Int,
+    IntPerEntry,
     IntPerReplica,
     IntPerRequest,
     IntPerSource,
@@ -46,6 +47,7 @@ class BlockContent(NamedTuple):
 
     Up to ``known_blocks`` the blocks of a request are of ``sources``, ``each`` blocks of one after those of the other,
     with numbers that count up from that of the source; from there on the number is ``own_from`` plus the block's place.
+    With ``ends`` a source may have fewer blocks than ``each``: it goes up to the place that is given there.
 
     Several pools may cut the same text into other blocks: arrays by request have a row of request slots for each pool,
     ``each`` and ``caches`` a number.
@@ -56,6 +58,7 @@ class BlockContent(NamedTuple):
     known_blocks: IntPerRequest
     each: Int
     own_from: IntPerRequest
+    ends: IntPerSource | None = None  # None: all sources of a request but the last have ``each`` blocks
     caches: Flag | None = None  # of several pools: blocks are found there by their content. None: they are
 
 
@@ -63,17 +66,28 @@ NO_COUNTER = -1
 """In place of a counter: the router is independent of the state, and has a table of its choices."""
 
 
+class AgentCalls(NamedTuple):
+    """Calls that wait for several answers, and answers that several calls wait for (``SessionTurns``)."""
+
+    first_entry: IntPerRequest  # the entries of an answer go up to the first of the next one
+    waits: IntPerRequest  # for so many answers
+
+
 class SessionTurns(NamedTuple):
     """Users who send their next request some time after the answer to the one before.
 
     Who has finished a session opens the next of those that do not come at times of their own, as long as there are any.
+
+    Each answer has an entry that says who follows it. A session is a chain, in which the entry of a request has its
+    number; with ``calls`` it is a graph, and an answer has an entry for each request that waits for it, or one of NONE.
     """
 
     opening: IntPerRequest  # the requests that follow no other, in the order in which they are sent
     openings: Int  # how many of them come at times of their own: all in an open loop, else the first of each user
     sessions: Int  # how many there are
-    following: IntPerRequest  # the request that follows, or NONE
-    pause_s: FloatPerRequest  # from the answer until the one that follows is sent, or another session is opened
+    following: IntPerEntry  # the request that follows, or NONE
+    pause_s: FloatPerEntry  # from the answer until that is sent, or another session is opened
+    calls: AgentCalls | None = None  # None: one request follows each answer, and waits for no other
 
 
 class CacheShape(NamedTuple):

@@ -27,12 +27,24 @@ def text_at(given: Given, replica: Int, i: Int, place: Int) -> Text:
     at = given.cell(i)
     known, own = read(content.known_blocks, at), read(content.own_from, at)
     number = lax.div(place, content.each)  # of numbers that are not negative, without the sign's corrections of ``//``
-    sourced, first = place < known, number * content.each
-    source = read(content.sources, read(content.sources_from, at) + number)
+    sourced, begin = place < known, read(content.sources_from, at)
+    at_source = begin + number
+    if content.ends is None:
+        first = number * content.each
+        end = first + content.each
+    else:
+        ends = content.ends
+        # As many steps as agents have started one another, at the most: these begin with some of each one's text.
+        at_source = lax.while_loop(
+            lambda at_source: sourced & (read(ends, at_source) <= place), lambda at_source: at_source + 1, at_source
+        )
+        first = jnp.where(at_source > begin, read(ends, jnp.maximum(at_source - 1, 0)), 0)
+        end = read(ends, at_source)
+    source = read(content.sources, at_source)
     return Text(
         ring=replica * shape.names + jnp.where(sourced, source, own + known),
         first=jnp.where(sourced, first, known),
-        end=jnp.where(sourced, jnp.minimum(first + content.each, known), _ENDLESS),
+        end=jnp.where(sourced, jnp.minimum(end, known), _ENDLESS),
     )
 
 

@@ -236,6 +236,13 @@ class FormingBatch(NamedTuple):
     grown: Flag  # the decodes have the KV of their next token
 
 
+class AwaitedAnswers(NamedTuple):
+    """Of requests that wait for several answers (``lane.AgentCalls``)."""
+
+    missing: IntPerRequest  # answers that are not there yet
+    seen_s: FloatPerRequest  # when the last of those that are there was
+
+
 class State(NamedTuple):
     """A lane between two trips."""
 
@@ -269,6 +276,7 @@ class State(NamedTuple):
     planned: PlannedAhead | None = None  # None: a batch is planned when the one before has ended
     new_tokens: NewTokens | None = None  # None: another policy than SGLang's
     first_tokens: FirstTokens | None = None  # None: no autoscaler looks
+    awaited: AwaitedAnswers | None = None  # None: nobody waits for several answers
 
     def at_replica(self, **changes: Any) -> State:
         """With other values of ``ReplicaState``."""
@@ -348,7 +356,15 @@ def initial_state(given: Given) -> State:
         planned=_nothing_planned(given, none) if structure.asynchronous else None,
         new_tokens=_initial_new_tokens(given),
         first_tokens=FirstTokens(zero, zero) if structure.looks else None,
+        awaited=_initial_awaited(given),
     )  # fmt: skip
+
+
+def _initial_awaited(given: Given) -> AwaitedAnswers | None:
+    calls = None if given.session_turns is None else given.session_turns.calls
+    if calls is None:
+        return None
+    return AwaitedAnswers(calls.waits + 0, jnp.zeros(calls.waits.shape[0]))
 
 
 def _nothing_planned(given: Given, none: IntPerRequest) -> PlannedAhead:

@@ -28,9 +28,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.calendar import Calendar
 from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
 from evaluator.stations.engine.preemptive.lane import Given, Rules
-from evaluator.stations.engine.preemptive.state import QueueEnds, QueueLinks, Sequences, State
+from evaluator.stations.engine.preemptive.state import AwaitedAnswers, QueueEnds, QueueLinks, Sequences, State
 
 _BEHIND_ALL = 1 << 30
 """Added to a priority: more than any request has to compute and to generate."""
@@ -234,14 +235,47 @@ def answered(given: Given, state: State, i: Int, at_s: Float, on: Flag) -> State
     turns = given.session_turns
     if turns is None:
         return state._replace(answers=state.answers.enter(at_s, jnp.int32(0), on))
+    if turns.calls is None:
+        following = read(turns.following, i)
+        due = on & ((following >= 0) | _opens(given, state))
+        return state._replace(answers=state.answers.enter(at_s + read(turns.pause_s, i), following, due))
+    first, stop = read(turns.calls.first_entry, i), read(turns.calls.first_entry, i + 1)
+
+    def hand_on(carry: tuple[Int, Calendar, AwaitedAnswers]) -> tuple[Int, Calendar, AwaitedAnswers]:
+        entry, answers, awaited = carry
+        return entry + 1, *_handed_on(given, answers, awaited, entry, at_s, _opens(given, state))
+
+    assert state.awaited is not None
+    start = (first, state.answers, state.awaited)
+    _, answers, awaited = lax.while_loop(lambda carry: on & (carry[0] < stop), hand_on, start)
+    return state._replace(answers=answers, awaited=awaited)
+
+
+def _opens(given: Given, state: State) -> Flag:
+    """The last answer of a session makes its user open another one."""
     # NONE in the calendar stands for a session that opens then; which one it is the order of openings says, so that it
     # makes no difference in which order answers of one time are handed out. In an open loop, and when all sessions have
     # been opened, the last answer of one releases nobody.
-    following = read(turns.following, i)
-    opens = (turns.openings < turns.sessions) & (state.released < turns.sessions)
-    return state._replace(
-        answers=state.answers.enter(at_s + read(turns.pause_s, i), following, on & ((following >= 0) | opens))
-    )
+    turns = given.session_turns
+    assert turns is not None
+    return (turns.openings < turns.sessions) & (state.released < turns.sessions)
+
+
+def _handed_on(
+    given: Given, answers: Calendar, awaited: AwaitedAnswers, entry: Int, at_s: Float, opens: Flag
+) -> tuple[Calendar, AwaitedAnswers]:
+    """An answer that is there ``at_s`` reaches who waits for it as ``entry`` says; the last one sets the time."""
+    turns = given.session_turns
+    assert turns is not None
+    following = read(turns.following, entry)
+    waits = following >= 0
+    # Who opens a session waits for this answer alone: what is written in the padding cell nobody reads as data.
+    cell = jnp.where(waits, following, given.padding())
+    missing = read_once(awaited.missing, cell) - 1
+    seen_s = jnp.where(waits, jnp.maximum(read_once(awaited.seen_s, cell), at_s), at_s)
+    due = jnp.where(waits, missing == 0, opens)
+    answers = answers.enter(seen_s + read(turns.pause_s, entry), following, due)
+    return answers, AwaitedAnswers(write(awaited.missing, cell, missing), write(awaited.seen_s, cell, seen_s))
 
 
 def seen_s(rules: Rules, first_s: Float, end_s: Float, output: Int) -> Float:
