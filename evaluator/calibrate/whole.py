@@ -20,6 +20,7 @@ from evaluator.calibrate.iterations import batches
 from evaluator.calibrate.selection import select
 from evaluator.calibrate.table import Table, read_table
 from evaluator.catalog import load_hardware, load_model
+from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.iterations import AXES, TERMS, Iterations, MeasuredPhase
 from evaluator.cost.fitted import fitted_cost
 from evaluator.cost.iteration import iteration_time
@@ -68,15 +69,7 @@ def fit_iterations(
     for wrong in sorted(set(axes or ()) - set(AXES["prefill"])):
         raise InputError(f"--axes: '{wrong}' is no quantity of an iteration; there are: {', '.join(AXES['prefill'])}")
     device = load_hardware(hardware)
-    # The record and not its name: a device that a file describes is none of the catalog's.
-    parts, left = select(read, device, UNKNOWN)
-    rows = next((part.rows for part in parts if part.op_class == "iteration"), None)
-    if rows is None:
-        raise InputError(f"a {form} is fitted to whole iterations (op_class iteration), and there are none")
-    work = rows["prompts"] * rows["prompt_tokens"] + rows["decodes"]
-    # A batch of nothing takes time and is no point that a form could pass through.
-    rows, left = rows[work > 0], left | ({"empty batches": int((work == 0).sum())} if (work == 0).any() else {})
-    left |= {f"{part.label}: no iterations": len(part.rows) for part in parts if part.op_class != "iteration"}
+    rows, left = _iteration_rows(read, device, form)
     fits, judged, notes = [], [], {}
     for (model, tensor, expert), part in rows.groupby(["model", "tensor_parallel", "expert_parallel"]):
         # A model that the catalog does not have is refused here, before anything is fitted to it.
@@ -90,6 +83,20 @@ def fit_iterations(
     chosen = None if axes is None else tuple(axes)
     table = pd.concat(judged, ignore_index=True)
     return FittedIterations(name, device.name, form, beyond, chosen, read, tuple(fits), table, notes, left)
+
+
+def _iteration_rows(read: Sequence[Table], device: Hardware, form: str) -> tuple[pd.DataFrame, dict[str, int]]:
+    """The rows of whole iterations with work in them, and how many others were left out and why."""
+    # The record and not its name: a device that a file describes is none of the catalog's.
+    parts, left = select(read, device, UNKNOWN)
+    rows = next((part.rows for part in parts if part.op_class == "iteration"), None)
+    if rows is None:
+        raise InputError(f"a {form} is fitted to whole iterations (op_class iteration), and there are none")
+    work = rows["prompts"] * rows["prompt_tokens"] + rows["decodes"]
+    # A batch of nothing takes time and is no point that a form could pass through.
+    rows, left = rows[work > 0], left | ({"empty batches": int((work == 0).sum())} if (work == 0).any() else {})
+    left |= {f"{part.label}: no iterations": len(part.rows) for part in parts if part.op_class != "iteration"}
+    return rows, left
 
 
 def _phases(rows: pd.DataFrame) -> list[tuple[str, IterationRows]]:

@@ -76,14 +76,18 @@ def import_config(config: str | Path | Mapping[str, Any], name: str | None = Non
         prediction_layers=text.integer("num_nextn_predict_layers", 0, minimum=0),
         notes=tuple(notes) + _assumed(text, kind) + family.notes,
     )
+    _check_parameters(model, where)
+    # Last, when all readers have asked: an unknown key is told only where nobody asked for it.
+    return replace(model, notes=model.notes + _finish(levels, family))
+
+
+def _check_parameters(model: Model, where: str) -> None:
     parameters = parameter_count(model)
     # Each size alone may be possible (a bound of 10^9 on every figure) and their product not.
     if parameters > MOST_PARAMETERS:
         raise InputError(
             f"{where}: its sizes make {parameters / 1e9:,.4g} B parameters, which no model has; correct them"
         )
-    # Last, when all readers have asked: an unknown key is told only where nobody asked for it.
-    return replace(model, notes=model.notes + _finish(levels, family))
 
 
 def _levels(outer: Config) -> list[Config]:

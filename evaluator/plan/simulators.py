@@ -14,7 +14,7 @@ from evaluator.policies import policy
 from evaluator.routing import Choice, PrefixAware, PrefixRule, name_of, router_of
 from evaluator.routing.round_robin import ROUND_ROBIN
 from evaluator.scenario import Deployment, Routers, Workload
-from evaluator.scenario.autoscaling import TPOT, TTFT
+from evaluator.scenario.autoscaling import TPOT, TTFT, Autoscaling
 from evaluator.scenario.deployment import ASYNCHRONOUS, BY_PRIORITY, QUEUED, SHORTEST_FIRST
 from evaluator.traffic.requests import cached_by_content
 from evaluator.traffic.roles import ROLES
@@ -378,18 +378,8 @@ def lacking(
         f"batching.policy {record.name} with enable_mixed_chunk": record.token_ratio and batching.enable_mixed_chunk,
         f"batching.planning {planning} with pipeline_parallel": planning == QUEUED and deployment.pipeline_parallel > 1,
     }
-    if deployment.autoscaling is not None and not _knows_who_serves(deployment):
-        # Its replicas change, and with them the table of what such a router chooses.
-        keys[f"deployment.autoscaling with router {name_of(deployment.router)}"] = True
-    if deployment.autoscaling is not None and deployment.autoscaling.metric == TTFT:
-        # Its program knows when requests come, and not when users send them who wait for answers.
-        keys["deployment.autoscaling.metric ttft with users who wait for answers"] = waits_for_answers(workload)
     if deployment.autoscaling is not None:
-        # Who leaves is counted in its program, and not how long it took; and there all replicas are of one fleet.
-        keys["deployment.autoscaling.metric tpot"] = deployment.autoscaling.metric == TPOT
-        keys["deployment.autoscaling with several pools in one loop"] = not alone
-        long = f"deployment.autoscaling.{deployment.autoscaling.longest} of more than {MOST_LOOKS:,} every_s"
-        keys[long] = deployment.autoscaling.looks > MOST_LOOKS
+        keys |= _lacking_of_fleets(workload, deployment, deployment.autoscaling, alone)
     if by_reports(deployment):
         keys[f"router {name_of(deployment.router)}"] = True
     if (guesses := guesses_prefixes(deployment)) is not None:
@@ -411,6 +401,22 @@ def lacking(
             f"kv.manager {kv_hooks(deployment)} with {together_for}": bool(kv_hooks(deployment)),
         }
     return tuple(name for name, applies in keys.items() if applies)
+
+
+def _lacking_of_fleets(
+    workload: Workload, deployment: Deployment, scaling: Autoscaling, alone: bool
+) -> dict[str, bool]:
+    return {
+        # Its replicas change, and with them the table of what such a router chooses.
+        f"deployment.autoscaling with router {name_of(deployment.router)}": not _knows_who_serves(deployment),
+        # Its program knows when requests come, and not when users send them who wait for answers.
+        "deployment.autoscaling.metric ttft with users who wait for answers": scaling.metric == TTFT
+        and waits_for_answers(workload),
+        # Who leaves is counted in its program, and not how long it took; and there all replicas are of one fleet.
+        "deployment.autoscaling.metric tpot": scaling.metric == TPOT,
+        "deployment.autoscaling with several pools in one loop": not alone,
+        f"deployment.autoscaling.{scaling.longest} of more than {MOST_LOOKS:,} every_s": scaling.looks > MOST_LOOKS,
+    }
 
 
 def waits_for_answers(workload: Workload) -> bool:

@@ -56,17 +56,7 @@ def over_time(
     """
     import xarray as xr
 
-    width = parse_quantity(every, "s", "the length of a window")
-    if not len(requests):
-        raise InputError("there are no requests to tell over time")
-    end = float(requests["last_token_s"].max())
-    # In a window beyond the run everything would be less than it was, by as much as the run is shorter.
-    if not width > 0 or not 1.0 <= end / width <= MOST_WINDOWS:
-        raise InputError(
-            f"windows of {width:g} s (--over-time): a run of {end:,.0f} s takes 1 to {MOST_WINDOWS:,} windows; use "
-            f"{max(end / 100, 1e-3):.3g}s"
-        )
-    windows = _Windows(width, max(1, int(np.ceil(end / width))), requests["seed"].nunique())
+    windows = _windows_of(requests, parse_quantity(every, "s", "the length of a window"))
     by_window = requests.assign(window=windows.of(requests["arrival_s"].to_numpy(np.float64)))
     bounds = {"": bounds_s or {}, **(class_bounds_s or {})}
     if any(bounds.values()):
@@ -80,7 +70,11 @@ def over_time(
     seen = _of_arrivals(by_window, windows.count, levels)
     values |= {name: (("time", *dims), data) for name, (dims, data) in seen.items()}
     coords: dict[str, Any] = {
-        "time": ("time", windows.edges[:-1], {"units": "s", "description": f"beginning of a window of {width:g} s"}),
+        "time": (
+            "time",
+            windows.edges[:-1],
+            {"units": "s", "description": f"beginning of a window of {windows.width_s:g} s"},
+        ),
         "quantile": ("quantile", np.asarray(levels, dtype=np.float64), {"units": "1"}),
     }
     if alive_of_pools:
@@ -92,7 +86,7 @@ def over_time(
     return xr.Dataset(
         {name: (dims, data, _described(name)) for name, (dims, data) in values.items()},
         coords=coords,
-        attrs={"window_s": width, "seeds": windows.seeds},
+        attrs={"window_s": windows.width_s, "seeds": windows.seeds},
     )
 
 
@@ -130,6 +124,19 @@ class _Windows:
         passed = np.diff(_integral(came_s, self.edges) - _integral(went_s, self.edges))
         # Differences of large sums: with nobody there it may come out at -1e-12.
         return np.maximum(passed, 0.0) / (self.width_s * self.seeds)
+
+
+def _windows_of(requests: pd.DataFrame, width_s: float) -> _Windows:
+    if not len(requests):
+        raise InputError("there are no requests to tell over time")
+    end = float(requests["last_token_s"].max())
+    # In a window beyond the run everything would be less than it was, by as much as the run is shorter.
+    if not width_s > 0 or not 1.0 <= end / width_s <= MOST_WINDOWS:
+        raise InputError(
+            f"windows of {width_s:g} s (--over-time): a run of {end:,.0f} s takes 1 to {MOST_WINDOWS:,} windows; use "
+            f"{max(end / 100, 1e-3):.3g}s"
+        )
+    return _Windows(width_s, max(1, int(np.ceil(end / width_s))), requests["seed"].nunique())
 
 
 def _flows(requests: pd.DataFrame, windows: _Windows) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
