@@ -20,7 +20,7 @@ import numpy as np
 
 from evaluator.catalog.state import catalog_here, code_here
 from evaluator.errors import InputError
-from evaluator.execution.workers import Variant, as_asked, begun, processors, rebuilt, task_of
+from evaluator.execution.workers import Variant, configurations_of, plan_of_task, processors, task_of, variants_of
 from evaluator.plan import Configuration, Group, Plan
 from evaluator.simulation.summaries import Values, summaries
 from evaluator.version import __version__
@@ -99,7 +99,7 @@ def computed_on(
         shell = shells[id(whole.group_of(chunk[0]))]
         # ``pure=False``: chunks are asked for anew in each sweep. By default Dask would take the answer of an equal
         # call that is still known to the scheduler.
-        return client.submit(_compute, task.key, index, shell, as_asked(chunk), pure=False, retries=RETRIES)
+        return client.submit(_compute, task.key, index, shell, variants_of(chunk), pure=False, retries=RETRIES)
 
     try:
         ahead = max(LEAST_AHEAD, AHEAD * sum(client.nthreads().values()))
@@ -159,7 +159,7 @@ def begin(task: _Task) -> None:
     if unlike:
         _TASKS[task.key] = InputError(f"a worker of the cluster {unlike}")
         return
-    _TASKS[task.key] = begun(BytesIO(task.content))
+    _TASKS[task.key] = plan_of_task(BytesIO(task.content))
 
 
 def _unlike(task: _Task) -> str:
@@ -187,7 +187,7 @@ def _compute(key: str, index: int, group: Group, asked: list[Variant]) -> tuple[
     if isinstance(task, InputError):
         return task
     whole, levels = task
-    chunk, variants = rebuilt(whole, asked)
+    chunk, variants = configurations_of(whole, asked)
     try:
         # the group of the whole sweep: its shapes are those of the programs that all workers compile
         return index, summaries(replace(chunk, groups=[replace(group, configurations=variants)]), variants, levels)

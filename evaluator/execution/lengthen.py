@@ -25,7 +25,7 @@ PRECISE = 0.05
 """Relative standard error of the mean of e2e_s: near the limit of a design it says first that a run is short."""
 
 
-def lengths(scenario: Scenario, most: int = 0) -> list[int]:
+def run_lengths(scenario: Scenario, most: int = 0) -> list[int]:
     """The numbers of requests to try, ascending: one, unless the scenario leaves it open.
 
     ``most``: up to so many also where the scenario states one number.
@@ -45,9 +45,9 @@ def longer_plans(first: Plan, undecided: Callable[[], np.ndarray], most: int = 0
     """Plans of ever longer runs of what is ``undecided``: the numbers of those configurations of the plan before.
 
     The caller has run ``first``, and runs each plan before it takes the next; that of the last length ends the loop.
-    ``most`` as of ``lengths``.
+    ``most`` as of ``run_lengths``.
     """
-    for requests in lengths(first.scenario, most)[1:]:
+    for requests in run_lengths(first.scenario, most)[1:]:
         left = undecided()
         if not left.size:
             return

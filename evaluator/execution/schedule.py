@@ -11,7 +11,7 @@ import numpy as np
 
 from evaluator.device import configure
 from evaluator.execution.cluster import computed_on
-from evaluator.execution.workers import WorkerPool, as_asked, processors
+from evaluator.execution.workers import WorkerPool, processors, variants_of
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import Configuration, Plan
 from evaluator.plan.simulators import ITERATION, PLAIN
@@ -86,7 +86,7 @@ def computed(
     def compute(index: int) -> tuple[int, Values]:
         chunk = chunks[index]
         if pool_of_workers is not None and whole.group_of(chunk[0]).simulator in PLAIN:
-            return index, pool_of_workers.compute(as_asked(chunk))
+            return index, pool_of_workers.compute(variants_of(chunk))
         return index, summaries(whole, chunk, levels)
 
     workers, remaining = processors(), iter(_new_programs_first(whole, chunks, left))

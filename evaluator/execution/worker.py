@@ -8,7 +8,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from evaluator.execution.workers import begun, rebuilt
+from evaluator.execution.workers import configurations_of, plan_of_task
 from evaluator.simulation.summaries import summaries
 
 
@@ -22,12 +22,12 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not get between the answers
     with suppress(EOFError, pickle.UnpicklingError, BrokenPipeError):  # the other process has ended, or was killed
-        whole, levels = begun(sys.stdin.buffer)
+        whole, levels = plan_of_task(sys.stdin.buffer)
         while True:
             asked = pickle.load(sys.stdin.buffer)
             answer: object
             try:
-                answer = summaries(*rebuilt(whole, asked), levels)
+                answer = summaries(*configurations_of(whole, asked), levels)
             except Exception as error:
                 answer = error
             pickle.dump(answer, answers)

@@ -38,21 +38,21 @@ def task_of(whole: Plan, simulator: str, levels: np.ndarray) -> bytes:
     return pickle.dumps((whole.scenario, simulator, whole.inputs, whole.by_seed, levels))
 
 
-def begun(task: BinaryIO) -> tuple[Plan, np.ndarray]:
+def plan_of_task(task: BinaryIO) -> tuple[Plan, np.ndarray]:
     """In that process: the plan of the sweep and the levels of its quantiles."""
     scenario, simulator, inputs, by_seed, levels = pickle.load(task)
-    # Of no row: those of a chunk are planned when it is asked for (``rebuilt``).
+    # Of no row: those of a chunk are planned when it is asked for (``configurations_of``).
     return plan(scenario, np.zeros(0, dtype=np.int64), simulator, inputs, by_seed), levels
 
 
-def as_asked(chunk: list[Configuration]) -> list[Variant]:
+def variants_of(chunk: list[Configuration]) -> list[Variant]:
     """A chunk as it is sent to another process: the objects that configurations share would be sent with each."""
     # A configuration has its workload, costs and plan with it; the worker has planned the same scenario and finds it
     # again by its number.
     return [(configuration.config, configuration.changes) for configuration in chunk]
 
 
-def rebuilt(whole: Plan, asked: list[Variant]) -> tuple[Plan, list[Configuration]]:
+def configurations_of(whole: Plan, asked: list[Variant]) -> tuple[Plan, list[Configuration]]:
     """In that process: the plan of the configurations of a chunk, which are of one group, and their variants."""
     chunk = whole.of(np.unique([config for config, _ in asked]))
     configurations = {configuration.config: configuration for configuration in chunk.configurations}

@@ -31,7 +31,8 @@ class TierSize(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Requests for each class of contexts, (class,), that come by one way: their rate, and a pause after each of them.
+    """Requests for each class of contexts, (class,), that come to a tier from one of those above it: their rate, and a
+    pause after each of them.
 
     The gaps are the pause and an exponential time.
     """
@@ -66,33 +67,33 @@ def hit_rates(popularity: Popularity, tiers: tuple[TierSize, ...], replicas: int
     share, count = shares(popularity.contexts, popularity.zipf)
     passing = share.copy()  # rate at which requests for a context come to all tiers of a kind together
     rates: list[float] = []
-    # ``group``: how many replicas share the tier above. Their requests come to this tier by as many ways.
-    pause_s, group = 0.0, tiers[0].replicas if tiers else 1
+    # What each tier above lets through is a stream of its own: a tier has as many as tiers above share it.
+    pause_s, replicas_above = 0.0, tiers[0].replicas if tiers else 1
     for tier in tiers:
-        counts, ways, of_way = count, tier.replicas / group, group / replicas
+        counts, streams, of_stream = count, tier.replicas / replicas_above, replicas_above / replicas
         if popularity.at_home:
-            # A context that comes to one replica only has one way, and competes with its like: such a tier sees that
-            # part of the contexts, each at its full rate.
-            counts, ways, of_way = count * (tier.replicas / replicas), 1.0, 1.0
+            # A context that comes to one replica only is in one stream, and competes with its like: such a tier sees
+            # that part of the contexts, each at its full rate.
+            counts, streams, of_stream = count * (tier.replicas / replicas), 1.0, 1.0
         # Rates of contexts that every tier above holds fall to 0, and gaps are their reciprocals.
-        stream = Stream(np.maximum(passing, 1e-300) * of_way, pause_s)
-        stays_s = characteristic_time(stream, ways, counts, tier.contexts)
+        stream = Stream(np.maximum(passing, 1e-300) * of_stream, pause_s)
+        stays_s = characteristic_time(stream, streams, counts, tier.contexts)
         # Where all contexts fit none ever leaves, and the formula would multiply 0 by infinity.
-        held = np.ones_like(passing) if math.isinf(stays_s) else _held(stream, ways, stays_s)
+        held = np.ones_like(passing) if math.isinf(stays_s) else _held(stream, streams, stays_s)
         come = (count * passing).sum()
         rates.append(float((count * passing * held).sum() / come) if come > 0.0 else 0.0)
         # What this tier misses goes on, at the earliest T after the request for the same context before.
-        passing, pause_s, group = passing * (1.0 - held), stays_s, tier.replicas
+        passing, pause_s, replicas_above = passing * (1.0 - held), stays_s, tier.replicas
     return tuple(rates)
 
 
-def _held(stream: Stream, ways: float, stays_s: float) -> Floats:
-    """Probability that a request finds its context: one came by its own way, or any other, less than T before."""
-    return 1.0 - (1.0 - stream.again(stays_s)) * (1.0 - stream.lately(stays_s)) ** (ways - 1.0)
+def _held(stream: Stream, streams: float, stays_s: float) -> Floats:
+    """Probability that a request finds its context: one came in its own stream, or any other, less than T before."""
+    return 1.0 - (1.0 - stream.again(stays_s)) * (1.0 - stream.lately(stays_s)) ** (streams - 1.0)
 
 
-def characteristic_time(stream: Stream, ways: float, count: Floats, fitting: float) -> float:
-    """T for which so many contexts as fit were asked for less than T ago, by any of the ``ways``; inf where all fit.
+def characteristic_time(stream: Stream, streams: float, count: Floats, fitting: float) -> float:
+    """T for which so many contexts as fit were asked for less than T ago, in any of the ``streams``; inf where all fit.
 
     Solved for log T, with which the number grows from 0 to all contexts.
     """
@@ -103,10 +104,10 @@ def characteristic_time(stream: Stream, ways: float, count: Floats, fitting: flo
     from scipy.optimize import brentq  # here, as most runs have no tiers and scipy takes half a second to load
 
     def surplus(log_s: float) -> float:
-        lately = 1.0 - (1.0 - stream.lately(math.exp(log_s))) ** ways
+        lately = 1.0 - (1.0 - stream.lately(math.exp(log_s))) ** streams
         return float((count * lately).sum() - fitting)
 
-    low = math.log(fitting / (stream.rate * ways * count).sum())  # not more contexts than requests in that time
+    low = math.log(fitting / (stream.rate * streams * count).sum())  # not more contexts than requests in that time
     # The other end is looked for in growing strides: with a steep law of Zipf it may lie at many thousand times the
     # time.
     high = low + 1.0

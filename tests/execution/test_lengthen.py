@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evaluator.errors import InputError
-from evaluator.execution.lengthen import lengths
+from evaluator.execution.lengthen import run_lengths
 from evaluator.run import sweep
 from evaluator.scenario import Auto, load_scenario
 
@@ -48,15 +48,15 @@ def test_what_is_decided_stays_short_and_every_row_is_its_run(base, tmp_path):
 
 
 def test_lengths(base):
-    assert lengths(load_scenario(base)) == [1000, 4000, 8000]
+    assert run_lengths(load_scenario(base)) == [1000, 4000, 8000]
     base["workload"]["requests"] = "auto"
-    assert lengths(load_scenario(base))[-1] == 50_000
+    assert run_lengths(load_scenario(base))[-1] == 50_000
     base["workload"]["requests"] = 300
-    assert lengths(load_scenario(base)) == [300]
+    assert run_lengths(load_scenario(base)) == [300]
     base["workload"]["requests"] = {"auto": {"most": 700}}
-    assert load_scenario(base).workload.requests == 700 and lengths(load_scenario(base)) == [700]
+    assert load_scenario(base).workload.requests == 700 and run_lengths(load_scenario(base)) == [700]
     base["sweep"] = {"workload.requests": [100, 200]}
-    assert len(lengths(load_scenario(base))) == 1
+    assert len(run_lengths(load_scenario(base))) == 1
 
 
 @pytest.mark.parametrize("wrong", ["often", {"auto": 3}, {"auto": {"least": 3}}, {"auto": {"most": 0}}, [1]])
