@@ -28,6 +28,7 @@ from evaluator.deploy.design import Design, PoolDesign
 from evaluator.errors import InputError
 from evaluator.policies import policy
 from evaluator.scenario.deployment import SHORTEST_FIRST
+from evaluator.scenario.failures import RESENT
 from evaluator.traffic.requests import Tokens, request_tokens
 from evaluator.yaml import dumps_yaml
 
@@ -49,7 +50,7 @@ _OF_FLEET = (
     "role",
 )
 """Keys that say nothing of a server: what runs it, how many there are, what they cost."""
-_SCALING = "autoscaling"
+_SCALING, _FAILING = "autoscaling", "failures"
 _WHY = {
     "kv.admission": "a request of the design enters only if its whole KV fits, and the server preempts",
     "speculative": "how much is accepted is not the server's to say",
@@ -185,14 +186,22 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
     # The note has what the flags do not say, for a reader by machine; here it is told to people, but for what makes no
     # difference to them. A key that is null in the note is one that the server has and the design has not; only a
     # missing KV capacity tells anything.
-    told = {key: value for key, value in note.items() if key not in _OF_FLEET and not key.startswith(_SCALING)}
+    told = {
+        key: value for key, value in note.items() if key not in _OF_FLEET and not key.startswith((_SCALING, _FAILING))
+    }
     scales = any(key.startswith(_SCALING) and value is not None for key, value in note.items())
-    return [f"autoscaling: all {pool.replicas} replicas are started, and no autoscaler is"] * scales + [
-        remark
-        for key, value in told.items()
-        if value is not None or key == "kv.capacity_tokens"
-        for remark in _remarks_of(pool, key, value, get(server, key))
-    ]
+    failures = pool.keys.get(_FAILING) or {}
+    resends = [f"failures.requests {RESENT}: is the router's to do, and the one that is written sends nothing again"]
+    return (
+        [f"autoscaling: all {pool.replicas} replicas are started, and no autoscaler is"] * scales
+        + (resends if failures.get("requests") == RESENT else [])
+        + [
+            remark
+            for key, value in told.items()
+            if value is not None or key == "kv.capacity_tokens"
+            for remark in _remarks_of(pool, key, value, get(server, key))
+        ]
+    )
 
 
 def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:

@@ -38,13 +38,14 @@ def class_statistics(
     members: list[np.ndarray],
     summaries: list[dict[str, Summary]],
     inside: np.ndarray | None,
-    refused: np.ndarray | None,
+    gone: Mapping[str, np.ndarray | None],
     met: list[np.ndarray],
 ) -> dict[str, np.ndarray]:
     """The variables by class, (config, class) and (config, class, quantile); none where there are no classes.
 
-    ``inside`` (config, seed, request) as of ``within_objectives``, ``refused`` of the same shape who was sent away
-    (None: nobody); ``met`` of each class whether its own objectives hold, (config,), and false where it has none.
+    ``inside`` (config, seed, request) as of ``within_objectives``, ``gone`` of the same shape who was refused, and who
+    was lost (None: nobody); ``met`` of each class whether its own objectives hold, (config,), and false where it has
+    none.
     """
     if not members:
         return {}
@@ -57,10 +58,11 @@ def class_statistics(
             columns[f"class_{name}_stderr"] = of_latency.quantiles_stderr
             columns[f"class_{name}_mean"] = of_latency.mean
             columns[f"class_{name}_mean_stderr"] = of_latency.mean_stderr
-        columns["class_refused_share"] = np.zeros(configs)
-        if refused is not None:
-            gone = of_class & refused
-            columns["class_refused_share"] = over_seeds(gone.sum(axis=-1) / np.maximum(of_class.sum(axis=-1), 1))
+        for name, some in gone.items():
+            columns[f"class_{name}_share"] = np.zeros(configs)
+            if some is not None:
+                of_these = (of_class & some).sum(axis=-1) / np.maximum(of_class.sum(axis=-1), 1)
+                columns[f"class_{name}_share"] = over_seeds(of_these)
         attainment, parts = np.full(configs, np.nan), np.full((configs, 1), np.nan)
         if inside is not None:
             attainment, parts = mean_by_parts(np.where(of_class, inside, np.nan))

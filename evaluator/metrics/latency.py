@@ -27,10 +27,10 @@ def latencies(outcomes: Outcomes) -> dict[str, np.ndarray]:
         "tpot_s": (times.last_token_s - times.first_token_s) / later,
         "e2e_s": times.last_token_s - times.arrival_s,
     }
-    if times.refused is None:
+    if times.unanswered is None:
         return found
-    # Who was sent away has no latency, rather than the shortest of all.
-    return {name: np.where(times.refused, np.nan, values) for name, values in found.items()}
+    # Who was sent away has no latency, rather than the shortest of all; nor has who was lost on the way.
+    return {name: np.where(times.unanswered, np.nan, values) for name, values in found.items()}
 
 
 def statistic_of(

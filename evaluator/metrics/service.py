@@ -58,9 +58,9 @@ def _counted(outcomes: Outcomes, window: Window) -> tuple[np.ndarray, np.ndarray
         last_s = np.where((outcomes.users[:, None] > 0) & np.isfinite(leave_s), leave_s, last_s)
     first_s = _cycle_start(outcomes, window.least(arrival_s), last_s)
     ended = outcomes.times.last_token_s
-    # Who is refused leaves on arrival, and completes nothing.
-    refused = outcomes.times.refused
-    answered = np.ones(1, dtype=bool) if refused is None else ~refused
+    # Who is refused leaves on arrival, or is lost with its replica, and completes nothing.
+    unanswered = outcomes.times.unanswered
+    answered = np.ones(1, dtype=bool) if unanswered is None else ~unanswered
     inside = (ended > first_s[..., None]) & (ended <= last_s[..., None]) & answered
     steady = inside.any(axis=-1)
     took_s = last_s - first_s
@@ -142,15 +142,23 @@ def decode_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
 def _of_prompts(outcomes: Outcomes, window: Window, tokens: np.ndarray | None) -> np.ndarray:
     found = np.zeros(1) if tokens is None else window.total(tokens)
     prompt = outcomes.tokens.prompt_tokens
-    if outcomes.times.refused is not None:
-        prompt = np.where(outcomes.times.refused, 0, prompt)
+    if outcomes.times.unanswered is not None:
+        prompt = np.where(outcomes.times.unanswered, 0, prompt)
     return np.broadcast_to(_ratio(found, window.total(prompt)), outcomes.makespan_s.shape)
 
 
 def refused_share(outcomes: Outcomes, window: Window) -> np.ndarray:
     """Measured requests that were sent away / all of them, (config, seed)."""
-    refused = outcomes.times.refused
-    share = np.zeros(1) if refused is None else window.total(refused) / window.count
+    return _share(outcomes, window, outcomes.times.refused)
+
+
+def lost_share(outcomes: Outcomes, window: Window) -> np.ndarray:
+    """Measured requests that were lost with a replica / all of them, (config, seed)."""
+    return _share(outcomes, window, outcomes.times.lost)
+
+
+def _share(outcomes: Outcomes, window: Window, some: np.ndarray | None) -> np.ndarray:
+    share = np.zeros(1) if some is None else window.total(some) / window.count
     return np.broadcast_to(share, outcomes.makespan_s.shape)
 
 
@@ -205,15 +213,21 @@ def price(outcomes: Outcomes, output_tok_per_s: np.ndarray) -> np.ndarray:
 
 
 def fleet(outcomes: Outcomes) -> dict[str, np.ndarray]:
-    """replicas_mean and device_hours over the whole run, (config, seed): what is there and paid for, of all pools."""
-    there, paid_s = np.zeros_like(outcomes.makespan_s), np.zeros_like(outcomes.makespan_s)
+    """replicas_mean and device_hours over the whole run, (config, seed): what is there and paid for, of all pools; and
+    availability, the part of that time in which it served."""
+    there, paid_s, up_s = (np.zeros_like(outcomes.makespan_s) for _ in range(3))
     for use in outcomes.stations:
         replica_s = use.replica_s(outcomes.makespan_s)
         # A link or a delay has servers, which are no replicas: they have no devices.
         there = there + np.where(use.devices[:, None] > 0, _ratio(replica_s, outcomes.makespan_s), 0.0)
         per_replica = np.divide(use.devices, use.replicas, out=np.zeros_like(use.devices), where=use.replicas > 0)
         paid_s = paid_s + replica_s * per_replica[:, None]
-    return {"replicas_mean": there, "device_hours": paid_s / SECONDS_PER_HOUR}
+        up_s = up_s + use.up_s(outcomes.makespan_s) * per_replica[:, None]
+    return {
+        "replicas_mean": there,
+        "device_hours": paid_s / SECONDS_PER_HOUR,
+        "availability": np.divide(up_s, paid_s, out=np.ones_like(up_s), where=paid_s > 0),
+    }
 
 
 def fleet_of_pools(outcomes: Outcomes) -> dict[str, np.ndarray]:
@@ -250,7 +264,7 @@ def energy(outcomes: Outcomes) -> np.ndarray:
         mbu = np.divide(use.bytes, busy_s * use.peak_bandwidth[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
         joule = joule + busy_s * busy_power(tdp, idle, mfu, mbu) + idle_s * idle
     given = outcomes.tokens.output_tokens
-    if outcomes.times.refused is not None:
-        given = np.where(outcomes.times.refused, 0, given)
+    if outcomes.times.unanswered is not None:
+        given = np.where(outcomes.times.unanswered, 0, given)
     tokens = np.asarray(given).sum(axis=-1, dtype=np.float64)
     return _ratio(joule, np.broadcast_to(tokens, joule.shape))

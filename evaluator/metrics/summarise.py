@@ -23,6 +23,7 @@ from evaluator.metrics.service import (
     hardware_use,
     host_hit_rate,
     kv_used_max,
+    lost_share,
     prefix_hit_rate,
     price,
     refused_share,
@@ -154,10 +155,10 @@ def select(outcomes: Outcomes, rows: np.ndarray) -> Outcomes:
 
 
 def _rows_of(use: Use, rows: np.ndarray) -> Use:
-    names = [field.name for field in fields(use) if field.name not in ("name", "totals", "itl", "alive")]
+    names = [field.name for field in fields(use) if field.name not in ("name", "totals", "itl", "alive", "up")]
     arrays = {name: getattr(use, name)[rows] for name in names}
-    alive = None if use.alive is None else [use.alive[row] for row in rows]
-    return replace(use, **arrays, totals=use.totals.rows(rows), itl=_gaps_of(use.itl, rows), alive=alive)
+    alive, up = (None if spans is None else [spans[row] for row in rows] for spans in (use.alive, use.up))
+    return replace(use, **arrays, totals=use.totals.rows(rows), itl=_gaps_of(use.itl, rows), alive=alive, up=up)
 
 
 def _gaps_of(itl: Sequence[Sequence[WeightedGaps]] | None, rows: np.ndarray) -> list[Sequence[WeightedGaps]] | None:
@@ -176,7 +177,7 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
         summaries["itl_s"] = summary_of_gaps(outcomes.itl, levels)
     rates = throughput(outcomes, window)
     parts = rates | hardware_use(outcomes) | {"joule_per_tok": energy(outcomes)}
-    parts["refused_share"] = refused_share(outcomes, window)
+    parts["refused_share"], parts["lost_share"] = refused_share(outcomes, window), lost_share(outcomes, window)
     parts |= fleet(outcomes)
     parts["prefix_hit_rate"] = prefix_hit_rate(outcomes, window)
     parts["host_hit_rate"] = host_hit_rate(outcomes, window)
@@ -219,24 +220,30 @@ def _within_objectives(
     members = members_of(outcomes, window)
     by_class = class_summaries(values, members, levels)
     named = dict(zip(outcomes.class_names, members, strict=False))
-    # 1.0, and not NaN in the places of requests that do not count, says that one was refused.
-    refused = None if outcomes.times.refused is None else window.cut(outcomes.times.refused.astype(float)) == 1.0
-    inside = within_objectives(values, outcomes.objectives, named, refused)
+    unanswered = _those(outcomes.times.unanswered, window)
+    inside = within_objectives(values, outcomes.objectives, named, unanswered)
     # Within no bound at all, as a value that was cut, would count as a miss.
     if inside is not None:
         inside = window.blank(inside)
     asked, asked_by_class = summaries, by_class
-    if refused is not None and refused.any():
-        # Who was refused misses every objective, those at a quantile or a mean, too: a latency that no bound allows,
-        # where the told statistics are of those who were served.
-        missed = {name: np.where(refused, NEVER_S, value) for name, value in values.items()}
+    if unanswered is not None and unanswered.any():
+        # Who was refused or lost misses every objective, those at a quantile or a mean, too: a latency that no bound
+        # allows, where the told statistics are of those who were served.
+        missed = {name: np.where(unanswered, NEVER_S, value) for name, value in values.items()}
         asked = {**summaries, **{name: summary(value, levels) for name, value in missed.items()}}
         asked_by_class = class_summaries(missed, members, levels)
     holds = _holds(outcomes, asked, asked_by_class, levels)
     met, parts = _objectives(outcomes, inside, holds)
     met_in = [_met(outcomes, holds, name) for name in outcomes.class_names]
     by_name = {"attained_rps": attained(outcomes, window, inside)} | met
-    return by_name | class_statistics(outcomes, window, members, by_class, inside, refused, met_in), parts
+    gone = {name: _those(getattr(outcomes.times, name), window) for name in ("refused", "lost")}
+    return by_name | class_statistics(outcomes, window, members, by_class, inside, gone, met_in), parts
+
+
+def _those(some: np.ndarray | None, window: Window) -> np.ndarray | None:
+    """Which of the requests that count are some of all; None: nobody can be."""
+    # 1.0, and not NaN in the places of requests that do not count, says that one is.
+    return None if some is None else window.cut(some.astype(float)) == 1.0
 
 
 def _inverse_parts(value: np.ndarray, rate: np.ndarray) -> np.ndarray:

@@ -117,6 +117,7 @@ class Use:
     # (``replicas`` are then the most), from a station infinite until the end of the run; None: all of them all the
     # time.
     alive: Sequence[Sequence[np.ndarray | None]] | None = None
+    up: Sequence[Sequence[np.ndarray | None]] | None = None  # the same of the times in which replicas that fail serve
 
     def until(self, last_s: np.ndarray) -> Use:
         """With an end to who stays until that of the run, ``last_s`` (config, seed)."""
@@ -140,6 +141,15 @@ class Use:
         whole = self.replicas[:, None] * makespan_s
         for run in np.ndindex(whole.shape) if self.alive is not None else ():
             spans = self.alive[run[0]][run[1]]  # type: ignore[index]
+            if spans is not None:
+                whole[run] = (spans[:, 1] - spans[:, 0]).sum()
+        return whole
+
+    def up_s(self, makespan_s: np.ndarray) -> np.ndarray:
+        """Seconds of these in which they served; all of them where none fails."""
+        whole = self.replica_s(makespan_s)
+        for run in np.ndindex(whole.shape) if self.up is not None else ():
+            spans = self.up[run[0]][run[1]]  # type: ignore[index]
             if spans is not None:
                 whole[run] = (spans[:, 1] - spans[:, 0]).sum()
         return whole

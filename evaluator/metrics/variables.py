@@ -99,6 +99,12 @@ _OTHERS = {
         "requests sent away since max_queued_requests waited / all measured requests, mean over the seeds; they have "
         "no latency, miss every objective and are not in the throughput",
     ),
+    "lost_share": Variable(
+        "1",
+        "lost requests",
+        "requests whose replica failed and that are not sent again / all measured requests, mean over the seeds; as "
+        "those that are refused",
+    ),
     "utilisation": Variable("1", "utilisation", f"busy time of the replicas / (replicas x makespan){_BY_ITERATION}"),
     "mfu": Variable(
         "1",
@@ -193,6 +199,12 @@ _OTHERS = {
         "replicas",
         "time that replicas are there, from the start of their start-up until they have gone / makespan, of all pools, "
         "mean over the seeds",
+    ),
+    "availability": Variable(
+        "1",
+        "availability",
+        "time that replicas serve / time that they are there, of pools with deployment.failures; 1 of others; mean "
+        "over the seeds",
     ),
     "device_hours": Variable(
         "h",
@@ -383,6 +395,9 @@ def _classes() -> dict[str, Variable]:
         "class_share": Variable("1", "requests of a class", f"share of the requests of the class, {_OVER}", by_class),
         "class_refused_share": Variable(
             "1", "refused requests of a class", "requests of the class sent away / all of the class", by_class
+        ),
+        "class_lost_share": Variable(
+            "1", "lost requests of a class", "requests of the class that are lost / all of the class", by_class
         ),
         "class_throughput_rps": Variable(
             "1/s", "request throughput of a class", f"requests of the class {_RATE}", by_class

@@ -232,6 +232,32 @@ def refusal_problem(workload: Workload, station: StationPlan, alone: bool) -> st
     return left_out("max_queued_requests", others, ", or leave it out")
 
 
+def failures_problem(workload: Workload, station: StationPlan, alone: bool) -> str | None:
+    """Why replicas cannot fail; None where they can, or do not. ``alone``: there is no other station.
+
+    Users who wait for an answer are left out for the reason of ``refusal_problem``: one that is lost would never come.
+    """
+    deployment = station.deployment
+    failures = deployment.failures
+    if failures is None:
+        return None
+    beyond = [outage.replica for outage in failures.outages if outage.replica >= deployment.replicas]
+    if beyond:
+        return (
+            f"infeasible: failures.outages names replica {beyond[0]}, and there are {deployment.replicas}, from 0 on; "
+            "use one of them or more replicas"
+        )
+    others = {
+        "several pools or stages; use one pool without stages": not alone,
+        f"role {deployment.role}; use role mixed": deployment.role != "mixed",
+        "data_parallel; use replicas": deployment.data_parallel > 1,
+        "a closed loop; use arrivals with a rate": workload.arrivals.process == "closed_loop",
+        "sessions that think from the answer; use sessions.think_from arrival": workload.feedback,
+        "kv.offload_bytes": deployment.kv.offload_bytes is not None,
+    }
+    return left_out("failures", others, ", or leave it out")
+
+
 def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
     """What a policy that admits by the ratio of new tokens does not go with; None where it does, or is not asked for.
 

@@ -9,6 +9,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import (
     branches_problem,
     drafts_problem,
+    failures_problem,
     late_problem,
     limit_problem,
     lora_problem,
@@ -153,6 +154,7 @@ def _stations_problem(
             problem = problem or lora_problem(workload, station, alone) or context_parallel_problem(deployment)
             problem = problem or refusal_problem(workload, station, alone)
             problem = problem or scaling_problem(station, phases, bool(deployment.pipeline))
+            problem = problem or failures_problem(workload, station, alone)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)
             problem = problem or planning_problem(station) or manager_problem(workload, station)
             problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)

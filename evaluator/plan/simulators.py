@@ -286,7 +286,7 @@ def is_joint(workload: Workload, deployment: Deployment, frontend: bool = False,
     program for several replicas runs one replica, too. ``lockstep``: so many data-parallel ranks start every iteration
     together.
     """
-    if lockstep > 1 or deployment.autoscaling is not None or sheds(deployment):
+    if lockstep > 1 or deployment.autoscaling is not None or deployment.failures is not None or sheds(deployment):
         return True
     if workload.feedback:
         return True
@@ -339,6 +339,8 @@ def why_together(workload: Workload, deployment: Deployment, frontend: bool, loc
         return None
     if deployment.autoscaling is not None:
         return "deployment.autoscaling"
+    if deployment.failures is not None:
+        return "deployment.failures"
     if sheds(deployment):
         return "batching.max_queued_requests"
     if workload.feedback:
@@ -374,6 +376,7 @@ def lacking(
         and deployment.speculative is not None
         and cached_by_content(workload, deployment),
         "workload.adapters beyond lora.max_loras": waits_for_adapters(workload, deployment),
+        "deployment.failures": deployment.failures is not None,
         "kv.offload_bytes": deployment.kv.offload_bytes is not None,
         f"batching.policy {record.name} with enable_mixed_chunk": record.token_ratio and batching.enable_mixed_chunk,
         f"batching.planning {planning} with pipeline_parallel": planning == QUEUED and deployment.pipeline_parallel > 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ class RankPipeline:
         self._naming: dict[int, list[IterationCost]] = {}  # by the adapters of a batch
         self.busy_s = 0.0  # mean over the ranks
         self._free_s = [0.0] * len(self.costs)
+        # When each rank works on the batches under way, of which there are as many as ranks, or two planned ahead.
+        self._works_s: deque[list[tuple[float, float]]] = deque(maxlen=max(len(self.costs), 2))
 
     def __len__(self) -> int:
         return len(self.costs)
@@ -56,12 +59,20 @@ class RankPipeline:
     def pass_through(self, now: float, took_s: Sequence[float]) -> tuple[float, float]:
         """The same of a batch that takes each rank as long as is said."""
         start = clock = max(now, self._free_s[0])
+        works_s: list[tuple[float, float]] = []
         for pipeline_rank, took in enumerate(took_s):
             # A rank begins when the batch has left the rank before and when it has done with the batch before.
             clock = max(clock, self._free_s[pipeline_rank]) + took
             self._free_s[pipeline_rank] = clock
             self.busy_s += took / len(self.costs)
+            works_s.append((clock - took, clock))
+        self._works_s.append(works_s)
         return start, clock
+
+    def cut(self, now: float) -> None:
+        """No rank works on what was sent from now on."""
+        for works_s in self._works_s:
+            self.busy_s -= sum(max(end_s - max(begin_s, now), 0.0) for begin_s, end_s in works_s) / len(self.costs)
 
     def experts_touched(self, batch: BatchStatistics) -> float:
         """Fraction of the routed experts that a batch touches; 0 for a model without."""

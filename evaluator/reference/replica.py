@@ -103,7 +103,8 @@ class Replica:
             return None
         if request.replica < 0:
             self.announce(request)
-            request.priority += self.limits.aging * now
+        if self.limits.aging and not request.aged:
+            request.priority, request.aged = request.priority + self.limits.aging * request.arrival_s, True
         self._unseen += 1
         return self._arrive(request, now)
 
@@ -171,6 +172,27 @@ class Replica:
             running_batch.end_s = running_batch.end_of(running_batch.iterations)
             return running_batch if running_batch.end_s != end_s else None
         return None
+
+    def fail(self, now: float) -> None:
+        """It is down: iterations that have ended by now have given their tokens, what is under way gives nothing."""
+        self.catch_up(now)
+        leap = self.running_batches[0] if self.running_batches and self.running_batches[0].iterations > 1 else None
+        done = 0
+        if leap is not None:
+            done = leap.iterations_until(now)
+            done -= leap.end_of(done) > now
+        if leap is not None and done:
+            # Nobody has the last token before the last iteration of a leap.
+            leap.iterations, leap.end_s = done, leap.end_of(done)
+            self.finish(leap)
+            self.pipeline.busy_s += now - leap.end_s
+        else:
+            self.pipeline.cut(now)
+        self._integrate_kv(now)
+        for running_batch in self.running_batches:
+            running_batch.end_s = math.inf  # in the station's calendar, which thus passes over it
+        self.running_batches.clear()
+        self.queues.under_way.clear()
 
     def launch(self, now: float) -> list[RunningBatch]:
         """Send off batches until there are as many in flight as ranks, or nobody is left to take part."""

@@ -64,6 +64,9 @@ class Request:
     token_s: list[float] = field(default_factory=list)  # when each output token was there, if that is recorded
     preemptions: int = 0
     refused: bool = False  # too many waited: it was sent away when it came, which all its times say
+    tries: int = 0  # how often it was sent to a replica, where replicas fail
+    lost: bool = False  # its replica failed, and nobody sends it again: ``last_token_s`` says when its user hears of it
+    aged: bool = False  # ``priority`` has what it gains while it waits
     hit_tokens: int = 0  # prompt tokens found in the prefix cache on the first admission
     host_tokens: int = 0  # those behind them that were loaded from the host before it
 
@@ -155,6 +158,14 @@ class Request:
     def finished(self) -> bool:
         """The last token is there."""
         return self.generated == self.output_tokens
+
+    def begin_anew(self) -> None:
+        """Its replica failed: all that was done for it is gone, and its times are those of another try."""
+        self.replica, self.generated, self.computed, self.target = -1, 0, self.cached_tokens, self.prompt_tokens
+        self.scheduled_s = self.first_token_s = self.last_token_s = math.inf
+        self.token_s, self.blocks = [], []
+        self.hit_tokens = self.host_tokens = self.units = self.under_way = self.batches_under_way = 0
+        self.admission, self.swapped, self.group, self.since, self.steps = -1, False, None, 0, 0
 
     def restart(self) -> None:
         """Its KV is lost: prompt and generated tokens are to be computed anew, but for a prefix cached elsewhere."""

@@ -10,6 +10,7 @@ from typing import Any
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.quantities import PEAKS
 from evaluator.reference.data_parallel import RankBalance
+from evaluator.reference.failures import Breakdowns, FailurePolicy
 from evaluator.reference.host_replica import replica_class
 from evaluator.reference.limits import Limits
 from evaluator.reference.lockstep import in_lockstep
@@ -19,7 +20,8 @@ from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import Choose, chooser
 from evaluator.reference.running_batch import Iteration
-from evaluator.reference.stations.fleet import FleetStation, ReplicaFleet, ScalingPolicy
+from evaluator.reference.stations.failing import FailingStation
+from evaluator.reference.stations.fleet import FleetStation, ReplicaFleet, ScalingPolicy, all_the_time
 from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import Choice
 
@@ -31,11 +33,19 @@ class PoolOutcome:
     requests: list[Request]
     replicas: list[Replica]
     fleet: ReplicaFleet | None = None  # None: all replicas are there all the time
+    breakdowns: Breakdowns | None = None  # None: none of them fails
 
     @property
     def alive(self) -> list[list[float]]:
         """Of a fleet: from when until when each replica was there, the last answer at the latest."""
-        spans = [] if self.fleet is None else self.fleet.alive
+        return self._until_the_last([] if self.fleet is None else self.fleet.alive)
+
+    @property
+    def up(self) -> list[list[float]]:
+        """Where replicas fail: from when until when each of them served, likewise."""
+        return self._until_the_last([] if self.breakdowns is None else self.breakdowns.up)
+
+    def _until_the_last(self, spans: Sequence[Sequence[float]]) -> list[list[float]]:
         last_s = max((request.last_token_s for request in self.requests), default=-math.inf)
         return [[begin_s, min(gone_s, last_s)] for begin_s, gone_s in spans]
 
@@ -104,6 +114,8 @@ def simulate(
     observe: Callable[[Iteration], None] | None = None,
     scaling: ScalingPolicy | None = None,
     begin_s: float | None = None,
+    failures: FailurePolicy | None = None,
+    forget: Callable[[Request], None] | None = None,
 ) -> PoolOutcome:
     """Serve fresh ``requests`` (in order of arrival) on identical replicas; their times are written into them.
 
@@ -116,7 +128,8 @@ def simulate(
     ``leap`` False or ``tokens``.
 
     ``scaling``: replicas come and go (``stations.fleet``), of which ``replicas`` are the most, from ``begin_s`` on, or
-    from the first arrival (closed loop: from 0).
+    from the first arrival (closed loop: from 0). ``failures``: they are down now and then; ``forget`` is told of
+    requests that begin anew, or are lost, since their replica failed.
 
     ``tokens`` records the time of every token and computes each iteration from its sequences. Without it, iterations
     that differ only in contexts that grow by one are summed in closed form (a leap), which gives the same times;
@@ -127,12 +140,16 @@ def simulate(
     """
     if isinstance(router, RankBalance) and ((leap and not tokens) or lockstep > 1):
         raise ValueError("RankBalance is of ranks without lockstep, one iteration after the other: say leap False")
+    if failures is not None and (users is not None or follows is not None):
+        raise ValueError("failures are for arrivals that wait for no answer: one that is lost would never come")
     costs: Any = [cost] if hasattr(cost, "_fields") else cost  # a cost is a tuple itself
 
     def make(index: int) -> Replica:
         made = replica_class(limits)
         return made(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
 
+    if scaling is None and failures is not None:
+        scaling = all_the_time(replicas)
     if scaling is not None:
         if begin_s is None:
             begin_s = requests[0].arrival_s if requests and users is None else 0.0
@@ -142,9 +159,11 @@ def simulate(
             # Another stream of draws for each fleet: the same one would send the next requests as it sent the first.
             return chooser(router, serving, seed, changes, memory)
 
-        fleet = ReplicaFleet(scaling, make, route, len(requests), begin_s)
-        run([FleetStation(fleet)], requests, users, delay_s, follows)
-        return PoolOutcome(list(requests), fleet.replicas, fleet)
+        breakdowns = None if failures is None else Breakdowns(failures, forget)
+        fleet = ReplicaFleet(scaling, make, route, len(requests), begin_s, breakdowns=breakdowns)
+        station = FleetStation(fleet) if breakdowns is None else FailingStation(fleet, breakdowns)
+        run([station], requests, users, delay_s, follows)
+        return PoolOutcome(list(requests), fleet.replicas, fleet, breakdowns)
     pool = [make(index) for index in range(replicas)]
     in_lockstep(pool, lockstep)
     run([PoolStation(pool, chooser(router, pool, seed))], requests, users, delay_s, follows)

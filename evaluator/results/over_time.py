@@ -23,9 +23,11 @@ _VARIABLES = {
     "arrivals_rps": ("1/s", "requests that arrive in the window / its length"),
     "completions_rps": ("1/s", "requests whose last token comes in the window / its length"),
     "refused_rps": ("1/s", "requests that are refused in the window / its length"),
+    "lost_rps": ("1/s", "requests that are lost with a replica in the window / its length"),
     "output_tok_per_s": ("token/s", "output tokens of the requests that are completed in the window / its length"),
     "in_system": ("1", "requests that have arrived and not all their tokens, mean over the window"),
     "replicas": ("1", "replicas that are there, from the start of their start-up until they have gone, mean"),
+    "replicas_up": ("1", "replicas that serve, of those that fail and come back, mean"),
     "ttft_s": ("s", "time to first token of the requests that arrive in the window"),
     "tpot_s": ("s", "time per output token of the requests that arrive in the window"),
     "e2e_s": ("s", "end-to-end latency of the requests that arrive in the window"),
@@ -42,6 +44,7 @@ def over_time(
     class_bounds_s: Mapping[str, Mapping[str, float]] | None = None,
     alive: Sequence[np.ndarray] = (),
     alive_of_pools: Mapping[str, Sequence[np.ndarray]] | None = None,
+    up: Sequence[np.ndarray] = (),
 ) -> xr.Dataset:
     """A run in windows of ``every`` (seconds, or text such as ``"10min"``), from its table of requests.
 
@@ -50,8 +53,8 @@ def over_time(
     objective allows a request, ``class_bounds_s`` what it allows one of a class, beside that; without any there is no
     ``attainment``. Requests of no bound are left out of it. With a column ``class`` arrivals, latencies and attainment
     are there for each class, too. ``alive``: of each seed, of a fleet, from when until when every replica was there,
-    (replica, 2); then the number of ``replicas`` is told, and of several pools ``pool_replicas``. Latencies of windows
-    without arrivals are NaN.
+    (replica, 2); then the number of ``replicas`` is told, and of several pools ``pool_replicas``; ``up`` likewise of
+    the times in which replicas that fail serve, as ``replicas_up``. Latencies of windows without arrivals are NaN.
     Errors: InputError for a width of none, beyond the run, or so small that there would be over MOST_WINDOWS.
     """
     import xarray as xr
@@ -64,6 +67,8 @@ def over_time(
     values = _flows(by_window, windows)
     if alive:
         values["replicas"] = ("time",), windows.there(alive)
+    if up:
+        values["replicas_up"] = ("time",), windows.there(up)
     if alive_of_pools:
         of_pools = [windows.there(spans) for spans in alive_of_pools.values()]
         values["pool_replicas"] = ("time", "pool"), np.stack(of_pools, axis=1)
@@ -143,18 +148,25 @@ def _flows(requests: pd.DataFrame, windows: _Windows) -> dict[str, tuple[tuple[s
     """Who came and went, what was handed out, and how many were there."""
     arrivals, ends = (requests[name].to_numpy(np.float64) for name in ("arrival_s", "last_token_s"))
     came, went = requests["window"].to_numpy(), windows.of(ends)
-    # Who was refused goes at once, and neither has tokens nor is completed.
-    refused = requests["refused"].to_numpy() if "refused" in requests else np.zeros(len(requests), dtype=bool)
-    served, tokens = went[~refused], requests["output_tokens"].to_numpy(np.float64)[~refused]
+    # Who was refused goes at once, who is lost with its replica; neither has tokens, nor is completed.
+    answered = ~_unanswered(requests)
+    served, tokens = went[answered], requests["output_tokens"].to_numpy(np.float64)[answered]
     flows = {
         "arrivals_rps": windows.rate(came),
         "completions_rps": windows.rate(served),
         "output_tok_per_s": windows.rate(served, tokens),
         "in_system": windows.present(np.sort(arrivals), np.sort(ends)),
     }
-    if "refused" in requests:
-        flows["refused_rps"] = windows.rate(came[refused])
+    for name in ("refused", "lost"):
+        if name in requests:
+            flows[f"{name}_rps"] = windows.rate(went[requests[name].to_numpy()])
     return {name: (("time",), values) for name, values in flows.items()}
+
+
+def _unanswered(requests: pd.DataFrame) -> np.ndarray:
+    """Who was refused, or lost, (request,)."""
+    some = [requests[name].to_numpy(bool) for name in ("refused", "lost") if name in requests]
+    return np.logical_or.reduce(some) if some else np.zeros(len(requests), dtype=bool)
 
 
 def _of_classes(
@@ -186,8 +198,7 @@ def _within(requests: pd.DataFrame, bounds: Mapping[str, Mapping[str, float]]) -
         for latency, bound_s in most.items()
     )
     members = {name: (requests["class"] == name).to_numpy()[None, None] for name in bounds if name}
-    refused = requests["refused"].to_numpy()[None, None] if "refused" in requests else None
-    within = within_objectives(values, objectives, members, refused)
+    within = within_objectives(values, objectives, members, _unanswered(requests)[None, None])
     assert within is not None
     return within[0, 0]
 

@@ -27,8 +27,9 @@ def requests_table(
 
     ``configs`` and ``seeds`` name the entries of the first two axes; their positions by default. ``models`` are those
     that requests ask for, the same in all configurations; without them there is no such column, nor is there one
-    ``class`` without classes, or ``refused`` where nobody can be. Where requests have
-    several branches, ``output_tokens`` are those of all and ``path_tokens`` those of the branch that ends last. Of
+    ``class`` without classes, ``refused`` where nobody can be, or ``lost`` and ``tries`` where no replica fails.
+    Where requests have several branches, ``output_tokens`` are those of all and ``path_tokens`` those of the branch
+    that ends last. Of
     sessions of several turns the table says which one a request is of, and which turn it is, from 0 on. Of a
     pipeline there are the wait and the service time at every stage, NaN where a request passes it by.
     """
@@ -48,8 +49,7 @@ def requests_table(
     columns |= {
         name: getattr(times, name) for name in ("replica", "arrival_s", "scheduled_s", "first_token_s", "last_token_s")
     }
-    if times.refused is not None:
-        columns["refused"] = times.refused
+    columns |= {name: found for name in ("refused", "lost", "tries") if (found := getattr(times, name)) is not None}
     columns |= latencies(outcomes)
     columns |= {
         "prompt_tokens": tokens.prompt_tokens,

@@ -42,6 +42,7 @@ class Simulation:
     iterations: pd.DataFrame | None = None  # a row per iteration, where they were asked for
     alive: tuple[np.ndarray, ...] = ()  # of each seed, of a fleet: from when until when every replica was there
     alive_of_pools: Mapping[str, tuple[np.ndarray, ...]] = field(default_factory=dict)  # the same, of each of several
+    up: tuple[np.ndarray, ...] = ()  # the same of the times in which replicas that fail and come back serve
 
     def over_time(self, every: float | str) -> xr.Dataset:
         """The run in windows of ``every`` (seconds, or text such as ``"10min"``): arrivals, completions, requests in
@@ -55,7 +56,8 @@ class Simulation:
                 bounds.setdefault(objective.get("class", ""), {})[name] = objective["bound_s"]
         of_all = bounds.pop("", {})
         levels = self.summary["quantile"].values.tolist()
-        return over_time(self.requests, every, levels, of_all, bounds, self.alive, self.alive_of_pools)
+        alive, of_pools = self.alive, self.alive_of_pools
+        return over_time(self.requests, every, levels, of_all, bounds, alive, of_pools, self.up)
 
 
 def simulate(
@@ -108,7 +110,9 @@ def simulate(
     of_pools = _alive(outcomes)
     there = tuple(np.concatenate(spans) for spans in zip(*of_pools.values(), strict=True))
     several = of_pools if len(of_pools) > 1 else {}
-    return Simulation(table, summary, None if rows is None else rows.table(), there, several)
+    failing = [use.up[0] for use in outcomes.stations if use.up is not None]  # one pool at the most
+    up = tuple(spans for of_seeds in failing for spans in of_seeds if spans is not None)
+    return Simulation(table, summary, None if rows is None else rows.table(), there, several, up)
 
 
 def _alive(outcomes: Outcomes) -> dict[str, tuple[np.ndarray, ...]]:

@@ -44,6 +44,7 @@ from evaluator.policies import POLICIES
 from evaluator.routing import Choice
 from evaluator.scenario.adapters import Lora, lora_reader
 from evaluator.scenario.autoscaling import Autoscaling, autoscaling_reader
+from evaluator.scenario.failures import Failures, failures_reader
 from evaluator.scenario.feed_forward_apart import FeedForwardApart, feed_forward_apart_reader
 from evaluator.scenario.pipeline import Stage
 from evaluator.scenario.routers import Routers, router_reader
@@ -408,6 +409,11 @@ class Pool:
     )
     autoscaling: Autoscaling | None = key(
         autoscaling_reader, None, "Replicas that come and go, of which replicas are the most; absent: all are there."
+    )
+    failures: Failures | None = key(
+        failures_reader,
+        None,
+        "Replicas that fail and are repaired, and what becomes of their requests; absent: none does.",
     )
     # No key of a pool, but ``Deployment`` has it here: messages and the schema list keys in the order of the fields.
     router: Choice | Routers = no_key("round_robin")

@@ -262,7 +262,8 @@ def _most_replicas(scenario: Scenario, simulator: str) -> int | None:
     # A fleet that scales has fewer than its fewest only here, where one replica stands for its size and its rate.
     scaling = scenario.deployment.autoscaling
     scaling = None if scaling is None else replace(scaling, min_replicas=1)
-    single = replace(scenario, deployment=replace(scenario.deployment, replicas=1, autoscaling=scaling))
+    # Nor does it fail here: that says nothing of its size, and outages name replicas that one alone has not.
+    single = replace(scenario, deployment=replace(scenario.deployment, replicas=1, autoscaling=scaling, failures=None))
     whole = plan(single, simulator=simulator)
     able = [
         configuration

@@ -45,10 +45,10 @@ class Objectives:
 
     def told(self, design: int, ratios: np.ndarray) -> str:
         """The objective that a design misses by most, ``ratios`` (objective,), in words."""
-        # All bounds are met by the requests that are served, so that it was the queue or those that were refused that
-        # ruled it out (``run``).
+        # All bounds are met by the requests that are served, so that it was the queue or those that were refused or
+        # lost that ruled it out (``run``).
         if not np.nanmax(ratios, initial=0.0) > 1.0:
-            return "the queue grows without bound, or too many requests are refused"
+            return "the queue grows without bound, or too many requests are refused or lost"
         worst = int(np.nanargmax(ratios))
         bound = self.bounds[worst]
         limit = float(bound.bound_s[design])

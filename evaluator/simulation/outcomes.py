@@ -39,8 +39,8 @@ def outcomes_of(
     ``has_sessions`` says whether any has some of several turns: chunks of a plan have the same variables.
     """
     first_later_s, last_later_s = _around_the_engine(configurations, chain_result)
-    if (refused := chain_result.times.refused) is not None:  # nothing of theirs came to an engine
-        first_later_s[refused] = last_later_s[refused] = 0.0
+    if (unanswered := chain_result.times.unanswered) is not None:  # nothing of theirs comes from an engine
+        first_later_s[unanswered] = last_later_s[unanswered] = 0.0
     judged = [_judged(configuration, chain_result, position) for position, configuration in enumerate(configurations)]
     table = load_errors()
     at_once = _concurrency(configurations, chain_result.times)

@@ -50,12 +50,12 @@ def _may_get_stuck(configuration: Configuration) -> bool:
 
 
 def accepted(jobs: ChunkJobs, times: RequestTimes) -> ChunkJobs:
-    """The jobs without those that were refused, for whom nothing was computed."""
-    if times.refused is None:
+    """The jobs without those that were refused, for whom nothing was computed, or lost, for whom it was in vain."""
+    if times.unanswered is None:
         return jobs
     kept: list[list[Jobs]] = [[] for _ in jobs]
     for run, run_jobs in by_run(jobs):
-        kept[run[0]].append(run_jobs.some(np.flatnonzero(~times.refused[run][run_jobs.id])))
+        kept[run[0]].append(run_jobs.some(np.flatnonzero(~times.unanswered[run][run_jobs.id])))
     return kept
 
 

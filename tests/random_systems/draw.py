@@ -24,7 +24,7 @@ ONE_RANK = ("offload", "groups", "adapters")
 DEVICES = ("h100-sxm", "h200-sxm", "mi300x", "b200-sxm")
 SHARING = ("round_robin", "random")
 LOOKING = ("least_outstanding", "least_work", "least_kv", "least_tokens", "least_context")
-REFERENCE_ALONE = ("offload", "autoscaling", "shedding", "adapters", "reports", "groups", "branches")
+REFERENCE_ALONE = ("offload", "autoscaling", "shedding", "adapters", "reports", "groups", "branches", "failures")
 """Parts that the vectorised engine lacked when this was written, or has in few programs: a quarter of the structures
 has one. The plan says which of the systems both simulators compute, and those are compared."""
 
@@ -43,7 +43,7 @@ def structure(seed: int) -> Tree:
     if extra in ("offload", "groups", "adapters"):
         order = draw.one("plain", "chunks")
     of_extra = {"autoscaling": ("open", "turns"), "shedding": ("open", "turns"), "offload": ("turns", "conversations"),
-                "branches": ("open", "closed", "thinking")}  # fmt: skip
+                "failures": ("open", "turns"), "branches": ("open", "closed", "thinking")}  # fmt: skip
     if extra in of_extra:
         client = draw.one(*of_extra[extra])
     if layout == "ranks" or (layout != "one" and order in ("token_ratio", "asynchronous")):
@@ -283,6 +283,11 @@ def _pool(parts: Tree, draw: Draw, role: str = "mixed") -> Tree:
         pool["replicas"] = draw.one(2, 4)
         pool["autoscaling"] = {"metric": metric, "target": target, "every_s": draw.one(0.3, 1.0)}
         pool["autoscaling"] |= {"window_s": draw.one(0.0, 1.0), "cooldown_s": 2.0, "start_up_s": draw.one(0.0, 0.7)}
+    if extra == "failures":
+        pool["failures"] = {"mtbf_s": draw.one(0.5, 3.0), "mttr_s": draw.one(0.2, 1.0), "max_tries": draw.one(2, 5)}
+        pool["failures"] |= {"requests": draw.one("lost", "resent"), "noticed_after_s": draw.one(0.0, 0.3)}
+        if draw.one(True, False):
+            pool["autoscaling"] = {"target": 4, "every_s": 0.5, "window_s": 0.5, "cooldown_s": 1.0, "start_up_s": 0.2}
     if parts["models"] == "deepseek-v2-lite" and role == "mixed" and not parts["drafts"] and parts["seed"] % 2:
         # One for some structures, the other for others, since the cost of ranks that split prompts has its own form.
         if parts["seed"] % 4 == 1:
@@ -439,6 +444,7 @@ def features(tree: Tree) -> frozenset[str]:
         "prefill context parallel": any(pool.get("prefill_context_parallel", 1) > 1 for pool in pools),
         "feed-forwards apart": any("feed_forward_apart" in pool for pool in pools),
         "autoscaling": any("autoscaling" in pool for pool in pools),
+        "failures": any("failures" in pool for pool in pools),
         "priorities": any(each.get("packing") == "priority" for each in batching),
         "order by predicted lengths": any(each.get("packing") == "shortest_first" for each in batching),
         "shedding": any("max_queued_requests" in each for each in batching),

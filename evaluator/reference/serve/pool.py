@@ -20,19 +20,24 @@ from evaluator.plan.scaling import scaling_target, start_up_s
 from evaluator.plan.simulators import by_reports, routed_by, waits_for_adapters
 from evaluator.plan.station import host_space, swap_space, watermark_units
 from evaluator.reference import HostLimits, Iteration, Limits, PoolOutcome, Request, simulate
+from evaluator.reference.failures import FailurePolicy
 from evaluator.reference.network import Follows
 from evaluator.reference.stations.fleet import ScalingPolicy
 from evaluator.scenario import Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, BY_PRIORITY, PRIORITY, SHORTEST_FIRST
+from evaluator.scenario.failures import RESENT
 from evaluator.speculation import keys, tokens_given
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, table_shape
 from evaluator.stations.lane_jobs import LaneJobs, lanes_of
 from evaluator.stations.use import accepted, add_kept, check_served, use_of
+from evaluator.traffic.arrivals import stream
 from evaluator.traffic.jobs import Demand, Jobs, branch_units, shared_units
 from evaluator.traffic.requests import adapter_numbers, cached_by_content
 from evaluator.traffic.waiting_order import priorities
 
 Observe = Callable[[LaneJobs, Iteration], None]
+
+_FAILURES = 13  # the random stream of when replicas fail and are repaired
 
 
 def serve_tokens(
@@ -60,15 +65,22 @@ def serve_tokens(
         pool.deployment.batching.max_queued_requests for pool in (each.stations[station] for each in configurations)
     ):
         times = replace(times, refused=np.zeros(times.replica.shape, dtype=bool))
+    fail = any(each.stations[station].deployment.failures is not None for each in configurations)
+    if fail:
+        empty = np.zeros(times.replica.shape, dtype=np.int64)
+        times = replace(times, lost=empty.astype(bool), tries=empty)
     gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in configurations]
     alive: list[list[np.ndarray | None]] = [[None for _ in seeds] for _ in configurations]
+    up: list[list[np.ndarray | None]] = [[None for _ in seeds] for _ in configurations]
     pools = [configuration.stations[station] for configuration in configurations]
     for lane in lanes_of(configurations, jobs, seeds, station):
         served = serve_lane(configurations[lane.position], pools[lane.position], lane, seeds[lane.seed], observe)
         enter_outcome(times, totals, lane, served.outcome)
         gaps[lane.position][lane.seed].append(served.gaps)
-        if served.outcome.fleet is not None:
-            alive[lane.position][lane.seed] = np.array(served.outcome.fleet.alive)
+        if pools[lane.position].deployment.autoscaling is not None:
+            alive[lane.position][lane.seed] = np.array(served.outcome.alive)
+        if pools[lane.position].deployment.failures is not None:
+            up[lane.position][lane.seed] = np.array(served.outcome.up)
     check_served(configurations, times)
     # What is still infinite is of a run that got stuck, of whose row the status alone is told. NaN, because NumPy
     # warns of differences of infinities, of which later statistics have many.
@@ -77,7 +89,8 @@ def serve_tokens(
     add_kept(pools, jobs, times, totals)
     itl = [[pooled(parts) for parts in row] for row in gaps]
     use = use_of(pools, accepted(jobs, times), totals, itl, times.hit_tokens)
-    return times, replace(use, alive=alive) if any(pool.deployment.autoscaling for pool in pools) else use
+    scale = any(pool.deployment.autoscaling for pool in pools)
+    return times, replace(use, alive=alive if scale else None, up=up if fail else None)
 
 
 class ServedLane(NamedTuple):
@@ -133,6 +146,8 @@ def serve_lane(
         observe=watch,
         scaling=scaling_of(pool),
         begin_s=lane.jobs.begin_s,
+        failures=failures_of(pool, seed),
+        forget=lambda request: gaps.forget(request.index),
     )
     # Gaps count from the first token of the first request that is measured: those of the warm-up are left out by
     # time, since a leap's gaps are of all its members.
@@ -150,6 +165,28 @@ def scaling_of(pool: StationPlan) -> ScalingPolicy | None:
         scaling.metric, scaling_target(pool), scaling.min_replicas, pool.deployment.replicas, scaling.every_s,
         scaling.window_s, scaling.cooldown_s, scaling.tolerance, start_up_s(pool), scaling.lower, scaling.predictor,
     )  # fmt: skip
+
+
+def failures_of(pool: StationPlan, seed: int) -> FailurePolicy | None:
+    """When the replicas of a pool are down under a seed, and what is done about it; None where none fails."""
+    failures = pool.deployment.failures
+    if failures is None:
+        return None
+    known: list[list[tuple[float, float]]] = [[] for _ in range(pool.deployment.replicas)]
+    for outage in failures.outages:
+        known[outage.replica].append((outage.at_s, outage.at_s + outage.for_s))
+    resent = failures.requests == RESENT
+    return FailurePolicy(
+        failures.max_tries if resent else 1,
+        resent,
+        failures.noticed_after_s,
+        failures.start_up_s,
+        math.inf if failures.mtbf_s is None else failures.mtbf_s,
+        failures.mttr_s or 0.0,
+        known,
+        # A stream for each slot: how often one fails makes no difference to the others.
+        lambda slot: stream(seed, _FAILURES, slot),
+    )
 
 
 def limits_of(pool: StationPlan, demand: Demand) -> Limits:
@@ -301,7 +338,7 @@ def enter_outcome(times: RequestTimes, totals: PoolTotals, lane: LaneJobs, outco
     """Write what became of a lane into the tables of its chunk."""
     requests, replica = outcome.requests, lane.replica
     names = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
-    names += [name for name in ("hit_tokens", "refused") if getattr(times, name) is not None]
+    names += [name for name in ("hit_tokens", "refused", "lost", "tries") if getattr(times, name) is not None]
     columns = {name: [getattr(request, name) for request in requests] for name in names}
     if times.host_tokens is not None:
         # Nobody computed what was loaded, as what was found on the device.
@@ -354,6 +391,10 @@ class TokenGaps:
             # NaN for a first token, which has no gap; after a preemption a chunk gives a later one
             self._first.append((iteration.end_s, iteration.end_s - self._last[members]))
             self._last[members] = iteration.end_s
+
+    def forget(self, request: int) -> None:
+        """It begins anew: its next token is a first one, with no gap before it."""
+        self._last[request] = np.nan
 
     def after(self, since_s: float) -> WeightedGaps:
         """The gaps before tokens that came after a time."""

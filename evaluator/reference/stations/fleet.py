@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from evaluator.reference.failures import Breakdowns
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
 from evaluator.reference.routing import Choose
@@ -97,11 +98,20 @@ class ScalingPolicy:
         return current if abs(needed / basis - 1.0) <= self.tolerance else math.ceil(needed - 1e-9)
 
 
+def all_the_time(replicas: int) -> ScalingPolicy:
+    """So many replicas, and nobody looks."""
+    return ScalingPolicy(
+        "outstanding", 1.0, replicas, replicas, every_s=math.inf, window_s=0.0, cooldown_s=0.0, tolerance=0.0,
+        start_up_s=0.0,
+    )  # fmt: skip
+
+
 class ReplicaFleet:
     """Replicas in slots, so many as there are devices for: one that drains holds its slot until it is empty.
 
     ``make``: a new replica in a slot, whose caches are empty. ``route``: the router of the replicas that serve, anew
     whenever they change; it is told how often they have. ``requests``: after so many have left nobody looks any more.
+    ``breakdowns``: replicas fail, and others come back in their slots.
     """
 
     def __init__(
@@ -112,9 +122,10 @@ class ReplicaFleet:
         requests: int,
         begin_s: float = 0.0,
         budget: DeviceBudget | None = None,
+        breakdowns: Breakdowns | None = None,
     ) -> None:
         self.policy, self._make, self._route = policy, make, route
-        self._left, self._budget = requests, budget
+        self._left, self._budget, self._breakdowns = requests, budget, breakdowns
         self.serving = [make(slot) for slot in range(policy.least)]
         self.replicas = list(self.serving)  # all that there ever were
         # Of each slot the newest replica, of those that were never used one that never is: to ask what all are alike
@@ -127,6 +138,8 @@ class ReplicaFleet:
         self._draining: list[Replica] = []
         self._changes = 0
         self._choose = route(self.serving, 0)
+        for replica in self.serving:
+            self._begins(replica, begin_s)
         self._look_s = begin_s + policy.every_s if requests else math.inf
         self._samples: deque[Sample] = deque()
         self._unanswered: list[Request] = []  # by their first tokens' times, who had none at the last look
@@ -150,6 +163,11 @@ class ReplicaFleet:
     def held(self) -> int:
         """Replicas that have devices: those and the ones that drain."""
         return self.current + len(self._draining)
+
+    @property
+    def done(self) -> bool:
+        """Whether all requests have left."""
+        return not self._left
 
     @property
     def looks(self) -> bool:
@@ -181,19 +199,47 @@ class ReplicaFleet:
                 self._budget.settle(now)
             return
         # Who is ready before who looks: a replica that comes at the time of a look is one of those that serve.
+        self._come(now)
+        if self._look_s <= now:
+            self._look_s = now + self.policy.every_s
+            self._look(now)
+
+    def _come(self, now: float) -> None:
+        """Replicas that have started by now serve."""
         ready = [replica for ready_s, replica in self._starting if ready_s <= now]
         if ready:
             self._starting = [entry for entry in self._starting if entry[0] > now]
             self._serve([*self.serving, *ready])
-        if self._look_s <= now:
-            self._look_s = now + self.policy.every_s
-            self._look(now)
+            for replica in ready:
+                self._begins(replica, now)
 
     def let_go(self, now: float) -> None:
         """Those that drain and have nobody left are gone, once the KV that they keep for a transfer has been sent."""
         for replica in [each for each in self._draining if not each.outstanding and not each.keeps]:
             self._draining.remove(replica)
             self._gone(replica, now)
+
+    def fell_out(self, replica: Replica, serves_s: float, now: float) -> None:
+        """The router has noticed that a replica is down; one that drained does not come back."""
+        if replica in self._draining:
+            self._draining.remove(replica)
+            self._gone(replica, now)
+            return
+        # What comes back is another one, whose caches are empty; it is paid for all the time.
+        back = self._make(replica.index)
+        self._place[back] = self._place[replica]
+        self.replicas.append(back)
+        self.slots[back.index] = back
+        self._starting.append((serves_s, back))
+        self._serve([other for other in self.serving if other is not replica])
+
+    def lose(self, requests: int) -> None:
+        """So many were lost: they never come to ``after``."""
+        self._left -= requests
+
+    def _begins(self, replica: Replica, now: float) -> None:
+        if self._breakdowns is not None:
+            self._breakdowns.serves(replica, now)
 
     def _look(self, now: float) -> None:
         """Look at the metric: how many replicas there are to be."""
@@ -204,8 +250,8 @@ class ReplicaFleet:
         while len(self._samples) > 1 and self._samples[0].at_s <= now - policy.window_s:
             self._samples.popleft()
         metric = policy.foreseen(self._samples)
-        # Where nobody had a token there is no latency, and nothing changes.
-        wanted = current if metric is None else policy.wanted(metric, len(self.serving), current)
+        # Where nobody had a token there is no latency, and where none serves no metric: nothing changes.
+        wanted = current if metric is None or not self.serving else policy.wanted(metric, len(self.serving), current)
         wanted = min(max(wanted, policy.least), policy.most)
         self._wanted.append((now, wanted))
         while self._wanted[0][0] < now - policy.cooldown_s:
@@ -236,6 +282,7 @@ class ReplicaFleet:
 
     def _first_tokens(self, now: float) -> Sample:
         """TTFT of who had a first token since the last look, on whichever replica."""
+        self._unanswered = [request for request in self._unanswered if not request.lost]
         had = [request for request in self._unanswered if request.first_token_s <= now]
         self._unanswered = [request for request in self._unanswered if request.first_token_s > now]
         return Sample(now, math.fsum(request.first_token_s - request.arrival_s for request in had), len(had))
@@ -253,14 +300,13 @@ class ReplicaFleet:
             number = min(number, self._budget.room(self))
         for slot in free[:number]:  # fewer where some still drain
             replica = self._make(slot)
-            self._place[replica] = len(self.replicas)
+            self._place[replica] = len(self.alive)
             self.replicas.append(replica)
             self.slots[slot] = replica
             self.alive.append([now, math.inf])
             self._starting.append((now + self.policy.start_up_s, replica))
         if not self.policy.start_up_s:
-            self._serve([*self.serving, *(replica for _, replica in self._starting)])
-            self._starting = []
+            self._come(now)
 
     def _stop(self, number: int, now: float) -> None:
         """Those that do not serve yet go first, the newest of them; then those with the fewest requests."""
@@ -278,11 +324,14 @@ class ReplicaFleet:
 
     def _gone(self, replica: Replica, now: float) -> None:
         self.alive[self._place[replica]][1] = now
+        if self._breakdowns is not None:
+            self._breakdowns.gone(replica, now)
 
     def _serve(self, replicas: list[Replica]) -> None:
         self.serving = replicas
         self._changes += 1
-        self._choose = self._route(self.serving, self._changes)
+        if replicas:  # while none serves nobody is sent anywhere
+            self._choose = self._route(self.serving, self._changes)
 
 
 class DeviceBudget:

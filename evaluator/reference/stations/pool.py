@@ -38,11 +38,15 @@ class PoolStation:
             leaving += replica.finish(running_batch)
             replica.report_after(now)
             self._touched[replica] = None
-            # Entries of running batches that were cut short: these end earlier, and have other entries for that.
-            while calendar and calendar[0][0] != calendar[0][2].end_s:
-                heapq.heappop(calendar)
-            self.next_s = calendar[0][0] if calendar else math.inf
+            self._pass_over()
         return leaving
+
+    def _pass_over(self) -> None:
+        # Entries of running batches that were cut short: these end earlier, and have other entries for that, or never.
+        calendar = self._calendar
+        while calendar and calendar[0][0] != calendar[0][2].end_s:
+            heapq.heappop(calendar)
+        self.next_s = calendar[0][0] if calendar else math.inf
 
     def submit(self, request: Request, now: float) -> None:
         self.enter(request, self._choose(request, now), now)
@@ -54,6 +58,12 @@ class PoolStation:
     def expect(self, request: Request, replica: Replica, now: float) -> None:
         """A request will come to a replica when there is room for its KV."""
         self._touch(replica, replica.expect(request, now))
+
+    def fail(self, replica: Replica, now: float) -> None:
+        """A replica is down: nothing that is under way there ends any more."""
+        replica.fail(now)
+        self._touched.pop(replica, None)
+        self._pass_over()
 
     def release(self, request: Request, now: float) -> None:
         """The KV of a request that was held here has been sent."""

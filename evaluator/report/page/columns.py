@@ -48,6 +48,7 @@ _SHORT = {
     "attained_rps": "within SLO",
     "class_share": "share of requests of",
     "class_refused_share": "refused of",
+    "class_lost_share": "lost of",
     "class_slo_attainment": "SLO attainment of",
     "class_throughput_rps": "throughput of",
     "class_output_tok_per_s": "output of",
@@ -65,10 +66,21 @@ _UNITS = {
 _IN_MS = ("tpot_s", "itl_s", "class_tpot_s")
 _IN_PERCENT = (
     "slo_attainment", "utilisation", "mfu", "mbu", "kv_used_mean", "kv_used_max", "stage_utilisation", "stage_share",
-    "class_share", "class_slo_attainment", "refused_share", "class_refused_share",
+    "class_share", "class_slo_attainment", "refused_share", "class_refused_share", "lost_share",
+    "class_lost_share", "availability",
 )  # fmt: skip
 _LOWER = ("usd_per_hour", "_s", "usd_per_mtok", "joule_per_tok", "preemptions", "devices", "weights_bytes")
-_HIGHER = ("slo_attainment", "goodput", "throughput_rps", "tok_per_s", "mfu", "mbu", "kv_capacity", "per_usd")
+_HIGHER = (
+    "slo_attainment",
+    "goodput",
+    "throughput_rps",
+    "tok_per_s",
+    "mfu",
+    "mbu",
+    "kv_capacity",
+    "per_usd",
+    "availability",
+)
 # The upper end of what was searched for by bisection, shown with it and not by itself.
 _UPPER = {"goodput_rps": "goodput_high_rps"}
 

@@ -24,7 +24,7 @@ def plot_over_time(ds: xr.Dataset, path: str | Path, title: str) -> Path:
 
 def over_time_figure(ds: xr.Dataset, title: str) -> Any:
     """The figure of ``plot_over_time``."""
-    fleet = "replicas" in ds
+    fleet = "replicas" in ds or "replicas_up" in ds
     figure = canvas(8.5, 9.8 if fleet else 8.2)
     panels = figure.subplots(5 if fleet else 4, 1, sharex=True)
     figure.subplots_adjust(0.1, 0.09, 0.97, 0.89, hspace=0.28)
@@ -38,8 +38,9 @@ def over_time_figure(ds: xr.Dataset, title: str) -> Any:
 
     steps(panels[0], ds["arrivals_rps"].values, color=COLOURS[0], label="arrive")
     steps(panels[0], ds["completions_rps"].values, color=COLOURS[1], label="are completed")
-    if "refused_rps" in ds:
-        steps(panels[0], ds["refused_rps"].values, color=COLOURS[3], label="are refused")
+    for number, (name, label) in enumerate((("refused_rps", "are refused"), ("lost_rps", "are lost")), 3):
+        if name in ds:
+            steps(panels[0], ds[name].values, color=COLOURS[number], label=label)
     panels[0].set_ylabel("requests/s", fontsize=BODY)
     steps(panels[1], ds["in_system"].values, color=COLOURS[2], label="in the system")
     panels[1].set_ylabel("requests", fontsize=BODY)
@@ -47,8 +48,10 @@ def over_time_figure(ds: xr.Dataset, title: str) -> Any:
         pools = ds["pool"].values.tolist() if "pool_replicas" in ds else []
         for number, pool in enumerate(pools):
             steps(panels[2], ds["pool_replicas"].sel(pool=pool).values, color=COLOURS[number], label=pool)
-        if not pools:
+        if "replicas" in ds and not pools:
             steps(panels[2], ds["replicas"].values, color=COLOURS[3], label="there, starting and draining ones too")
+        if "replicas_up" in ds:
+            steps(panels[2], ds["replicas_up"].values, color=COLOURS[4], label="serve, and have not failed")
         panels[2].set_ylabel("replicas", fontsize=BODY)
     for axes, (name, label, factor) in zip(
         panels[-2:], (("ttft_s", "TTFT (s)", 1.0), ("tpot_s", "TPOT (ms)", 1e3)), strict=True

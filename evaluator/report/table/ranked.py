@@ -65,8 +65,9 @@ def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
     for name, head, unit, rank in (("utilisation", "busy", "", 30), ("slo_attainment", "in SLO", "", 70)):
         if name in ds and np.isfinite(ds[name].values[rows]).any():
             columns.append(Column(head, unit, percents(ds[name].values[rows]), rank))
-    if "refused_share" in ds and (ds["refused_share"].values[rows] > 0).any():
-        columns.append(Column("refused", "", percents(ds["refused_share"].values[rows]), 75))
+    for name in ("refused", "lost"):
+        if f"{name}_share" in ds and (ds[f"{name}_share"].values[rows] > 0).any():
+            columns.append(Column(name, "", percents(ds[f"{name}_share"].values[rows]), 75))
     if objectives_of(ds):
         columns.append(Column("SLO", "met", _yes(ds["slo_met"].values[rows]), 60))
     # A column only where it tells something: that some design is saturated, or that some run is not steady.

@@ -1,0 +1,67 @@
+"""A pool whose replicas fail and come back, one that an autoscaler looks at or not."""
+
+from __future__ import annotations
+
+from evaluator.reference.failures import Breakdowns
+from evaluator.reference.request import Request
+from evaluator.reference.stations.fleet import ReplicaFleet
+from evaluator.reference.stations.pool import PoolStation
+
+
+class FailingStation:
+    """At one point in time: ends of batches, failures, what the router notices of them, replicas that come to serve,
+    and then those that are sent again."""
+
+    batches = True
+
+    def __init__(self, fleet: ReplicaFleet, breakdowns: Breakdowns) -> None:
+        self._fleet, self._breakdowns = fleet, breakdowns
+        self._pool = PoolStation(fleet.slots, fleet.choose)
+
+    @property
+    def next_s(self) -> float:
+        return min(self._pool.next_s, self._fleet.next_s, self._breakdowns.next_s)
+
+    def finish(self, now: float) -> list[Request]:
+        breakdowns, fleet = self._breakdowns, self._fleet
+        leaving = self._pool.finish(now)
+        breakdowns.leave(leaving)
+        for replica in breakdowns.fail(now):
+            self._pool.fail(replica, now)
+        lost = breakdowns.lost
+        for replica, serves_s in breakdowns.notice(now):
+            fleet.fell_out(replica, serves_s, now)
+        fleet.lose(breakdowns.lost - lost)
+        fleet.after(leaving, now)
+        if fleet.serving:
+            for request in breakdowns.again():
+                self._send(request, now)
+                fleet.lose(request.refused)
+        self._end(now)
+        return leaving
+
+    def submit(self, request: Request, now: float) -> None:
+        if self._fleet.serving:
+            self._send(request, now)
+        else:
+            lost = self._breakdowns.lost
+            self._breakdowns.finds_nobody(request, now)
+            self._fleet.lose(self._breakdowns.lost - lost)
+        self._fleet.came(request)
+        self._end(now)
+
+    def launch(self, now: float) -> None:
+        self._pool.launch(now)
+
+    def _send(self, request: Request, now: float) -> None:
+        replica = self._fleet.choose(request, now)
+        if self._breakdowns.comes(request, replica, now):
+            return  # to one that is down, which nobody knows yet
+        self._pool.enter(request, replica, now)
+        if request.refused:
+            self._breakdowns.leave([request])
+
+    def _end(self, now: float) -> None:
+        if self._fleet.done:
+            self._fleet.after((), now)  # the last one may have left as it came
+            self._breakdowns.end(now)
