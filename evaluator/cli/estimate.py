@@ -22,6 +22,19 @@ ExpertExchangeOption = Annotated[
     str, typer.Option(metavar="KERNELS", help="How data-parallel ranks send tokens to experts.")
 ]
 DcpOption = Annotated[int, typer.Option(min=1, help="TP ranks over which the KV of a sequence is split.")]
+PcpOption = Annotated[int, typer.Option(min=1, help="Copies of the TP group that split the tokens of prompts.")]
+AttentionBackendOption = Annotated[
+    str, typer.Option(metavar="auto|flashinfer", help="Whose kernels decode attention runs.")
+]
+FeedForwardDevicesOption = Annotated[
+    int | None, typer.Option(min=1, max=4096, help="Devices of their own for feed-forwards (AFD).")
+]
+AttentionRanksOption = Annotated[
+    int | None, typer.Option(min=1, max=4096, help="With these, TP groups that compute attention; 1 where absent.")
+]
+MicroBatchesOption = Annotated[
+    int | None, typer.Option(min=1, max=64, help="With these, parts of a batch under way; 3 where absent.")
+]
 PromptOption = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of a prompt.")]
 OutputOption = Annotated[int, typer.Option(min=1, metavar="TOKENS", help="Tokens of an output.")]
 BatchOption = Annotated[int, typer.Option(min=1, metavar="SEQUENCES", help="Sequences decoded together.")]
@@ -78,6 +91,7 @@ def estimate(
     redundant_experts: RedundantExpertsOption = 0,
     expert_exchange: ExpertExchangeOption = "gather",
     dcp: DcpOption = 1,
+    pcp: PcpOption = 1,
     prompt: PromptOption = 2048,
     output: OutputOption = 256,
     batch: BatchOption = 1,
@@ -91,6 +105,10 @@ def estimate(
     max_num_batched_tokens: MaxNumBatchedTokensOption = None,
     memory_fraction: MemoryFractionOption = None,
     eager: EagerOption = False,
+    attention_backend: AttentionBackendOption = "auto",
+    feed_forward_devices: FeedForwardDevicesOption = None,
+    attention_ranks: AttentionRanksOption = None,
+    micro_batches: MicroBatchesOption = None,
     max_loras: MaxLorasOption = None,
     lora_rank: LoraRankOption = None,
     adapters: AdaptersOption = None,
@@ -127,6 +145,7 @@ def estimate(
         redundant_experts=redundant_experts,
         expert_exchange=expert_exchange,
         decode_context_parallel=dcp,
+        prefill_context_parallel=pcp,
         prompt_tokens=prompt,
         output_tokens=output,
         batch=batch,
@@ -135,6 +154,8 @@ def estimate(
         max_num_batched_tokens=max_num_batched_tokens,
         memory_fraction=memory_fraction,
         eager=eager,
+        attention_backend=attention_backend,
+        feed_forward_apart=_apart(feed_forward_devices, attention_ranks, micro_batches),
         **_adapters(max_loras, lora_rank, adapters),
         speculative=_speculative(speculative, drafts, acceptance, draft_model, draft_vocabulary),
     )
@@ -154,6 +175,18 @@ def check_dtypes(chosen: Mapping[str, str]) -> None:
         allowed = [*(["checkpoint"] if option == "--weights" else []), *get_args(DTypeName)]
         if dtype not in allowed:
             raise InputError(f"{option} {dtype}: is no dtype; allowed: {', '.join(allowed)}")
+
+
+def _apart(devices: int | None, ranks: int | None, micro_batches: int | None) -> dict[str, Any] | None:
+    """The options of feed-forwards apart as a scenario has them."""
+    given = {"attention_ranks": ranks, "micro_batches": micro_batches}
+    # The scenario's reader has their defaults.
+    given_options = {key: value for key, value in given.items() if value is not None}
+    if devices is None:
+        if given_options:
+            raise InputError("--attention-ranks and --micro-batches need --feed-forward-devices")
+        return None
+    return {"devices": devices, **given_options}
 
 
 def _adapters(places: int | None, rank: int | None, named: int | None) -> dict[str, Any]:

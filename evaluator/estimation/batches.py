@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from evaluator.catalog import Calibration
+from evaluator.catalog.attention_kernels import AUTO, BACKENDS
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import Model
@@ -23,6 +24,7 @@ from evaluator.keys import Place
 from evaluator.replica import ReplicaSpec, build, passage
 from evaluator.replica.scenario import deals_decodes
 from evaluator.scenario.adapters import Lora, NamedAdapters, read_adapters
+from evaluator.scenario.feed_forward_apart import FeedForwardApart, read_apart
 from evaluator.scenario.token_sampling import TokenSampling, asked_of_sampler
 from evaluator.speculation import Speculative
 
@@ -52,6 +54,8 @@ def iteration_time(
     adapters: NamedAdapters | Mapping[str, Any] | None = None,
     speculative: Speculative | Mapping[str, Any] | None = None,
     sampling: TokenSampling | Mapping[str, Any] | None = None,
+    attention_backend: str = AUTO,
+    feed_forward_apart: FeedForwardApart | Mapping[str, Any] | None = None,
     unequal: float | None = None,
     engine_version: str | None = None,
 ) -> NDArray[np.float64]:
@@ -64,8 +68,8 @@ def iteration_time(
     longer than the mean the longest context of a batch is, of the mean; None: as in a chat, where the calibration set
     knows what it costs. The time is affine in it. ``engine_version``: as in ``estimate``. ``lora`` and ``adapters`` are
     ``deployment.lora`` and ``workload.adapters``, of which a batch names as many as are expected, and ``max_loras`` at
-    most. Model, hardware and calibration are names of the catalog, or what its readers return; memory is not looked
-    at.
+    most; ``attention_backend`` and ``feed_forward_apart`` are keys of a deployment, too. Model, hardware and
+    calibration are names of the catalog, or what its readers return; memory is not looked at.
 
     >>> iteration_time("llama-3.1-8b", "h100-sxm", prompt_tokens=[2048, 0], decodes=[0, 64], context_tokens=1000)
 
@@ -74,15 +78,11 @@ def iteration_time(
     given = _columns({"prompt_tokens": prompt_tokens, "history_tokens": history_tokens, "prompts": prompts,
                       "decodes": decodes, "context_tokens": context_tokens})  # fmt: skip
     drafts = read_speculative(speculative)
-    if expert_exchange not in EXCHANGES:
-        raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")
-    split = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel,
-             "expert_parallel": expert_parallel, "data_parallel": data_parallel,
-             "decode_context_parallel": decode_context_parallel,
-             "prefill_context_parallel": prefill_context_parallel}  # fmt: skip
-    for name, devices in split.items():
-        if isinstance(devices, bool) or not isinstance(devices, int | np.integer) or devices < 1:
-            raise InputError(f"{name}: must be a whole number of at least 1, not {devices!r}")
+    check_layout(
+        expert_exchange, attention_backend, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel,
+        expert_parallel=expert_parallel, data_parallel=data_parallel, decode_context_parallel=decode_context_parallel,
+        prefill_context_parallel=prefill_context_parallel,
+    )  # fmt: skip
     layout = Parallel(
         tensor_parallel,
         pipeline_parallel,
@@ -102,6 +102,8 @@ def iteration_time(
         unequal=unequal,
         adapters=read_adapters(lora, adapters, Place("iteration_time", "")),
         engine_version=engine_version,
+        attention_backend=attention_backend,
+        apart=read_apart(feed_forward_apart, Place("iteration_time", "feed_forward_apart")),
     )  # fmt: skip
     if unequal is not None and not (np.isfinite(unequal) and unequal >= 0.0):
         raise InputError(f"unequal: must be finite and not negative, not {unequal}")
@@ -113,6 +115,19 @@ def iteration_time(
     computed = prefill_batch(given["prompts"], given["prompt_tokens"], window, given["history_tokens"])
     decoded = decode_batch(given["decodes"], given["context_tokens"], window)
     return np.asarray(time_of(passage(built).cost, together(computed, decoded)), dtype=float)
+
+
+def check_layout(expert_exchange: str, attention_backend: str, **devices: int) -> None:
+    """InputError for kernels that nobody knows, and numbers of devices that are none."""
+    for name, value, known in (
+        ("expert_exchange", expert_exchange, EXCHANGES),
+        ("attention_backend", attention_backend, BACKENDS),
+    ):
+        if value not in known:
+            raise InputError(f"{name}: must be one of {', '.join(known)}, not {value}")
+    for name, number in devices.items():
+        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+            raise InputError(f"{name}: must be a whole number of at least 1, not {number!r}")
 
 
 def _columns(columns: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:

@@ -12,6 +12,7 @@ import numpy as np
 from evaluator.accuracy import load_errors
 from evaluator.accuracy.basis import Basis, design_basis, of_release
 from evaluator.catalog import Calibration
+from evaluator.catalog.attention_kernels import AUTO
 from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import DEFAULT_ENGINE, SchedulerDefaults, serving_engine
 from evaluator.catalog.hardware import Hardware
@@ -20,23 +21,27 @@ from evaluator.catalog.own_server import ServedLoad
 from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.feed_forward_apart import Apart
 from evaluator.cost.fitted import verdict
 from evaluator.cost.frontend import Frontend, delay_s
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.memory import MemoryPlan, kv_bytes_per_token, kv_units, model_window
-from evaluator.cost.parallel import EXCHANGES, GATHER, Parallel
+from evaluator.cost.parallel import GATHER, Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.quantities import peaks
 from evaluator.cost.speculative import SpeculativeCost
 from evaluator.cost.steady import SteadyState, steady_state
 from evaluator.errors import InputError
+from evaluator.estimation.batches import check_layout
 from evaluator.estimation.drafts import Drafts, read_speculative
 from evaluator.estimation.phases import EqualSequences, PhaseEstimate, decode_time, phase
 from evaluator.keys import Place
 from evaluator.metrics.model_error import end_to_end
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, ReplicaSpec, UnpipelinedCost, build, default_budget, kept_model, passage
+from evaluator.replica.scenario import deals_decodes
 from evaluator.scenario.adapters import Lora, NamedAdapters, read_adapters
+from evaluator.scenario.feed_forward_apart import FeedForwardApart, read_apart
 from evaluator.scenario.token_sampling import TokenSampling, asked_of_sampler
 from evaluator.speculation import Speculative, decode_tokens, mean_tokens
 
@@ -56,6 +61,9 @@ class Estimate:
     provenance: str
     parallel: Parallel
     precision: Precision
+    devices: int
+    apart: Apart | None  # devices of their own for feed-forwards
+    attention_backend: str
     adapters: Adapters | None  # the places for them, and those that requests name
     prompt_tokens: int
     output_tokens: int
@@ -96,6 +104,7 @@ def estimate(
     redundant_experts: int = 0,
     expert_exchange: str = GATHER,
     decode_context_parallel: int = 1,
+    prefill_context_parallel: int = 1,
     batch: int = 1,
     rate_rps: float | None = None,
     precision: Precision | None = None,
@@ -106,6 +115,8 @@ def estimate(
     max_num_seqs: int | None = None,
     max_num_batched_tokens: int | None = None,
     eager: bool = False,
+    attention_backend: str = AUTO,
+    feed_forward_apart: FeedForwardApart | Mapping[str, Any] | None = None,
     lora: Lora | Mapping[str, Any] | None = None,
     adapters: NamedAdapters | Mapping[str, Any] | None = None,
     speculative: Speculative | Mapping[str, Any] | None = None,
@@ -116,14 +127,21 @@ def estimate(
     Model, hardware and calibration are names of the catalog, or what its readers return. What is None of
     ``memory_fraction`` and the three keys behind it is as the serving ``engine`` has it in ``engine_version``, by
     default the newest that its table knows. ``speculative`` is what a scenario has at ``deployment.speculative``; times
-    and throughput are then those that are expected of the drafts. ``sampling`` is ``workload.sampling``, ``eager`` is
-    ``deployment.eager``, ``lora`` is ``deployment.lora``, and ``adapters`` are ``workload.adapters``, of which a batch
-    names as many as are expected, ``max_loras`` at most: requests for others wait, which the estimate does not count.
+    and throughput are then those that are expected of the drafts. ``sampling`` is ``workload.sampling``, and
+    ``adapters`` are ``workload.adapters``, of which a batch names as many as are expected, ``max_loras`` at most:
+    requests for others wait, which the estimate does not count. ``eager``, ``attention_backend``, ``lora`` and
+    ``feed_forward_apart`` are keys of a deployment; with the latter ``batch`` is that of all attention ranks. Of
+    feed-forwards apart, and of prompts that are split, no single operators are told.
     ``batch`` sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency through
     all ranks, so throughput counts all of them. Of data-parallel ranks each has such a batch, and its share of the
     rate. All sequences of a batch have contexts of one length, under a rate, too: no batch waits for a longest one, as
     those of a simulation do where the calibration set knows what that costs.
     """
+    check_layout(
+        expert_exchange, attention_backend, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel,
+        expert_parallel=expert_parallel, data_parallel=data_parallel, decode_context_parallel=decode_context_parallel,
+        prefill_context_parallel=prefill_context_parallel,
+    )  # fmt: skip
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     drafts = read_speculative(speculative)
     described = load_model(model) if isinstance(model, str) else model
@@ -136,7 +154,8 @@ def estimate(
     spec = ReplicaSpec(
         described, device, calibration, precision or Precision(),
         Parallel(tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts,
-                 expert_exchange, decode_context_parallel),
+                 expert_exchange, decode_context_parallel, prefill_context_parallel,
+                 prefill_context_parallel > 1 and deals_decodes(engine, engine_version)),
         memory_fraction=used.memory_fraction, block_tokens=used.block_tokens, engine=engine,
         max_num_batched_tokens=used.max_num_batched_tokens, max_num_seqs=used.max_num_seqs,
         drafting=None if drafts is None else drafts.drafting,
@@ -145,9 +164,9 @@ def estimate(
         engine_version=engine_version,
         unequal=0.0,  # sequences of one length, which are where the others are
         adapters=read_adapters(lora, adapters, Place("estimate", "")),
+        attention_backend=attention_backend,
+        apart=read_apart(feed_forward_apart, Place("estimate", "feed_forward_apart")),
     )  # fmt: skip
-    if expert_exchange not in EXCHANGES:
-        raise InputError(f"expert_exchange: must be one of {', '.join(EXCHANGES)}, not {expert_exchange}")
     _check_numbers(prompt_tokens, output_tokens, batch, rate_rps)
     # After all numbers are checked: a wrong one is said by its name, not by what it makes of the
     # memory.
@@ -261,6 +280,9 @@ def _estimated(
         provenance=provenance,
         parallel=parallel,
         precision=precision,
+        devices=built.devices,
+        apart=built.spec.apart,
+        attention_backend=built.spec.attention_backend,
         adapters=built.spec.adapters,
         prompt_tokens=served.prompt_tokens,
         output_tokens=served.output_tokens,

@@ -24,7 +24,8 @@ from evaluator.speculation import Speculative
 
 @dataclass(frozen=True)
 class PhaseEstimate:
-    """One iteration: its time, MFU, MBU and operators (none where the cost was fitted to whole iterations)."""
+    """One iteration: its time, MFU, MBU and operators (none where the cost was fitted to whole iterations, or where
+    devices do not compute alike: ``UnpipelinedCost``)."""
 
     time_s: float
     mfu: float
@@ -90,7 +91,7 @@ def phase(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatistics, 
     # Of all tokens of the iteration: those that are rejected visit experts, too, whose weights are
     # read all the same.
     touched = share_touched(through.cost, batch_tokens(through.cost, batch))
-    has_operators = through.calibration.form == "roofline"
+    has_operators = through.calibration.form == "roofline" and len(through.operators) > 0
     return PhaseEstimate(
         time_s=time,
         mfu=float(ideal_time(through.compute, useful)) / time,

@@ -23,7 +23,9 @@ class UnpipelinedCost:
 
     ``calibration`` has the host's times of all ranks: a batch passes the host of each, a worker process of its own, as
     in the simulators. ``compute`` and ``memory`` are the work of a model that decodes a token at the peaks.
-    ``operators`` are those of the model; where drafts are verified (``drafts``, else None) with what that takes.
+    ``operators`` are those of the model; where drafts are verified (``drafts``, else None) with what that takes. There
+    are none where the times of single operators make no iteration: devices that split prompts or compute feed-forwards
+    alone wait for one another, and do not compute the same.
     """
 
     operators: tuple[Operator, ...]
@@ -50,6 +52,8 @@ def passage(built: ReplicaBuild) -> UnpipelinedCost:
     if by is not None:
         # Rows of drafts are more work that the model asks for, and count as such in the breakdown.
         whole_operators = verifying(whole_operators, float(by.drafting.tokens + 1), model.vocabulary)
+    if spec.apart is not None or spec.parallel.prefill > 1:
+        whole_operators = ()
     return UnpipelinedCost(whole_operators, calibration, whole.cost(hardware), *ideals, fit, by)
 
 

@@ -7,12 +7,15 @@ import textwrap
 
 import numpy as np
 
+from evaluator.catalog.attention_kernels import AUTO
 from evaluator.catalog.model import ALL_MODULES, Adapters
+from evaluator.cost.feed_forward_apart import Apart
 from evaluator.cost.parallel import GATHER
 from evaluator.cost.steady import SteadyState
 from evaluator.estimation import Estimate, PhaseEstimate
 from evaluator.report.accuracy import WITHIN, in_words
 from evaluator.report.table.columns import WIDTH
+from evaluator.units import counted
 
 
 def format_estimate(result: Estimate) -> str:
@@ -28,13 +31,16 @@ def _summary(result: Estimate) -> list[str]:
     ranks += f", {split.redundant} redundant experts" if split.redundant else ""
     ranks += f", {split.exchange}" if split.exchange != GATHER else ""
     ranks += f", DCP {split.context}" if split.context > 1 else ""
+    ranks += f", PCP {split.prefill}" if split.prefill > 1 else ""
+    ranks += f", attention by {result.attention_backend}" if result.attention_backend != AUTO else ""
     per_rank = f" on each of {split.data} ranks" if split.data > 1 else ""
     lines = [
-        f"{result.model} on {split.devices} x {result.hardware}"
+        f"{result.model} on {result.devices} x {result.hardware}"
         f" (TP {split.tensor}, PP {split.pipeline}, EP {split.expert}{ranks})",
         f"  weights {dtypes.weights}, activations {dtypes.activations}, KV {dtypes.kv}; "
         f"efficiencies: {result.calibration} ({result.provenance})",
         f"  batch {result.batch}{per_rank}, prompt {result.prompt_tokens}, output {result.output_tokens} tokens",
+        *([] if result.apart is None else [_apart(result.apart)]),
         *([] if result.adapters is None else [_adapters(result.adapters)]),
         "",
         f"status            {result.status}",
@@ -52,6 +58,13 @@ def _summary(result: Estimate) -> list[str]:
         *_expected(result),
     ]
     return lines + ([] if result.load is None else _load_lines(result.load))
+
+
+def _apart(apart: Apart) -> str:
+    return (
+        f"  attention in {counted(apart.ranks, 'rank')}, feed-forwards on {counted(apart.devices, 'device')}, "
+        f"{apart.micro_batches:,} micro-batch{'es' * (apart.micro_batches != 1)}"
+    )
 
 
 def _adapters(held: Adapters) -> str:

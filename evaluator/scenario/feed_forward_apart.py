@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from evaluator.catalog.links import load_link
 from evaluator.cost.feed_forward_apart import Apart
-from evaluator.keys import Reader, count, key, schema_of, section
+from evaluator.keys import Place, Reader, count, key, schema_of, section
 from evaluator.scenario.transfer import LinkFigures, link_reader
 
 
@@ -47,3 +49,11 @@ class FeedForwardApart:
 _section = section(FeedForwardApart)
 # Read as a whole, so that a sweep may have designs without it (null) beside those with it.
 feed_forward_apart_reader = Reader(_section.read, lambda: schema_of(_section))
+
+
+def read_apart(given: FeedForwardApart | Mapping[str, Any] | None, place: Place) -> Apart | None:
+    """From the mapping that a scenario has at ``deployment.feed_forward_apart``. Errors: InputError, naming the key."""
+    if given is None:
+        return None
+    apart: FeedForwardApart = given if isinstance(given, FeedForwardApart) else feed_forward_apart_reader(given, place)
+    return apart.apart

@@ -68,6 +68,16 @@ def test_estimate(evaluator):
     assert "room for iterations of 1,024 sequences and 8,192 tokens" in out
 
 
+def test_estimate_of_prompts_split_and_of_feed_forwards_apart(evaluator):
+    of = ["estimate", "--model", "deepseek-v3", "--hardware", "b200-sxm", "--tp", "4"]
+    code, out, _ = evaluator(*of, "--pcp", "4")
+    assert code == 0 and "on 16 x b200-sxm (TP 4, PP 1, EP 1, PCP 4)" in out
+    code, out, _ = evaluator(*of, "--feed-forward-devices", "8", "--attention-ranks", "2")
+    assert code == 0 and "attention in 2 ranks, feed-forwards on 8 devices, 3 micro-batches" in out
+    refused(evaluator(*of, "--micro-batches", "2"), "--attention-ranks and --micro-batches need --feed-forward-devices")
+    refused(evaluator(*of, "--attention-backend", "triton"), "attention_backend: must be one of auto, flashinfer")
+
+
 def test_estimate_says_its_adapters(evaluator):
     options = ["estimate", "--model", "llama-3.1-8b", "--hardware", "h100-sxm", "--max-loras", "8"]
     line = "  8 places for adapters of rank {} on all linear layers, requests name {}\n"

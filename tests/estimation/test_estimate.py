@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+import evaluator
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.cost import Parallel, fold, iteration_time, operators
 from evaluator.cost.batch import decode_batch, prefill_batch
@@ -349,3 +350,51 @@ def test_a_prediction_module_needs_nothing_more_than_its_model():
     more = mtp.memory.weight_bytes - plain.memory.weight_bytes
     assert more == pytest.approx(11.5e9 / 8, rel=0.1)  # 11.5e9 unique parameters of 14e9 (its model card), in fp8
     assert plain.tpot_s / 1.85 < mtp.tpot_s < 0.7 * plain.tpot_s  # two tokens touch more experts than one
+
+
+@pytest.mark.parametrize(
+    ("split", "devices", "told"),
+    [
+        ({"prefill_context_parallel": 4}, 16, "(TP 4, PP 1, EP 1, PCP 4)"),
+        (
+            {"feed_forward_apart": {"devices": 8, "attention_ranks": 2, "micro_batches": 1}},
+            16,
+            "attention in 2 ranks, feed-forwards on 8 devices, 1 micro-batch",
+        ),
+    ],
+)
+def test_devices_that_do_not_compute_alike_have_times_and_no_operators(split, devices, told):
+    given = dict(prompt_tokens=8000, output_tokens=200, batch=4, tensor_parallel=4)
+    result = estimate("deepseek-v3", "b200-sxm", **given, **split)
+    assert (result.status, result.devices) == ("ok", devices)
+    batch = {"prompt_tokens": 8000, "prompts": 4}
+    assert result.prefill.time_s == pytest.approx(
+        float(evaluator.iteration_time("deepseek-v3", "b200-sxm", tensor_parallel=4, **batch, **split, unequal=0.0))
+    )
+    assert result.prefill.operators == result.decode.operators == ()
+    text = format_estimate(result)
+    assert f"on {devices} x" in text and told in text and "operator" not in text
+
+
+def test_attention_of_flashinfer_reads_narrow_kv_more_slowly():
+    given = dict(prompt_tokens=8000, output_tokens=200, batch=32, tensor_parallel=4, precision=Precision(kv="fp8"))
+    own, other = (
+        estimate("llama-3.1-70b", "b200-sxm", attention_backend=name, **given) for name in ("auto", "flashinfer")
+    )
+    assert other.tpot_s > 1.2 * own.tpot_s and other.ttft_s == pytest.approx(own.ttft_s, rel=1e-3)
+    assert "attention by flashinfer" in format_estimate(other) and "attention by" not in format_estimate(own)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"attention_backend": "triton"}, "attention_backend: must be one of auto, flashinfer, not triton"),
+        ({"prefill_context_parallel": 0}, "prefill_context_parallel: must be a whole number of at least 1, not 0"),
+        ({"tensor_parallel": 2.5}, "tensor_parallel: must be a whole number of at least 1, not 2.5"),
+        ({"feed_forward_apart": {"attention_ranks": 2}}, r"feed_forward_apart\.devices"),
+        ({"feed_forward_apart": {"devices": 2}}, "feed_forward_apart"),  # a dense model
+    ],
+)
+def test_layouts_that_are_none_are_refused(wrong, message):
+    with pytest.raises(InputError, match=message):
+        estimate("llama-3.1-8b", "h100-sxm", prompt_tokens=10, output_tokens=10, **wrong)

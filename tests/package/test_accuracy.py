@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.benchmarks.accuracy import closed_batches, iterations
+from tests.benchmarks.accuracy import closed_batches, iterations, mlperf
 from tests.benchmarks.accuracy.__main__ import CAMPAIGNS, TABLES, main
 from tests.benchmarks.accuracy.slices import by_slice, judged, read, worse, write
 
@@ -47,7 +47,7 @@ def test_rows_without_a_measurement_are_of_no_slice() -> None:
 
 def test_unknown_campaigns_and_folders_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for arguments, message in (
-        (["nobody"], "no campaign nobody; there are closed_batches, iterations, servers"),
+        (["nobody"], "no campaign nobody; there are closed_batches, iterations, mlperf, servers"),
         (["iterations", "--data", str(tmp_path / "none")], "is no folder: name that of the measurements"),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -65,6 +65,6 @@ def test_every_campaign_has_a_table() -> None:
 @pytest.mark.skipif(not (DATA / closed_batches.FILE).exists(), reason="EVALUATOR_DATA names no measurements")
 def test_slices_of_measurements_are_those_of_the_tables() -> None:
     """Which slices there are, and how many rows each has, does not hang on the model of the cost."""
-    for name, campaign in (("closed_batches", closed_batches), ("iterations", iterations)):
+    for name, campaign in (("closed_batches", closed_batches), ("iterations", iterations), ("mlperf", mlperf)):
         found, known = by_slice(pd.concat(campaign.rows(DATA))), read(TABLES / f"{name}.csv")
         assert found["rows"].to_dict() == known["rows"].to_dict()
