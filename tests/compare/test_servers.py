@@ -7,8 +7,7 @@ import pytest
 from evaluator.catalog import load_calibration
 from evaluator.catalog.calibration import HOST
 from evaluator.catalog.served import with_host
-from evaluator.compare.calibrations import calibration_for
-from evaluator.compare.servers import server
+from evaluator.compare.servers import calibration_for, server
 from evaluator.errors import InputError
 from evaluator.experiments import read_experiments
 from evaluator.replica import design

@@ -16,9 +16,9 @@ from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.served import with_host
 from evaluator.catalog.transferred import joined_by, measured_devices, nearest_link, transferred
-from evaluator.compare.calibrations import ANY_GPU, calibration_for
 from evaluator.compare.report import headline
 from evaluator.compare.run import compare_experiments
+from evaluator.compare.servers import ANY_GPU, calibration_for
 from evaluator.errors import InputError
 from evaluator.experiments.experiment import Experiment
 from evaluator.experiments.names import hardware_name, model_name
