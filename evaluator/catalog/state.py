@@ -6,10 +6,7 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-from evaluator.catalog.store import data_folder
-
-_CATALOG = ("models", "hardware", "lengths", "links", "storage", "experts", "delta_rule", "exchanges", "attention",
-            "calibrations", "errors")  # fmt: skip
+from evaluator.catalog.store import ENTRY_KINDS, data_folder
 
 
 @cache
@@ -21,8 +18,10 @@ def code_here() -> str:
 
 
 def catalog_here() -> str:
-    """Of all models, devices, links, storages, lengths, experts and calibrations that a name can mean here."""
-    return _of_files([path for kind in _CATALOG for folder in data_folder(kind) for path in sorted(folder.glob("*"))])
+    """Of all models, devices, defaults of engines, calibrations and so on that a name can mean here."""
+    # A scenario's own text is in what depends on it; those of the catalog decide no number of another one.
+    kinds = [kind for kind in ENTRY_KINDS if kind != "scenarios"]
+    return _of_files([path for kind in kinds for folder in data_folder(kind) for path in sorted(folder.glob("*"))])
 
 
 def _of_files(paths: list[Path]) -> str:

@@ -11,8 +11,7 @@ from pathlib import Path
 
 from evaluator.errors import InputError
 
-# kind -> (folder below a search root, what one entry is called in messages)
-_KINDS = {
+ENTRY_KINDS = {
     "models": ("models/llm", "model"),
     "hardware": ("models/hardware", "hardware"),
     "lengths": ("models/lengths", "length distribution"),
@@ -27,6 +26,7 @@ _KINDS = {
     "errors": ("calibration/errors", "table of errors"),
     "scenarios": ("scenarios", "scenario"),
 }
+"""Kind -> (folder below a search root, what one entry is called in messages)."""
 _PACKAGE = Path(__file__).resolve().parents[1]
 
 
@@ -62,7 +62,7 @@ def _roots() -> list[str]:
 
 
 def names(kind: str) -> list[str]:
-    """The names of all entries of ``kind`` (models, hardware, storage, ...: see ``_KINDS``), sorted."""
+    """The names of all entries of ``kind`` (models, hardware, storage, ...: see ``ENTRY_KINDS``), sorted."""
     return sorted({path.stem for folder in data_folder(kind) for path in folder.glob("*.yaml") if path.is_file()})
 
 
@@ -136,6 +136,6 @@ def suggestion(word: str, allowed: list[str]) -> str:
 
 
 def _kind(kind: str) -> tuple[str, str]:
-    if kind not in _KINDS:
-        raise InputError(f"unknown kind of catalog entry '{kind}'{suggestion(kind, list(_KINDS))}")
-    return _KINDS[kind]
+    if kind not in ENTRY_KINDS:
+        raise InputError(f"unknown kind of catalog entry '{kind}'{suggestion(kind, list(ENTRY_KINDS))}")
+    return ENTRY_KINDS[kind]

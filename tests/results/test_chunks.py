@@ -61,7 +61,7 @@ def test_only_the_chunks_of_the_same_rows_are_taken_up(tmp_path):
     assert [path.name for path in (tmp_path / "a.chunks").iterdir()] == ["0" * 16]
 
 
-@pytest.mark.parametrize("kind", ["llm", "hardware", "lengths", "links", "storage"])
+@pytest.mark.parametrize("kind", ["llm", "hardware", "lengths", "links", "storage", "engines"])
 def test_a_fingerprint_is_of_what_the_numbers_depend_on(kind, tmp_path, monkeypatch):
     mark = fingerprint_of(scenario())
     assert mark == fingerprint_of(scenario()) and len(mark) == 64
