@@ -7,8 +7,7 @@ from functools import lru_cache
 
 from evaluator.catalog.calibration import MEASURED_MAKER, TRANSFERRED, Calibration, named_set
 from evaluator.catalog.engines import DEFAULT_ENGINE, serving_engine
-from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.hardware import Hardware, load_hardware
 from evaluator.catalog.store import has
 from evaluator.catalog.transferred import nearest_measured, set_of_device, set_of_others
 from evaluator.records import Same

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.hardware import load_hardware
 from evaluator.catalog.store import names
 
 _VENDOR = re.compile(r"^(nvidia|amd|intel|google|geforce|instinct|tesla|habana)-")

@@ -16,8 +16,7 @@ from typing import TypeVar
 from evaluator.catalog.calibration import Calibration, named_set
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.fields import catalog_folders
-from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.hardware import Hardware, load_hardware
 from evaluator.catalog.served import as_served, with_host
 from evaluator.catalog.store import has, names
 from evaluator.records import Same

@@ -18,8 +18,7 @@ from evaluator.catalog.calibration import MEASURED_MAKER, TRANSFERRED, Calibrati
 from evaluator.catalog.efficiency import GroupEfficiency, OperatorEfficiency
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.fields import catalog_folders
-from evaluator.catalog.hardware import Hardware
-from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.hardware import Hardware, load_hardware
 from evaluator.catalog.relatives import nearest_alike, relative_of, served_as_default, served_by_relative
 from evaluator.catalog.served import with_host
 from evaluator.catalog.store import has, names

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any
 
 from evaluator.catalog.fields import Fields, catalog_folders
-from evaluator.catalog.hardware import Hardware, Link
+from evaluator.catalog.hardware import PEAK_DTYPES, Hardware, Link, figure, load_hardware, read_hardware
 from evaluator.catalog.model import (
     FeedForward,
     LatentAttention,
@@ -27,7 +27,6 @@ from evaluator.catalog.model import (
     MoeFeedForward,
     SoftmaxAttention,
 )
-from evaluator.catalog.read_hardware import PEAK_DTYPES, figure, load_hardware, read_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.errors import InputError
 from evaluator.records import with_fields

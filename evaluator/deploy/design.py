@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.arguments import WHOLE, leaves, tree_of
+from evaluator.catalog.hardware import load_hardware
 from evaluator.catalog.model import Model
-from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.deploy.choice import choose
 from evaluator.errors import InputError, InputWarning

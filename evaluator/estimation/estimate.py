@@ -15,10 +15,9 @@ from evaluator.catalog import Calibration
 from evaluator.catalog.attention_kernels import AUTO
 from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import DEFAULT_ENGINE, SchedulerDefaults, serving_engine
-from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.hardware import Hardware, load_hardware
 from evaluator.catalog.model import Adapters, Model
 from evaluator.catalog.own_server import ServedLoad
-from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
 from evaluator.cost.feed_forward_apart import Apart

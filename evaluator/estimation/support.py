@@ -10,9 +10,8 @@ from evaluator.accuracy import load_errors
 from evaluator.accuracy.basis import design_basis, of_release
 from evaluator.catalog import names
 from evaluator.catalog.engines import ENGINES, ServingEngine
-from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.hardware import Hardware, load_hardware
 from evaluator.catalog.model import Model
-from evaluator.catalog.read_hardware import load_hardware
 from evaluator.cost.dtypes import PEAK_FALLBACKS, compute_dtype, weight_dtypes
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision

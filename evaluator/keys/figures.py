@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.store import names
 from evaluator.catalog.what_if import HERE, WhatIf, changed_model, device

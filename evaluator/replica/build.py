@@ -14,7 +14,7 @@ from evaluator.catalog.delta_rule import DeltaRule, delta_rule_kernel
 from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import ENGINES, serving_engine
 from evaluator.catalog.exchange_kernels import ExchangeFigures, exchange_devices, exchange_figures, with_exchange
-from evaluator.catalog.hardware import Hardware
+from evaluator.catalog.hardware import Hardware, load_hardware
 from evaluator.catalog.model import (
     Adapters,
     AskedOfSampler,
@@ -24,7 +24,6 @@ from evaluator.catalog.model import (
     SoftmaxAttention,
     StateSpace,
 )
-from evaluator.catalog.read_hardware import load_hardware
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.relatives import nearest_figures
 from evaluator.catalog.tuned import crowded_bandwidth

@@ -7,7 +7,7 @@ import pytest
 from evaluator.catalog import engine_rules
 from evaluator.catalog.engine_rules import KEYS, dotted, load_engine_rules
 from evaluator.catalog.engines import ENGINES, serving_engine
-from evaluator.catalog.read_hardware import load_hardware
+from evaluator.catalog.hardware import load_hardware
 from evaluator.errors import InputError
 from evaluator.yaml import loads_yaml
 

@@ -5,8 +5,7 @@ import re
 import pytest
 
 from evaluator.catalog import load_hardware, names
-from evaluator.catalog.hardware import Link
-from evaluator.catalog.read_hardware import read_hardware
+from evaluator.catalog.hardware import Link, read_hardware
 from evaluator.errors import InputError
 from evaluator.yaml import loads_yaml
 

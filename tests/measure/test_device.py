@@ -6,7 +6,7 @@ import jax
 import pandas as pd
 import pytest
 
-from evaluator.catalog.read_hardware import read_hardware
+from evaluator.catalog.hardware import read_hardware
 from evaluator.errors import InputError
 from evaluator.measure.describe import description
 from evaluator.measure.device import Device, find_device
