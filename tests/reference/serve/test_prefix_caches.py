@@ -211,7 +211,8 @@ def test_nothing_waits_for_ever_and_leaps_change_nothing(seed, monkeypatch):
     cached = all(pool["kv"]["prefix_caching"] for pool in pools.values())
     routers = ["round_robin", "least_outstanding", "least_kv"]
     if cached:
-        routers += [{"prefix_aware": {"imbalance": 3}}] * 3
+        late = {"prefix_aware": {"imbalance": 3, "events_delay_s": 0.2, "predicted_ttl_s": draw.one(None, 0.1)}}
+        routers += [{"prefix_aware": {"imbalance": 3}}, late, {"prefix_approximate": {"imbalance": 3}}]
     if apart:
         routers.append("session")
     sessions = draw.one(ANSWERED, FROM_ARRIVAL, {**ANSWERED, "agents": {"fan_out": 2}})
@@ -262,12 +263,30 @@ def test_a_router_that_knows_the_caches_of_a_side_comes_back_to_them(runs, side)
     assert rates["prefix_aware"] == pytest.approx(rates["session"], abs=0.05)
 
 
+NEVER = {"prefix_aware": {"events_delay_s": "1000000s"}}
+
+
 def test_a_router_that_knows_the_caches_of_all_pools():
+    """Or what it has sent to them; one that never hears of them finds no more than one that deals in turn."""
     rates = {
-        router: ran(conversations(SIDE_BY_SIDE, CACHES, router=router)).tokens.cached_tokens.mean()
-        for router in ("round_robin", "prefix_aware", "session")
+        str(router): ran(conversations(SIDE_BY_SIDE, CACHES, router=router)).tokens.cached_tokens.mean()
+        for router in ("round_robin", NEVER, "prefix_aware", "prefix_approximate", "session")
     }
-    assert min(rates["prefix_aware"], rates["session"]) > rates["round_robin"] + 50
+    blind, never, *knowing = rates.values()
+    assert min(knowing) > max(blind, never) + 50, rates
+
+
+def test_a_fleet_that_grows_is_remembered():
+    """A router that knows what it sent, over replicas that come and go, finds about as much as one that knows all."""
+    scaling = {"target": 2, "every_s": "1s", "cooldown_s": 0, "min_replicas": 1}
+    burst = {"arrivals": {"process": "poisson", "rate_rps": 60.0}}
+    found: dict[str, float] = {}
+    for router in ("least_outstanding", "prefix_aware", "prefix_approximate", {"prefix_aware": {"events_delay_s": 0.1}}):
+        served = ran(conversations(None, CACHES, workload=burst, router=router, replicas=4, autoscaling=scaling))
+        assert len(served.stations[0].alive[0][0]) > 1
+        found[str(router)] = served.tokens.cached_tokens.mean()
+    blind, *knowing = found.values()
+    assert min(knowing) > blind + 50 and max(knowing) < 1.1 * min(knowing), found
 
 
 @pytest.mark.parametrize("sessions", [ANSWERED, FROM_ARRIVAL], ids=["in one loop", "one after the other"])
