@@ -24,10 +24,9 @@ from evaluator.plan import Configuration, StationPlan, plan
 from evaluator.plan.route import PipelinePlan
 from evaluator.report.search import question_of
 from evaluator.results.schema import axes_of
-from evaluator.routing import name_of
 from evaluator.scenario import Axis, Deployment, Scenario, Workload, load_scenario
 from evaluator.scenario.deployment import STAGE, Pool
-from evaluator.scenario.routers import Routers
+from evaluator.scenario.routers import written_routers
 from evaluator.search.designs import without_rates
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.request_sampler import RequestSampler
@@ -156,7 +155,7 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
         chosen=chosen,
         config=config,
         pools=tuple(_pool(station, longest) for station in configuration.answering),
-        router=_router(deployment),
+        router=written_routers(deployment.router),
         transfer=written(deployment.transfer),
         traffic=SentTraffic(
             # The sampler is shared with it: the load is drawn by the same random numbers as the prediction.
@@ -257,16 +256,6 @@ def _pool(station: StationPlan, longest: int) -> PoolDesign:
         station.design.model,
         longest,
     )
-
-
-def _router(deployment: Deployment) -> Any:
-    def tree(choice: Any) -> Any:
-        return choice if isinstance(choice, str) else {name_of(choice): written(choice)}
-
-    router = deployment.router
-    if isinstance(router, Routers):
-        return {"prefill": tree(router.prefill), "decode": tree(router.decode)}
-    return tree(router)
 
 
 def _predicted(ds: xr.Dataset, row: int) -> dict[str, Any]:

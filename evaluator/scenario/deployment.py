@@ -38,6 +38,7 @@ from evaluator.keys import (
     section_of,
     shown,
     table_of,
+    written,
 )
 from evaluator.kv_managers import MANAGERS
 from evaluator.policies import POLICIES
@@ -47,7 +48,7 @@ from evaluator.scenario.autoscaling import Autoscaling, autoscaling_reader
 from evaluator.scenario.failures import Failures, failures_reader
 from evaluator.scenario.feed_forward_apart import FeedForwardApart, feed_forward_apart_reader
 from evaluator.scenario.pipeline import Stage
-from evaluator.scenario.routers import Routers, router_reader
+from evaluator.scenario.routers import Routers, router_reader, written_routers
 from evaluator.scenario.transfer import Transfer, transfer_reader
 from evaluator.speculation import Speculative, decode_tokens, speculative_reader
 
@@ -504,3 +505,8 @@ class Deployment(Pool):
         "Most devices of the pools with autoscaling together, shared out where these want more; no bound where absent.",
     )
     pipeline: Mapping[str, Stage] = no_key({})  # a section of its own
+
+    def written(self) -> dict[str, Any]:
+        """As the tree it could have been read from, see ``keys.written``."""
+        keys = {name: written(getattr(self, name)) for name in table_of(Deployment)}
+        return {**keys, "router": written_routers(self.router)}

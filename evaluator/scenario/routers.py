@@ -22,8 +22,9 @@ from evaluator.keys import (
     section_schema,
     shown,
     table_of,
+    written,
 )
-from evaluator.routing import ROUTERS, Choice
+from evaluator.routing import ROUTERS, Choice, name_of
 
 
 # A router may be registered after this module is imported, so its keys are read when asked for, and once: a sweep
@@ -77,6 +78,14 @@ class Routers:
 
     prefill: Choice = key(_one_router, "round_robin", "Of the prefill side.")
     decode: Choice = key(_one_router, "round_robin", "Of the decode side.")
+
+
+def written_routers(routers: Choice | Routers) -> Any:
+    """A router, or that of each phase, as the tree it could have been read from."""
+    if isinstance(routers, Routers):
+        return {"prefill": written_routers(routers.prefill), "decode": written_routers(routers.decode)}
+    # Its record has its keys alone; which router they are of stands in front of them.
+    return routers if isinstance(routers, str) else {name_of(routers): written(routers)}
 
 
 def _routers(value: Any, place: Place) -> Choice | Routers:

@@ -22,6 +22,17 @@ def axis(base, path, values):
     return only
 
 
+def test_keys_of_a_router_are_swept_below_its_name(base):
+    """One of them alone, beside the others that the scenario says."""
+    base["deployment"]["router"] = {"prefix_aware": {"threshold": 0.5}}
+    base["sweep"] = {"deployment.router.prefix_aware.events_delay_s": ["100ms", 2]}
+    routers = [point[1].router for point in expand(load_scenario(base)).points]
+    assert [(router.threshold, router.events_delay_s) for router in routers] == [(0.5, 0.1), (0.5, 2.0)]
+    base["sweep"] = {"deployment.router.heavy_light.heavy_replicas": [1, 2]}
+    base["deployment"]["router"] = {"heavy_light": {"prompt_tokens": 100}}
+    assert [point[1].router.heavy_replicas for point in expand(load_scenario(base)).points] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("path", "written", "values"),
     [

@@ -281,7 +281,12 @@ def test_a_fleet_that_grows_is_remembered():
     scaling = {"target": 2, "every_s": "1s", "cooldown_s": 0, "min_replicas": 1}
     burst = {"arrivals": {"process": "poisson", "rate_rps": 60.0}}
     found: dict[str, float] = {}
-    for router in ("least_outstanding", "prefix_aware", "prefix_approximate", {"prefix_aware": {"events_delay_s": 0.1}}):
+    for router in (
+        "least_outstanding",
+        "prefix_aware",
+        "prefix_approximate",
+        {"prefix_aware": {"events_delay_s": 0.1}},
+    ):
         served = ran(conversations(None, CACHES, workload=burst, router=router, replicas=4, autoscaling=scaling))
         assert len(served.stations[0].alive[0][0]) > 1
         found[str(router)] = served.tokens.cached_tokens.mean()
