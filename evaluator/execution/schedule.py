@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from itertools import chain, groupby
+from itertools import chain, groupby, islice
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -89,29 +89,32 @@ def computed(
             return index, pool_of_workers.compute(variants_of(chunk))
         return index, summaries(whole, chunk, levels)
 
-    workers, remaining = processors(), iter(_new_programs_first(whole, chunks, left))
     # Threads, also for the reference: such a thread only waits for its worker's pipe, and the chunks of both kinds
     # come back through the same queue.
-    with ThreadPoolExecutor(workers) as pool:
-        running: set[Future] = set()
+    with ThreadPoolExecutor(workers := processors()) as pool:
         try:
-            while True:
-                for index in remaining:
-                    running.add(pool.submit(compute, index))
-                    # A few more than there are threads, so that none waits; not all, since what is finished is kept
-                    # until it is asked for.
-                    if len(running) > 2 * workers:
-                        break
-                if not running:
-                    return
-                finished, running = wait(running, return_when=FIRST_COMPLETED)
-                for future in finished:
-                    yield future.result()
+            # A few more than there are threads, so that none waits; not all, since what is finished is kept until it is
+            # asked for.
+            yield from _as_finished(pool, compute, iter(_new_programs_first(whole, chunks, left)), 2 * workers + 1)
         finally:
             # First, so that threads which wait for a worker come back with an error.
             if pool_of_workers is not None:
                 pool_of_workers.close()
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _as_finished(
+    pool: ThreadPoolExecutor, compute: Callable[[int], tuple[int, Values]], indices: Iterator[int], most: int
+) -> Iterator[tuple[int, Values]]:
+    """What becomes of each index, as it is finished; ``most`` of them are with the pool at a time."""
+    running: set[Future] = set()
+    while True:
+        running |= {pool.submit(compute, index) for index in islice(indices, most - len(running))}
+        if not running:
+            return
+        finished, running = wait(running, return_when=FIRST_COMPLETED)
+        for future in finished:
+            yield future.result()
 
 
 def _new_programs_first(whole: Plan, chunks: list[ConfigurationChunk], left: list[int]) -> list[int]:

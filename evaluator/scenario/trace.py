@@ -108,20 +108,7 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
     rows = max((len(column) for column in columns.values()), default=-1)
     if rows == 0:
         raise InputError(f"{file}: the trace has no rows")
-    if "arrival_s" in columns:
-        _check_times(file, columns["arrival_s"])
-        columns["arrival_s"] = _from_its_start(columns["arrival_s"])
-    for name in (*LENGTHS, *_OPTIONAL):
-        if name in columns:
-            columns[name] = _tokens(file, name, columns[name])
-    if "cached_tokens" in columns and "prompt_tokens" in columns:
-        _refuse(
-            file,
-            "cached_tokens",
-            columns["cached_tokens"] >= columns["prompt_tokens"],
-            columns["cached_tokens"],
-            "must be less than prompt_tokens, since at least one token of a prompt is computed",
-        )
+    _check_columns(file, columns)
     named: dict[str, tuple[str, ...]] = {}
     for name, names in NAMES.items():
         if name in content:
@@ -145,6 +132,24 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
         wait_for=None if wait_for is None else ragged(wait_for),
         wait_s=None if wait_s is None else np.array(wait_s, dtype=np.float64),
     ), present
+
+
+def _check_columns(file: str, columns: dict[str, np.ndarray]) -> None:
+    """Times from the first one on, and tokens as integers; InputError for what is none."""
+    if "arrival_s" in columns:
+        _check_times(file, columns["arrival_s"])
+        columns["arrival_s"] = _from_its_start(columns["arrival_s"])
+    for name in (*LENGTHS, *_OPTIONAL):
+        if name in columns:
+            columns[name] = _tokens(file, name, columns[name])
+    if "cached_tokens" in columns and "prompt_tokens" in columns:
+        _refuse(
+            file,
+            "cached_tokens",
+            columns["cached_tokens"] >= columns["prompt_tokens"],
+            columns["cached_tokens"],
+            "must be less than prompt_tokens, since at least one token of a prompt is computed",
+        )
 
 
 def _named(file: str, name: str, column: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
