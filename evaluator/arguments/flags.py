@@ -148,8 +148,7 @@ class CommandLine:
         for row in self.rows:
             value = row.meant(flags[row.flag]) if row.flag in flags else row.absent
             if release is not None and not self._has(row.flag, release):
-                # `absent` is of the recorded version. An older release without the flag does what
-                # its own table says.
+                # `absent` is of the recorded version. An older release without the flag does what its own table says.
                 rule = serving_engine(self.engine).rules.at(release).get(row.key)
                 value = row.absent if rule is None else rule.value
             if value is not None:

@@ -174,8 +174,7 @@ def _commands(text: str, where: str) -> tuple[list[StartedServer], dict[str, Any
                 started = _started(words)
                 if started is not None:
                     commands.append(StartedServer(*started, note))
-                    # A note is of the next command alone; else the pools behind it would get what
-                    # it says.
+                    # A note is of the next command alone; else the pools behind it would get what it says.
                     note = {}
     return commands, fleet
 

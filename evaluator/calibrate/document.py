@@ -128,8 +128,7 @@ def _sources(fitted: Calibrated, labels: set[str]) -> dict[str, str]:
     iteration = {"gemm", "attention_prefill", "attention_decode"} if "iteration" in labels else set()
     sources = {}
     for name in OPERATOR_CLASSES:
-        # No table has point-to-point messages, so that their source is always the set that the fit
-        # began with.
+        # No table has point-to-point messages, so that their source is always the set that the fit began with.
         measured = labels_of.get(name, {name}) & labels or (name in iteration)
         sources[name] = f"fitted ({tables})" if measured else f"as in the set {fitted.base.name}, not measured here"
     for name in ("link_efficiency", "step_overhead_s", "sequence_overhead_s"):

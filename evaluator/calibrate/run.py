@@ -114,8 +114,7 @@ def _starting_rates(device: Hardware, base: Calibration, processors: Processors)
     rate = rates(device, base)
     if not processors.tiles:
         return rate
-    # How many tiles run at once is the device's own, never fitted: the share of the work that is
-    # done in waves is.
+    # How many tiles run at once is the device's own, never fitted: the share of the work that is done in waves is.
     products = ("gemm", "gemm_8bit", "gemm_block", "gemm_4bit")
     return fixed(rate, {name: {"wave_tiles": float(processors.tiles)} for name in products})
 

@@ -151,8 +151,7 @@ def _cached(rows: pd.DataFrame, processors: Processors, bandwidth: float) -> pd.
     seen = rows["past_tokens"].where(rows["window"] == 0, np.minimum(rows["past_tokens"], rows["window"]))
     elements = pd.Series(np.nan, rows.index)
     if "head_dim" in rows:
-        # Keys and values; of MLA, whose rows have no head_dim, the latent with its rotary part,
-        # once for both.
+        # Keys and values; of MLA, whose rows have no head_dim, the latent with its rotary part, once for both.
         elements = 2 * rows["kv_heads"] * rows["head_dim"]
     if "kv_rank" in rows:
         elements = elements.fillna(rows["kv_rank"] + rows["rope_dim"])

@@ -247,8 +247,7 @@ def _efficiencies(classes: Fields) -> dict[str, OperatorEfficiency]:
     efficiencies |= {name: _collective(classes.inner(name)) for name in COLLECTIVE_CLASSES}
     for name in (*OPTIONAL_CLASSES, SORT):
         if classes.raw(name, None) is not None:
-            # A class may state what the one that it stands in for may: `gemm_8bit` has tiles and
-            # waves as `gemm` has.
+            # A class may state what the one that it stands in for may: `gemm_8bit` has tiles and waves as `gemm` has.
             efficiencies[name] = _compute(classes.inner(name), figures_of(base_class(name)))
     for name in OPTIONAL_COLLECTIVES:
         if classes.raw(name, None) is not None:
@@ -305,8 +304,7 @@ def read_group(listed: Fields, size: Any) -> GroupEfficiency:
         raise InputError(f"{listed.where}: {size!r} is no number of devices (2 or more)")
     group = GroupEfficiency(
         launch_s=inner.quantity("launch_s", "s", zero=True),
-        # No upper bound: with reduction in the switch (NVLS) an all-reduce moves fewer bytes
-        # than a ring, and passes 1.
+        # No upper bound: with reduction in the switch (NVLS) an all-reduce moves fewer bytes than a ring, and passes 1.
         bandwidth_efficiency=inner.number("bandwidth_efficiency", low=1e-6),
         ramp_s=inner.quantity("ramp_s", "s", 0.0, zero=True),
         half_bytes=inner.quantity("half_bytes", "byte", 1.0),

@@ -31,8 +31,7 @@ def called_alike(name: str) -> str | None:
     if name in entries:
         return name
     plain = plain_device(name)
-    # Without dashes: drivers write "RTX 4090" and "L40 S" where the catalog has one word, and the
-    # other way round.
+    # Without dashes: drivers write "RTX 4090" and "L40 S" where the catalog has one word, and the other way round.
     whole = {entry.replace("-", ""): entry for entry in entries}
     others = {other.replace("-", ""): entry for other, entry in _OTHERWISE.items()}
     joined = plain.replace("-", "")

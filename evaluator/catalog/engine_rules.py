@@ -113,8 +113,7 @@ class EngineRules:
     def limits(self, release: Release, hardware: Hardware) -> DeviceLimits:
         """The limits of an iteration on a device."""
         cases = self.at(release)["batching.limits"].value
-        # There is always one: `_rule` refuses a table whose last case does not hold on every
-        # device.
+        # There is always one: `_rule` refuses a table whose last case does not hold on every device.
         return next(limits for limits in cases if limits.hold_on(hardware))
 
 

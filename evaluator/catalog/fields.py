@@ -128,8 +128,7 @@ class Fields:
     def choice(self, key: str, allowed: Sequence[str], default: Any = _MISSING) -> str:
         """One of ``allowed``."""
         value = self.raw(key, default)
-        # By identity, so that a default need not be among the choices, and None can stand for "not
-        # said".
+        # By identity, so that a default need not be among the choices, and None can stand for "not said".
         if value is not default and value not in allowed:
             raise InputError(f"{self.place(key)}: {_shown(value)} is unknown{suggestion(value, list(allowed))}")
         return value
@@ -155,8 +154,7 @@ class Fields:
         value = self.raw(key, default)
         if value is default:
             return value
-        # YAML reads `yes` as true, which Python takes for 1; and `.inf` would pass where there is no upper
-        # bound.
+        # YAML reads `yes` as true, which Python takes for 1; and `.inf` would pass where there is no upper bound.
         plain = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
         if not plain or not low <= value <= high:
             span = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"

@@ -37,8 +37,7 @@ def read_launches(given: Fields) -> Launches | None:
         for field in fields(Launches)
         if field.name != "captured_tokens"
     }
-    # The only one that is no time. All must be stated where any is: one left out would be launched
-    # in no time.
+    # The only one that is no time. All must be stated where any is: one left out would be launched in no time.
     launches = Launches(captured_tokens=inner.number("captured_tokens"), **seconds)
     inner.finish()
     return launches

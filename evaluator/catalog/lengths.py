@@ -88,8 +88,7 @@ def summarise_lengths(
         name=name,
         source=source,
         licence=licence,
-        # Whole tokens, since `lengths_to_yaml` writes them so: what is read back is then the same
-        # table.
+        # Whole tokens, since `lengths_to_yaml` writes them so: what is read back is then the same table.
         prompt_quantiles=np.rint(np.quantile(prompts, np.linspace(0.0, 1.0, bins * steps + 1), method="hazen")),
         output_levels=np.asarray(OUTPUT_LEVELS),
         output_quantiles=np.rint([np.quantile(part, OUTPUT_LEVELS, method="hazen") for part in parts]),
@@ -135,8 +134,7 @@ def _check(table: LengthTable, given: Fields) -> None:
     if table.output_quantiles.shape[1] != len(levels):
         raise InputError(f"{given.place('output_quantiles')}: each row needs {len(levels)} values, one per level")
     bins = len(table.output_quantiles)
-    # A draw finds its bin from the same number as its prompt: the bins must end at quantiles of the
-    # prompt.
+    # A draw finds its bin from the same number as its prompt: the bins must end at quantiles of the prompt.
     if (len(table.prompt_quantiles) - 1) % bins:
         raise InputError(
             f"{given.place('prompt_quantiles')}: needs a whole number of steps for each of {bins} bins, plus 1"

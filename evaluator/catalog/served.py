@@ -38,8 +38,7 @@ def as_served(kernels: Calibration, isolated: Calibration, serving: Calibration)
             if is_fitted
             else figures
         )
-    # The rest of a set are the host's figures, which `with_host` takes as they are: a factor is of
-    # kernels alone.
+    # The rest of a set are the host's figures, which `with_host` takes as they are: a factor is of kernels alone.
     link = _times(kernels, isolated, serving, ("link_efficiency",))
     return replace(kernels, efficiencies=classes, **link)
 

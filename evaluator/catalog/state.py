@@ -12,8 +12,7 @@ from evaluator.catalog.store import ENTRY_KINDS, data_folder
 @cache
 def code_here() -> str:
     """Of the code that computes: a checkout keeps its version number from one change to the next."""
-    # Sorted, since the order of a folder's entries is the file system's own, and the hash of the
-    # same code must be one.
+    # Sorted, since the order of a folder's entries is the file system's own, and the hash of the same code must be one.
     return _of_files(sorted(Path(__file__).parents[1].rglob("*.py")))
 
 

@@ -69,8 +69,7 @@ def names(kind: str) -> list[str]:
 def has(kind: str, name: str) -> bool:
     """Whether ``name`` is among ``names(kind)``, without a look at the other entries."""
     below, _ = _kind(kind)
-    # By ``os.path``, since this is asked for every device of a sweep, and objects of Path cost more than the
-    # question.
+    # By ``os.path``, since this is asked for every device of a sweep, and objects of Path cost more than the question.
     return any(os.path.isfile(os.path.join(root, below, f"{name}.yaml")) for root in _roots())
 
 
@@ -88,8 +87,7 @@ def find(kind: str, name: str) -> Path:
         return here[kind, name]
     asked = (kind, name, os.environ.get("EVALUATOR_PATH", ""), os.getcwd())
     cached = _FOUND.get(asked)
-    # Looked at again: a session may write, rename or remove files of its catalog between two
-    # questions.
+    # Looked at again: a session may write, rename or remove files of its catalog between two questions.
     if cached is None or not os.path.isfile(cached):
         cached = _FOUND[asked] = _search(kind, name)
     if here is not None:
@@ -109,8 +107,7 @@ def looked_for_once() -> Iterator[None]:
 
 
 def _search(kind: str, name: str) -> Path:
-    # A name with a slash is a path without its ending, and must not lead out of the catalog's
-    # folders.
+    # A name with a slash is a path without its ending, and must not lead out of the catalog's folders.
     for folder in data_folder(kind) if Path(name).name == name else ():
         path = folder / f"{name}.yaml"
         if path.is_file():

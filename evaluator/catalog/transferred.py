@@ -44,8 +44,7 @@ def _set_of_others(hardware: str, link: str, engine: str, nearest: str, folders:
     # architectures is of kernels alone, since what servers make of them was judged so (calibration/README.md).
     own = [set_of_device(name, engine) if nearest else _with_own_host(name, engine) for name in others]
     sets = [calibration for calibration in own if calibration is not None]  # all: each is of a device with kernels
-    # `link` among the same devices as `sets`: one of another architecture is not in the median,
-    # whatever its link.
+    # `link` among the same devices as `sets`: one of another architecture is not in the median, whatever its link.
     median_set = transferred(sets, link=joined_by(link, others))
     return replace(median_set, hardware=hardware)
 

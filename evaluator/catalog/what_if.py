@@ -67,8 +67,7 @@ class WhatIf:
 
         Errors: InputError, at ``HERE``, for a quantity that is none.
         """
-        # In SI and with sorted keys: "4.8TB/s" and 4.8e12 are one device, and one entry of every
-        # cache.
+        # In SI and with sorted keys: "4.8TB/s" and 4.8e12 are one device, and one entry of every cache.
         return cls(_SORTED.encode(in_si(document, ())))
 
     @property
@@ -190,8 +189,7 @@ def _described(document: Mapping[str, Any], where: str) -> Hardware:
     named = [str(link.get("name")) for link in links if isinstance(link, Mapping)] if isinstance(links, list) else []
     sources = {name: text for name, text in given_figures.items() if name != "links"}
     sources |= {f"links.{name}": "the scenario" for name in named}
-    # `read_hardware` wants a source of every figure. Here that is the scenario itself; so its
-    # checks hold for both.
+    # `read_hardware` wants a source of every figure. Here that is the scenario itself; so its checks hold for both.
     whole = {"name": "the device described", "kind": "gpu", "links": None, **document, "sources": sources}
     try:
         return replace(read_hardware(whole, where), hypothetical=True)

@@ -25,8 +25,7 @@ from evaluator.version import __version__
 
 app = typer.Typer(
     cls=Commands,
-    # Installing a completion writes into the user's shell files, which no command of ours should offer to
-    # do.
+    # Installing a completion writes into the user's shell files, which no command of ours should offer to do.
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,

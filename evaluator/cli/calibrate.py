@@ -273,8 +273,7 @@ def _deliver(
 
         draw(fitted, plot)
     if not quiet:
-        # Always told, nothing or not: rows that no figure was fitted to are the first thing to ask about an
-        # error.
+        # Always told, nothing or not: rows that no figure was fitted to are the first thing to ask about an error.
         used = ", ".join(f"{count:,} {why}" for why, count in fitted.left_out.items())
         typer.echo(f"left out: {used or 'nothing'}", err=True)
         typer.echo(f"wrote {out}" + (f" and {plot}" if plot is not None else ""), err=True)

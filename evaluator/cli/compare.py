@@ -211,8 +211,7 @@ def _experiments(
     experiments = read_experiments(specs, actuals)
     if not quiet:
         typer.echo(f"{len(experiments)} experiments, {seeds} seeds each", err=True)
-    # A fit starts from the sets of kernels. The best there are would have seen the very runs that are to be
-    # fitted.
+    # A fit starts from the sets of kernels. The best there are would have seen the very runs that are to be fitted.
     base = "GPU-vllm" if calibration == "auto" else calibration
     fitted = [] if fit is None else _fit(experiments, base, seeds, fit, quiet)
     if held_out is not None:

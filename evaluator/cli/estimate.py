@@ -127,8 +127,7 @@ def estimate(
 
     check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
     device, loaded = load_hardware(hardware), load_model(model)
-    # Before the result and on stderr: what was assumed of a config that does not tell holds for every
-    # number below.
+    # Before the result and on stderr: what was assumed of a config that does not tell holds for every number below.
     for assumption in loaded.assumptions:
         typer.echo(f"{loaded.name}: {assumption}", err=True)
     result = run_estimate(
@@ -159,8 +158,7 @@ def estimate(
         **_adapters(max_loras, lora_rank, adapters),
         speculative=_speculative(speculative, drafts, acceptance, draft_model, draft_vocabulary),
     )
-    # Also of what cannot run: its memory plan says by how much it does not fit. The exit code says the
-    # rest.
+    # Also of what cannot run: its memory plan says by how much it does not fit. The exit code says the rest.
     tell(lambda: format_estimate(result), estimate=result)
     if result.status != "ok":
         raise InputError(f"{model} cannot run so on {hardware}: {result.status}")
@@ -226,6 +224,5 @@ def _rates(text: str | None) -> float | list[float] | None:
         rates = [float(rate) for rate in text.split(",")]
     except ValueError:
         raise InputError(f"--acceptance {text}: expected a rate, or several with commas between: 0.8,0.6") from None
-    # One rate holds for every position, several are by position: the two readings that ``speculative.acceptance``
-    # has.
+    # One rate holds for every position, several are by position: the two readings that ``speculative.acceptance`` has.
     return rates if len(rates) > 1 else rates[0]

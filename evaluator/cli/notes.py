@@ -59,8 +59,7 @@ def ranked(dataset: xarray.Dataset, top: int) -> dict[str, Any]:
         return reasons_of(dataset["status"].values.astype(str))
 
     return {
-        # As calls, since without ``--json`` none of them is asked for, and ranking a million rows takes its
-        # time.
+        # As calls, since without ``--json`` none of them is asked for, and ranking a million rows takes its time.
         "designs": lambda: dataset.isel(config=order()[0][:top]),
         "ranked_by": lambda: order()[1],
         "configurations": dataset.sizes["config"],

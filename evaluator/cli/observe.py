@@ -192,8 +192,7 @@ def _described(observed: Observed) -> str:
         values = " ".join(f"{1e3 * row[name]:10.4g}" for name in ("mean", "p50", "p90", "p99", "max"))
         lines.append(f"{row['metric'].removesuffix('_s'):6} {values}")
     late = next((row["p99"] for row in rows if row["metric"] == "late_s"), 0.0)
-    # Requests that waited for ``--max-in-flight`` are late by the user's own limit, which has a line
-    # already.
+    # Requests that waited for ``--max-in-flight`` are late by the user's own limit, which has a line already.
     if late > LATE_S and not observed.held:
         lines.append(
             f"one request of a hundred was sent {1e3 * late:.3g} ms late or more: this machine is too busy, or too "

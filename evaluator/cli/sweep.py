@@ -148,8 +148,7 @@ def _tables(dataset: xarray.Dataset, top: int) -> None:
     if _has_elasticities(dataset):
         from evaluator.report.table.sensitivity import ROWS, elasticity_table
 
-        # Text alone: with ``--json`` the elasticities are variables of the designs that the first table
-        # tells.
+        # Text alone: with ``--json`` the elasticities are variables of the designs that the first table tells.
         tell(lambda: f"\n{elasticity_table(dataset, min(top, ROWS), width)}")
 
 

@@ -141,8 +141,7 @@ def _rows(ran: Server, runs: Sequence[Times]) -> list[dict]:
             for metric in measured_values
             if metric in of_seeds[0]
         ]
-        # An experiment without measurements is predicted all the same, with the three that every one would
-        # have.
+        # An experiment without measurements is predicted all the same, with the three that every one would have.
         if not measured_values:
             rows += [
                 common | _beside(metric, of_seeds, None, served) for metric in ("ttft_mean", "itl_mean", "e2e_mean")

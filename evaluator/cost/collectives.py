@@ -46,8 +46,7 @@ def level_sizes(ranks: range, reach: tuple[int | None, ...]) -> tuple[int, ...]:
     ``reach`` is how many devices each level joins (None: any number). Their product covers the ranks; beyond the last
     level's reach the last level serves.
     """
-    # Ranks may be strided, one of every node for instance: the nearest links then join a step-th part of their
-    # devices.
+    # Ranks may be strided, one of every node for instance: the nearest links then join a step-th part of their devices.
     sizes, left, inside = [], len(ranks), ranks.step
     for level, joined in enumerate(reach):
         last = level == len(reach) - 1

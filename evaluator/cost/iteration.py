@@ -357,8 +357,7 @@ def decode_growth(parameters: IterationCost, batch: BatchStatistics, window_grow
     context is still shorter than the window. The growth is the same for the next ``alike_steps`` iterations.
     """
     if isinstance(parameters, CostParameters):
-        # Affine in the contexts, so that the growth is the slope times the tokens by which all contexts grow
-        # together.
+        # Affine in the contexts, so that the growth is the slope times the tokens by which all contexts grow together.
         grows_s = decode_context_s(parameters, batch.decodes) * batch.decodes
         return grows_s + parameters.window_context_s * window_growing
     return parameters.growth(batch, window_growing)

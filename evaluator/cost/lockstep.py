@@ -162,8 +162,7 @@ def _experts_together(device: CostParameters | SpeculativeCost, ranks: Ranks, la
 
 def _experts_s(device: CostParameters, counts: Counts, largest: Batched) -> Batched:
     xp = array_namespace(device.graph_tokens, *counts)
-    # ``coordinate_batch_across_dp``: ranks replay graphs together or not at all, and then all as large as the
-    # largest.
+    # ``coordinate_batch_across_dp``: ranks replay graphs together or not at all, and then all as large as the largest.
     graphs = (device.graph_tokens > 0.0) & (counts.most <= largest)
     tokens = xp.where(graphs, counts.most, counts.mean)
     seen = xp.where(graphs, padded(counts.most, device.graph_tokens), counts.padded_mean)

@@ -75,8 +75,7 @@ def beside_time(
     iterations is one with a prompt.
     """
     xp = array_namespace(row.work, decodes, context, tokens)
-    # Below one prompt per iteration on average, the rest of the iterations has none and takes what decodes take
-    # alone.
+    # Below one prompt per iteration on average, the rest of the iterations has none and takes what decodes take alone.
     share = xp.minimum(prompts, 1.0)
     # ``cost.steady`` asks for 0.2 of a prompt: then a fifth of the iterations have a whole one.
     per_prompt = 1.0 / xp.maximum(prompts, 1e-9)

@@ -288,8 +288,7 @@ def _recurrence(
     convolution = 2 * conv_channels(mixer, tensor)
     dtype = compute_dtype(precision.activations, precision.activations)
     return [
-        # No set measures these kernels: the FLOP efficiency of prefill attention and the bandwidth of decode stand
-        # in.
+        # No set measures these kernels: the FLOP efficiency of prefill attention and the bandwidth of decode stand in.
         Operator(f"{update.name}.update", "attention_prefill", "linear_tokens", dtype=dtype, launches=0.0,
                  flops=update.flops * state_elements(mixer, tensor)),
         Operator(f"{update.name}.state", "attention_decode", "linear_sequences",

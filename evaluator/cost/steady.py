@@ -96,8 +96,7 @@ def steady_state(
     prompts = float(np.interp(rate_rps, sustained, admitted))
     state = shares(prompts, prompts * steps)
     step_s = float(_mean(state))
-    # One decode more than on average: the request itself, which arrivals that are Poisson find beside the mean
-    # (PASTA).
+    # One decode more than on average: the request itself, which arrivals that are Poisson find beside the mean (PASTA).
     beside = float(_mean(shares(prompts, prompts * steps + 1.0))) if steps else 0.0
     # A token takes its share of the iterations, fewer than one each with drafts.
     tpot = beside * (steps / (output_tokens - 1)) if steps else float("nan")

@@ -109,8 +109,7 @@ def computed_on(
             if isinstance(answer, InputError):
                 raise answer
             yield answer
-            # The scheduler keeps a result for as long as a future holds it: a sweep's rows would all lie there as
-            # well.
+            # The scheduler keeps a result for as long as a future holds it: a sweep's rows would all lie there as well.
             future.release()
             following = next(remaining, None)
             if following is not None:

@@ -41,13 +41,11 @@ def read_actuals(path: str | Path) -> dict[str, tuple[MeasuredMetrics, ...]]:
     columns = {name: metric for name in names if (metric := column_metric(name))}
     if "exp_id" not in names or not columns:
         raise InputError(f"{path}: expected columns exp_id, stage_index and measurements such as ttft_mean_ms")
-    # A column that looks like a measurement and is not read (ttft_p90 without a unit) would be missed by who wrote
-    # it.
+    # A column that looks like a measurement and is not read (ttft_p90 without a unit) would be missed by who wrote it.
     unread = [name for name in names if name not in columns and _LIKE_A_METRIC.search(name)]
     metrics: dict[str, list[MeasuredMetrics]] = {}
     for number, row in enumerate(rows, 1):
-        # csv puts cells beyond the heading under None, as a list, and gives None for those that a
-        # short row lacks.
+        # csv puts cells beyond the heading under None, as a list, and gives None for those that a short row lacks.
         cells = {name: (value or "").strip() for name, value in row.items() if name and isinstance(value, str | None)}
         key = identifier(cells.get("exp_id"))
         metrics.setdefault(key, []).append(_row(number, cells, columns, unread))

@@ -43,8 +43,7 @@ def _each_once(experiments: Sequence[Experiment]) -> list[Experiment]:
     unique = []
     for experiment in experiments:
         twice = experiment.id in seen and not experiment.problem
-        # The problem is kept of those that cannot be read: that they are there twice is not what is
-        # wrong with them.
+        # The problem is kept of those that cannot be read: that they are there twice is not what is wrong with them.
         unique.append(
             replace(experiment, problem=f"exp_id {experiment.id} is there twice", measured=()) if twice else experiment
         )

@@ -45,8 +45,7 @@ def read_requests(path: str | Path) -> pd.DataFrame:
     requests["request"] = table["request_index"] if "request_index" in table else np.arange(len(table))
     for metric, unit in measured.items():
         times = pd.to_numeric(table[f"{metric}_{unit}"], errors="coerce") * _UNITS[unit]
-        # NaN for what was not measured, as the TPOT of one token: a single bad time costs no
-        # request.
+        # NaN for what was not measured, as the TPOT of one token: a single bad time costs no request.
         requests[f"{metric}_s"] = times.where(np.isfinite(times) & (times >= 0))
     requests.attrs["failed"] = failed
     return requests.sort_values("arrival_s", kind="stable", ignore_index=True)

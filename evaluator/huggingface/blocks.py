@@ -33,8 +33,7 @@ def dense(
             config.expect("hidden_act", *activations)
         else:
             config.skip("hidden_act")
-        # GPT-2's ``n_inner: null`` and its like mean four hidden sizes; a width that the file states goes
-        # before.
+        # GPT-2's ``n_inner: null`` and its like mean four hidden sizes; a width that the file states goes before.
         otherwise = times_hidden * config.integer("hidden_size") if times_hidden else None
         width = config.integer(key, otherwise) if otherwise else config.integer(key)
         return DenseFeedForward(width, gated=gated, bias=config.flag("mlp_bias", bias))
@@ -105,8 +104,7 @@ def _shared(config: Config, width: int) -> int:
     size = config.integer("shared_expert_intermediate_size", None, minimum=0)
     if size is None:
         return (count or 0) * width
-    # Qwen states the width of its one shared expert, DeepSeek how many there are of a routed expert's width, some
-    # both.
+    # Qwen states the width of its one shared expert, DeepSeek how many there are of a routed expert's width, some both.
     return size if count is None else count * size
 
 
@@ -116,9 +114,8 @@ def with_branch(of: BlockReader, columns: Callable[[Config], int]) -> BlockReade
     def read(config: Config) -> FeedForward:
         block = of(config)
         assert isinstance(block, DenseFeedForward)
-        # Whatever hangs beside the block as products through a small rank (adapters, LAUREL, inputs by
-        # layer) is kept as one number of columns: its parameters and its time are those of one product of
-        # that rank.
+        # Whatever hangs beside the block as products through a small rank (adapters, LAUREL, inputs by layer) is kept
+        # as one number of columns: its parameters and its time are those of one product of that rank.
         return replace(block, branch=columns(config))
 
     return read

@@ -42,8 +42,7 @@ class Config(Fields):
         self.absent = [key for key in self.values if key not in present]
         self.values = present
         self.defaults: Mapping[str, Any] = defaults or {}
-        # Defaults that were used are told in the model's notes: a reader may know better than the family's
-        # code.
+        # Defaults that were used are told in the model's notes: a reader may know better than the family's code.
         self.assumed: dict[str, Any] = {}
         self.levels: dict[str, Config] = {}
         self.layer: int | None = None
@@ -103,8 +102,7 @@ class Config(Fields):
         value = self.raw(listed) if listed in self.values else self.raw(key, default)
         if listed in self.values:
             self.raw(key, None)
-        # Not checked: a default may be None or below the minimum, which the readers know and the user did
-        # not write.
+        # Not checked: a default may be None or below the minimum, which the readers know and the user did not write.
         if value is default:
             return value
         # Reading a list needs the number of layers, so that this number itself must not be a list.
@@ -158,8 +156,7 @@ class Config(Fields):
     def _without_predictors(self, values: list[Any], layers: int) -> list[Any]:
         """A list by layer without the entries of layers that predict further tokens, which come last (Step-3.5)."""
         predictors = self.integer("num_nextn_predict_layers", 0, minimum=0)
-        # Only a list of exactly as many more entries: one of any other length is a mistake, and refused by
-        # who asked.
+        # Only a list of exactly as many more entries: one of any other length is a mistake, and refused by who asked.
         return values[:layers] if predictors and len(values) == layers + predictors else values
 
     def indices(self, key: str, layers: int, first: int = 0) -> set[int] | None:

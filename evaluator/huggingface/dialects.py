@@ -49,8 +49,7 @@ def _of_mistral(content: Any) -> Any:
     A ``params.json`` has ``dim`` and ``n_layers`` and no ``model_type``. Keys that are not known here stay under their
     names, for the reader of the family to refuse.
     """
-    # Other files of weights have ``dim`` and no layers, and whatever has a ``model_type`` is transformers'
-    # dialect.
+    # Other files of weights have ``dim`` and no layers, and whatever has a ``model_type`` is transformers' dialect.
     if not isinstance(content, Mapping) or "model_type" in content or not {"dim", "n_layers"} <= set(content):
         return content
     text = {_NAMES.get(key, key): value for key, value in content.items() if key not in _UNUSED}

@@ -77,8 +77,7 @@ def encoder_parameters(
     if "tokenizer" in key:  # of images, as in Ovis 2
         below.append(2 * hidden * _small(content.get("vocab_size"), 0, 1_000_000))
     at_this_level = _transformer(key, content, hidden, where, beside or {})
-    # None and 0 differ: a level that states no size is told in a note, a level whose parts are counted is
-    # not.
+    # None and 0 differ: a level that states no size is told in a note, a level whose parts are counted is not.
     return at_this_level if not below else sum(below) + (at_this_level or 0)
 
 
@@ -123,16 +122,14 @@ def _inner(content: Mapping, width: int, where: str, key: str) -> int:
         return _figure(content, ("out_hidden_size",), where, key) or 4 * width
     stated, ratio = _figure(content, _INNER, where, key), content.get("mlp_ratio")
     if ratio is not None and isinstance(ratio, int | float) and 0 < ratio < 100:
-        # 4 is the default that classes write beside a width that they do not follow; any other ratio was
-        # chosen.
+        # 4 is the default that classes write beside a width that they do not follow; any other ratio was chosen.
         return stated if stated is not None and float(ratio) == 4.0 else int(width * ratio)
     return stated or 4 * width
 
 
 def _small(value: object, otherwise: int, limit: int) -> int:
     if isinstance(value, list) and value:
-        # Patches of several axes (time, height, width) or towers: the largest, since memory is what is
-        # estimated.
+        # Patches of several axes (time, height, width) or towers: the largest, since memory is what is estimated.
         value = max((item for item in value if isinstance(item, int)), default=None)
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < limit else otherwise
 

@@ -117,8 +117,7 @@ def _shared_kv(config: Config, mixers: list[str]) -> list[bool]:
     sources = config.entries("kv_source_layers", int, layers)
     if sources is not None:
         return [source != index for index, source in enumerate(sources)]
-    # They read the KV of the last layer before them that has one of their kind, so the first layer cannot
-    # be one.
+    # They read the KV of the last layer before them that has one of their kind, so the first layer cannot be one.
     last = config.integer("num_kv_shared_layers", 0, minimum=0)
     if last >= layers:
         raise InputError(f"{config.place('num_kv_shared_layers')}: {last} of {layers} layers cannot share earlier KV")
@@ -135,8 +134,7 @@ def _merged(parts: list[Part]) -> tuple[LayerKind, ...]:
         # of every kind (``cost.operators.rank_kinds``).
         counts[part] = counts.get(part, 0) + 1
     return tuple(
-        # Never more sets of weights than uses: of a short model, or of one rank of it, some sets are not
-        # visited.
+        # Never more sets of weights than uses: of a short model, or of one rank of it, some sets are not visited.
         LayerKind(count, mixer, block, None if sets is None else min(sets, count))
         for (mixer, block, sets), count in counts.items()
     )

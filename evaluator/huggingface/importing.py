@@ -92,8 +92,7 @@ def _check_parameters(model: Model, where: str) -> None:
 
 def _levels(outer: Config) -> list[Config]:
     """The levels from the outermost down to that of the language model: ``text_config`` and its like, if any."""
-    # The innermost level describes the language model; those around it describe encoders and how they are joined to
-    # it.
+    # The innermost level describes the language model; those around it describe encoders and how they are joined to it.
     for key in _TEXT_LEVELS:
         if outer.has(key):
             return [outer, *_levels(Config(outer.raw(key), outer.place(key)))]

@@ -91,8 +91,7 @@ def likely_family(levels: list[Config], reads: Reads) -> tuple[str, str]:
     if kind is None:
         raise InputError(f"{outer.place('model_type')}: missing; add it, or import with --like FAMILY")
     complaints: dict[str, InputError] = {}
-    # From the plainest on: a config that a plain family reads to the last key has nothing that a richer one would
-    # add.
+    # From the plainest on: a config that a plain family reads to the last key has nothing that a richer one would add.
     for name in _PLAIN if _is_gated(text) else ():
         try:
             reads(name)

@@ -61,8 +61,7 @@ def _integer(config: Config) -> Stored:
 def _bitsandbytes(config: Config) -> Stored:
     if config.flag("load_in_4bit", False):
         return _linear("int4")
-    # Neither: the file has a quantisation's level that is switched off, and its weights are as the dtype
-    # says.
+    # Neither: the file has a quantisation's level that is switched off, and its weights are as the dtype says.
     return _linear("int8") if config.flag("load_in_8bit", False) else {}
 
 

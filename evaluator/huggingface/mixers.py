@@ -105,8 +105,7 @@ def sparse(of: MixerReader) -> MixerReader:
         assert isinstance(mixer, LatentAttention)
         types = _indexer_types(config)
         heads, size = config.integer("index_n_heads"), config.integer("index_head_dim")
-        # An earlier layer's choice takes no indexer: neither weights nor time, but the same number of attended
-        # tokens.
+        # An earlier layer's choice takes no indexer: neither weights nor time, but the same number of attended tokens.
         shared = types is not None and config.layer is not None and types[config.layer] == "shared"
         return replace(
             mixer,

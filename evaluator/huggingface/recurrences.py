@@ -76,8 +76,7 @@ def lightning(config: Config) -> Recurrence:
     heads = config.integer("num_attention_heads")
     size = config.integer("head_dim", None) or _divided(config, config.integer("hidden_size"), heads)
     width = heads * size
-    # Four projections: queries, keys, values and the output gate. The state is a matrix of keys by values
-    # per head.
+    # Four projections: queries, keys, values and the output gate. The state is a matrix of keys by values per head.
     return Recurrence("lightning", heads=heads, width=width, projected=4 * width, state=width * size, vectors=1)
 
 
@@ -130,8 +129,7 @@ def rg_lru(config: Config) -> Recurrence:
     """Griffin's gated linear recurrence (arXiv:2402.19427, section 2.4): gates of block-diagonal matrices."""
     heads = config.integer("num_attention_heads")
     width = config.integer("lru_width", None) or config.integer("hidden_size")
-    # Block-diagonal: a matrix of a head's width for each of two gates, which is 2 x width / heads weights per
-    # channel.
+    # Block-diagonal: a matrix of a head's width for each of two gates, which is 2 x width / heads weights per channel.
     gates = 2 * _divided(config, width, heads)
     return Recurrence("rg_lru", heads=heads, width=width, projected=2 * width, state=width, convolved=width,
                       conv_kernel=config.integer("mamba_conv", 4), gates=gates, vectors=6)  # fmt: skip
@@ -140,8 +138,7 @@ def rg_lru(config: Config) -> Recurrence:
 def rwkv(config: Config) -> Recurrence:
     """RWKV-4's time mixing (arXiv:2305.13048): key, value, receptance; five vectors of state."""
     width = config.integer("attention_hidden_size", None) or config.integer("hidden_size")
-    # Numerator, denominator and maximum of the weighted mean, and the last token of time mixing and of
-    # channel mixing.
+    # Numerator, denominator and maximum of the weighted mean, and the last token of time mixing and of channel mixing.
     return Recurrence("rwkv", heads=width, width=width, projected=3 * width, state=5 * width, vectors=5)
 
 

@@ -63,9 +63,8 @@ def _figures(kind: str, example: str, keys: dict[str, Reader]) -> Figures:
             return named(value, place)
         if not isinstance(value, Mapping):
             raise place.error(f"expected a name or {example}, got {shown(value)}")
-        # null takes a figure away, as everywhere: an overlay can undo what the file below it says. What is left may
-        # be ``like`` alone, which is a plain name, and must be equal to one, since names are what plans are shared
-        # by.
+        # null takes a figure away, as everywhere: an overlay can undo what the file below it says. What is left may be
+        # ``like`` alone, which is a plain name, and must be equal to one, since names are what plans are shared by.
         figures = {key: entry for key, entry in value.items() if entry is not None}
         if figures.keys() == {"like"} and isinstance(figures["like"], str):
             return named(figures["like"], place.key("like"))

@@ -94,8 +94,7 @@ class _Required:
         return "required"
 
 
-# An object of its own, since None is what many keys mean where they are absent; its ``repr`` is what messages
-# show.
+# An object of its own, since None is what many keys mean where they are absent; its ``repr`` is what messages show.
 REQUIRED: Any = _Required()
 
 

@@ -63,8 +63,7 @@ class ResultAccessor:
     def _repr_html_(self) -> str:
         from html import escape
 
-        # The table of the terminal as it is: columns align by characters, which ``pre`` keeps, and a wide
-        # one scrolls.
+        # The table of the terminal as it is: columns align by characters, which ``pre`` keeps, and a wide one scrolls.
         return f"<pre style='white-space: pre; overflow-x: auto'>{escape(self._text())}</pre>"
 
     def _text(self) -> str:
@@ -79,8 +78,7 @@ class ResultAccessor:
         ``count`` is no whole number above 0.
         """
         ds = self._checked()
-        # A negative count would slice from the end of the ranking, and give nearly all designs without a
-        # word.
+        # A negative count would slice from the end of the ranking, and give nearly all designs without a word.
         if not isinstance(count, (int, np.integer)) or isinstance(count, bool) or count < 1:
             raise InputError(f"best: expected how many designs, a whole number of at least 1, got {count!r}")
         if by is None:

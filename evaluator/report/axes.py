@@ -75,8 +75,7 @@ def axes_shown(ds: xr.Dataset) -> list[ShownAxis]:
         # The layout takes the place of the first axis that it stands for.
         if layout and layout not in shown and set(coordinates) & set(layout_names):
             shown.append(layout)
-        # A table of a thousand designs is not an axis that a reader can filter by: its keys are shown one
-        # by one.
+        # A table of a thousand designs is not an axis that a reader can filter by: its keys are shown one by one.
         if len(names) > 1 and _steps(ds, names)[0].size <= MOST_STEPS:
             shown.append(_axis(ds, coordinates[0], names))
         else:

@@ -39,8 +39,7 @@ class LatencyGrowth:
 
     def of(self, name: str, rows: np.ndarray) -> np.ndarray:
         """Of the latency ``name`` in the designs at the positions ``rows``, (row,), at least 1; NaN: not known."""
-        # Sensitivities first: they are of the design itself, where neighbouring rates are as far apart as
-        # the axis.
+        # Sensitivities first: they are of the design itself, where neighbouring rates are as far apart as the axis.
         factor = self._by_inputs(name, rows)
         factor = np.where(np.isnan(factor), self._by_rate(name, rows), factor)
         # At least 1: an error of the service is one of the latency at any load, and a factor below is

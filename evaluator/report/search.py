@@ -75,8 +75,7 @@ def ranking(ds: xr.Dataset, by: str | None = None) -> tuple[np.ndarray, str]:
         return rows, ""
     name, words = RANKS[by]
     sign = -1.0
-    # All serve the same rate then: what tells them apart is what they take. Joules per token do so in either
-    # question.
+    # All serve the same rate then: what tells them apart is what they take. Joules per token do so in either question.
     if question_of(ds)["rate_rps"] is not None and by != "joule":
         priced = bool(np.isfinite(ds["usd_per_hour"].values[rows]).all())
         name, words = _FEWEST["usd" if by == "usd" or (by == "goodput" and priced) else "gpu"]

@@ -158,8 +158,7 @@ def read(path: str | Path) -> xr.Dataset:
         problem = lost_pieces(path) if kind == "zarr" else None
         opened = xr.open_zarr(path, consolidated=False) if kind == "zarr" else xr.open_dataset(path, engine=ENGINE)
         with opened as lazy:
-            # In memory, so that the file may be replaced, by the same sweep for instance, while its dataset is
-            # in use.
+            # In memory, so that the file may be replaced, by the same sweep for instance, while its dataset is in use.
             ds = lazy.load()
         ds.attrs.pop(WHOLE, None)  # of the store, not of the dataset, which others may write in other pieces
     except Exception as error:  # damaged files make HDF5 and Zarr fail in all ways

@@ -38,8 +38,7 @@ class IterationLog:
             leaps = iteration.iterations > 1
             # The first and each next one longer by the slope: as the leap was computed.
             took_s = iteration.first_s + number * iteration.slope_s if leaps else iteration.end_s - iteration.start_s
-            # An admission or a preemption changes the batch, so that only the first iteration of a leap can
-            # have one.
+            # An admission or a preemption changes the batch, so that only the first iteration of a leap can have one.
             admitted = iteration.cached if first else ()
             self._rows.append(
                 place

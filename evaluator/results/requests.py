@@ -65,8 +65,7 @@ def requests_table(
         columns |= {"session": outcomes.sessions.session, "turn": outcomes.sessions.turn}
     for stage in outcomes.stages:
         columns[f"{stage.name}_wait_s"], columns[f"{stage.name}_service_s"] = stage.wait_s, stage.service_s
-    # Requests of the warm-up are in the table, so that a run can be looked at from its start; this tells them
-    # apart.
+    # Requests of the warm-up are in the table, so that a run can be looked at from its start; this tells them apart.
     columns["measured"] = outcomes.measured
     ran = outcomes.status == OK
     # The columns are views of one shape, so that one by configuration alone is not copied for every request.

@@ -90,8 +90,7 @@ class Store:
     @property
     def piece(self) -> int:
         """Rows of a piece of the store's arrays."""
-        # As in ``shard_rows``; of the sweep's numbers alone, so that every shard cuts the arrays into the same
-        # pieces.
+        # As in ``shard_rows``; of the sweep's numbers alone, so that every shard cuts the arrays into the same pieces.
         return piece_rows(-(-self.total // self.count))
 
     @property

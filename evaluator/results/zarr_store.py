@@ -77,8 +77,7 @@ def lost_pieces(path: Path) -> str | None:
         if WHOLE not in group.attrs:
             return None
         for name, array in sorted(group.arrays()):
-            # ``finish`` saw all pieces written, so that one without a file was lost and does not stand for fill
-            # values.
+            # ``finish`` saw all pieces written, so that one without a file was lost and does not stand for fill values.
             lost = array.nchunks - array.nchunks_initialized
             if lost:
                 return f"{lost:,} of {array.nchunks:,} pieces of {name} are lost"

@@ -14,8 +14,7 @@ from evaluator.plan import Configuration, Plan, StationPlan
 from evaluator.speculation import mean_tokens
 from evaluator.traffic.jobs import Demand
 
-# Of the batch sizes that are looked at, spaced evenly in the logarithm: two neighbours are some 12 % apart up
-# to 256.
+# Of the batch sizes that are looked at, spaced evenly in the logarithm: two neighbours are some 12 % apart up to 256.
 POINTS = 48
 USED = 0.75
 """Part of the capacity at which waits begin to count; typical of what the searches of the tests find."""
@@ -90,6 +89,5 @@ def _capacity(station: StationPlan, prompt: float, output: float, context: float
     times = np.array([np.broadcast_to(iteration_time(cost, batch), admitted.shape) for cost in replica.pipeline_ranks])
     rates = admitted / times.max(axis=0)
     allowed = station.role.first_token_only | (times.sum(axis=0) <= pace * tokens)
-    # Where not even a batch of one keeps the pace, the search begins at the most that the pool computes, and finds
-    # out.
+    # Where not even a batch of one keeps the pace, the search begins at the most that the pool computes, and finds out.
     return float(np.where(allowed, rates, 0.0).max() or rates.max())

@@ -112,8 +112,7 @@ def held_out_by_kernels(
             raise InputError("no model of the experiments ran in several layouts on one GPU: none can be kept aside")
         raise InputError(f"nothing is left to fit where one {partition} is kept aside: the experiments have no other")
     tables: dict[str, list[pd.DataFrame]] = {way: [] for way in kernels}
-    # The first fit starts at the priors; what is kept aside afterwards changes little, so that later ones start
-    # there.
+    # The first fit starts at the priors; what is kept aside afterwards changes little, so that later ones start there.
     start = None
     for aside in groups:
         remaining = [experiment for experiment in ready if experiment not in aside]

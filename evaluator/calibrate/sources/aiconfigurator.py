@@ -82,8 +82,7 @@ def gemm(frame: pd.DataFrame) -> pd.DataFrame:
     library = _library(kernel).mask(kernel.str.contains("deepgemm"), "DeepGEMM")
     sizes = {name: frame[name] for name in "mnk"} | {"library": library}
     rows = pd.DataFrame(_common(frame, "gemm") | {"dtype": dtype(frame["dtype"])} | sizes)
-    # Of no library, else another engine would take TensorRT-LLM's stand-in for its own fp8
-    # (`selection.select`).
+    # Of no library, else another engine would take TensorRT-LLM's stand-in for its own fp8 (`selection.select`).
     twice = rows[(rows["engine"] == "trtllm") & (rows["dtype"] == "fp8_block")].assign(dtype="fp8", library="")
     return pd.concat([rows, twice], ignore_index=True)
 

@@ -145,8 +145,7 @@ def _calls(
             "op_class": kinds.mask(decodes == 0, "attention_prefill"),
             "hardware": hardware(frame["gpu"]),
             "engine": "vllm",
-            # In our columns `batch` counts prompts where there is a chunk, and sequences where
-            # decodes are alone.
+            # In our columns `batch` counts prompts where there is a chunk, and sequences where decodes are alone.
             "batch": decodes.where(alone, 1).astype(float),
             "new_tokens": chunk,
             "past_tokens": seen.where(alone, past),

@@ -138,8 +138,7 @@ def latencies_of_requests(
 ) -> dict[str, float]:
     """TTFT, TPOT and E2E of single requests, as a generator would summarise them; NaN is not measured."""
     with np.errstate(divide="ignore", invalid="ignore"):
-        # An answer of one token has no time per further token; as NaN it stays out of the
-        # statistics.
+        # An answer of one token has no time per further token; as NaN it stays out of the statistics.
         tpot = np.where(output_tokens > 1, (e2e_s - ttft_s) / (output_tokens - 1), np.nan)
     statistics: dict[str, float] = {}
     for name, values in (("ttft", ttft_s), ("tpot", tpot), ("e2e", e2e_s)):

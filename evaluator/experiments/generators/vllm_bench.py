@@ -66,8 +66,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
             latencies(content, METRICS) | rates_of(content, RATES),
             prompts,
             outputs,
-            # A closed loop sends when an answer comes: its times are of the measured server (see
-            # `guidellm`).
+            # A closed loop sends when an answer comes: its times are of the measured server (see `guidellm`).
             begun if arrivals["process"] != "closed_loop" else None,
             model=entry.text("model_id", "") or None,
             failed=max(0, int(failed)),

@@ -31,8 +31,7 @@ def _both_ways(config: Config) -> SoftmaxAttention:
 
 def _tables(config: Config) -> int:
     """Learned positions, and the kinds of text (the first or second of a pair)."""
-    # BERT's embedding is the sum of three tables: words (the vocabulary, counted by the model), positions
-    # and kinds.
+    # BERT's embedding is the sum of three tables: words (the vocabulary, counted by the model), positions and kinds.
     rows = config.integer("max_position_embeddings") + config.integer("type_vocab_size", 2)
     return rows * config.integer("hidden_size")
 

@@ -50,8 +50,7 @@ def _opt(config: Config) -> SoftmaxAttention:
 
 def _mpt(config: Config) -> Mixer:
     """MPT: KV heads below ``attn_config``, where there are fewer."""
-    # Of what stands there only the number of KV heads is a size; ALiBi, clipping and the choice of a kernel
-    # are not.
+    # Of what stands there only the number of KV heads is a size; ALiBi, clipping and the choice of a kernel are not.
     level = config.level("attn_config") if config.has("attn_config") else Config({}, config.where)
     level.skip(
         *keys(
@@ -82,8 +81,7 @@ GPT2 = Family(
 # GPT-J and CodeGen rotate positions, so that there is no table of them, and their projections of attention
 # have no biases; the feed-forward keeps those of GPT-2.
 GPT_J = replace(GPT2, mixers=_whole(softmax()), lookups=None, tied=False)
-# ALiBi needs no table of positions, and its configs state no longest prompt: 2048 is what BLOOM was trained
-# with.
+# ALiBi needs no table of positions, and its configs state no longest prompt: 2048 is what BLOOM was trained with.
 BLOOM = replace(GPT2, lookups=None, defaults={"max_position_embeddings": 2048},
                 ignored=keys(
         """

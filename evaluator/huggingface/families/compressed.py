@@ -42,8 +42,7 @@ def _attention(kind: str | None) -> MixerReader:
             # Windows of all layers are counted over one reach, that of the sparse layers: top-k entries of few tokens
             # each.
             reach=top * few,
-            # 0: the layer has its window alone, as the first two and the predicting one of
-            # DeepSeek-V4-Flash.
+            # 0: the layer has its window alone, as the first two and the predicting one of DeepSeek-V4-Flash.
             ratio=0 if kind is None else few if chosen else many,
             index_heads=heads if chosen else 0,
             index_head_dim=size if chosen else 0,

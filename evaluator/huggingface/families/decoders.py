@@ -22,8 +22,7 @@ def _decoder_of_decoder(config: Config, layers: int) -> Words:
     words = []
     for index in range(layers):
         if index % step == 0:
-            # Memory units need no state of their own: they gate the state of the last Mamba layer of the
-            # first half.
+            # Memory units need no state of their own: they gate the state of the last Mamba layer of the first half.
             words.append("linear" if index <= half else "memory")
         else:
             # One full layer writes the KV that all later attention reads, so that a token's cache does not

@@ -69,8 +69,7 @@ def _gated_latent(config: Config) -> LatentAttention:
 
 def _bailing_linear(config: Config) -> Mixer:
     """Kimi's delta attention, or the lightning attention of Ling and Ring 2.5, whose outputs are normed by groups."""
-    # Ling 2.5 and Ling 3 both call themselves bailing_hybrid; the groups of the norm are in the former's
-    # config alone.
+    # Ling 2.5 and Ling 3 both call themselves bailing_hybrid; the groups of the norm are in the former's config alone.
     if config.has("group_norm_size"):
         return lightning(config)
     return kimi_delta(gate_rank=not config.flag("no_kda_lora", True))(config)

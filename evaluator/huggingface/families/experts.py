@@ -92,15 +92,13 @@ def _arctic(config: Config) -> FeedForward:
     """Snowflake Arctic: a dense block of the hidden size beside the experts."""
     moe = experts(key="intermediate_size")(config)
     assert isinstance(moe, MoeFeedForward)
-    # ``ArcticMLP(is_residual_mlp=True)`` takes the hidden size for its width; ``intermediate_size`` is an
-    # expert's.
+    # ``ArcticMLP(is_residual_mlp=True)`` takes the hidden size for its width; ``intermediate_size`` is an expert's.
     return replace(moe, shared_intermediate=config.integer("hidden_size"))
 
 
 def _dbrx_attention(config: Config) -> SoftmaxAttention:
     level = config.level("attn_config")
-    # DBRX nests its figures: what is not asked for here must be named, since a level with unread keys is
-    # refused.
+    # DBRX nests its figures: what is not asked for here must be named, since a level with unread keys is refused.
     level.skip("clip_qkv", "rope_theta", "attn_pdrop")
     heads = config.integer("num_attention_heads")
     return SoftmaxAttention(heads, level.integer("kv_n_heads", heads), config.integer("hidden_size") // heads)
@@ -119,8 +117,7 @@ def _dbrx_experts(config: Config) -> MoeFeedForward:
 def _blocks(config: Config) -> int | None:
     """MiniMax-M3: the chosen blocks and those right before the query, in tokens."""
     blocks = config.integer("index_topk_blocks") + config.integer("index_local_blocks", 0, minimum=0)
-    # The indexer chooses blocks and not tokens, but what attention then reads is counted in tokens, as for
-    # DeepSeek's.
+    # The indexer chooses blocks and not tokens, but what attention then reads is counted in tokens, as for DeepSeek's.
     return blocks * config.integer("index_block_size")
 
 

@@ -42,8 +42,7 @@ def _nemotron_attention(config: Config) -> Mixer:
 
 
 def _nemotron_dense(config: Config) -> FeedForward:
-    # Squared ReLU has no gate. Another activation would say that the file is of other code, whose block may
-    # have one.
+    # Squared ReLU has no gate. Another activation would say that the file is of other code, whose block may have one.
     config.expect("hidden_act", "relu2")
     return dense(gated=False)(config)
 
@@ -51,8 +50,7 @@ def _nemotron_dense(config: Config) -> FeedForward:
 NEMOTRON_H = Family(
     {"full": _nemotron_attention, "linear": mamba2},
     {"dense": _nemotron_dense, "moe": experts(gated=False)},
-    # One letter per layer; without it nothing tells how many of the layers attend, and the KV cache would
-    # be a guess.
+    # One letter per layer; without it nothing tells how many of the layers attend, and the KV cache would be a guess.
     mixer_rule=stated("hybrid_override_pattern"),
     block_rule=one_part,
     ignored=MAMBA_UNUSED
@@ -72,8 +70,7 @@ NEMOTRON_H = Family(
 
 def _both(config: Config, block: FeedForward | None) -> list[Part]:
     """Falcon-H1 (arXiv:2507.22448): Mamba-2 and attention read the same input; here they follow each other."""
-    # In sequence the time is the sum of both; on one device neither could run beside the other without slowing it
-    # down.
+    # In sequence the time is the sum of both; on one device neither could run beside the other without slowing it down.
     return [(mamba2(config), None, None), (softmax()(config), block, None)]
 
 
@@ -144,8 +141,7 @@ def _channel_mix(config: Config) -> FeedForward:
     """RWKV-4's channel mixing: key and value without gate, and the receptance, a square matrix more."""
     hidden = config.integer("hidden_size")
     block = dense(gated=False, times_hidden=4)
-    # A column of a branch counts twice the hidden size (down and up): half as many columns are the square
-    # matrix.
+    # A column of a branch counts twice the hidden size (down and up): half as many columns are the square matrix.
     return with_branch(block, lambda config: hidden // 2)(config)
 
 

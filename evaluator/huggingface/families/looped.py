@@ -23,8 +23,7 @@ def _zamba(config: Config, mamba: MixerReader) -> list[Part]:
     config.skip("attention_hidden_size")
     attention = softmax()(config)
     assert isinstance(attention, SoftmaxAttention)
-    # The stream and the embedding stand beside each other, so that queries, keys and values read twice the
-    # hidden size.
+    # The stream and the embedding stand beside each other, so that queries, keys and values read twice the hidden size.
     shared = (replace(attention, input_width=2 * hidden), dense()(config), sets)
     block = shared[1]
     assert isinstance(block, DenseFeedForward)

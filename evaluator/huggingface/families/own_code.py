@@ -30,8 +30,7 @@ def _grok(config: Config) -> FeedForward:
     """Grok-1; Grok-2 has a dense block beside the experts (``residual_moe``), and experts of another width."""
     moe = experts()(config)
     assert isinstance(moe, MoeFeedForward)
-    # Grok-2 adds the dense block's output to that of the experts: every token visits it, as it would a
-    # shared expert.
+    # Grok-2 adds the dense block's output to that of the experts: every token visits it, as it would a shared expert.
     beside = config.integer("intermediate_size") if config.flag("residual_moe", False) else 0
     return replace(moe, shared_intermediate=beside)
 
@@ -52,8 +51,7 @@ CHATGLM = replace(
     GATED,
     mixers=_BIASED,
     keys={
-        # ChatGLM counts groups of queries; ``padded_vocab_size`` goes first, since the table has the padded
-        # rows.
+        # ChatGLM counts groups of queries; ``padded_vocab_size`` goes first, since the table has the padded rows.
         "num_key_value_heads": ("multi_query_group_num",),
         "vocab_size": ("padded_vocab_size", "vocab_size"),
     },

@@ -45,8 +45,7 @@ def _cross_attention(config: Config) -> int:
     return count * (attention + 3 * hidden * config.integer("intermediate_size") + 2 * hidden) + 8 * hidden
 
 
-# Qwen writes a window into every config and switches it off; where it is on, ``pattern._qwen_windows``
-# reads the three.
+# Qwen writes a window into every config and switches it off; where it is on, ``pattern._qwen_windows`` reads the three.
 QWEN_UNUSED = keys("sliding_window max_window_layers use_sliding_window")
 LLAMA = Family(attention_kinds(softmax()), {"dense": gated_silu()})
 MISTRAL = replace(LLAMA, mixer_rule=window_if_stated)
@@ -164,8 +163,7 @@ FAMILIES: Mapping[str, Family] = {
     "minicpmv": replace(QWEN2, ignored=_MINICPM_V),
     "minicpmo": replace(QWEN2, ignored=_MINICPM_V),
     "mimo": replace(QWEN2, ignored=QWEN_UNUSED),
-    # DeciLM and Llama-Nemotron differ by layer: ``block_configs`` says how, which ``Config.at`` lays over
-    # the keys.
+    # DeciLM and Llama-Nemotron differ by layer: ``block_configs`` says how, which ``Config.at`` lays over the keys.
     "deci": GATED,
     "nemotron-nas": GATED,
     "stablelm": replace(GATED, ignored=keys("use_parallel_residual qk_layernorm")),

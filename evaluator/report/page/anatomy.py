@@ -40,8 +40,7 @@ def anatomy(
     Little's law, the mean number of sequences that decode on a replica are those of its simulation. None without a
     member, or where its times are fitted to whole iterations.
     """
-    # A result of an earlier version, or one of a selection of its variables, has a page without this
-    # section.
+    # A result of an earlier version, or one of a selection of its variables, has a page without this section.
     if configuration is None or not set(_READ) <= set(ds.variables):
         return None
     rate, out, total = (float(ds[name].values[row]) for name in _READ[:3])
@@ -52,16 +51,14 @@ def anatomy(
     # Rates of tokens over the rate of requests are their mean lengths, as they were simulated and not as a formula
     # has them.
     prompt, output = (total - out) / rate, out / rate
-    # Little's law: sequences that decode at a time are the rate times how long each decodes, spread over the
-    # replicas.
+    # Little's law: sequences that decode at a time are the rate times how long each decodes, spread over the replicas.
     batch = max(1.0, rate * decoding_s / configuration.answering[-1].deployment.ranks)
     window = model_window(configuration.stations[0].design.model)
     given = float(ds["accepted_per_iteration"].values[row]) if "accepted_per_iteration" in ds else float("nan")
     tokens = 1.0 if np.isnan(given) else given  # without drafts
     steps = [
         (0, "Prefill", f"one prompt of the mean {number(prompt)} tokens alone", prefill_batch(1.0, prompt, window)),
-        # The last station: with prefill and decode apart it is the one that decodes, else it is the only
-        # one.
+        # The last station: with prefill and decode apart it is the one that decodes, else it is the only one.
         (-1, "Decode step", f"the mean {number(batch)} sequences of a replica, half of their outputs written",
          # Half of the output: the mean over the steps of a request, whose context grows by one a step.
          decode_batch(batch, prompt + output / 2, window)),
@@ -79,8 +76,7 @@ def configuration_of(ds: xr.Dataset, row: int) -> Configuration | None:
         tree = loads_yaml(ds.attrs.get("scenario", ""), "scenario")
         if ds["status"].values[row] != OK or not isinstance(tree, Mapping):
             return None
-        # The one design by itself: planning the sweep to look at a row of it would take as long as the
-        # sweep's plan.
+        # The one design by itself: planning the sweep to look at a row of it would take as long as the sweep's plan.
         alone = {key: value for key, value in tree.items() if key not in ("sweep", "budget", "demand")}
         configuration = plan(load_scenario(alone, settings(ds, tuple(quantities(ds)), row))).configurations[0]
     except InputError:

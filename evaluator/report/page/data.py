@@ -76,8 +76,7 @@ def page_json(
     texts = {name: ds[name].values[rows] for name in _TEXTS if name in ds}
     texts["states"] = states(ds)[rows]
     texts["steady"] = np.where(too_short(ds)[rows], "no", "yes")
-    # Joined by hand: the measures are JSON already, with their digits, and must not pass ``json.dumps``
-    # again.
+    # Joined by hand: the measures are JSON already, with their digits, and must not pass ``json.dumps`` again.
     entries = [f"{json.dumps(name)}:{levels(values)}" for name, values in texts.items()]
     entries.append(f'"measures":[{",".join(map(measure_json, measures))}]')
     entries.append(f'"saturated":{json.dumps(ds["saturated"].values[rows].astype(int).tolist())}')

@@ -78,8 +78,7 @@ def page_of(ds: xr.Dataset, most: int = MOST) -> str:
     best = int(order[0])
     configuration = configuration_of(ds, best)
     data = page_json(ds, rows, places, measures, axes, anatomy(ds, axes, best, configuration))
-    # ``substitute`` and not ``safe_substitute``: a place of the template without its part is an error of
-    # ours.
+    # ``substitute`` and not ``safe_substitute``: a place of the template without its part is an error of ours.
     return Template(_file("page.html")).substitute(
         title=sections.escaped(ds.attrs.get("title", "sweep")),
         created=sections.escaped(str(ds.attrs.get("created", "")).partition("T")[0]),

@@ -30,8 +30,7 @@ def ranked(ds: xr.Dataset) -> tuple[np.ndarray, str]:
         order, rule = ranking(ds, np.flatnonzero(able))
         return np.concatenate([order, np.flatnonzero(~able)]), rule
     order, rule = search.ranking(ds)
-    # A search's ranking has only those that serve something; the page shows the others behind them, the
-    # nearest first.
+    # A search's ranking has only those that serve something; the page shows the others behind them, the nearest first.
     others = np.setdiff1d(np.flatnonzero(able), order)
     near = others[np.argsort(-np.nan_to_num(ds["slo_attainment"].values[others]), kind="stable")]
     rule = f"{rule}; those that do not meet the objectives last, by SLO attainment" if rule else "SLO attainment"

@@ -136,8 +136,7 @@ def legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequen
             handlelength=2.6,
             borderaxespad=0.0,
         )
-        # Inches of a title and of a line of this type: matplotlib knows the height of a legend only after
-        # it was drawn.
+        # Inches of a title and of a line of this type: matplotlib knows the height of a legend only after it was drawn.
         top -= (0.5 + 0.205 * sum(1 + label.count("\n") for label in labels)) / height
 
 

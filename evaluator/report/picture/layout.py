@@ -67,8 +67,7 @@ def choose(ds: xr.Dataset, feasible: np.ndarray, scale: bool = True, order: np.n
     # Best first until the end, since levels are kept in the order in which they appear: "the best 8" are the first 8.
     rows = ranking(ds, feasible)[0] if order is None else order
     notes = []
-    # Along a curve all but x must stand still. Without x every design is a point, and may differ in
-    # whatever it does.
+    # Along a curve all but x must stand still. Without x every design is a point, and may differ in whatever it does.
     for name in left if x else ():
         best = ds[name].values[rows[0]]
         notes.append(f"{title(name)} {text(best)} as in the best design")

@@ -65,8 +65,7 @@ def figure_of(ds: xr.Dataset) -> Any:
             )  # fmt: skip
         axes.set(xlabel=panel.x_label, ylabel=panel.y_label)
         least, most = np.nanmin(panel.x[layout.rows]), np.nanmax(panel.x[layout.rows])
-        # From 0 where less is better, as distances to nothing are what is compared there; else the axis may
-        # be cut.
+        # From 0 where less is better, as distances to nothing are what is compared there; else the axis may be cut.
         axes.set_xlim(0.0 if panel.less or least < 0.5 * most else 0.8 * least, 1.08 * most)
         axes.set_ylim(0.0, 1.2 * np.nanmax(panel.y[layout.rows]))
         grid_lines(axes)

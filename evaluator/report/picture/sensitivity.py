@@ -52,8 +52,7 @@ def sensitivity_figure_of(ds: xr.Dataset) -> Any:
     for axes, name in zip(grid[0], measures, strict=True):
         _panel(axes, shown, name, inputs)
     grid[0, 0].set_ylabel("change (%) for 1 % more of the input")
-    # Made by hand, since ``choose`` would give colours to axes of the sweep, and here they are those of the
-    # inputs.
+    # Made by hand, since ``choose`` would give colours to axes of the sweep, and here they are those of the inputs.
     layout = Layout(shown.x, None, None, None, shown.rows, ())
     if shown.x is not None:
         x_axis(grid, ds, layout)

@@ -30,8 +30,7 @@ class Column:
 def lines_of(columns: list[Column], width: int) -> list[str]:
     """Heading in two lines and the cells. Too wide: text is shortened, then measures are left out, and named below."""
     columns, dropped = list(columns), []
-    # A step at a time, since each changes what is the widest: the loop ends when it fits, or nothing more
-    # may go.
+    # A step at a time, since each changes what is the widest: the loop ends when it fits, or nothing more may go.
     while _width(columns) > width:
         longest = max((c for c in columns if c.text and c.width > TEXT_WIDTH), key=lambda c: c.width, default=None)
         weakest = min(columns, key=lambda column: column.rank)

@@ -49,8 +49,7 @@ def _change(slope: float, error: float) -> str:
     """An elasticity and its error, as ``-0.31 ±0.02``; empty where the input makes no difference."""
     if math.isnan(slope):
         return "-"
-    # Exactly 0: the input enters no time of this design (a link on one device). ``not >`` for an error that
-    # is NaN.
+    # Exactly 0: the input enters no time of this design (a link on one device). ``not >`` for an error that is NaN.
     if slope == 0.0 and not error > 0.0:
         return ""
     return f"{slope:+.2f} ±{f'{error:.2f}' if math.isfinite(error) else '?   '}"
