@@ -156,10 +156,10 @@ def short(layout: Layout) -> str:
 
 
 def _alone(scenario: Scenario) -> Scenario:
-    """With one replica of each pool that says none."""
+    """With one replica of each pool that says none, which does not fail: outages name replicas that one alone has not."""
     pools = scenario.deployment.pools
     if pools is None:
-        return replace(scenario, deployment=replace(scenario.deployment, replicas=1))
+        return replace(scenario, deployment=replace(scenario.deployment, replicas=1, failures=None))
     ones = {
         name: replace(pool, replicas=1) if pool.replicas is None and pool.role != STAGE else pool
         for name, pool in pools.items()
