@@ -156,7 +156,7 @@ def short(layout: Layout) -> str:
 
 
 def _alone(scenario: Scenario) -> Scenario:
-    """With one replica of each pool that says none, which does not fail: outages name replicas that one alone has not."""
+    """With one replica of each pool that says none. It does not fail: outages name replicas that one alone has not."""
     pools = scenario.deployment.pools
     if pools is None:
         return replace(scenario, deployment=replace(scenario.deployment, replicas=1, failures=None))

@@ -72,6 +72,16 @@ def draw_day(path: Path) -> None:
     plot_over_time(run.over_time("15min"), path, "A day of chat, and a fleet that follows it")
 
 
+def draw_outage(path: Path) -> None:
+    """Ten minutes, of which a replica is down for three."""
+    import evaluator
+    from evaluator.report.picture.over_time import plot_over_time
+
+    select = {"noticed_after_s": "30", "router": "round_robin", "requests": "resent"}
+    run = evaluator.simulate(SCENARIOS / "outage.yaml", select=select)
+    plot_over_time(run.over_time("10s"), path, "A replica of three is down, and is sent requests for 30 s")
+
+
 def draw_policies(path: Path) -> None:
     """TTFT, TPOT and SLO attainment over the rate, a line for each batching policy."""
     _draw(path, "policies", _policy, POLICIES, "Five ways of batching: Llama-3.1-70B, TP 4 on H100, chat")

@@ -62,6 +62,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "long-prompts.png": Command("sweep long-prompts"),
     "experts-apart.png": Command("sweep experts-apart"),
     "day-of-chat.png": designs.draw_day,
+    "outage.png": designs.draw_outage,
     "rag-placement.png": rag.draw,
     "kv-storage.png": kv_storage.draw,
     "bestserve.png": bestserve.draw,
