@@ -228,3 +228,18 @@ def test_the_scheduler_of_llm_d_scores_adapters():
     knows = {**adapters, "router": {"adapter_affinity": {"sees": "places"}}}
     files = deploy(result(workload={"adapters": {"count": 9}}, **knows), to="llm-d").files
     assert "llm-d-scheduler.yaml" not in files and "not as the design's router" in files["llm-d-values.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "memory"),
+    [
+        ({}, {"autoTune": True}),
+        ({"memory_blocks": 900}, {"autoTune": False, "blockSizeTokens": 16, "lruCapacityPerServer": 900}),
+    ],
+)
+def test_the_scheduler_of_llm_d_remembers_what_it_sent(keys, memory):
+    files = deploy(result(**CACHED, router={"prefix_approximate": keys}), to="llm-d").files
+    producer, *scorers = yaml.safe_load(files["llm-d-scheduler.yaml"])["plugins"]
+    assert producer == {"type": "approx-prefix-cache-producer", "parameters": memory}
+    assert [each["type"] for each in scorers[:2]] == ["prefix-cache-scorer", "queue-scorer"]
+    assert "in blocks of 64 tokens at the least, and the sum of its scores" in files["llm-d-values.yaml"]

@@ -5,7 +5,7 @@ Keys are those of ``guides/pd-disaggregation/ms-pd/values.yaml`` of llm-d (Apach
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 from evaluator.deploy.design import Design, router_keys, router_name
 from evaluator.deploy.launch import Launch, manifest_head
@@ -18,6 +18,17 @@ from evaluator.yaml import dumps_yaml
 VALUES, PICKER = "llm-d-values.yaml", "llm-d-scheduler.yaml"
 _SERVED, _BEHIND_PROXY = 8000, 8200
 """Ports of the chart: the service's, and that of a decode server behind its routing proxy."""
+
+
+class _Scorer(NamedTuple):
+    """A scorer with its weight, and the plugin whose data it scores with that one's parameters, if it needs one."""
+
+    name: str
+    weight: float = 1
+    producer: tuple[str, dict[str, Any]] | None = None
+
+
+_QUEUE = _Scorer("queue-scorer")
 
 
 def llmd_problem(design: Design) -> str | None:
@@ -40,32 +51,48 @@ def llmd(design: Design, launches: list[Launch]) -> dict[str, str]:
         # Without phases the chart's decode servers are all there is: the pool's own launch stands there.
         launch = sides.get(side) or (launches[0] if side == "decode" else None)
         values[side] = {"create": False} if launch is None else _side(design, launch)
-    remark, files = "# not the same: llm-d's scheduler routes by load and prefix, and not as the design's router\n", {}
-    if not design.phases and (plugins := _plugins(design.router)):
-        files[PICKER] = dumps_yaml(plugins)
-        remark = f"# the design's router: {PICKER}, as the plugins of llm-d's inference scheduler\n"
+    scorers, remark = _scorers(design)
+    files = {PICKER: dumps_yaml(_picker(scorers))} if scorers else {}
     return {VALUES: manifest_head(design, launches) + remark + dumps_yaml(values), **files}
 
 
-def _plugins(router: Any) -> dict[str, Any] | None:
-    """What the inference scheduler reads to route as the design's router; None where it has no such scorers."""
-    keys = router_keys(router)
-    if router_name(router) != "adapter_affinity" or keys.get("sees", REQUESTS) != REQUESTS:
-        return None
-    weights = {"lora-affinity-scorer": 1, "queue-scorer": keys.get("queue_weight", AdapterAffinity.queue_weight)}
+def _scorers(design: Design) -> tuple[tuple[_Scorer, ...], str]:
+    """The scorers that the inference scheduler routes by as the design's router, and what of it they are not.
+
+    Their parameters are those of ``approximateprefix`` and ``loraaffinity`` in llm-d-inference-scheduler (Apache-2.0).
+    """
+    name, keys = router_name(design.router), router_keys(design.router)
+    if name == "adapter_affinity" and keys.get("sees", REQUESTS) == REQUESTS and not design.phases:
+        queue = keys.get("queue_weight", AdapterAffinity.queue_weight)
+        same = f"# the design's router: {PICKER}, plugins of llm-d's inference scheduler\n"
+        return (_Scorer("lora-affinity-scorer"), _QUEUE._replace(weight=queue)), same
+    if name == "prefix_approximate" and not design.phases:
+        memory: dict[str, Any] = {"autoTune": True}
+        if "memory_blocks" in keys:
+            block = design.pools[0].keys["kv"]["block_tokens"]
+            memory = {"autoTune": False, "blockSizeTokens": block, "lruCapacityPerServer": keys["memory_blocks"]}
+        forgets = " and without ttl_s" if "ttl_s" in keys else ""
+        remark = (
+            f"# not the same: router {name}: {PICKER} has llm-d's memory of what it sent, in blocks of 64 tokens at "
+            f"the least{forgets}, and the sum of its scores for prefixes and queues\n"
+        )
+        return (_Scorer("prefix-cache-scorer", 1, ("approx-prefix-cache-producer", memory)), _QUEUE), remark
+    return (), "# not the same: llm-d's scheduler routes by load and prefix, and not as the design's router\n"
+
+
+def _picker(scorers: tuple[_Scorer, ...]) -> dict[str, Any]:
+    """The endpoint picker's configuration: the highest sum of weighted scores."""
+    producers = [scorer.producer for scorer in scorers if scorer.producer]
+    plain = [scorer.name for scorer in scorers] + ["max-score-picker", "single-profile-handler"]
+    weighed = [{"pluginRef": scorer.name, "weight": scorer.weight} for scorer in scorers]
     return {
         "apiVersion": "inference.networking.x-k8s.io/v1alpha1",
         "kind": "EndpointPickerConfig",
-        "plugins": [{"type": plugin} for plugin in (*weights, "max-score-picker", "single-profile-handler")],
-        "schedulingProfiles": [
-            {
-                "name": "default",
-                "plugins": [
-                    *({"pluginRef": plugin, "weight": weight} for plugin, weight in weights.items()),
-                    {"pluginRef": "max-score-picker"},
-                ],
-            }
+        "plugins": [
+            *({"type": name, "parameters": parameters} for name, parameters in producers),
+            *({"type": name} for name in plain),
         ],
+        "schedulingProfiles": [{"name": "default", "plugins": [*weighed, {"pluginRef": "max-score-picker"}]}],
     }
 
 
