@@ -21,13 +21,13 @@ from evaluator.plan.phases import PhasePools
 from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild
-from evaluator.scenario.autoscaling import OUTSTANDING, PROMPT_RATE, PROMPT_TOKENS, TPOT, TTFT
+from evaluator.scenario.autoscaling import OUTPUT_RATE, OUTSTANDING, PROMPT_RATE, PROMPT_TOKENS, TPOT, TTFT
 from evaluator.speculation import mean_tokens
 
 _NOT_OF = {
-    "prefill": {TPOT: "ttft, prompt_tokens or prompt_rate"},
+    "prefill": dict.fromkeys((TPOT, OUTPUT_RATE), "ttft, prompt_tokens or prompt_rate"),
     # What comes first of a decode side is a second token; prompts are computed elsewhere.
-    "decode": dict.fromkeys((TTFT, PROMPT_TOKENS, PROMPT_RATE), "outstanding, kv or tpot"),
+    "decode": dict.fromkeys((TTFT, PROMPT_TOKENS, PROMPT_RATE), "outstanding, output_rate, kv or tpot"),
 }
 """Metrics that pools of a role have not, and what to use."""
 _LEAST_SLACK = 1e-3
@@ -54,12 +54,12 @@ def scaling_problem(station: StationPlan, phases: Sequence[PhasePools], staged: 
         f"metric {scaling.metric} of a {deployment.role} pool; use {use}": use is not None,
     }
     if scaling.within_s is not None:
-        metric = PROMPT_RATE if deployment.role == "prefill" else OUTSTANDING
+        known = (PROMPT_RATE,) if deployment.role == "prefill" else (OUTPUT_RATE, OUTSTANDING)
         others |= {
             "within_s of a mixed pool, whose prompts and decodes share iterations; use target": deployment.role
             == "mixed",
-            f"within_s by metric {scaling.metric} of a {deployment.role} pool; use metric {metric}": scaling.metric
-            != metric,
+            f"within_s by metric {scaling.metric} of a {deployment.role} pool; use metric {known[0]}": scaling.metric
+            not in known,
         }
     return left_out("autoscaling", others, ", or leave it out") or _unattainable(station)
 
@@ -116,8 +116,12 @@ def scaling_target(station: StationPlan) -> float:
     if scaling.within_s is None:
         assert scaling.target is not None
         return scaling.target
-    bears = _prompt_rate if station.role.first_token_only else _sequences
-    return bears(station, scaling.within_s)
+    if station.role.first_token_only:
+        return _prompt_rate(station, scaling.within_s)
+    sequences = _sequences(station, scaling.within_s)
+    if scaling.metric == OUTSTANDING:
+        return sequences
+    return sequences / float(_decodes_s(station, np.array([sequences]))[0])
 
 
 def _prompt_rate(station: StationPlan, within_s: float) -> float:

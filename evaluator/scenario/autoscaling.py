@@ -9,8 +9,8 @@ from evaluator.catalog import load_link
 from evaluator.keys import Place, Reader, choice, count, in_catalog, key, number, quantity, schema_of, section
 
 OUTSTANDING, TTFT, TPOT = "outstanding", "ttft", "tpot"
-PROMPT_TOKENS, PROMPT_RATE = "prompt_tokens", "prompt_rate"
-METRICS = (OUTSTANDING, "waiting", "kv", TTFT, PROMPT_TOKENS, PROMPT_RATE, TPOT)
+PROMPT_TOKENS, PROMPT_RATE, OUTPUT_RATE = "prompt_tokens", "prompt_rate", "output_rate"
+METRICS = (OUTSTANDING, "waiting", "kv", TTFT, PROMPT_TOKENS, PROMPT_RATE, OUTPUT_RATE, TPOT)
 LATENCIES = (TTFT, TPOT)
 """Those of requests, of which there is no sum over replicas."""
 MEAN, TREND = "mean", "trend"
@@ -38,7 +38,8 @@ class Autoscaling:
         OUTSTANDING,
         "outstanding: requests that a replica has and that are not answered. waiting: those of them that are not yet "
         "admitted. kv: the share of its KV cache in use. prompt_tokens: tokens of prompts that a replica has yet to "
-        "compute. prompt_rate: prompt tokens that came per second since the look before. ttft: the mean time to the "
+        "compute. prompt_rate: prompt tokens that came per second since the look before. output_rate: output tokens, "
+        "per second, of the requests that came since then. ttft: the mean time to the "
         "first token, of the requests that had it since the look before those of the window. tpot: the mean time per "
         "output token of the requests that were done since then.",
     )
@@ -46,7 +47,7 @@ class Autoscaling:
         quantity("s", above=0),
         None,
         "In the place of target what a replica bears by the cost model: of a prefill pool by prompt_rate with this "
-        "mean time to first token, of a decode pool by outstanding with a token of each this often.",
+        "mean time to first token, of a decode pool by output_rate or outstanding with a token of each this often.",
     )
     lower: float | None = key(
         number(above=0),

@@ -147,7 +147,7 @@ def test_what_is_refused(keys, message):
                 "pools": {"a": {"role": "prefill"}, "b": {"role": "decode"}},
                 "autoscaling": {"metric": "ttft", "target": 1},
             },
-            "metric ttft of a decode pool; use outstanding, kv or tpot",
+            "metric ttft of a decode pool; use outstanding, output_rate, kv or tpot",
         ),
         ({"autoscaling": {"metric": "prompt_rate", "within_s": 1}}, "within_s of a mixed pool.*; use target"),
         ({"data_parallel": 2}, "data_parallel; use replicas"),
@@ -178,6 +178,7 @@ FLEETS = [
     (0.04, "ttft", "least_outstanding", 1, 0, "12s", 400_000, 4, None, "mean"),
     (1500, "prompt_tokens", "least_outstanding", 1, 0, "6s", 400_000, 1000, 300, "mean"),
     (4000, "prompt_rate", "round_robin", 1, "10s", "9s", 400_000, 1000, None, "trend"),
+    (250, "output_rate", "least_outstanding", 1, 0, "5s", 400_000, 1000, None, "mean"),
 ]
 
 
@@ -220,7 +221,7 @@ def test_the_program_starts_and_stops_replicas_as_the_reference_does():
     }
     exact, alive = on_both_engines(design, names, FLEETS)
     # Otherwise little would be compared: all of it happens.
-    assert [len(spans) > 1 for spans in alive].count(True) >= 7
+    assert [len(spans) > 1 for spans in alive].count(True) >= 8
     preempted = exact.stations[0].totals.preemptions
     assert exact.times.refused.any() and np.flatnonzero(preempted).tolist() == [3]
     # Each request that comes alone starts four replicas, more in all than the table of the same program has rows.

@@ -23,7 +23,7 @@ from evaluator.reference.routing import Choose
 from evaluator.reference.stations.phase import Choose as ChooseInGroup
 from evaluator.reference.stations.phase import PhaseStation
 from evaluator.reference.stations.pool import PoolStation
-from evaluator.scenario.autoscaling import LATENCIES, PROMPT_RATE, TPOT, TREND, TTFT
+from evaluator.scenario.autoscaling import LATENCIES, OUTPUT_RATE, PROMPT_RATE, TPOT, TREND, TTFT
 
 
 def _kv_share(replica: Replica, now: float) -> float:
@@ -144,7 +144,7 @@ class ReplicaFleet:
         self._samples: deque[Sample] = deque()
         self._unanswered: list[Request] = []  # by their first tokens' times, who had none at the last look
         self._answered: list[Request] = []  # who left since the last look
-        self._came_tokens = 0  # prompt tokens to compute of who came since then
+        self._came_tokens = 0  # prompt tokens to compute, or output tokens, of who came since then
         self._wanted: deque[tuple[float, int]] = deque()
         if budget is not None:
             budget.fleets.append(self)
@@ -180,7 +180,8 @@ class ReplicaFleet:
 
     def came(self, request: Request) -> None:
         """A request was sent here."""
-        self._came_tokens += request.compute_tokens
+        outputs = self.policy.metric == OUTPUT_RATE
+        self._came_tokens += request.output_tokens if outputs else request.compute_tokens
         if self.policy.metric == TTFT and not request.refused:
             self._unanswered.append(request)
         self._left -= request.refused  # it leaves at once, and never comes to ``after``
@@ -272,7 +273,7 @@ class ReplicaFleet:
 
     def _seen(self, now: float) -> Sample:
         name = self.policy.metric
-        if name == PROMPT_RATE:
+        if name in (PROMPT_RATE, OUTPUT_RATE):
             return Sample(now, self._came_tokens / self.policy.every_s, 1)
         if name == TTFT:
             return self._first_tokens(now)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.scenario.autoscaling import METRICS, PROMPT_RATE, PROMPT_TOKENS, TTFT
+from evaluator.scenario.autoscaling import METRICS, OUTPUT_RATE, PROMPT_RATE, PROMPT_TOKENS, TTFT
 from evaluator.stations.engine.common.arrays import Array, Flag, FlagPerReplica, Float, FloatPerReplica, Int
 from evaluator.stations.engine.common.lane import Spans
 from evaluator.stations.engine.common.rings import read, where, write
@@ -58,7 +58,8 @@ def _look(given: Given, cluster: ClusterState) -> ClusterState:
     latency = policy.metric == METRICS.index(TTFT)
     summed = jnp.where(fleet.serving(), _measured(given, cluster, policy), 0.0).sum()
     rate = fleet.came_tokens / policy.every_s
-    total = jnp.select([latency, policy.metric == METRICS.index(PROMPT_RATE)], [first_tokens.ttft_s, rate], summed)
+    rated = (policy.metric == METRICS.index(PROMPT_RATE)) | (policy.metric == METRICS.index(OUTPUT_RATE))
+    total = jnp.select([latency, rated], [first_tokens.ttft_s, rate], summed)
     weight = jnp.where(latency, first_tokens.requests, 1.0)
     more, fewer, fleet = _decide(given, policy, fleet, now, total, weight)
     # Anew for each look: differences of a sum over the day would lose digits.

@@ -45,7 +45,7 @@ class FleetState(NamedTuple):
     total: Array  # float64 (look,): the metric, summed over the serving replicas or, of TTFT, over requests
     weight: Array  # float64 (look,): 1, or how many requests
     wanted: Array  # int32 (look,): replicas
-    came_tokens: Float  # prompt tokens to compute of the requests that were sent since the last look
+    came_tokens: Float  # of the requests that were sent since the last look: prompt tokens to compute, or outputs
 
     def serving(self) -> FlagPerReplica:
         """Who is sent requests."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.routing import COUNTERS
+from evaluator.scenario.autoscaling import METRICS, OUTPUT_RATE
 from evaluator.stations.engine.common.arrays import (
     Array,
     Flag,
@@ -146,7 +147,10 @@ def send(given: Given, cluster: ClusterState) -> ClusterState:
         cluster = where(refused, functools.partial(_refuse, i=i, r=r), cluster)
         cluster = where(~refused, enters, cluster)
     if cluster.fleet is not None:
-        came_tokens = cluster.fleet.came_tokens + read(given.requests.compute_tokens, i)
+        assert given.together.fleet is not None
+        outputs = given.together.fleet.metric == METRICS.index(OUTPUT_RATE)
+        prompt, output = read(given.requests.compute_tokens, i), read(given.requests.output_tokens, i)
+        came_tokens = cluster.fleet.came_tokens + jnp.where(outputs, output, prompt)
         cluster = cluster._replace(fleet=cluster.fleet._replace(came_tokens=came_tokens))
     return cluster._replace(arrived=cluster.arrived + 1)
 
