@@ -82,6 +82,15 @@ def draw_outage(path: Path) -> None:
     plot_over_time(run.over_time("10s"), path, "A replica of three is down, and is sent requests for 30 s")
 
 
+def draw_day_apart(path: Path) -> None:
+    """A day of a prefill and a decode pool that each have as many replicas as keep an objective."""
+    import evaluator
+    from evaluator.report.picture.over_time import plot_over_time
+
+    run = evaluator.simulate(SCENARIOS / "day-apart.yaml", select={"prefill.autoscaling.within_s": "1.5"})
+    plot_over_time(run.over_time("15min"), path, "A day of prefill and decode that scale apart")
+
+
 def draw_policies(path: Path) -> None:
     """TTFT, TPOT and SLO attainment over the rate, a line for each batching policy."""
     _draw(path, "policies", _policy, POLICIES, "Five ways of batching: Llama-3.1-70B, TP 4 on H100, chat")

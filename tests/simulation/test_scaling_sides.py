@@ -19,7 +19,7 @@ from tests.thorough import THOROUGH
 WAVES = {"process": "varying", "rate_rps": 30, "period_s": "40s", "profile": [["0s", 1], ["20s", 9]]}
 LOGNORMAL = {"source": "lognormal", "prompt_mean": 2000, "prompt_cv": 1, "prompt_max": 8000}
 OFTEN = {"every_s": "2s", "window_s": "6s", "cooldown_s": "8s", "start_up_s": "3s"}
-PLANNER = {"metric": "prompt_rate", "within_s": "0.1s"}, {"metric": "output_rate", "within_s": "7.2ms"}
+PLANNER = {"metric": "prompt_rate", "within_s": "0.06s"}, {"metric": "output_rate", "within_s": "7ms"}
 BY_LOAD = {"metric": "prompt_tokens", "target": 4000, "lower": 500}, {"metric": "kv", "target": 0.01}
 
 

@@ -78,7 +78,9 @@ def serve_tokens(
         enter_outcome(times, totals, lane, served.outcome)
         gaps[lane.position][lane.seed].append(served.gaps)
         if pools[lane.position].deployment.autoscaling is not None:
-            alive[lane.position][lane.seed] = np.array(served.outcome.alive)
+            assert served.outcome.fleet is not None
+            # As the fleet has them: who is there when this side is done stays until the other one is (``Use.until``).
+            alive[lane.position][lane.seed] = np.array(served.outcome.fleet.alive)
         if pools[lane.position].deployment.failures is not None:
             up[lane.position][lane.seed] = np.array(served.outcome.up)
     check_served(configurations, times)
