@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 
 from evaluator.catalog.fields import Fields
 
@@ -25,6 +25,8 @@ class Launches:
     experts_s: float  # per layer with them, beyond the graphs
     gathered_s: float  # per layer whose tokens go to the experts of other data-parallel ranks and come back
     agreed_s: float  # per iteration of any kind of such ranks, which agree on its size before
+    unjoined_s: float = 0.0  # per layer beyond the graphs of tensor-parallel groups that are such ranks
+    prepared_s: float = 0.0  # per iteration beyond the graphs of a model with recurrent layers: the device waits for it
 
 
 def read_launches(given: Fields) -> Launches | None:
@@ -34,10 +36,13 @@ def read_launches(given: Fields) -> Launches | None:
     inner = given.inner("launches")
     seconds = {
         field.name: inner.quantity(field.name, "s", zero=True)
+        if field.default is MISSING
+        else inner.quantity(field.name, "s", field.default, zero=True)
         for field in fields(Launches)
         if field.name != "captured_tokens"
     }
-    # The only one that is no time. All must be stated where any is: one left out would be launched in no time.
+    # The only one that is no time. All without a default must be stated where any is: one left out would be launched
+    # in no time.
     launches = Launches(captured_tokens=inner.number("captured_tokens"), **seconds)
     inner.finish()
     return launches

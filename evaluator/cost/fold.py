@@ -144,6 +144,7 @@ def fold_rates(work: Coefficients, rate: Rates, overheads: bool = True) -> CostP
         pieces_s=np.float64(0.0),  # of layers, which operators do not tell: ``host.with_model_host``
         between_s=np.float64(0.0),
         captured_tokens=np.float64(0.0),
+        prepared_s=np.float64(0.0),
         adapter_rows=rows("adapters"),
         adapter_groups=AdapterGroups(*work.popularity),
         delta_rule_rows=DeltaRuleRows(*(np.zeros(0),) * len(DeltaRuleRows._fields)),  # ``with_delta_rule``

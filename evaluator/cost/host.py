@@ -4,7 +4,9 @@ An iteration with prompts takes no less than the host needs to launch what is no
 graph where all sequences decode. With prompts it runs piece by piece (``CUDAGraphMode.PIECEWISE``): attention is
 launched by itself in every layer, and so are the kernels of layers with a state; the pieces between them are graphs, up
 to the largest batch that was captured, and beyond they are launched kernel by kernel. The host launches while the
-device computes, so that an iteration takes the longer of both (``iteration.launched``).
+device computes, so that an iteration takes the longer of both (``iteration.launched``). Of models with a recurrent
+state the device waits for the host once per iteration that no graph holds, for as long whatever its prompts and its
+share of the model (``Launches.prepared_s``): that is on top of the device's time, and a part of the host's.
 
 An engine without any graphs (``deployment.eager``) launches all kernels of every iteration, of decodes, too, which
 then take no less than that either (``launch_s``).
@@ -29,9 +31,11 @@ from evaluator.catalog.model import (
     CompressedAttention,
     LatentAttention,
     LayerKind,
+    LinearAttention,
     Mixer,
     Model,
     MoeFeedForward,
+    Recurrence,
     SoftmaxAttention,
     StateSpace,
 )
@@ -61,7 +65,13 @@ def with_model_host(
         cost = cost._replace(iteration_s=cost.iteration_s + figures.agreed_s)
     like = np.zeros_like(cost.iteration_s)  # with an axis of devices where there is one
     captured_tokens = figures.captured_tokens if calibration.graphs else 0.0
-    return cost._replace(pieces_s=like + pieces_s, between_s=like + between_s, captured_tokens=like + captured_tokens)
+    recurrent = any(_is_recurrent(kind.mixer) for kind, _ in rank_kinds(model, parallel.pipeline, pipeline_rank))
+    return cost._replace(
+        pieces_s=like + pieces_s,
+        between_s=like + between_s,
+        captured_tokens=like + captured_tokens,
+        prepared_s=like + recurrent * figures.prepared_s,
+    )
 
 
 def with_layers(
@@ -84,7 +94,7 @@ def _layers_s(model: Model, figures: Launches, parallel: Parallel, pipeline_rank
     kinds = rank_kinds(model, parallel.pipeline, pipeline_rank)
     return (
         sum(count * _pieces_s(kind, figures, parallel) for kind, count in kinds),
-        sum(count * _between_s(kind, figures) for kind, count in kinds),
+        sum(count * (_between_s(kind, figures) + _unjoined_s(figures, parallel)) for kind, count in kinds),
     )
 
 
@@ -92,6 +102,15 @@ def _pieces_s(kind: LayerKind, figures: Launches, parallel: Parallel) -> float:
     """Seconds of a layer for what no graph holds."""
     gathered = parallel.token_ranks > 1 and isinstance(kind.feed_forward, MoeFeedForward)
     return _mixer_s(kind.mixer, figures) + gathered * figures.gathered_s
+
+
+def _unjoined_s(figures: Launches, parallel: Parallel) -> float:
+    """Seconds of a layer for all-reduces and norms, which vLLM joins into one kernel but in data-parallel ranks."""
+    return figures.unjoined_s if parallel.tensor > 1 and parallel.data > 1 else 0.0
+
+
+def _is_recurrent(mixer: Mixer | None) -> bool:
+    return isinstance(mixer, LinearAttention | Recurrence)
 
 
 def _mixer_s(mixer: Mixer | None, figures: Launches) -> float:

@@ -145,6 +145,7 @@ class CostParameters(NamedTuple):
     pieces_s: Batched  # s that an iteration with prompts takes at least, see ``launched``
     between_s: Batched  # s of that on top with more tokens than ``captured_tokens``
     captured_tokens: Batched  # tokens of the largest batch of which graphs are kept
+    prepared_s: Batched = 0.0  # s of the device's own that such an iteration takes on top, with more tokens than these
     adapter_rows: OperatorRows = NO_ADAPTERS[0]  # LoRA: x = tokens, y = adapters named, z = tokens
     adapter_groups: AdapterGroups = NO_ADAPTERS[1]
     delta_rule_rows: DeltaRuleRows = NO_DELTA_RULE
@@ -433,6 +434,13 @@ def launched(parameters: CostParameters, batch: BatchStatistics, queries: Batche
     return (prompt > 0.0) * (parameters.pieces_s + (tokens > parameters.captured_tokens) * parameters.between_s)
 
 
+def prepared(parameters: CostParameters, prompts: Batched, tokens: Batched) -> Batched:
+    """Seconds of an iteration with prompts, of so many tokens in all, in which the device waits for the host."""
+    xp = array_namespace(parameters.prepared_s, prompts, tokens)
+    # A mean batch (``cost.steady``) has fractions of a prompt, and of such an iteration.
+    return parameters.prepared_s * (tokens > parameters.captured_tokens) * xp.minimum(prompts, 1.0)
+
+
 def experts_time(parameters: CostParameters, tokens: Batched, seen: Batched) -> Batched:
     """Seconds of an iteration in routed experts, of ``tokens`` per data-parallel rank; ``seen`` when it is padded."""
     rows, ramps = parameters.expert_rows, parameters.expert_ramp_rows
@@ -482,6 +490,7 @@ def time_without_experts(
         # Once per iteration with decodes; the mean batches of ``cost.steady`` have fractions of a sequence.
         + parameters.join_s * xp.minimum(batch.decodes, 1.0)
         + parameters.prefill_token_s * prompt
+        + prepared(parameters, prompts, tokens)
         # 0 for small messages and ``ramp_s`` for large ones, half of it at ``ramp_tokens``; smooth, for fits by
         # gradients.
         + parameters.ramp_s * tokens / (tokens + parameters.ramp_tokens)

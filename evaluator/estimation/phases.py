@@ -11,7 +11,14 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.cost.batch import decode_batch, prefill_batch
 from evaluator.cost.breakdown import HOST, OperatorTime, SequenceRows, breakdown
 from evaluator.cost.dispatched import Dispatched
-from evaluator.cost.iteration import BatchStatistics, IterationCost, iteration_time, share_touched
+from evaluator.cost.iteration import (
+    BatchStatistics,
+    CostParameters,
+    IterationCost,
+    iteration_time,
+    prepared,
+    share_touched,
+)
 from evaluator.cost.lockstep import launched_alone, rank_cost
 from evaluator.cost.quantities import batch_tokens
 from evaluator.cost.speculative import SpeculativeCost
@@ -73,6 +80,10 @@ class EqualSequences:
         return decode_batch(float(self.count), self.prompt_tokens + self.output_tokens / 2, self.window)
 
 
+_DELTA_RULE = ("linear_attention.walk", "elementwise", "compute")
+"""What a prompt takes to walk through the gated delta rule, beside the operators of such a layer."""
+
+
 def phase(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatistics, tokens: float = 1.0) -> PhaseEstimate:
     """Time and breakdown of one iteration. MFU and MBU are of all devices, with one batch in flight per rank.
 
@@ -123,19 +134,29 @@ def _operators(through: UnpipelinedCost, hardware: Hardware, batch: BatchStatist
 def _with_host(
     operators: tuple[OperatorTime, ...], cost: IterationCost, batch: BatchStatistics, time_s: float
 ) -> tuple[OperatorTime, ...]:
-    """The operators with what the host takes that no operator tells (``cost.host``): the device waits for it to launch
-    them, or to penalise what was said."""
+    """The operators with what none of them tells: what the host takes (``cost.host``), for which the device waits to
+    launch them, to prepare prompts, or to penalise what was said, and prompts' walk through the gated delta rule."""
     rest_s = time_s - sum(operator.time_s for operator in operators)
-    # Sums in another order: what is left is rounding.
-    if rest_s < 1e-9 * time_s:
-        return operators
-    # Where launching takes as long as the iteration, it is what the device waits for; else it is penalties.
+    ranked = rank_cost(cost)
+    # Where launching takes as long as the iteration, it is what the device waits for; else it is the others.
     # Of an engine without graphs that is the floor of every iteration, which is no part of the device's cost.
-    floor_s = cost.dispatch_s if isinstance(cost, Dispatched) else launched_alone(rank_cost(cost), batch)
-    waits = float(floor_s) >= time_s
-    name = "host.launches" if waits else "host.penalties"
-    host = OperatorTime(name, HOST, rest_s, 0.0, 0.0, 0.0, 0.0, "overhead")
-    return tuple(replace(operator, share=operator.time_s / time_s) for operator in (*operators, host))
+    floor_s = cost.dispatch_s if isinstance(cost, Dispatched) else launched_alone(ranked, batch)
+    of_model = ranked.target if isinstance(ranked, SpeculativeCost) else ranked
+    prompts, tokens = batch.prefill_sequences, batch.prefill_tokens
+    prepared_s = float(prepared(of_model, prompts, tokens)) if isinstance(of_model, CostParameters) else 0.0
+    if float(floor_s) >= time_s:
+        parts = {("host.launches", HOST, "overhead"): rest_s}
+    else:
+        # Penalties are of decodes, the delta rule's kernel is of prompts: a phase has the one or the other.
+        last = ("host.penalties", HOST, "overhead") if batch.decodes else _DELTA_RULE
+        parts = {("host.prepared", HOST, "overhead"): prepared_s, last: rest_s - prepared_s}
+    # Sums in another order: of a part that is not there rounding is left.
+    rest = [
+        OperatorTime(name, op_class, seconds, 0.0, 0.0, 0.0, 0.0, bound)
+        for (name, op_class, bound), seconds in parts.items()
+        if seconds >= 1e-9 * time_s
+    ]
+    return tuple(replace(operator, share=operator.time_s / time_s) for operator in (*operators, *rest))
 
 
 def _all_passes(first: OperatorTime, later: OperatorTime, passes: float) -> OperatorTime:

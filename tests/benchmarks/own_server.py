@@ -83,7 +83,7 @@ def mlenergy(data: Path) -> Iterator[Server]:
         deployment = {
             "model": closed_batches.MODELS.get(short) or model_name(short), "hardware": closed_batches.HARDWARE,
             "tensor_parallel": int(gpus), "expert_parallel": int(first["expert_parallel"]),
-            "precision": {"weights": of.precision.weights},
+            "precision": {"weights": of.precision.weights}, "engine_version": closed_batches.RELEASE,
             "batching": {"max_num_seqs": 1024, "max_num_batched_tokens": 8192},
         }  # fmt: skip
         ladder = [

@@ -34,7 +34,7 @@ OF_EXPERTS = ("log_expert_missed", "expert_skew", "touched_spread", "touched_lea
 ABSENT = ("expert_rows", "prefill_window_rows", "expert_ramp_rows", "beside_rows", "adapter_rows", "adapter_groups",
           "delta_rule_rows")  # fmt: skip
 """Tables that ``scalar.c`` knows nothing of: a dense model on a device by its data sheet has none of their rows."""
-ZERO = ("graph_tokens", "window_context_s")
+ZERO = ("graph_tokens", "window_context_s", "prepared_s")
 """Terms that it knows nothing of, which are 0 of such a model."""
 
 

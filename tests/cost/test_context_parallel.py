@@ -63,7 +63,7 @@ def test_query_heads_of_a_kv_head_are_divided():
 
 @pytest.mark.parametrize("parts", [0, -2])
 def test_less_than_one_is_refused(parts):
-    with pytest.raises(InputError, match="decode_context_parallel and prefill_context_parallel must be at least 1"):
+    with pytest.raises(InputError, match="decode_context_parallel: must be a whole number of at least 1"):
         estimate(
             "qwen3-235b-a22b",
             "h200-sxm",

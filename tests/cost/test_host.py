@@ -51,6 +51,36 @@ def test_layers_cost_their_kind_and_more_beyond_the_graphs():
     assert among_ranks == pytest.approx(1.01 * sum(kind.count for kind in QWEN3_235B.layers))
 
 
+def test_the_device_waits_for_recurrent_layers_beyond_the_graphs_alone():
+    hybrid, waiting = load_model("qwen3.5-35b-a3b"), replace(SET, launches=replace(LAUNCHES, prepared_s=0.5))
+
+    def device_s(calibration, batch, model=hybrid, **of):
+        return float(device_time(cost_of(model=model, calibration=calibration, **of), batch))
+
+    alone, beside = prefill_batch(1.0, 513, None), together(prefill_batch(3.0, 200, None), decode_batch(8.0, 1e3, None))
+    for batch, more_s in ((alone, 0.5), (beside, 0.5), (prefill_batch(1.0, 512, None), 0.0)):
+        assert device_s(waiting, batch) - device_s(SET, batch) == pytest.approx(more_s)
+    # Whatever part of the model a device has, and of no other: it is a part of what the host needs at least.
+    split = {"parallel": Parallel(4)}
+    assert device_s(waiting, alone, **split) - device_s(SET, alone, **split) == pytest.approx(0.5)
+    for model in (LLAMA_8B, load_model("nemotron-h-56b")):
+        assert device_s(waiting, alone, model) == device_s(SET, alone, model)
+    assert floor_of(513, model=hybrid, calibration=waiting) == floor_of(513, model=hybrid)
+    only_decodes = decode_batch(1024.0, 1e3, None)
+    assert device_s(waiting, only_decodes) == device_s(SET, only_decodes)
+
+
+def test_tensor_parallel_groups_that_are_ranks_launch_their_all_reduces_by_themselves():
+    unjoined = replace(SET, launches=replace(LAUNCHES, unjoined_s=0.5))
+    layers = sum(kind.count for kind in QWEN3_235B.layers)
+    for parallel, more_s in ((Parallel(2, 1, 4, 2), 0.5), (Parallel(1, 1, 4, 4), 0.0), (Parallel(4, 1, 4), 0.0)):
+        for tokens, beyond in ((512, False), (513, True)):
+            more, plain = (
+                floor_of(tokens, model=QWEN3_235B, parallel=parallel, calibration=known) for known in (unjoined, SET)
+            )
+            assert more - plain == pytest.approx(layers * more_s * beyond)
+
+
 def test_mixers_have_their_own_figures():
     hybrid, sparse, compressed = map(load_model, ("qwen3.5-35b-a3b", "deepseek-v3.2", "deepseek-v4-flash"))
     assert floor_of(1, model=hybrid) == pytest.approx(30 * 10.0 + 10 * 1.0)
@@ -214,15 +244,22 @@ def test_what_requests_ask_is_no_key_of_a_model(key, instead):
         read_changed_model({"like": "llama-3.1-8b", key: True}, "here")
 
 
-@pytest.mark.parametrize("model", [load_model("qwen3.5-35b-a3b"), replace(LLAMA_8B, penalties=True)])
-def test_where_the_time_goes_adds_up_with_what_the_host_takes(model):
-    estimated = estimate(model, "h100-sxm", prompt_tokens=200, output_tokens=100, batch=4, engine_version="0.15")
+@pytest.mark.parametrize(
+    ("model", "tensor", "host"),
+    [
+        (load_model("qwen3.5-35b-a3b"), 4, "host.launches"),
+        (load_model("qwen3.5-35b-a3b"), 1, "host.prepared"),  # its device takes longer than to launch 800 tokens
+        (replace(LLAMA_8B, penalties=True), 1, "host.penalties"),
+    ],
+)
+def test_where_the_time_goes_adds_up_with_what_the_host_takes(model, tensor, host):
+    asked = {"tensor_parallel": tensor, "engine_version": "0.15"}
+    estimated = estimate(model, "h100-sxm", prompt_tokens=200, output_tokens=100, batch=4, **asked)
     for phase in (estimated.prefill, estimated.decode):
         assert sum(part.time_s for part in phase.operators) == pytest.approx(phase.time_s, rel=1e-9)
         assert sum(part.share for part in phase.operators) == pytest.approx(1.0)
     names = {part.name for phase in (estimated.prefill, estimated.decode) for part in phase.operators}
-    assert ("host.penalties" in names) == model.penalties
-    assert ("host.launches" in names) == (not model.penalties)  # 800 prompt tokens of Llama take the device longer
+    assert {name for name in names if name.startswith("host.")} - {"host.step", "host.sequences"} == {host}
 
 
 def test_ranks_that_share_experts_agree_on_every_iteration_and_those_of_dense_models_do_not():

@@ -104,6 +104,7 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         pieces_s=1e-2 * (least_s := rng.uniform()) * scale,
         between_s=1e-2 * least_s * scale,
         captured_tokens=12.0,
+        prepared_s=2e-3 * least_s * scale,
     )
 
 

@@ -145,6 +145,8 @@ LAUNCHES = Launches(
     experts_s=0.63e-3,
     gathered_s=0.18e-3,
     agreed_s=0.5e-3,
+    unjoined_s=0.21e-3,
+    prepared_s=9.0e-3,
 )
 """As the iterations of a server tell it (calibration/README.md, "Launches"); no run of these campaigns does, because
 their iterations with prompts wait for the device."""
@@ -156,7 +158,8 @@ _PENALTIES_FROM = (
 _LAUNCHES_FROM = (
     "iterations of vLLM 0.20.1 on B300 that wait for the host (ai-dynamo/aiconfigurator, fpm_golden_runs): attention "
     "+- 6 %, recurrent +- 5 %, dense +- 17 %, experts +- 5 %, gathered +- 30 %, agreed +- 30 %; sparse: DeepSeek-V4 "
-    "there, +- 20 %; state_space: Nemotron Nano v2 on H100, vLLM 0.11.1 (ML.ENERGY), +- 5 %"
+    "there, +- 20 %; state_space: Nemotron Nano v2 on H100, vLLM 0.11.1 (ML.ENERGY), +- 5 %; unjoined and prepared: "
+    "Qwen3.6-35B-A3B on B300, of one layout, and +- 10 % of two"
 )
 
 
