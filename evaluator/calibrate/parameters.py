@@ -66,11 +66,11 @@ FITTED: dict[str, tuple[str, ...]] = {
 _NARROW = ("depth_s", "tile_pass_s", "quantise_bytes", "quantise_row_s")
 """More figures of products in 8 and 4 bits: cuBLAS' in 16 bits split the inner dimension, and quantise nothing."""
 
-FITTED["mla_prefill"] = tuple(each for each in FITTED["attention_prefill"] if each != "query_bytes")
+FITTED["mla_prefill"] = tuple(figure for figure in FITTED["attention_prefill"] if figure != "query_bytes")
 FITTED["mla_decode"] = tuple(
-    each
-    for each in FITTED["attention_decode"]
-    if each not in ("unsplit_s", "window_rows") and not each.startswith("beside_")
+    figure
+    for figure in FITTED["attention_decode"]
+    if figure not in ("unsplit_s", "window_rows") and not figure.startswith("beside_")
 )
 FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], *_NARROW) for bits in ("8bit", "block", "4bit")}
 FITTED |= {f"expert_elementwise_{bits}": FITTED["expert_elementwise"] for bits in ("4bit", "w4", "mx4")}

@@ -38,9 +38,9 @@ def load_calibration(
     device = _device(hardware)
     of = hardware if device is None else device.name
     if name == AUTO:
-        found = _best(str(of), device, serving_engine(engine).name)
-        if found is not None:
-            return found
+        best = _best(str(of), device, serving_engine(engine).name)
+        if best is not None:
+            return best
         name = TRANSFERRED if device is not None and is_like_measured(device) else SHEET
     # Other than under `auto`: who names `transferred` asks for all other devices.
     if name == TRANSFERRED and not has("calibrations", name):
@@ -50,9 +50,9 @@ def load_calibration(
 
 def _best(hardware: str, device: Hardware | None, engine: str) -> Calibration | None:
     """The set of ``auto``, of measurements of the device or of others; None: there is none."""
-    found = set_of_device(hardware, engine)
-    if found is not None:
-        return found
+    of_device = set_of_device(hardware, engine)
+    if of_device is not None:
+        return of_device
     of_default = None if engine == DEFAULT_ENGINE else set_of_device(hardware, DEFAULT_ENGINE)
     # A user's own set of others goes before the one that is made here.
     others = None if has("calibrations", TRANSFERRED) else device

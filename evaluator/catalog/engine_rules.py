@@ -82,20 +82,20 @@ class EngineRules:
         """A release as numbers; None: the newest of the table. InputError for one that the table does not know."""
         if version is None:
             return self.newest
-        found = _numbers(version.strip().lower())
-        if found is None:
+        numbers = _numbers(version.strip().lower())
+        if numbers is None:
             raise InputError(f"{version!r} is no release of {self.label}; write one such as '{dotted(self.newest)}'")
-        if not self._knows(found):
+        if not self._knows(numbers):
             # YAML reads 0.10 without quotes as 0.1, an old release that nobody meant.
             remedy = "name one of these, and say what differs by its own keys"
-            if len(found) == 2 and self._knows((found[0], 10 * found[1])):
-                written = dotted(found)
+            if len(numbers) == 2 and self._knows((numbers[0], 10 * numbers[1])):
+                written = dotted(numbers)
                 remedy = f"write {written}0 in quotes, since without them YAML takes it for the number {written}"
             raise InputError(
                 f"{self.label} {version} is not in the table of its defaults, which knows {dotted(self.oldest)} to "
                 f"{dotted(self.read_until)}; {remedy}"
             )
-        return found
+        return numbers
 
     def _knows(self, release: Release) -> bool:
         # Compared to as many numbers as the table writes: 0.32.1 is of the release 0.32 that was
@@ -119,13 +119,13 @@ class EngineRules:
 
 @lru_cache(maxsize=256)
 def _at(table: EngineRules, release: Release) -> Mapping[str, Rule]:
-    found: dict[str, Rule] = {}
+    rules: dict[str, Rule] = {}
     # By release and not in the file's order, which groups rows by key; the sort is stable, so that
     # of two rows of one release the later holds.
     for rule in sorted(table.rules, key=lambda rule: rule.since):
         if rule.since <= release:
-            found[rule.key] = rule
-    return found
+            rules[rule.key] = rule
+    return rules
 
 
 def dotted(release: Release) -> str:

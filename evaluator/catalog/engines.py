@@ -130,12 +130,12 @@ class ServingEngine:
         release = table.release(version)
         limits, rules = table.limits(release, hardware), table.at(release)
         times = devices // ranks if limits.times_devices else 1
-        found = SchedulerDefaults(
+        usual = SchedulerDefaults(
             max_num_seqs=limits.max_num_seqs * times,
             max_num_batched_tokens=limits.max_num_batched_tokens * times,
             **{key: rules[name].simulated for key, name in _FIELDS.items()},
         )
-        return found if self.sized is None else self.sized(found, hardware, devices, ranks)
+        return usual if self.sized is None else self.sized(usual, hardware, devices, ranks)
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether there is such an engine for a device; of an unknown maker's we do not know, and say yes."""

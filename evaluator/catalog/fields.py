@@ -68,10 +68,10 @@ def catalog_folders() -> tuple[str, str, int]:
 
 def _stamp(path: Path) -> tuple[int, int] | None:
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 class Fields:

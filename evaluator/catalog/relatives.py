@@ -93,8 +93,8 @@ def nearest_alike(device: Hardware, others: Sequence[str]) -> str | None:
     if not device.architecture:
         return None
     alike = _alike(device.maker, device.architecture, tuple(others), catalog_folders())
-    known = [other for other in alike if other.name != device.name]
-    return min(known, key=lambda other: _distance(device, other)).name if known else None
+    nearby = [other for other in alike if other.name != device.name]
+    return min(nearby, key=lambda other: _distance(device, other)).name if nearby else None
 
 
 @lru_cache(maxsize=64)
@@ -102,8 +102,8 @@ def _alike(
     maker: str, architecture: str, given: tuple[str, ...], folders: tuple[str, str, int]
 ) -> tuple[Hardware, ...]:
     """Those of the devices that are of this maker and architecture; once for all devices that a sweep describes."""
-    found = (load_hardware(name) for name in given)
-    return tuple(other for other in found if (other.maker, other.architecture) == (maker, architecture))
+    devices = (load_hardware(name) for name in given)
+    return tuple(other for other in devices if (other.maker, other.architecture) == (maker, architecture))
 
 
 def _distance(device: Hardware, other: Hardware) -> float:

@@ -151,16 +151,16 @@ def show_support(
 
     check_dtypes({"--weights": weights, "--kv": kv})
     precision = Precision(weights, "bf16", kv)
-    found = support(load_model(model), [load_hardware(name) for name in hardware or ()], precision)
+    supported = support(load_model(model), [load_hardware(name) for name in hardware or ()], precision)
     header = ("hardware", "engine", "known by", "devices", "TTFT ± %", "TPOT ± %", "E2E ± %", "rests on, or why not")
     rows = []
-    for row in found:
+    for row in supported:
         # NaN: nobody compared such a case with a server.
         errors = ("-" if error != error else f"{100 * error:.0f}" for error in row.errors)
         widened = f"; {', '.join(row.widened)}" if row.widened else ""
         rows.append((row.hardware, row.engine, row.known_by, str(row.devices or "-"), *errors,
                      row.reason or f"{row.basis}{widened}"))  # fmt: skip
-    tell(lambda: format_table(header, rows, left=(0, 1, 2, 7)), support=found)
+    tell(lambda: format_table(header, rows, left=(0, 1, 2, 7)), support=supported)
 
 
 @catalog.command("show", cls=Command)

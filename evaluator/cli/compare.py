@@ -231,7 +231,7 @@ def _experiments(
 
 def _with_seen(table: pd.DataFrame, fitted: list[Fitted]) -> pd.DataFrame:
     """A comparison with the rows of sets that were fitted to its own runs in the place of those of before the fit."""
-    seen = [each.seen for each in fitted if each.seen is not None and each.hardware != "any"]
+    seen = [fit.seen for fit in fitted if fit.seen is not None and fit.hardware != "any"]
     if not seen:
         return table
     import pandas as pd

@@ -168,14 +168,14 @@ def _described(observed: Observed) -> str:
     """What came of the requests, and their latencies in milliseconds."""
     from evaluator.observe.table import latencies, statuses
 
-    found = observed.requests
-    sent = len(found)
+    requests = observed.requests
+    sent = len(requests)
     lines = [f"{sent:,} of {observed.planned:,} requests sent in {observed.seconds:.1f} s to {observed.server.base}"]
-    for status, count in statuses(found).items():
+    for status, count in statuses(requests).items():
         # One example for each kind of failure: of a thousand requests that fail alike one line tells why.
-        first = next(iter(found["error"][found["status"] == status]), "")
+        first = next(iter(requests["error"][requests["status"] == status]), "")
         lines.append(f"  {count:,} {status}" + (f": {first}" if first else ""))
-    answered = found[found["status"] == "ok"]
+    answered = requests[requests["status"] == "ok"]
     tokens = answered[["prompt_tokens", "output_tokens"]].sum()
     lines.append(
         f"{len(answered) / observed.seconds:.4g} requests/s, {tokens['output_tokens'] / observed.seconds:.4g} output "
@@ -187,7 +187,7 @@ def _described(observed: Observed) -> str:
     if observed.held:
         lines.append(f"{observed.held:,} requests waited for --max-in-flight")
     lines.append(f"{'ms':6} {'mean':>10} {'p50':>10} {'p90':>10} {'p99':>10} {'max':>10}")
-    rows = latencies(found)
+    rows = latencies(requests)
     for row in rows:
         values = " ".join(f"{1e3 * row[name]:10.4g}" for name in ("mean", "p50", "p90", "p99", "max"))
         lines.append(f"{row['metric'].removesuffix('_s'):6} {values}")

@@ -152,8 +152,8 @@ def summary(rows: pd.DataFrame, derived: str) -> dict[str, Any]:
             at_loads = bands_by_load(
                 rows[statistic].to_numpy(), rows["concurrency"].to_numpy(float), servers, by_server
             )
-            told = {name: plain(error) for name, error in zip(LOAD_NAMES, at_loads, strict=True) if error > 0.0}
-            document[statistic] |= told
+            by_load = {name: plain(error) for name, error in zip(LOAD_NAMES, at_loads, strict=True) if error > 0.0}
+            document[statistic] |= by_load
     return document
 
 

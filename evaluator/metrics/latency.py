@@ -21,16 +21,16 @@ def latencies(outcomes: Outcomes) -> dict[str, np.ndarray]:
     """
     later = np.asarray(outcomes.tokens.longest, dtype=np.float64) - 1.0
     later, times = np.where(later > 0, later, np.nan), outcomes.times
-    found = {
+    by_name = {
         "queue_wait_s": times.scheduled_s - times.arrival_s,
         "ttft_s": times.first_token_s - times.arrival_s,
         "tpot_s": (times.last_token_s - times.first_token_s) / later,
         "e2e_s": times.last_token_s - times.arrival_s,
     }
     if times.unanswered is None:
-        return found
+        return by_name
     # Who was sent away has no latency, rather than the shortest of all; nor has who was lost on the way.
-    return {name: np.where(times.unanswered, np.nan, values) for name, values in found.items()}
+    return {name: np.where(times.unanswered, np.nan, values) for name, values in by_name.items()}
 
 
 def statistic_of(

@@ -140,11 +140,11 @@ def decode_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
 
 
 def _of_prompts(outcomes: Outcomes, window: Window, tokens: np.ndarray | None) -> np.ndarray:
-    found = np.zeros(1) if tokens is None else window.total(tokens)
+    cached = np.zeros(1) if tokens is None else window.total(tokens)
     prompt = outcomes.tokens.prompt_tokens
     if outcomes.times.unanswered is not None:
         prompt = np.where(outcomes.times.unanswered, 0, prompt)
-    return np.broadcast_to(_ratio(found, window.total(prompt)), outcomes.makespan_s.shape)
+    return np.broadcast_to(_ratio(cached, window.total(prompt)), outcomes.makespan_s.shape)
 
 
 def refused_share(outcomes: Outcomes, window: Window) -> np.ndarray:

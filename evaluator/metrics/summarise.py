@@ -334,12 +334,12 @@ def _holds(
     """Of each objective whether it holds at its own statistic, (config,); true where a configuration has it not."""
     holds = []
     for bound in outcomes.objectives:
-        name, found = VARIABLE[bound.metric], summaries
+        name, statistics = VARIABLE[bound.metric], summaries
         if bound.request_class:
-            found = by_class[outcomes.class_names.index(bound.request_class)]
-        if name not in found:
+            statistics = by_class[outcomes.class_names.index(bound.request_class)]
+        if name not in statistics:
             raise InputError(f"slo.{bound.metric}: the gaps between tokens were not recorded; use tpot, or record them")
-        of_metric, quantile = found[name], bound.quantile
+        of_metric, quantile = statistics[name], bound.quantile
         statistic = of_metric.mean if quantile is None else of_metric.quantiles[:, place_of(quantile, levels)]
         # Not "<=", as in ``within_objectives``: a latency that no request has misses no bound.
         holds.append(~(statistic > np.where(np.isnan(bound.bound_s), np.inf, bound.bound_s)))

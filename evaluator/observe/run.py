@@ -190,14 +190,14 @@ def _observed(
     measured = range(head["warmup_requests"], len(load.requests) - head["cooldown_requests"])
     table = observed_table(exchanges, sender.start_s, config=config, seed=head["seed"], models=models,
                            measured=measured)  # fmt: skip
-    told = pd.DataFrame(metrics.rows, columns=["at_s", "metric", "labels", "value"])
-    told["at_s"] -= sender.start_s
+    samples = pd.DataFrame(metrics.rows, columns=["at_s", "metric", "labels", "value"])
+    samples["at_s"] -= sender.start_s
     notes = [*left_out, *server.notes]
     if metrics.problem:
         notes.append(f"its own metrics are not had: {server.base}/metrics: {metrics.problem}")
     if load.invented and load.asked_after:
         notes.append(f"{load.invented} answers were not known token by token when the next turn was sent")
     return Observed(
-        table, told, sender.end_s - sender.start_s, len(load.requests), sender.held, sender.ended_by, server,
+        table, samples, sender.end_s - sender.start_s, len(load.requests), sender.held, sender.ended_by, server,
         tuple(notes),
     )  # fmt: skip

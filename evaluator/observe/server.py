@@ -146,8 +146,8 @@ async def _models(session: aiohttp.ClientSession, base: str) -> dict[str, int | 
                 return {}
             # vLLM's answer has `max_model_len`; OpenAI's own list has no such key.
             data = (await response.json(content_type=None)).get("data") or []
-            found = {str(model["id"]): model.get("max_model_len") for model in data}
-            return {name: most if isinstance(most, int) else None for name, most in found.items()}
+            longest = {str(model["id"]): model.get("max_model_len") for model in data}
+            return {name: most if isinstance(most, int) else None for name, most in longest.items()}
     except (TimeoutError, aiohttp.ClientError, OSError) as error:
         raise InputError(f"{base}: no server answers there ({short(error, 200)})") from None
     except (ValueError, TypeError, KeyError, AttributeError):  # a list of another form is as good as none

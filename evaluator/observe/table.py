@@ -83,9 +83,9 @@ def latencies(table: pd.DataFrame) -> list[dict[str, Any]]:
     answered = table[(table["status"] == OK) & table["measured"]]
     rows = []
     for name, values in (*((name, answered[name]) for name in METRICS), ("late_s", table["late_s"])):
-        known = values.dropna().to_numpy(dtype=np.float64)
-        if len(known):
-            quantiles = dict(zip(("p50", "p90", "p99"), np.quantile(known, (0.5, 0.9, 0.99)).tolist(), strict=True))
-            rows.append({"metric": name, "requests": len(known), "mean": float(known.mean()), **quantiles,
-                         "max": float(known.max())})  # fmt: skip
+        values_s = values.dropna().to_numpy(dtype=np.float64)
+        if len(values_s):
+            quantiles = dict(zip(("p50", "p90", "p99"), np.quantile(values_s, (0.5, 0.9, 0.99)).tolist(), strict=True))
+            rows.append({"metric": name, "requests": len(values_s), "mean": float(values_s.mean()), **quantiles,
+                         "max": float(values_s.max())})  # fmt: skip
     return rows

@@ -367,19 +367,19 @@ def _asking(model: Same[Model], asked: AskedOfSampler, adapters: Adapters | None
 def _model(of: Model | WhatIf | str) -> Model:
     if isinstance(of, WhatIf):
         return changed_model(of)
-    found = load_model(of) if isinstance(of, str) else of
-    if not isinstance(found, Model):
+    model = load_model(of) if isinstance(of, str) else of
+    if not isinstance(model, Model):
         raise InputError(f"model: expected a name of the catalog, or what its readers return, got {of!r}")
-    return found
+    return model
 
 
 def _hardware(of: Hardware | WhatIf | str) -> Hardware:
     if isinstance(of, WhatIf):
         return device(of)
-    found = load_hardware(of) if isinstance(of, str) else of
-    if not isinstance(found, Hardware):
+    hardware = load_hardware(of) if isinstance(of, str) else of
+    if not isinstance(hardware, Hardware):
         raise InputError(f"hardware: expected a name of the catalog, or what its readers return, got {of!r}")
-    return found
+    return hardware
 
 
 def _memory(spec: ReplicaSpec, model: Model, hardware: Hardware, by: Drafter | None) -> MemoryPlan:

@@ -179,7 +179,7 @@ def _of_classes(
     }
     seen = [_of_arrivals(requests, windows.count, levels) for requests in of_classes]
     for name, (dims, _) in seen[0].items():
-        values[f"class_{name}"] = ("time", "class", *dims), np.stack([each[name][1] for each in seen], axis=1)
+        values[f"class_{name}"] = ("time", "class", *dims), np.stack([variables[name][1] for variables in seen], axis=1)
     return values
 
 

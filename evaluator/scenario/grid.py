@@ -288,10 +288,10 @@ def _read(
         return value
 
     combinations = list(zip(*(index.tolist() for index in chosen), strict=True))
-    told = _told_by_extremes(field, changes, combinations, read) or map(read, combinations)
+    read_values = _told_by_extremes(field, changes, combinations, read) or map(read, combinations)
     # Different texts may mean the same (1s, 1000ms): points that have equal values share one object, and with it all
     # that is built of it.
-    values, places = interned(told)
+    values, places = interned(read_values)
     return Encoded(values, np.array(places)[codes])
 
 

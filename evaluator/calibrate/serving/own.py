@@ -476,7 +476,7 @@ def _errors(figures: Sequence[OwnFigure]) -> tuple[tuple[str, float], ...]:
 
     def known(*metrics: str) -> float | None:
         for metric in metrics:
-            errors = [one.measured / one.held_out - 1.0 for one in figures if one.metric == metric]
+            errors = [figure.measured / figure.held_out - 1.0 for figure in figures if figure.metric == metric]
             if len(errors) > 1:  # of one value alone nothing can be said about the next one
                 return max(band(np.array(errors)), noise_of(metric))
         return None

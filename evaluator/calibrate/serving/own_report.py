@@ -15,11 +15,11 @@ _POOR = 4.0
 
 def set_text(fitted: OwnFit) -> str:
     """The set's YAML."""
-    told = [parameter for parameter in fitted.parameters if not parameter.held]
+    fitted_here = [parameter for parameter in fitted.parameters if not parameter.held]
     result = FitResult(
-        {parameter.name: parameter.value for parameter in told},
-        {parameter.name: parameter.error for parameter in told},
-        {parameter.name: parameter.prior_share for parameter in told},
+        {parameter.name: parameter.value for parameter in fitted_here},
+        {parameter.name: parameter.error for parameter in fitted_here},
+        {parameter.name: parameter.prior_share for parameter in fitted_here},
     )
     # With the set, so that a reader of it years later knows which figures the runs told and which are priors.
     fit = {
@@ -35,7 +35,7 @@ def set_text(fitted: OwnFit) -> str:
                 "standard_error": parameter.error,
                 "prior_share": parameter.prior_share,
             }
-            for parameter in told
+            for parameter in fitted_here
         },
         "held_at_prior": [parameter.name for parameter in fitted.parameters if parameter.held],
         "not_told_apart": [[one, other, correlation] for one, other, correlation in fitted.alike],

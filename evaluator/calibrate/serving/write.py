@@ -75,7 +75,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(inner) for inner in value]
     if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {entry.name: _plain(getattr(value, entry.name)) for entry in fields(value)}
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 

@@ -99,20 +99,20 @@ def class_lines(ds: xr.Dataset, row: int, width: int) -> list[str]:
     if not names:
         return []
     columns = [Column("class of #1", "", tuple(names), KEPT, text=True)]
-    own = ds.sel({"class": names}).isel(config=row)
-    columns.append(Column("requests", "", percents(own["class_share"].values), KEPT))
+    of_design = ds.sel({"class": names}).isel(config=row)
+    columns.append(Column("requests", "", percents(of_design["class_share"].values), KEPT))
     for head, metric in (("TTFT", "ttft"), ("TPOT", "tpot"), ("E2E", "e2e")):
         # The statistic that the first objective on it names, so that a bound can be compared with what stands here.
         bounds = [bound for bound in objectives_of(ds) if bound["metric"] == metric and bound.get("class")]
         statistic = str(bounds[0]["statistic"]) if bounds else "p90"
         values = np.array([latency_at(ds, metric, statistic, name)[row] for name in names])
         columns.append(Column(f"{head} {statistic}", "ms", cells(1e3 * values), KEPT))
-    columns.append(Column("output", "tok/s", cells(own["class_output_tok_per_s"].values), 20))
-    attainment = own["class_slo_attainment"].values
+    columns.append(Column("output", "tok/s", cells(of_design["class_output_tok_per_s"].values), 20))
+    attainment = of_design["class_slo_attainment"].values
     if np.isfinite(attainment).any():
         columns.append(Column("in SLO", "", percents(attainment), 70))
         with_own = {bound.get("class") for bound in objectives_of(ds)}
-        met = zip(names, _yes(own["class_slo_met"].values), strict=True)
+        met = zip(names, _yes(of_design["class_slo_met"].values), strict=True)
         columns.append(Column("SLO", "met", tuple(yes if name in with_own else "-" for name, yes in met), 60))
     return [*lines_of(columns, width), ""]
 
