@@ -121,6 +121,20 @@ def test_what_has_no_flag_is_said_at_the_head_and_among_the_remarks():
     assert f"# not the same: {remark}" in script(deployed)
 
 
+def test_what_is_no_servers_to_do_is_said_once():
+    batching = {"packing": "shortest_first", "prediction_error": 0.5, "aging_tokens_per_s": 2, "max_num_seqs": 16}
+    failures = {"mtbf_s": "10h", "mttr_s": "5min", "requests": "resent"}
+    remarks = deploy(result(batching={"planning": "at_once"} | batching, failures=failures, replicas=2)).remarks
+    assert [remark for remark in remarks if "batching" in remark] == [
+        "batching.packing shortest_first: vLLM has no flag for it; its order is that of --scheduling-policy priority, "
+        "where a gateway sends the length that it predicts as the priority of each request"
+    ]
+    # Servers fail as they do: how often is of the machines, and only what a router is to do with it is of a design.
+    assert [remark for remark in remarks if "failures" in remark] == [
+        "failures.requests resent: is the router's to do, and the one that is written sends nothing again"
+    ]
+
+
 def test_adapters_have_flags_and_the_load_names_none():
     ds = result(workload={"adapters": {"count": 3}}, lora={"max_loras": 3, "rank": 24, "modules": "attention"})
     deployed, text = deploy(ds), script(deploy(ds))
