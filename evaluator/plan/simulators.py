@@ -155,6 +155,7 @@ def program(
             cached=cached,
             session_turns=session_turns,
             agents=agents,
+            asynchronous=plans_ahead(deployment),
             lockstep=locked,
             scales=deployment.autoscaling is not None,
             sheds=sheds(deployment),
@@ -399,11 +400,17 @@ def lacking(
         # These parts are of the program for a replica by itself.
         keys |= {
             f"batching.policy {record.name} with {together_for}": record.token_ratio,
-            f"batching.planning {planning} with {together_for}": plans_ahead(deployment),
+            f"batching.planning {planning} with {together_for}": plans_ahead(deployment)
+            and not (alone and _plans_ahead_together(deployment)),
             f"preemption swap with {together_for}": swaps(deployment),
             f"kv.manager {kv_hooks(deployment)} with {together_for}": bool(kv_hooks(deployment)),
         }
     return tuple(name for name, applies in keys.items() if applies)
+
+
+def _plans_ahead_together(deployment: Deployment) -> bool:
+    """Whether replicas of one pool that run together may plan ahead: they stay, and nobody asks who waits there."""
+    return deployment.autoscaling is None and not sheds(deployment)
 
 
 def _lacking_of_fleets(

@@ -407,9 +407,11 @@ class Replica:
         """The device writes no more to the blocks of this batch: before whoever is done gives its own back."""
 
     def _leave_late(self, request: Request) -> None:
-        """Whoever was planned to leave does, unless it was preempted meanwhile."""
+        """Whoever was planned to leave does; who was preempted meanwhile has neither seat nor KV any more."""
         queues = self.queues
-        if request in queues.leaving:
+        if request not in queues.leaving:
+            queues.context_tokens -= request.context_tokens  # routers count it until its last token is there
+        else:
             del queues.leaving[request]
             queues.give_up_seats(request)
             # The KV of the last token is never written, because nothing attends to it: the block that it would have

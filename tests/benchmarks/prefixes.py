@@ -29,12 +29,14 @@ TASKS = (
 )
 APART = TALKS.replace("answer", "arrival")
 KV = "deployment.kv={admission: on_demand, prefix_caching: true}"
-RUNS = {
-    "one replica": (APART, 1, "round_robin"),
-    "one replica, users think about answers": (TALKS, 1, "round_robin"),
-    "four replicas, session": (APART, 4, "session"),
-    "four replicas, prefix_aware, users think about answers": (TALKS, 4, "prefix_aware"),
-    "four replicas, prefix_aware, agents that start others": (TASKS, 4, "prefix_aware"),
+AHEAD = ("deployment.batching.planning=asynchronous",)
+RUNS: dict[str, tuple[str, int, str, tuple[str, ...]]] = {
+    "one replica": (APART, 1, "round_robin", ()),
+    "one replica, users think about answers": (TALKS, 1, "round_robin", ()),
+    "four replicas, session": (APART, 4, "session", ()),
+    "four replicas, prefix_aware, users think about answers": (TALKS, 4, "prefix_aware", ()),
+    "the same, planned ahead": (TALKS, 4, "prefix_aware", AHEAD),
+    "four replicas, prefix_aware, agents that start others": (TASKS, 4, "prefix_aware", ()),
 }
 
 
@@ -43,10 +45,10 @@ def prefixes(quick: bool) -> Iterator[Row]:
     """Requests/s of sessions of six turns, and of agents, on an L40S, 32 rates x 2,000 requests; and how close the
     engine is."""
     configure()
-    for label, (sessions, replicas, router) in RUNS.items():
+    for label, asked in RUNS.items():
         served: dict[str, Outcomes] = {}
 
-        def run(simulator: str, every: int, asked: tuple[str, int, str] = (sessions, replicas, router)) -> None:
+        def run(simulator: str, every: int, asked: tuple[str, int, str, tuple[str, ...]] = asked) -> None:
             served[simulator] = _serve(simulator, every, *asked)  # noqa: B023
 
         took = best_of(lambda: run("iteration", 1), repeats=1 if quick else 2)
@@ -59,11 +61,12 @@ def prefixes(quick: bool) -> Iterator[Row]:
         yield Row("largest relative difference of completion times", float(np.abs(fast[::every] / exact - 1).max()), "")
 
 
-def _serve(simulator: str, every: int, sessions: str, replicas: int, router: str) -> Outcomes:
+def _serve(simulator: str, every: int, sessions: str, replicas: int, router: str, more: tuple[str, ...]) -> Outcomes:
     rates = (np.linspace(0.5, 3.5, LANES) * replicas).tolist()
     asked = (
         LENGTHS, sessions, KV, "deployment.hardware=l40s", f"workload.requests={REQUESTS}",
         f"deployment.replicas={replicas}", f"deployment.router={router}",
+        *more,
     )  # fmt: skip
     whole = plan(scenario(*asked, workload__arrivals__rate_rps=rates), simulator=simulator)
     return simulate_configurations(whole, whole.configurations[::every])

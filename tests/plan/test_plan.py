@@ -186,10 +186,9 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
         "deployment__router": "least_kv",
         "deployment__replicas": 2,
     },
-    ("batching.planning asynchronous with a closed loop with a frontend",): {
-        "deployment__batching__planning": "asynchronous",
+    ("batching.planning asynchronous with batching.max_queued_requests",): {
+        "deployment__batching": "{planning: asynchronous, max_queued_requests: 4}",
         "deployment__replicas": 2,
-        "workload__arrivals": "{process: closed_loop, users: 4}",
     },
     ("kv.layer_groups",): {"deployment__model": "gpt-oss-20b", "deployment__kv__layer_groups": True},
     **{

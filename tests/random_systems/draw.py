@@ -49,7 +49,8 @@ def structure(seed: int) -> Tree:
     if layout == "ranks" or (layout != "one" and order in ("token_ratio", "asynchronous")):
         order = draw.one("plain", "chunks")
     lone = order in ("priority", "token_ratio", "asynchronous")
-    if lone and draw.one(True, True, False):  # what depends on one another is the reference's in these orders
+    rarely = lone and order != "asynchronous"
+    if rarely and draw.one(True, True, False):  # what depends on one another is the reference's in these orders
         client = {"closed": "open", "conversations": "turns", "thinking": "open"}.get(client, client)
     admission = draw.one("reserve", "on_demand", "on_demand", "swap")
     if layout != "one" or client in ("closed", "conversations", "thinking") or order != "plain":
@@ -84,7 +85,7 @@ def structure(seed: int) -> Tree:
         "admission": admission,
         "cached": cached,
         "models": model if not many_models else PLAIN_MODELS,
-        "looks": extra != "branches" and draw.one(True, False) and not (lone and draw.one(True, True, False)),
+        "looks": extra != "branches" and draw.one(True, False) and not (rarely and draw.one(True, True, False)),
         "drafts": drafts and draw.one(True, False, False),
         "pipeline": draw.one(1, 1, 1, 2, 3) if not lone and layout != "ranks" and extra not in ONE_RANK else 1,
         "stages": _stages(draw, cached) if stages else (),

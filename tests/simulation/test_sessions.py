@@ -202,12 +202,12 @@ def test_what_is_known_before_the_run_counts_as_hits():
 
 
 def test_the_reference_takes_what_the_engine_lacks_and_says_so():
-    asked = (*TALKS, CACHING, "workload.requests=60", "deployment.batching.planning=asynchronous")
+    asked = (*TALKS, CACHING, "workload.requests=60", "deployment.router=vllm_ranks", "deployment.data_parallel=2")
     (configuration,) = plan(scenario(*asked)).configurations
     assert configuration.simulator == "token"
     ds = sweep(scenario(*asked))
     assert (ds["status"].item(), ds["engine"].item()) == ("ok", "token")
-    assert "planning asynchronous with sessions that think from the answer" in ds.attrs["engine_note"]
+    assert "router vllm_ranks" in ds.attrs["engine_note"]
 
 
 @pytest.mark.parametrize("name", BOTH_ENGINES)

@@ -29,9 +29,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Float
+from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED
 from evaluator.stations.engine.common.rings import read, read_once, where, write
+from evaluator.stations.engine.joint.asynchronous import complete_older, plan_batch
 from evaluator.stations.engine.joint.autoscaler import come_and_go, due
 from evaluator.stations.engine.joint.events import ASK, END
 from evaluator.stations.engine.joint.kv_reservation import expects, reserve_between
@@ -84,6 +86,8 @@ def _loop_step(given: Given, cluster: ClusterState) -> ClusterState:
         (_complete_batches, _launch) if cluster.replicas.pipeline is None else (complete_batch, launch_batch)
     )
     launches = launches if cluster.together is None else _launch_any
+    if cluster.planned is not None:
+        completes, launches = complete_older, plan_batch
     # One end in a trip. Of several at one time the next trip takes the next, and nothing else comes before (``more``).
     cluster = where(ends_now(cluster), functools.partial(_end, given, completes), cluster)
     more = ends_now(cluster)
@@ -299,6 +303,8 @@ def _run(given: Given, start: ClusterState) -> LaneResult:
     result = result_of(state if final.totals is None else state._replace(totals=final.totals))
     fleet = None if final.fleet is None else final.fleet.spans
     result = result._replace(replica=final.replica[:-1], fleet=fleet)
+    if final.planned is not None:
+        result = result._replace(itl_histogram=result.itl_histogram[:BINS])  # behind it are those of batches under way
     if several is None:
         return result
     link_s = several.sent_s if several.travel is None else several.travel.link_s

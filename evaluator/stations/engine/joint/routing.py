@@ -411,8 +411,8 @@ def sees_kv(given: Given, phase: Int) -> Flag:
 
 def catch_up(given: Given, cluster: ClusterState, on: Flag) -> ClusterState:
     """Every replica's KV as of the iteration under way, and with prefix caches its blocks, if ``on``."""
-    # In a pipeline nothing leaps, so that the KV of every replica is always as of now.
-    if cluster.replicas.pipeline is not None:
+    # In a pipeline, and where batches are planned ahead, nothing leaps: the KV of every replica is always as of now.
+    if cluster.replicas.pipeline is not None or cluster.planned is not None:
         return cluster
 
     def count_one(carry: tuple[Int, ClusterState]) -> tuple[Int, ClusterState]:

@@ -102,6 +102,18 @@ class Together(NamedTuple):
     sequences: FloatPerReplica | None = None  # with drafts, those in the batch
 
 
+class PlannedBatches(NamedTuple):
+    """By replica, of its last two batches where these are planned ahead (``asynchronous``)."""
+
+    end_s: FloatPerReplica  # when the newer one ends
+    count: IntPerReplica  # batches that were planned so far
+    older: IntPerReplica  # list of the requests whose last token comes with the older one, or NONE
+    newer: IntPerReplica  # the same of the newer one
+    unknown: (
+        Array  # bool (2 * replica,): whether gaps of every second batch were entered before it was known if they count
+    )
+
+
 class ClusterState(NamedTuple):
     """All replicas between two trips."""
 
@@ -121,6 +133,7 @@ class ClusterState(NamedTuple):
     several: PoolStates | None = None  # None: one pool
     together: Together | None = None  # None: no ranks in lockstep
     fleet: FleetState | None = None  # None: all replicas are there all the time
+    planned: PlannedBatches | None = None  # None: a batch is planned when the one before has ended
 
 
 def initial_cluster(given: Given) -> ClusterState:
@@ -147,6 +160,9 @@ def initial_cluster(given: Given) -> ClusterState:
         several=nothing_yet(given),
         together=_nothing_together(given, zeros) if given.structure.lockstep else None,
         fleet=initial_fleet(given),
+        planned=PlannedBatches(zeros, jnp.zeros(replicas, jnp.int32), none, none, jnp.zeros(2 * replicas, bool))
+        if given.structure.asynchronous
+        else None,
     )
 
 

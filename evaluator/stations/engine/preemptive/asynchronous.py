@@ -56,7 +56,7 @@ def asynchronous_step(given: Given, state: State) -> State:
     state = state.in_totals(kv_units_max=jnp.maximum(state.totals.kv_units_max, planned_kv))
     # The batch before ends when this one starts, and only then is the next one planned. So whoever leaves with it is
     # gone for all of a leap but its first iteration, and that one is formed already.
-    state = _leave(given, state)
+    state = leave(given, state)
 
     def bound(first_s: Float, slope_s: Float, repeats: Flag) -> Float:
         return _until_change(given, state, start_s, waits, leaves, first_s, slope_s, repeats)
@@ -115,13 +115,13 @@ def _until_change(
     return jnp.where(leaves & waits, 1.0, most)
 
 
-def _leave(given: Given, state: State) -> State:
+def leave(given: Given, state: State) -> State:
     """The batch that was under way has ended: requests that had their last token with it give back what they hold."""
     kv, planned = kv_of(given), _planned(state)
     links, first = kv.leaving_order(planned.leaving.next, planned.leaving.first)
     state = state._replace(planned=planned._replace(leaving=planned.leaving._replace(next=links)))
 
-    def leave(carry: tuple[State, Int]) -> tuple[State, Int]:
+    def leave_next(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
         # A request that is linked to itself is not running: it was preempted after its last token had been planned.
         seated = read_once(state.running.newer, i) != i
@@ -130,7 +130,7 @@ def _leave(given: Given, state: State) -> State:
         state = give_back(given, state, i, planned.end_s, ~jnp.zeros((), bool), given.kv_units(i), seated)
         return state, read_once(_planned(state).leaving.next, i)
 
-    state, end = lax.while_loop(lambda carry: carry[1] >= 0, leave, (state, first))
+    state, end = lax.while_loop(lambda carry: carry[1] >= 0, leave_next, (state, first))
     # ``end`` is NONE, and makes the write depend on the loop (``common.rings``).
     leaving = _planned(state).leaving._replace(first=jnp.minimum(end, NONE))
     return state._replace(planned=_planned(state)._replace(leaving=leaving))

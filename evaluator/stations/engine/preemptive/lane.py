@@ -251,7 +251,7 @@ class Structure(NamedTuple):
     phases: int = 1  # 2: a prefill and a decode side
     route_at_first_token: bool = False  # the decode replica is chosen with the first token, not when the KV is there
     kv_reservation: bool = False  # back-pressure: KV is sent when the decode replica has room, and kept until then
-    asynchronous: bool = False  # the next batch is planned while one runs, see ``asynchronous``; alone, with one rank
+    asynchronous: bool = False  # the next batch is planned while one runs, see ``asynchronous``; one rank, one pool
     kv_manager: KvManager | None = None  # a user's own, whose hooks keep the KV; alone
     # KV on demand whose growth is counted by remainders (``common.kv_growth``): at least the tokens of a block of any
     # lane; 0: it is noted step by step. Alone, with one rank, without windowed layers, drafts and prefix caches, and
@@ -270,10 +270,17 @@ class Structure(NamedTuple):
     def integrates(self) -> bool:
         """Of replicas that run together: the KV in use is added up over time whenever it changes, whoever uses it.
 
-        Elsewhere a batch has so much KV for so long. In a pipeline batches overlap; and of blocks that a request keeps
-        while it is in no batch (``kv_reservation``) others may be users, too.
+        Elsewhere a batch has so much KV for so long. In a pipeline batches overlap, as they do where they are planned
+        ahead; and of blocks that a request keeps while it is in no batch (``kv_reservation``) others may be users, too.
         """
-        return not self.alone and (self.pipeline_ranks > 1 or (self.cache is not None and self.kv_reservation))
+        overlap = self.pipeline_ranks > 1 or self.asynchronous
+        return not self.alone and (overlap or (self.cache is not None and self.kv_reservation))
+
+    @property
+    def histograms(self) -> int:
+        """Of gaps between tokens: one for each pool, and for each of two planned batches of replicas that run together
+        (``joint.asynchronous``)."""
+        return 1 + 2 * self.replicas if self.asynchronous and not self.alone else self.pools
 
     def decode_groups(self) -> int:
         """Decode groups of decoding sequences, see ``state.DecodeGroups``.
@@ -307,6 +314,7 @@ class Given(NamedTuple):
     structure: Structure
     pool: Int | None = None  # of several pools: the number of the one whose figures these are
     ranks: Int | None = None  # and its pipeline ranks, where they have not as many
+    histogram: Int | None = None  # the number of the one that gaps are entered into; None: that of the pool
 
     def batches_under_way(self) -> Int | int:
         """The most that a replica has under way: one for each of its pipeline ranks."""
@@ -341,7 +349,8 @@ class Given(NamedTuple):
 
     def first_bin(self) -> Int | int:
         """Where the histogram of the pool begins: each of several has its own, one behind the other."""
-        return 0 if self.pool is None else self.pool * BINS
+        number = self.pool if self.histogram is None else self.histogram
+        return 0 if number is None else number * BINS
 
     def window(self) -> Float | None:
         """The attention window in tokens; None for a model without windowed layers."""

@@ -141,8 +141,10 @@ def preempt(given: Given, state: State, i: Int) -> State:
     cached = read(requests.prompt_tokens, i) - read(requests.compute_tokens, i)
     kept = jnp.where(given.limits.prompts_resident, 0, cached)
     if state.router_counts is not None:
-        waiting_units = state.router_counts.waiting_units + given.kv_units(i)
-        again = state.router_counts.again + known - kept - jnp.maximum(left, 0)
+        needs, computes = given.kv_units(i), known - kept - jnp.maximum(left, 0)
+        if state.planned is not None:
+            needs, computes = (jnp.where(waits, value, 0) for value in (needs, computes))
+        waiting_units, again = state.router_counts.waiting_units + needs, state.router_counts.again + computes
         state = state._replace(router_counts=state.router_counts._replace(again=again, waiting_units=waiting_units))
     if state.swapped is not None:
         state, swaps = swap_out(given, state, i)

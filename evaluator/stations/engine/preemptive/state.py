@@ -344,7 +344,7 @@ def initial_state(given: Given) -> State:
         decode_groups=_initial_decode_groups(given), rings=_initial_rings(given), batch=no_batch(),
         next_leaving=none, next_joined=none, next_completing=none,
         admissions=number, finished=number,
-        itl_histogram=jnp.zeros(histogram.BINS * structure.pools),
+        itl_histogram=jnp.zeros(histogram.BINS * structure.histograms),
         batch_paces=_initial_batch_paces(given),
         router_counts=None if structure.alone else no_router_counts(),
         cache=initial_cache(given),

@@ -1,0 +1,62 @@
+"""Replicas that plan their next batch while one runs and depend on one another: equal to the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from evaluator.plan import plan
+from evaluator.scenario import Scenario
+from tests.scenario.build import scenario
+from tests.simulation.engines import Designs
+from tests.thorough import THOROUGH
+
+# The warm-up ends while batches are under way: until then nobody knows whose gaps between tokens count.
+AHEAD = (
+    "workload.lengths={source: uniform, prompt_min: 20, prompt_max: 300, output_min: 1, output_max: 120}",
+    "workload.requests=200",
+    "workload.warmup_requests=60",
+    "workload.arrivals.rate_rps=40",
+    "deployment.batching.planning=asynchronous",
+)
+THREE = (*AHEAD, "deployment.replicas=3")
+SHORT = "deployment.kv={prefix_caching: false, capacity_tokens: 800, admission: on_demand}"
+USERS = "workload.arrivals={process: closed_loop, users: 25, rate_rps: null}"
+DESIGNS = {
+    "least of the KV, short of it": (*THREE, SHORT, "deployment.router=least_kv"),
+    "least context, all reserved": (*THREE, "deployment.kv.admission=reserve", "deployment.router=least_context"),
+    "users, least work": (*THREE, SHORT, USERS, "deployment.router=least_work"),
+}
+if THOROUGH:  # programs of their own, whose parts other tests have
+    cached = "deployment.kv={prefix_caching: true, capacity_tokens: 9600, admission: on_demand}"
+    talks = "workload.sessions={turns: {mean: 4}, think_s: {mean: 3}, system_prompts: 2, system_tokens: 500}"
+    agents = "workload.sessions={turns: 2, think_s: 1, agents: {fan_out: 3, share: 0.7}}"
+    DESIGNS |= {
+        "conversations, by prefix": (*THREE, cached, talks, "deployment.router=prefix_aware"),
+        "users with conversations": (*AHEAD, cached, talks, USERS),
+        "agents": (*THREE, cached, agents, "deployment.router=least_context"),
+    }
+BOTH = Designs(DESIGNS)
+
+
+@pytest.mark.parametrize("name", DESIGNS)
+def test_both_engines_compute_the_same(name):
+    found = BOTH.both(name)
+    np.testing.assert_array_equal(*found.column("replica"))
+    np.testing.assert_array_equal(*found.summed("preemptions"))
+    assert found.summed("preemptions")[0].item() > 20 or SHORT not in DESIGNS[name]
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("deployment.batching.max_queued_requests=3", "batching.max_queued_requests"),
+        ("deployment.autoscaling={metric: outstanding, target: 4}", "deployment.autoscaling"),
+        ("deployment={pools: {a: {role: mixed}, b: {role: mixed}}, replicas: null}", "several pools in one loop"),
+    ],
+)
+def test_what_else_goes_to_the_reference(asked, why):
+    read: Scenario = scenario(*THREE, asked, "deployment.router=least_outstanding")
+    (configuration,) = plan(read).configurations
+    assert (configuration.status, configuration.simulator) == ("ok", "token")
+    assert configuration.lacking == (f"batching.planning asynchronous with {why}",)
