@@ -1,4 +1,17 @@
-"""The catalog: models, hardware, length distributions and calibration sets as data files with sources."""
+"""The catalog: models, hardware, length distributions and calibration sets as data files with sources.
+
+*Files.* ``store`` finds them, ``fields`` reads them strictly, ``state`` says which there were.
+
+*Entries.* ``model`` (read by ``read_model``; ``parameters`` counts, ``published`` names), ``hardware`` (``devices``
+names it, ``what_if`` makes other ones), ``lengths``, ``links``, ``storage``.
+
+*Engines.* ``engines`` and the tables of their releases, ``engine_rules``; kernels by release or library: ``tuned``,
+``delta_rule``, ``attention_kernels``, ``exchange_kernels``.
+
+*Calibration sets.* ``choice`` finds the set that serves; ``calibration`` reads one, made of ``efficiency``,
+``launches``, ``iterations``, ``eager`` or ``own_server``. Of devices without: ``relatives``, ``served``,
+``transferred``.
+"""
 
 from evaluator.catalog.calibration import Calibration, OperatorEfficiency
 from evaluator.catalog.choice import load_calibration

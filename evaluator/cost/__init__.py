@@ -1,4 +1,28 @@
-"""The cost model: operators, roofline, collectives, memory, and the iteration cost function that they fold into."""
+"""The cost model: operators, roofline, collectives, memory, and the iteration cost function that they fold into.
+
+*What a device does.* ``operators`` puts together what ``mixers``, ``feed_forward``, ``embedding_and_head``,
+``adapters`` and ``prediction`` emit, each an ``Operator`` (``kernel``): products by ``gemm`` and ``projections``, what
+ranks send one another by ``exchange``, what uneven experts cost by ``imbalance``. ``eager`` has the operators of
+unfused PyTorch.
+
+*What that takes.* ``coefficients`` are an operator set as arrays, ``rates`` those of a device; ``collectives`` and
+``unit_times`` divide the one by the other, ``fold`` adds up, and ``iteration`` is the one place where a batch gets its
+time, with ``roofline``, ``mixed_attention``, ``delta_rule`` and ``host``. ``arrays`` names the axes, ``lanes`` stacks
+configurations.
+
+*Other forms of an iteration.* ``fitted`` chooses by the calibration set; ``polynomial`` and ``table`` of
+``quantities``, ``dispatched``, ``speculative``, ``lockstep`` (ranks that wait for one another), ``one_of`` (which is
+known in the run alone).
+
+*How devices share a model.* ``parallel`` and whether shards are whole ``blocks``; ``context_parallel``,
+``prefill_context``, ``feed_forward_apart``.
+
+*Memory.* ``memory`` is of ``weights``, ``activations`` and what is kept of sequences: ``layer_state``, ``kv``,
+``kv_groups``. Dtypes: ``precision`` names, ``dtypes`` widths.
+
+*What others ask.* ``batch`` (statistics of simple batches), ``breakdown``, ``steady``, ``utilisation``,
+``request_times``, ``frontend``, ``transfer``, ``vector_search``.
+"""
 
 from __future__ import annotations
 

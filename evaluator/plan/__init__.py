@@ -1,4 +1,10 @@
-"""Scenario -> plan: what every configuration costs, whether it can run, and which configurations run together."""
+"""Scenario -> plan: what every configuration costs, whether it can run, and which configurations run together.
+
+``plan`` makes a ``configuration`` of each point. What it is of: ``station`` (a pool), ``phases`` (its sides) and their
+``link``, ``pipeline`` with the ``route`` of requests, ``scaling``. Whether it can run: ``feasibility`` by ``checks``,
+``kv_checks`` and ``stage_checks``, once for those that are the ``same_but_speed``. What runs it: ``simulators``,
+``joint_pools``, ``request_level``; ``groups`` are of one sequence of compiled structures.
+"""
 
 from evaluator.plan.configuration import Configuration, RateChange
 from evaluator.plan.groups import Group, StationGroup, station_group

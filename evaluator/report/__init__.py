@@ -1,4 +1,9 @@
-"""The dataset as people read it. Public: the tables of a sweep, of a search and of elasticities, and pictures."""
+"""The dataset as people read it. Public: the tables of a sweep, of a search and of elasticities, and pictures.
+
+``table/``, ``picture/`` and ``page/`` have a file for each; ``accessor`` is ``dataset.evaluator``, ``estimate`` the
+text of one. What they share: ``ranking``, ``axes`` and ``layouts`` of what was swept, ``search`` and ``elasticities``
+of such datasets, ``accuracy`` and ``growth`` of expected errors.
+"""
 
 from evaluator.report.elasticities import rows_with_elasticities
 from evaluator.report.picture.search import plot_search

@@ -1,6 +1,9 @@
 """Results as labelled arrays. Public: datasets read, written and unstacked, what they were swept over and judged by.
 
-``run`` builds them from the modules of this folder: coordinates, dataset, schema, files, chunks, requests, selection.
+The room ``run`` builds them of what stands here. A sweep's: ``dataset`` with its ``coordinates``, ``texts`` and what it
+says of itself, ``schema`` and ``fallback_report``; one run's: ``requests``, ``iterations``, ``over_time``;
+``selection`` finds one configuration. On disk: ``files`` and ``zarr_store``, under a ``lock``; of a sweep that goes on:
+``chunks``, ``fingerprint``, ``shards``, ``gather``.
 """
 
 from evaluator.results.dataset import unstack

@@ -1,4 +1,18 @@
-"""Scenarios: what a YAML file asks, checked, with the points of its sweep."""
+"""Scenarios: what a YAML file asks, checked, with the points of its sweep.
+
+*A file.* ``load`` makes a ``scenario`` of it: keys by ``key_paths``, ``short_names`` and ``set_keys``, what a script
+starts by ``from_command``, what an engine does where nothing is said by ``engine_defaults``.
+
+*Its sections.* ``workload``: ``arrivals``, ``lengths``, ``sessions``, ``reasoning``, ``classes``, ``adapters``,
+``token_sampling``, ``trace``. ``deployment``: ``pools``, ``routers``, ``transfer``, ``autoscaling``, ``failures``,
+``feed_forward_apart``. ``pipeline``. ``objectives``.
+
+*Its sweep.* ``axes`` as they are written (``axis_values``, ``design_table``, ``sampling``; ``shadowed_keys`` are
+refused), ``sweep`` checked, each value read by ``swept_fields``; ``grid`` has the points that ``conditions`` leave,
+``encoded`` their values.
+
+*For editors.* ``schema`` and ``python_types`` follow from the keys.
+"""
 
 from evaluator.scenario.arrivals import Arrivals
 from evaluator.scenario.classes import RequestClass, all_objectives

@@ -3,6 +3,11 @@
 Whoever needs the requests of configurations calls ``simulate_configurations``: the sweep and the search for the
 statistics of a chunk (``summaries``), a single run and the validation for every request. JAX is loaded only by what
 runs on the vectorised engine, so that worker processes for the reference start at once.
+
+``chain`` takes jobs through the stations one after the other: ``stages`` (``prefetch``: those that begin early),
+``phases`` (pools side by side), ``vectorised`` (a pool of the vectorised engine), ``joint_pools`` (several in one event
+loop). What the engine is given: ``lanes``, with ``request_dependencies`` and ``routing_tables``. What comes out:
+``outcomes``, ``times`` by stage, a ``trace``.
 """
 
 from __future__ import annotations

@@ -127,3 +127,29 @@ def test_every_exception_is_still_one():
 def test_an_import_against_the_order_is_found():
     assert against_the_order("cost", "evaluator.plan.plan") and against_the_order("stations", "evaluator.reference")
     assert not against_the_order("plan", "evaluator.cost.lanes") and not against_the_order("cost", "evaluator.cost")
+
+
+LARGE = 12
+"""Modules from which on a room says where each of them belongs."""
+EXEMPT = {
+    "cli": "a module for each command, by its name",
+    "routing": "a module for each router, by its name",
+    "reference": "tells where to begin to read, which the others follow from",
+}
+
+
+def modules_without_a_word(room: Path) -> list[str]:
+    """The modules and folders of a room that the docstring of its ``__init__`` does not name."""
+    told = ast.get_docstring(ast.parse((room / "__init__.py").read_text(encoding="utf-8"))) or ""
+    modules = [path.stem for path in sorted(room.glob("*.py")) if path.stem != "__init__"]
+    folders = [path.name for path in sorted(room.iterdir()) if (path / "__init__.py").exists()]
+    return [name for name in (*modules, *folders) if f"``{name}``" not in told and f"``{name}/``" not in told]
+
+
+@pytest.mark.parametrize(
+    "room",
+    [path for path in sorted(PACKAGE.iterdir()) if len(list(path.glob("*.py"))) > LARGE],
+    ids=lambda path: path.name,
+)
+def test_a_large_room_says_where_each_of_its_modules_belongs(room):
+    assert room.name in EXEMPT or modules_without_a_word(room) == []
