@@ -43,6 +43,11 @@ DATA_PARALLEL = (
 )
 
 
+SHORTEST_FIRST = (
+    Panel("TTFT p90 (s)", "ttft_s", 0.9, 1, (0.05, 0.2, 1, 5, 20), 4),
+    Panel("TTFT p99 (s)", "ttft_s", 0.99, 1, (0.2, 1, 5, 20, 100)),
+    Panel("whole answer, mean (s)", "e2e_s_mean", None, 1, (2, 3, 5, 7, 12)),
+)
 SPECULATIVE = (
     Panel("TPOT p90 (ms)", "tpot_s", 0.9, 1e3, (5, 10, 20, 50, 100), 50),
     Panel("whole answer, mean (s)", "e2e_s_mean", None, 1, (1, 2, 5, 10, 20)),
@@ -89,6 +94,19 @@ def draw_day_apart(path: Path) -> None:
 
     run = evaluator.simulate(SCENARIOS / "day-apart.yaml", select={"prefill.autoscaling.within_s": "1.5"})
     plot_over_time(run.over_time("15min"), path, "A day of prefill and decode that scale apart")
+
+
+def draw_shortest_first(path: Path) -> None:
+    """TTFT and whole answers over the rate, a line for each guess of lengths."""
+    _draw(path, "shortest-first", _guess, SHORTEST_FIRST, "Who goes first on an H100 whose 16 seats are full")
+
+
+def _guess(one: xr.Dataset) -> str:
+    if one["packing"].item() == "fcfs":
+        return "first come"
+    error, aging = one["prediction_error"].item(), one["aging_tokens_per_s"].item()
+    known = f"guessed, off by e^{error:g}" if error else "known"
+    return known + (f", ageing by {aging:g}/s" if aging else "")
 
 
 def draw_policies(path: Path) -> None:

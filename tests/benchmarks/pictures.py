@@ -63,6 +63,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "experts-apart.png": Command("sweep experts-apart"),
     "day-of-chat.png": designs.draw_day,
     "outage.png": designs.draw_outage,
+    "shortest-first.png": designs.draw_shortest_first,
     "day-apart.png": designs.draw_day_apart,
     "rag-placement.png": rag.draw,
     "kv-storage.png": kv_storage.draw,

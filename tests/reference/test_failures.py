@@ -190,6 +190,7 @@ def test_leaping_changes_nothing_and_nobody_is_forgotten():
         exact, leaps = scenario.run(tokens=True, failures=failures), scenario.run(failures=failures)
         assert_same(exact, leaps)
         np.testing.assert_allclose(leaps.up, exact.up, rtol=1e-12)
+        assert exact.busy_s <= sum(end - begin for begin, end in exact.up) * (1 + 1e-12)
         for one, other in zip(exact.requests, leaps.requests, strict=True):
             assert (one.lost, one.tries) == (other.lost, other.tries)
             assert one.arrival_s <= one.scheduled_s <= one.first_token_s <= one.last_token_s < math.inf
