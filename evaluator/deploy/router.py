@@ -54,6 +54,8 @@ def policies(design: Design) -> tuple[dict[str, str], list[str]]:
         chosen[option] = policy or NEAREST
         if policy == CACHE_AWARE:
             keys = router_keys(wanted)
+            if keys.pop("scores", None):
+                remarks.append(f"router {name}: the router goes by thresholds and not by scores")
             # Both phases share the options: those of the prefill side, which comes first, are taken.
             for key, said in _OF_CACHE_AWARE.items():
                 if key in keys and chosen.setdefault(said, str(keys[key])) != str(keys[key]):

@@ -322,11 +322,12 @@ def by_reports(deployment: Deployment) -> bool:
 
 
 def guesses_prefixes(deployment: Deployment) -> str | None:
-    """The router, where it goes by prefixes of which it knows late, or what it has sent alone; None where not."""
+    """The router, where it knows late of prefixes, or what it has sent alone, or goes by scores; None where not."""
     router = deployment.router
-    if not isinstance(router, PrefixRule) or router.exact:
+    if not isinstance(router, PrefixRule) or (router.exact and router.scores is None):
         return None
-    return f"router {router.router}" + (" that knows late" if isinstance(router, PrefixAware) else "")
+    late = " that knows late" if isinstance(router, PrefixAware) and not router.exact else ""
+    return f"router {router.router}{late or ' by scores' * router.exact}"
 
 
 def _branches(workload: Workload, deployment: Deployment) -> bool:

@@ -51,11 +51,20 @@ def chooser(
 def _by_prefix(rule: Any, replicas: Sequence[Replica], memory: RouterMemory) -> Choose:
     """The replica that is thought to have most of the prompt, see ``PrefixRule``."""
     knowledge = knowledge_of(rule, replicas, memory)
+    # A router that is registered beside the package's has a ``choose`` of its own alone.
+    scores, block = getattr(rule, "scores", None), replicas[0].limits.block_tokens
 
     def choose(request: Request, now: float) -> Replica:
         tokens, blocks = knowledge.found(request, now)
-        shares = [found / request.prompt_tokens for found in tokens]
-        chosen = rule.choose([replica.outstanding for replica in replicas], shares, blocks)
+        requests = [replica.outstanding for replica in replicas]
+        if scores is None:
+            chosen = rule.choose(requests, [found / request.prompt_tokens for found in tokens], blocks)
+        else:
+            # llm-d counts blocks, of which a prompt has whole ones alone; one of less than a block has none anywhere.
+            whole = max(request.prompt_tokens // block, 1) * block
+            waiting = [len(replica.queues.waiting) for replica in replicas]
+            used = [kv_share(replica, now) for replica in replicas]
+            chosen = scores.choose([found / whole for found in tokens], waiting, used, requests)
         knowledge.sent(request, chosen, now)
         return replicas[chosen]
 
@@ -97,6 +106,12 @@ def work_tokens(replica: Replica, now: float) -> float:
 def output_tokens(replica: Replica, now: float) -> float:
     """Tokens to generate."""
     return replica.queues.output_tokens - replica.tokens_of_leaps(now)
+
+
+def kv_share(replica: Replica, now: float) -> float:
+    """The share of the KV cache that is in use."""
+    kv = replica.queues.kv
+    return (kv.capacity - kv.free + replica.units_of_leaps(now)) / kv.capacity
 
 
 def kv_units(replica: Replica, now: float) -> float:

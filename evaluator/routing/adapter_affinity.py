@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from evaluator.keys import choice, key, number
 from evaluator.routing.record import Router
+from evaluator.routing.scores import highest, queue_scores
 
 REQUESTS, PLACES = "requests", "places"
 
@@ -49,11 +50,8 @@ class AdapterAffinity:
 
     def choose(self, affinity: Sequence[float], waiting: Sequence[int], requests: Sequence[int]) -> int:
         """The number of a replica. By replica: the score of the adapter, who waits, and all requests there."""
-        most, least = max(waiting), min(waiting)
-        # llm-d ``QueueScorer.Score``: 1 for all where the queues are alike.
-        queue = [(most - length) / (most - least) if most > least else 1.0 for length in waiting]
-        scores = [held + self.queue_weight * short for held, short in zip(affinity, queue, strict=True)]
-        return min(range(len(scores)), key=lambda n: (-scores[n], requests[n]))
+        columns = zip(affinity, queue_scores(waiting), strict=True)
+        return highest([held + self.queue_weight * short for held, short in columns], requests)
 
 
 ADAPTER_AFFINITY = Router(

@@ -38,7 +38,7 @@ class PrefixApproximate(PrefixRule):
     def __str__(self) -> str:
         blocks = f", {self.memory_blocks} blocks" if self.memory_blocks is not None else ""
         ttl = f", for {self.ttl_s:g} s" if self.ttl_s is not None else ""
-        return f"{self.router} from {self.threshold:g} of a prompt, imbalance {self.imbalance}{blocks}{ttl}"
+        return f"{self.router} {self.rule}{blocks}{ttl}"
 
 
 PREFIX_APPROXIMATE = Router(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from evaluator.keys import count, key, number, quantity
 from evaluator.routing.record import Router
+from evaluator.routing.scores import PrefixScores, scores_reader
 
 
 @dataclass(frozen=True)
@@ -21,11 +22,16 @@ class PrefixRule:
     ``threshold`` of the prompt; of several to the one with the fewest requests. Else it goes to the replica with the
     fewest requests, of several to the one whose cache knows the fewest blocks. Where one replica has more than
     ``imbalance`` requests more than another, and more than ``imbalance_ratio`` times as many, prefixes do not count.
+    With ``scores`` these three say nothing: the replica with the highest sum of llm-d's scores is taken.
     """
 
     threshold: float = key(number(least=0, most=1), 0.3, "Least part of a prompt in a cache for which it goes there.")
     imbalance: int = key(count(least=0), 64, "So many requests more than on another replica are too uneven a load,")
     imbalance_ratio: float = key(number(least=1), 1.5, "if they are also more than so many times as many.")
+
+    scores: PrefixScores | None = key(
+        scores_reader, None, "Weights of llm-d's scores, by which it goes in the place of thresholds; {} for llm-d's."
+    )
 
     @property
     def router(self) -> str:
@@ -36,6 +42,13 @@ class PrefixRule:
     def exact(self) -> bool:
         """It knows what the caches have as of the arrival, and goes by nothing else."""
         raise NotImplementedError
+
+    @property
+    def rule(self) -> str:
+        """By what it chooses, in words."""
+        if self.scores is not None:
+            return f"by scores {self.scores}"
+        return f"from {self.threshold:g} of a prompt, imbalance {self.imbalance}"
 
     def choose(self, requests: Sequence[int], hit_share: Sequence[float], known_blocks: Sequence[int]) -> int:
         """The number of a replica. By replica: requests there, share of the prompt in its cache, blocks it knows."""
@@ -82,7 +95,7 @@ class PrefixAware(PrefixRule):
     def __str__(self) -> str:
         late = f", {self.events_delay_s:g} s late" if self.events_delay_s else ""
         predicted = f", predicted for {self.predicted_ttl_s:g} s" if self.predicted_ttl_s is not None else ""
-        return f"{self.router} from {self.threshold:g} of a prompt, imbalance {self.imbalance}{late}{predicted}"
+        return f"{self.router} {self.rule}{late}{predicted}"
 
 
 PREFIX_AWARE = Router(

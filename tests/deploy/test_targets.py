@@ -231,15 +231,24 @@ def test_the_scheduler_of_llm_d_scores_adapters():
 
 
 @pytest.mark.parametrize(
-    ("keys", "memory"),
+    ("keys", "memory", "weights"),
     [
-        ({}, {"autoTune": True}),
-        ({"memory_blocks": 900}, {"autoTune": False, "blockSizeTokens": 16, "lruCapacityPerServer": 900}),
+        ({}, {"autoTune": True}, [3, 2, 2]),
+        (
+            {"memory_blocks": 900, "scores": {"prefix": 1, "kv": 0}},
+            {"autoTune": False, "blockSizeTokens": 16, "lruCapacityPerServer": 900},
+            [1, 2, 0],
+        ),
     ],
 )
-def test_the_scheduler_of_llm_d_remembers_what_it_sent(keys, memory):
+def test_the_scheduler_of_llm_d_remembers_what_it_sent(keys, memory, weights):
     files = deploy(result(**CACHED, router={"prefix_approximate": keys}), to="llm-d").files
-    producer, *scorers = yaml.safe_load(files["llm-d-scheduler.yaml"])["plugins"]
+    picker = yaml.safe_load(files["llm-d-scheduler.yaml"])
+    producer, *scorers = picker["plugins"]
     assert producer == {"type": "approx-prefix-cache-producer", "parameters": memory}
-    assert [each["type"] for each in scorers[:2]] == ["prefix-cache-scorer", "queue-scorer"]
-    assert "in blocks of 64 tokens at the least, and the sum of its scores" in files["llm-d-values.yaml"]
+    assert [each["type"] for each in scorers[:3]] == [
+        "prefix-cache-scorer", "queue-scorer", "kv-cache-utilization-scorer",
+    ]  # fmt: skip
+    assert [each["weight"] for each in picker["schedulingProfiles"][0]["plugins"][:3]] == weights
+    assert "in blocks of 64 tokens at the least" in files["llm-d-values.yaml"]
+    assert ("with their usual weights" in files["llm-d-values.yaml"]) == ("scores" not in keys)

@@ -12,7 +12,9 @@ from evaluator.deploy.launch import Launch, manifest_head
 from evaluator.deploy.targets.compose import service_name
 from evaluator.deploy.targets.images import image
 from evaluator.deploy.targets.kubernetes import environment, other_pools, too_large
+from evaluator.keys import written
 from evaluator.routing.adapter_affinity import REQUESTS, AdapterAffinity
+from evaluator.routing.scores import PrefixScores
 from evaluator.yaml import dumps_yaml
 
 VALUES, PICKER = "llm-d-values.yaml", "llm-d-scheduler.yaml"
@@ -72,11 +74,17 @@ def _scorers(design: Design) -> tuple[tuple[_Scorer, ...], str]:
             block = design.pools[0].keys["kv"]["block_tokens"]
             memory = {"autoTune": False, "blockSizeTokens": block, "lruCapacityPerServer": keys["memory_blocks"]}
         forgets = " and without ttl_s" if "ttl_s" in keys else ""
+        sums = "" if "scores" in keys else ", and the sum of its scores with their usual weights"
         remark = (
             f"# not the same: router {name}: {PICKER} has llm-d's memory of what it sent, in blocks of 64 tokens at "
-            f"the least{forgets}, and the sum of its scores for prefixes and queues\n"
+            f"the least{forgets}{sums}\n"
         )
-        return (_Scorer("prefix-cache-scorer", 1, ("approx-prefix-cache-producer", memory)), _QUEUE), remark
+        weights = keys.get("scores", written(PrefixScores()))
+        return (
+            _Scorer("prefix-cache-scorer", weights["prefix"], ("approx-prefix-cache-producer", memory)),
+            _QUEUE._replace(weight=weights["queue"]),
+            _Scorer("kv-cache-utilization-scorer", weights["kv"]),
+        ), remark
     return (), "# not the same: llm-d's scheduler routes by load and prefix, and not as the design's router\n"
 
 

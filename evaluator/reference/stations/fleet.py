@@ -19,23 +19,16 @@ from typing import NamedTuple
 from evaluator.reference.failures import Breakdowns
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
-from evaluator.reference.routing import Choose
+from evaluator.reference.routing import Choose, kv_share
 from evaluator.reference.stations.phase import Choose as ChooseInGroup
 from evaluator.reference.stations.phase import PhaseStation
 from evaluator.reference.stations.pool import PoolStation
 from evaluator.scenario.autoscaling import LATENCIES, OUTPUT_RATE, PROMPT_RATE, TPOT, TREND, TTFT
 
-
-def _kv_share(replica: Replica, now: float) -> float:
-    """The share of its KV that is in use."""
-    kv = replica.queues.kv
-    return (kv.capacity - kv.free + replica.units_of_leaps(now)) / kv.capacity
-
-
 METRICS: dict[str, Callable[[Replica, float], float]] = {
     "outstanding": lambda replica, now: replica.outstanding,
     "waiting": lambda replica, now: len(replica.queues.waiting),
-    "kv": _kv_share,
+    "kv": kv_share,
     # Both counters lose a token with each that a decode gives, so that leaps under way do not matter.
     "prompt_tokens": lambda replica, now: replica.queues.work_tokens - replica.queues.output_tokens,
 }
