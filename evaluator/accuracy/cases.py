@@ -44,7 +44,9 @@ class Case:
     ``farther``: the case whose error at a load is the least that is stated where this one had too few servers of such a
     load; "": none.
     ``same_model``: of the predicted runs only those whose model other runs of the same device are of. ``host``: the
-    host's times were fitted to serving runs.
+    host's times were fitted to serving runs. ``own_servers``: its runs were on a device of whose servers the set is;
+    ``no_servers``: it is of devices of which nobody measured servers. What errs for the one reason does so beside what
+    errs for the other (``Errors.of``).
     """
 
     told: str
@@ -57,6 +59,8 @@ class Case:
     at_least: str = ""
     by_server: bool = False
     farther: str = "other_releases"
+    own_servers: bool = False
+    no_servers: bool = False
 
 
 CASES: dict[str, Case] = {
@@ -80,6 +84,7 @@ CASES: dict[str, Case] = {
         command="python -m tests.benchmarks.accuracy --errors FILE.yaml",
         at_least="other_models",
         by_server=True,
+        own_servers=True,
         farther="",  # it has the largest loads of all
     ),
     "spread_experts": Case(
@@ -88,6 +93,7 @@ CASES: dict[str, Case] = {
         "",
         command="python -m tests.benchmarks.accuracy --errors FILE.yaml",
         by_server=True,
+        own_servers=True,
     ),
     "state_layers": Case(
         "layers with a state in 16 bits",
@@ -103,9 +109,13 @@ CASES: dict[str, Case] = {
         command="python -m tests.benchmarks.accuracy --errors FILE.yaml",
         by_server=True,
     ),
-    "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm"),
+    "other_devices": Case("kernels of this device, serving runs of others", "gpu", "GPU-vllm", no_servers=True),
     "kernels_and_host": Case(
-        "kernels of this device, the host of serving runs of others", "gpu", "GPU-vllm", kernels="host"
+        "kernels of this device, the host of serving runs of others",
+        "gpu",
+        "GPU-vllm",
+        kernels="host",
+        no_servers=True,
     ),
     "iterations": Case(
         "whole iterations of its model, shapes between measured ones",
@@ -114,7 +124,7 @@ CASES: dict[str, Case] = {
         command="evaluator calibrate DATA... --hardware NAME --form polynomial --out SET.yaml --errors FILE.yaml",
     ),
     "kernels": Case("kernels of this device, no serving runs", None, "GPU-vllm", host=False),
-    "transferred": Case("kernels and host of other devices", "gpu", "GPU-vllm", kernels="transferred"),
+    "transferred": Case("kernels and host of other devices", "gpu", "GPU-vllm", kernels="transferred", no_servers=True),
     "sheet_and_runs": Case("a data sheet, serving runs of other devices", "gpu", "datasheet"),
     "datasheet": Case("a data sheet", None, "datasheet", host=False),
 }
@@ -139,6 +149,9 @@ class Errors:
     ) -> float:
         """The largest band of these cases, of a prediction that rests on all of them. NaN: there is none.
 
+        Two that err for reasons of their own err together as the root of their squares: a device of which no server was
+        measured, and what servers of others measured on their own device (another release, experts that are spread).
+
         ``concurrency``: requests at a time on a replica; None: as the measured servers had, whatever their load.
         ``unmeasured``: something of it is in no measured run. Then it is taken to be no better than the worst of the
         cases that know as much of the host: what is not known are its kernels and what its devices send. So is a
@@ -153,6 +166,15 @@ class Errors:
         elif unmeasured or untold:
             host = all(CASES[case].host for case in cases)
             bands += [self._band(case, statistic, group) for case in self.bands if CASES[case].host or not host]
+        else:
+            of_device = [self._own(case, statistic, group) for case in cases if CASES[case].no_servers]
+            # Of a statistic that a case did not measure it has the floor's error, which is no reason of its own.
+            beside = [
+                band
+                for case, band in zip(cases, bands, strict=True)
+                if CASES[case].own_servers and statistic in self.bands[case]
+            ]
+            bands += [math.hypot(one, other) for one in of_device for other in beside]
         return max((error for error in bands if error > 0.0), default=math.nan)
 
     def is_beyond(self, case: str, statistic: str, group: int) -> bool:
@@ -182,6 +204,12 @@ class Errors:
         farther = CASES[case].farther
         next_asked = self._at_load(farther, statistic, group) if farther else math.nan
         return float(np.fmax.reduce([whole, lower, next_asked]))
+
+    def _own(self, case: str, statistic: str, group: int | None) -> float:
+        """Of the servers of one case alone, with such a load or the next lower one that enough of them had."""
+        told = self.by_load.get(case, {}).get(statistic, _NO_LOAD)[: len(_NO_LOAD) if group is None else group + 1]
+        known = [error for error in told if error > 0.0]  # NaN compares as False
+        return max(known) if known and group is not None else self._whole(case, statistic)
 
     def _whole(self, case: str, statistic: str) -> float:
         measured = self.bands.get(case, {})

@@ -1,5 +1,7 @@
 """The table of expected errors: how a band comes about, what a prediction takes from the table, what is refused."""
 
+import math
+
 import numpy as np
 import pytest
 
@@ -162,3 +164,24 @@ def test_which_comparison_tells_of_which_cases():
     assert cases_of(None, "datasheet") == ["datasheet"]
     with pytest.raises(InputError, match=r"--errors: --held-out fold --calibration mine measures no case; those"):
         cases_of("fold", "mine")
+
+
+def test_a_device_without_servers_and_another_release_err_together():
+    """Each for a reason of its own: as the root of their squares, but of what a case did not measure itself."""
+    known = Errors(
+        {
+            "kernels_and_host": {"itl_mean": 0.03, "ttft_mean": 0.07},
+            "other_models": {"ttft_mean": 0.05},
+            "other_releases": {"itl_mean": 0.04},
+        },
+        {},
+        by_load={
+            "kernels_and_host": {"itl_mean": (0.02, 0.06, np.nan)},
+            "other_releases": {"itl_mean": (0.04, 0.08, 0.08)},
+        },
+    )
+    both = ("kernels_and_host", "other_releases")
+    of_loads = [known.of(both, "itl_mean", concurrency=load) for load in (None, 8, 64, 512)]
+    assert of_loads == pytest.approx([0.05, math.hypot(0.02, 0.04), 0.1, 0.1])
+    assert known.of(both, "ttft_mean") == 0.07
+    assert known.of(("runs", "other_releases"), "itl_mean", concurrency=64) == 0.08
