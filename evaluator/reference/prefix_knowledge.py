@@ -65,7 +65,7 @@ class PrefixKnowledge(Protocol):
         """By replica: tokens of a prompt that it is thought to have, and blocks that it is thought to know."""
 
     def sent(self, request: Request, to: int, now: float) -> None:
-        """A request goes to the replica of this number."""
+        """The request that was asked for last goes to the replica of this number."""
 
 
 class ExactKnowledge:
@@ -174,12 +174,14 @@ class SentKnowledge:
         self._memories: list[SentBlocks] = [memory.of_replica[replica] for replica in replicas]
         self._block = replicas[0].limits.block_tokens  # the same of all: the plan refuses others under this router
         self._names = memory.names
+        self._asked: list[Hashable] = []  # of the request that was asked for last, which is then sent
 
     def found(self, request: Request, now: float) -> tuple[list[int], list[int]]:
         blocks = [0] * len(self._memories)
         # llm-d ``matchLongestPrefix``: up to the first block that no server has, every server counts those that it has.
         # Where its LRU has lost the first blocks of a prompt, which are the oldest, the later ones count all the same.
-        for name in self._prompt(request):
+        self._asked = self._prompt(request)
+        for name in self._asked:
             having = [number for number, memory in enumerate(self._memories) if memory.has(name, now)]
             if not having:
                 break
@@ -188,7 +190,7 @@ class SentKnowledge:
         return [count * self._block for count in blocks], [memory.known(now) for memory in self._memories]
 
     def sent(self, request: Request, to: int, now: float) -> None:
-        self._memories[to].add(self._prompt(request), now)
+        self._memories[to].add(self._asked, now)
 
     def _prompt(self, request: Request) -> list[Hashable]:
         """Names of the whole blocks of its prompt, those that it shares with nobody among them: they take room, too."""

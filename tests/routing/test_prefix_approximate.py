@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -236,6 +237,21 @@ def test_the_oldest_blocks_of_a_prompt_are_forgotten_first():
     assert [memory.has(name, 10.0) for name in (2, 3)] == [True, False]
     assert memory.known(10.0) == 2
     assert memory.known(15.0) == 0
+
+
+def test_a_larger_memory_knows_all_that_a_smaller_one_knows():
+    """The inclusion property of an LRU, and of longer times to live (Mattson et al., 1970)."""
+    rng = np.random.default_rng(7)
+    sizes = [SentBlocks(most=most) for most in (1, 3, 10, 40)]
+    times = [SentBlocks(ttl_s=ttl_s) for ttl_s in (0.5, 2.0, 9.0)]
+    for now in np.cumsum(rng.exponential(1.0, 200)).tolist():
+        sent = [(text, place) for text in [int(rng.integers(6))] for place in range(rng.integers(1, 9))]
+        for memories in (sizes, times):
+            for memory in memories:
+                memory.add(sent, now)
+            known = [{(t, p) for t in range(6) for p in range(9) if each.has((t, p), now)} for each in memories]
+            assert all(fewer <= more for fewer, more in itertools.pairwise(known))
+            assert [len(names) for names in known] == [memory.known(now) for memory in memories]
 
 
 def test_a_router_remembers_replicas_that_others_join():
