@@ -37,6 +37,7 @@ class Outages:
     def __init__(self, policy: FailurePolicy, slot: int) -> None:
         self._policy = policy
         self._known = policy.outages[slot] if slot < len(policy.outages) else ()
+        self._passed = 0  # of these, how many were over when last asked
         self._draws = policy.draws(slot) if policy.mtbf_s < math.inf else None
 
     def after(self, now: float) -> tuple[float, float]:
@@ -45,10 +46,12 @@ class Outages:
             # The exponential time does not remember: how long the machine was there before makes no difference.
             fails_s = now + self._policy.mtbf_s * self._draws.standard_exponential()
             return fails_s, fails_s + self._policy.mttr_s * self._draws.standard_exponential()
-        for begin_s, end_s in self._known:
-            if end_s > now:  # what is over by now fell into a time in which nothing served
-                return max(begin_s, now), end_s
-        return math.inf, math.inf
+        while self._passed < len(self._known) and self._known[self._passed][1] <= now:
+            self._passed += 1  # what is over by now was, or fell into a time in which nothing served
+        if self._passed == len(self._known):
+            return math.inf, math.inf
+        begin_s, end_s = self._known[self._passed]
+        return max(begin_s, now), end_s
 
 
 class Breakdowns:

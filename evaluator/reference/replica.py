@@ -11,6 +11,8 @@ from evaluator.cost.quantities import PEAKS, raised
 from evaluator.policies import policy as policy_named
 from evaluator.reference.adapter_places import AdapterPlaces
 from evaluator.reference.batch import Batch, exact_statistics, statistics
+from evaluator.reference.kv import CountedKv
+from evaluator.reference.kv_sizes import KvSizes
 from evaluator.reference.limits import Limits
 from evaluator.reference.pipeline import RankPipeline
 from evaluator.reference.queues import Queues
@@ -193,6 +195,11 @@ class Replica:
             running_batch.end_s = math.inf  # in the station's calendar, which thus passes over it
         self.running_batches.clear()
         self.queues.under_way.clear()
+
+    def discard_cache(self) -> None:
+        """It is gone for good and only its totals are asked for: the blocks of a large cache take megabytes."""
+        self.queues.kv = CountedKv(self.limits)
+        self.queues.sizes = KvSizes(self.limits, self.queues.kv)
 
     def launch(self, now: float) -> list[RunningBatch]:
         """Send off batches until there are as many in flight as ranks, or nobody is left to take part."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from evaluator.keys import Place, Reader, choice, count, key, quantity, schema_of, section, shown
@@ -26,16 +27,15 @@ def _outages(value: Any, place: Place) -> tuple[Outage, ...]:
     if not isinstance(value, list | tuple):
         raise place.error(f"expected a list such as [{{replica: 0, at_s: 10min, for_s: 5min}}], got {shown(value)}")
     outages = [_outage(entry, place.item(index)) for index, entry in enumerate(value)]
-    for index, outage in enumerate(outages):
-        for other in outages[:index]:
-            if other.replica == outage.replica and (
-                other.at_s < outage.at_s + outage.for_s and outage.at_s < other.at_s + other.for_s
-            ):
-                raise place.item(index).error(
-                    f"replica {outage.replica} is down from {other.at_s:g} to {other.at_s + other.for_s:g} s already; "
-                    "make one outage of both"
-                )
-    return tuple(sorted(outages, key=lambda outage: (outage.at_s, outage.replica)))
+    in_turn = sorted(range(len(outages)), key=lambda index: (outages[index].replica, outages[index].at_s))
+    for one, other in pairwise(in_turn):
+        before, outage = outages[one], outages[other]
+        if before.replica == outage.replica and outage.at_s < before.at_s + before.for_s:
+            raise place.item(other).error(
+                f"replica {outage.replica} is down from {before.at_s:g} to {before.at_s + before.for_s:g} s already; "
+                "make one outage of both"
+            )
+    return tuple(outages[index] for index in in_turn)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ import pytest
 
 from evaluator.reference import Limits, Request, simulate
 from evaluator.reference.failures import FailurePolicy
+from evaluator.reference.kv import CountedKv
+from evaluator.reference.prefix_cache import PrefixCache
 from evaluator.reference.stations.fleet import ScalingPolicy
 from tests.reference.build import SECOND, linear_cost, random_scenario
 from tests.reference.test_leap import assert_same
@@ -86,8 +88,10 @@ def test_caches_are_empty_after_a_failure():
     requests = asked([0.0, 20.0, 60.0], output=2)
     for request in requests:
         request.content, request.kv_units = (1, 2, 3, 4), 6
-    run(requests, replace(RESENDS, outages=[[(40.0, 50.0)]]), limits)
+    outcome = run(requests, replace(RESENDS, outages=[[(40.0, 50.0)]]), limits)
     assert [each.hit_tokens for each in requests] == [0, 8, 0]
+    # Of the one that is gone only the totals are left, since each cache would be megabytes for the rest of the run.
+    assert [type(replica.queues.kv) for replica in outcome.replicas] == [CountedKv, PrefixCache]
 
 
 def test_without_failures_it_is_a_static_pool():

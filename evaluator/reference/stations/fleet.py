@@ -215,6 +215,7 @@ class ReplicaFleet:
 
     def fell_out(self, replica: Replica, serves_s: float, now: float) -> None:
         """The router has noticed that a replica is down; one that drained does not come back."""
+        replica.discard_cache()
         if replica in self._draining:
             self._draining.remove(replica)
             self._gone(replica, now)
