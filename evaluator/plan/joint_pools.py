@@ -14,6 +14,7 @@ from evaluator.plan.simulators import (
     THINKING,
     CompileKey,
     draft_width,
+    plans_ahead,
     ring_bytes,
     ring_of,
     together,
@@ -21,7 +22,8 @@ from evaluator.plan.simulators import (
 from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
 from evaluator.routing import name_of
-from evaluator.scenario import Transfer, Workload
+from evaluator.scenario import STAGE, Transfer, Workload
+from evaluator.scenario.deployment import ASYNCHRONOUS
 from evaluator.traffic.requests import cached_by_content
 
 FEWEST_KINDS = 2
@@ -74,12 +76,16 @@ def lacking_jointly(whys: Sequence[str], workload: Workload, stations: Sequence[
         return tuple(round_trips)
     cached = any(cached_by_content(workload, station.deployment) for station in stations)
     deployments = [station.deployment for station in stations]
+    ahead = [plans_ahead(deployment) for deployment in deployments if deployment.role != STAGE]
     others = {
         # Their parts of the loop go by the KV that running requests hold, or are not held to the reference with caches.
         "kv.prefix_caching and data_parallel": cached and any(station.lockstep > 1 for station in stations),
         "kv.prefix_caching and speculative": cached and any(station.drafts for station in stations),
         "kv.prefix_caching and pipeline_parallel": cached and any(each.pipeline_parallel > 1 for each in deployments),
         "workload.reasoning.branches": workload.reasoning.several,
+        # One program plans all batches in one way, and its reservations are made where a batch is formed and sent off.
+        f"batching.planning {ASYNCHRONOUS} in some pools": any(ahead) and not all(ahead),
+        f"batching.planning {ASYNCHRONOUS} and transfer.backpressure": any(ahead) and "transfer.backpressure" in whys,
     }
     return tuple(f"{whys[0]} with {name}" for name, applies in others.items() if applies)
 
@@ -151,6 +157,7 @@ def joint_program(
         frontend=frontend,
         session_turns=session_turns,
         agents=agents,
+        asynchronous=plans_ahead(deployments[0]),
         lockstep=any(station.lockstep > 1 for station in stations),
         drafts=draft_width(max(station.drafts for station in stations)),
         cached=cached,

@@ -402,7 +402,7 @@ def lacking(
         keys |= {
             f"batching.policy {record.name} with {together_for}": record.token_ratio,
             f"batching.planning {planning} with {together_for}": plans_ahead(deployment)
-            and not (alone and _plans_ahead_together(deployment)),
+            and not _plans_ahead_together(deployment),
             f"preemption swap with {together_for}": swaps(deployment),
             f"kv.manager {kv_hooks(deployment)} with {together_for}": bool(kv_hooks(deployment)),
         }
@@ -410,7 +410,7 @@ def lacking(
 
 
 def _plans_ahead_together(deployment: Deployment) -> bool:
-    """Whether replicas of one pool that run together may plan ahead: they stay, and nobody asks who waits there."""
+    """Whether replicas that run together may plan ahead: they stay, and nobody asks who waits there."""
     return deployment.autoscaling is None and not sheds(deployment)
 
 

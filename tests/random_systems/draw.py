@@ -46,7 +46,7 @@ def structure(seed: int) -> Tree:
                 "failures": ("open", "turns"), "branches": ("open", "closed", "thinking")}  # fmt: skip
     if extra in of_extra:
         client = draw.one(*of_extra[extra])
-    if layout == "ranks" or (layout != "one" and order in ("token_ratio", "asynchronous")):
+    if layout == "ranks" or (layout != "one" and order == "token_ratio"):
         order = draw.one("plain", "chunks")
     lone = order in ("priority", "token_ratio", "asynchronous")
     rarely = lone and order != "asynchronous"

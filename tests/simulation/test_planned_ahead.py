@@ -22,6 +22,9 @@ AHEAD = (
 THREE = (*AHEAD, "deployment.replicas=3")
 SHORT = "deployment.kv={prefix_caching: false, capacity_tokens: 800, admission: on_demand}"
 USERS = "workload.arrivals={process: closed_loop, users: 25, rate_rps: null}"
+MIXED = "{pools: {a: {role: mixed, replicas: 1}, b: {role: mixed, hardware: l40s, replicas: 2}}, replicas: null}"
+APART = "{{pools: {{p: {{role: prefill{}}}, d: {{role: decode}}}}, replicas: null, transfer: {{backpressure: {}}}}}"
+AT_ONCE = ", batching: {planning: at_once}"
 DESIGNS = {
     "least of the KV, short of it": (*THREE, SHORT, "deployment.router=least_kv"),
     "least context, all reserved": (*THREE, "deployment.kv.admission=reserve", "deployment.router=least_context"),
@@ -36,6 +39,7 @@ if THOROUGH:  # programs of their own, whose parts other tests have
         "users with conversations": (*AHEAD, cached, talks, USERS),
         "agents": (*THREE, cached, agents, "deployment.router=least_context"),
     }
+    DESIGNS["pools side by side"] = (*THREE, SHORT, "deployment.router=least_work", f"deployment={MIXED}")
 BOTH = Designs(DESIGNS)
 
 
@@ -52,11 +56,24 @@ def test_both_engines_compute_the_same(name):
     [
         ("deployment.batching.max_queued_requests=3", "batching.max_queued_requests"),
         ("deployment.autoscaling={metric: outstanding, target: 4}", "deployment.autoscaling"),
-        ("deployment={pools: {a: {role: mixed}, b: {role: mixed}}, replicas: null}", "several pools in one loop"),
     ],
 )
-def test_what_else_goes_to_the_reference(asked, why):
+def test_what_goes_to_the_reference_of_one_pool(asked, why):
     read: Scenario = scenario(*THREE, asked, "deployment.router=least_outstanding")
     (configuration,) = plan(read).configurations
     assert (configuration.status, configuration.simulator) == ("ok", "token")
     assert configuration.lacking == (f"batching.planning asynchronous with {why}",)
+
+
+@pytest.mark.parametrize(
+    ("pools", "why"),
+    [
+        (APART.format("", "false"), ""),
+        (APART.format("", "true"), "and transfer.backpressure"),
+        (APART.format(AT_ONCE, "false"), "in some pools"),
+    ],
+)
+def test_what_goes_to_the_reference_of_several(pools, why):
+    (configuration,) = plan(scenario(*AHEAD, USERS, f"deployment={pools}")).configurations
+    asynchronous = "closed loop over several pools with batching.planning asynchronous"
+    assert configuration.lacking == ((f"{asynchronous} {why}",) if why else ())

@@ -18,6 +18,7 @@ from jax import lax
 from evaluator.stations.engine.common.arrays import Array, Float, Int
 from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
+from evaluator.stations.engine.joint.pools import given_at
 from evaluator.stations.engine.joint.routing import add_counts, counts_row, decoded_tokens
 from evaluator.stations.engine.joint.state import ClusterState, PlannedBatches, at_hand, ends_at, put_back
 from evaluator.stations.engine.preemptive.asynchronous import leave
@@ -31,10 +32,10 @@ from evaluator.stations.engine.preemptive.state import Listed, State
 def complete_older(given: Given, cluster: ClusterState) -> ClusterState:
     """The older batch of the replica where something ends now has ended: those that were done with it leave."""
     r = cluster.next_replica
-    batches = _batches(cluster)
+    own, batches = given_at(given, r, cluster.several), _batches(cluster)
     end_s = read(cluster.running_batches.end_s, r)
     before = _with_list(at_hand(cluster, r), end_s, read(batches.older, r))
-    state = leave(given, before)
+    state = leave(own, before)
     router_counts = state.router_counts
     assert router_counts is not None
     # Its tokens were counted when it was planned.
@@ -49,22 +50,23 @@ def complete_older(given: Given, cluster: ClusterState) -> ClusterState:
         next_replica=following,
         ready=cluster.ready.push(r, ~jnp.zeros((), bool)),
     )
-    return _count_gaps(given, cluster, r, end_s)
+    return _count_gaps(own, cluster, r, end_s)
 
 
 def plan_batch(given: Given, cluster: ClusterState) -> ClusterState:
     """A replica where something has happened plans a batch, and the one behind it, if this one starts at once."""
     r, batches = cluster.ready.top, _batches(cluster)
+    own = given_at(given, r, cluster.several)
     before = _with_list(at_hand(cluster, r), jnp.float64(0.0), jnp.int32(NONE))
     # vLLM ``EngineCore.step_with_batch_queue``: a batch is planned while the one before it runs.
     start_s = jnp.maximum(before.clock, read(batches.end_s, r))
-    state, batch = form_batch(given, before, start_s, ~jnp.zeros((), bool))
-    running_batch, _ = launch(given, state, batch, lambda *_: jnp.float64(1.0))
+    state, batch = form_batch(own, before, start_s, ~jnp.zeros((), bool))
+    running_batch, _ = launch(own, state, batch, lambda *_: jnp.float64(1.0))
     took_s = jnp.where(batch.there, running_batch.first_s, 0.0)
     running_batch = running_batch._replace(start_s=start_s, end_s=start_s + took_s)
-    known_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
+    known_s = read_once(state.sequences.first_token_s, own.limits.measured_from)
     unknown, place = known_s == jnp.inf, 2 * r + (read(batches.count, r) & 1)
-    own = given._replace(histogram=jnp.where(unknown, 1 + place, 0))
+    own = own._replace(histogram=jnp.where(unknown, _histogram(given, place), _pool(own)))
     measured = MeasuredSteps(jnp.where(unknown, -jnp.inf, known_s), jnp.int32(0))
     formed, state = state, complete(own, state, running_batch, took_s, jnp.float64(0.0), measured)
     router_counts = state.router_counts
@@ -102,14 +104,23 @@ def _count_gaps(given: Given, cluster: ClusterState, r: Int, end_s: Float) -> Cl
     since_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
 
     def count(bins: Array) -> Array:
-        at = (1 + place) * BINS
-        kept = lax.dynamic_slice(bins, (at,), (BINS,))
-        all_ = lax.dynamic_slice(bins, (jnp.int32(0),), (BINS,))
-        bins = lax.dynamic_update_slice(bins, all_ + jnp.where(since_s < end_s, kept, 0.0), (jnp.int32(0),))
-        return lax.dynamic_update_slice(bins, jnp.zeros(BINS), (at,))
+        of_batch, of_pool = _histogram(given, place) * BINS, _pool(given) * BINS
+        gaps = lax.dynamic_slice(bins, (of_batch,), (BINS,))
+        sums = lax.dynamic_slice(bins, (of_pool,), (BINS,)) + jnp.where(since_s < end_s, gaps, 0.0)
+        bins = lax.dynamic_update_slice(bins, sums, (of_pool,))
+        return lax.dynamic_update_slice(bins, jnp.zeros(BINS), (of_batch,))
 
     bins = where(read(batches.unknown, place), count, state.itl_histogram)
     return cluster._replace(state=state._replace(itl_histogram=bins))
+
+
+def _histogram(given: Given, place: Int) -> Int:
+    """The number of the histogram of a batch, behind those of the pools."""
+    return given.structure.pools + place
+
+
+def _pool(given: Given) -> Int:
+    return jnp.int32(0) if given.pool is None else given.pool
 
 
 def _with_list(state: State, end_s: Float, first: Int) -> State:

@@ -304,7 +304,8 @@ def _run(given: Given, start: ClusterState) -> LaneResult:
     fleet = None if final.fleet is None else final.fleet.spans
     result = result._replace(replica=final.replica[:-1], fleet=fleet)
     if final.planned is not None:
-        result = result._replace(itl_histogram=result.itl_histogram[:BINS])  # behind it are those of batches under way
+        # Behind those of the pools are those of batches under way.
+        result = result._replace(itl_histogram=result.itl_histogram[: given.structure.pools * BINS])
     if several is None:
         return result
     link_s = several.sent_s if several.travel is None else several.travel.link_s

@@ -251,7 +251,7 @@ class Structure(NamedTuple):
     phases: int = 1  # 2: a prefill and a decode side
     route_at_first_token: bool = False  # the decode replica is chosen with the first token, not when the KV is there
     kv_reservation: bool = False  # back-pressure: KV is sent when the decode replica has room, and kept until then
-    asynchronous: bool = False  # the next batch is planned while one runs, see ``asynchronous``; one rank, one pool
+    asynchronous: bool = False  # the next batch is planned while one runs, see ``asynchronous``; with one rank
     kv_manager: KvManager | None = None  # a user's own, whose hooks keep the KV; alone
     # KV on demand whose growth is counted by remainders (``common.kv_growth``): at least the tokens of a block of any
     # lane; 0: it is noted step by step. Alone, with one rank, without windowed layers, drafts and prefix caches, and
@@ -280,7 +280,7 @@ class Structure(NamedTuple):
     def histograms(self) -> int:
         """Of gaps between tokens: one for each pool, and for each of two planned batches of replicas that run together
         (``joint.asynchronous``)."""
-        return 1 + 2 * self.replicas if self.asynchronous and not self.alone else self.pools
+        return self.pools + (2 * self.replicas if self.asynchronous and not self.alone else 0)
 
     def decode_groups(self) -> int:
         """Decode groups of decoding sequences, see ``state.DecodeGroups``.
