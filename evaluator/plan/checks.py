@@ -9,13 +9,14 @@ import numpy as np
 from evaluator.cost.dtypes import BYTES
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.kv_managers import manager
-from evaluator.plan.simulators import by_reports, on_demand, waits_for_adapters
+from evaluator.plan.simulators import by_reports, on_demand, waits_for_adapters, waits_for_answers
 from evaluator.plan.station import StationPlan, longest_prompt, watermark_units
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, token_budget
 from evaluator.routing import HeavyLight, PrefixAware, name_of, router_of
 from evaluator.scenario import Deployment, Routers, Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, BY_PRIORITY, QUEUED, SHORTEST_FIRST, STAGE
+from evaluator.scenario.failures import LOST
 from evaluator.scenario.pools import UNNAMED
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import cached_by_content, shared_tokens
@@ -235,7 +236,8 @@ def refusal_problem(workload: Workload, station: StationPlan, alone: bool) -> st
 def failures_problem(workload: Workload, station: StationPlan, alone: bool) -> str | None:
     """Why replicas cannot fail; None where they can, or do not. ``alone``: there is no other station.
 
-    Users who wait for an answer are left out for the reason of ``refusal_problem``: one that is lost would never come.
+    Users who wait for answers take an error for one where requests are sent again; where they are not, those who come
+    while no replica serves would send all their requests at once (``refusal_problem``).
     """
     deployment = station.deployment
     failures = deployment.failures
@@ -251,8 +253,8 @@ def failures_problem(workload: Workload, station: StationPlan, alone: bool) -> s
         "several pools or stages; use one pool without stages": not alone,
         f"role {deployment.role}; use role mixed": deployment.role != "mixed",
         "data_parallel; use replicas": deployment.data_parallel > 1,
-        "a closed loop; use arrivals with a rate": workload.arrivals.process == "closed_loop",
-        "sessions that think from the answer; use sessions.think_from arrival": workload.feedback,
+        "requests lost and users who wait for answers; use requests: resent": failures.requests == LOST
+        and waits_for_answers(workload),
         "kv.offload_bytes": deployment.kv.offload_bytes is not None,
     }
     return left_out("failures", others, ", or leave it out")

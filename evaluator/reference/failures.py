@@ -71,7 +71,7 @@ class Breakdowns:
         self._span: dict[Replica, int] = {}
         self.up: list[list[float]] = []  # of each replica that served: from when until when
         self.waiting: list[Request] = []
-        self.lost = 0  # requests
+        self.lost: list[Request] = []  # since somebody asked; for the asker to empty
 
     @property
     def next_s(self) -> float:
@@ -162,7 +162,7 @@ class Breakdowns:
             self.waiting.append(request)
 
     def _lose(self, request: Request, now: float) -> None:
-        self.lost += 1
+        self.lost.append(request)
         request.lost, request.last_token_s = True, now
         # As of who is refused: all its times are there, and none of them is a latency.
         request.scheduled_s, request.first_token_s = min(request.scheduled_s, now), min(request.first_token_s, now)

@@ -140,8 +140,9 @@ def simulate(
     """
     if isinstance(router, RankBalance) and ((leap and not tokens) or lockstep > 1):
         raise ValueError("RankBalance is of ranks without lockstep, one iteration after the other: say leap False")
-    if failures is not None and (users is not None or follows is not None):
-        raise ValueError("failures are for arrivals that wait for no answer: one that is lost would never come")
+    if failures is not None and not failures.keeps and (users is not None or follows is not None):
+        # They would send all their requests at once while no replica serves.
+        raise ValueError("where users wait for answers, failures keep requests that come while no replica serves")
     costs: Any = [cost] if hasattr(cost, "_fields") else cost  # a cost is a tuple itself
 
     def make(index: int) -> Replica:

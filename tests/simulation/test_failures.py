@@ -36,6 +36,10 @@ def scenario(failures, **deployment):
     }
 
 
+CLOSED = {"arrivals": {"process": "closed_loop", "users": 4}}
+TALKS = {"sessions": {"turns": 2, "think_s": 1}}
+
+
 @pytest.fixture(scope="module")
 def lost():
     return evaluator.simulate(scenario(DRAWN), simulator="token")
@@ -151,8 +155,8 @@ def test_bad_input_is_told_with_its_place(failures, message):
 @pytest.mark.parametrize(
     ("workload", "deployment", "message"),
     [
-        ({"arrivals": {"process": "closed_loop", "users": 4}}, {}, "a closed loop; use arrivals with a rate"),
-        ({"sessions": {"turns": 2, "think_s": 1}}, {}, "sessions that think from the answer; use sessions.think_from"),
+        (CLOSED, {}, "requests lost and users who wait for answers; use requests: resent"),
+        (TALKS, {}, "requests lost and users who wait for answers; use requests: resent"),
         ({}, {"role": "prefill"}, "role prefill; use role mixed"),
         ({}, {"data_parallel": 2}, "data_parallel; use replicas"),
         ({}, {"pools": {"a": {"role": "mixed"}, "b": {"role": "mixed"}}}, "several pools or stages; use one pool"),
@@ -173,6 +177,24 @@ def test_the_reference_computes_them_and_the_request_level_engine_does_not():
     design = scenario(DRAWN, batching={"policy": "continuous"}, kv={"prefix_caching": False, "admission": "reserve"})
     with pytest.raises(evaluator.InputError, match=r"deployment\.failures; leave it out"):
         evaluator.simulate(design, simulator="request")
+
+
+@pytest.mark.parametrize("users", [CLOSED, TALKS])
+def test_users_who_wait_for_answers_take_an_error_for_one(users):
+    often = {"mtbf_s": "4s", "mttr_s": "2s", "noticed_after_s": "200ms", "requests": "resent", "max_tries": 1}
+    design = scenario(often, replicas=2, kv={"prefix_caching": users is TALKS})
+    design["workload"] |= users | {"requests": 200, "seeds": [0], "warmup_requests": 0}
+    requests = evaluator.simulate(design, simulator="token").requests
+    assert requests["lost"].any() and (requests["tries"] >= 1).all()
+    assert np.isfinite(requests[["arrival_s", "last_token_s"]].to_numpy()).all()
+    if users is CLOSED:  # nobody has two requests at a time
+        came, left = (np.sort(requests[name].to_numpy()) for name in ("arrival_s", "last_token_s"))
+        assert (came[4:] >= left[:-4] - 1e-9).all()
+    else:  # who was lost in one turn asks the next one
+        second = requests[requests["turn"] == 1].set_index("session")
+        first = requests[requests["turn"] == 0].set_index("session")
+        asked = first[first["lost"] & first.index.isin(second.index)]
+        assert len(asked) and (second.loc[asked.index, "arrival_s"] > asked["last_token_s"]).all()
 
 
 def test_they_are_swept_like_any_key():

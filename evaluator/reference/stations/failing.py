@@ -28,25 +28,23 @@ class FailingStation:
         breakdowns.leave(leaving)
         for replica in breakdowns.fail(now):
             self._pool.fail(replica, now)
-        lost = breakdowns.lost
         for replica, serves_s in breakdowns.notice(now):
             fleet.fell_out(replica, serves_s, now)
-        fleet.lose(breakdowns.lost - lost)
+        lost = self._lost()
         fleet.after(leaving, now)
         if fleet.serving:
             for request in breakdowns.again():
                 self._send(request, now)
                 fleet.lose(request.refused)
         self._end(now)
-        return leaving
+        return leaving + lost  # an error is an answer, too, to users who wait for one
 
     def submit(self, request: Request, now: float) -> None:
         if self._fleet.serving:
             self._send(request, now)
         else:
-            lost = self._breakdowns.lost
             self._breakdowns.finds_nobody(request, now)
-            self._fleet.lose(self._breakdowns.lost - lost)
+            self._lost()  # nobody waits for their answers, see ``simulate``
         self._fleet.came(request)
         self._end(now)
 
@@ -60,6 +58,12 @@ class FailingStation:
         self._pool.enter(request, replica, now)
         if request.refused:
             self._breakdowns.leave([request])
+
+    def _lost(self) -> list[Request]:
+        """Who was lost just now."""
+        lost, self._breakdowns.lost = self._breakdowns.lost, []
+        self._fleet.lose(len(lost))
+        return lost
 
     def _end(self, now: float) -> None:
         if self._fleet.done:
