@@ -47,7 +47,7 @@ def deploy(
     """
     design = read_design(ds, tuple(select), source)
     target = _target(design, to)
-    servers = launches(design, model_id)
+    servers = target.scale(design, launches(design, model_id))
     files = target.write(design, servers)
     remarks = remarks_of(design, servers)
     if not target.routes:

@@ -101,6 +101,7 @@ class Design:
     traffic: SentTraffic
     predicted: dict[str, Any]
     left_out: tuple[str, ...]
+    autoscaling_devices: int | None = None
 
     @property
     def engine(self) -> str:
@@ -166,6 +167,7 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
         ),
         predicted=_predicted(ds, row),
         left_out=_left_out(deployment, configuration.workload),
+        autoscaling_devices=deployment.autoscaling_devices,
     )
 
 

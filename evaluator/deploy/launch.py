@@ -51,6 +51,8 @@ _OF_FLEET = (
 )
 """Keys that say nothing of a server: what runs it, how many there are, what they cost."""
 _SCALING, _FAILING = "autoscaling", "failures"
+NO_AUTOSCALER = "and no autoscaler is"
+"""The end of a remark of what scales, which a target with an autoscaler takes out."""
 _WHY = {
     "kv.admission": "a request of the design enters only if its whole KV fits, and the server preempts",
     "speculative": "how much is accepted is not the server's to say",
@@ -193,7 +195,7 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
     failures = pool.keys.get(_FAILING) or {}
     resends = [f"failures.requests {RESENT}: is the router's to do, and the one that is written sends nothing again"]
     return (
-        [f"autoscaling: all {pool.replicas} replicas are started, and no autoscaler is"] * scales
+        [f"autoscaling: all {pool.replicas} replicas are started, {NO_AUTOSCALER}"] * scales
         + (resends if failures.get("requests") == RESENT else [])
         + [
             remark
@@ -334,6 +336,8 @@ def fleet_note(design: Design) -> str:
     if design.phases:
         # None is a default, which a reader of the note has, too.
         said["transfer"] = {key: value for key, value in design.transfer.items() if value is not None}
+    if design.autoscaling_devices is not None:
+        said["autoscaling_devices"] = design.autoscaling_devices
     return FLEET_NOTE + json.dumps(said)
 
 

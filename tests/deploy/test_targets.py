@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 
 import pytest
 import yaml
 
 from evaluator.arguments import COMMAND_LINES, read_script
+from evaluator.arguments.manifests import read_servers
 from evaluator.deploy import TARGETS, deploy
 from evaluator.errors import InputError
 from tests.deploy.test_deploy import result
@@ -109,6 +111,47 @@ def test_a_graph_of_dynamo_says_that_one_frontend_routes_both_phases(phases):
     remark = "router random of the decode phase: one frontend routes both phases, by round-robin"
     assert remark in deploy(apart, to="dynamo").files["dynamo.yaml"]
     assert "decode phase" not in deploy(phases, to="dynamo").files["dynamo.yaml"]
+
+
+SCALING = {
+    "sla": (
+        {"metric": "prompt_rate", "within_s": 0.5, "cooldown_s": 0, "tolerance": 0},
+        {"metric": "output_rate", "within_s": 0.05, "predictor": "trend"},
+        {"ttft_ms": 500.0, "itl_ms": 50.0, "load_predictor": "kalman", "throughput_adjustment_interval_seconds": 15},
+    ),
+    "load": (
+        {"metric": "prompt_tokens", "target": 9000, "lower": 500, "cooldown_s": 0, "tolerance": 0},
+        {"metric": "kv", "target": 0.75, "lower": 0.5, "min_replicas": 2},
+        {"prefill_scale_up_queue_tokens": 9000, "decode_scale_up_kv_rate": 75.0, "decode_scale_down_kv_rate": 50.0},
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", SCALING)
+def test_dynamos_planner_scales_both_sides(rule):
+    prefill, decode, fields = SCALING[rule]
+    pools = {"p": {"role": "prefill", "replicas": 4, "autoscaling": prefill},
+             "d": {"role": "decode", "replicas": 3, "tensor_parallel": 2, "autoscaling": decode}}  # fmt: skip
+    deployed = deploy(result(pools=pools, autoscaling_devices=9), to="dynamo")
+    services = documents(deployed)[0]["spec"]["services"]
+    container = services["Planner"]["extraPodSpec"]["mainContainer"]
+    config = json.loads(container["args"][1])
+    assert container["command"] == ["python3", "-m", "dynamo.planner"] and config["optimization_target"] == rule
+    assert config["max_gpu_budget"] == 9 and config["decode_engine_num_gpu"] == 2
+    assert {name: config[name] for name in fields} == fields
+    assert services["PWorker"]["replicas"] == 4 and config["decode_min_endpoint"] == decode.get("min_replicas", 1)
+    text = deployed.files["dynamo.yaml"]
+    read = read_servers(text, "dynamo.yaml").tree
+    assert [pool["replicas"] for pool in read["pools"].values()] == [4, 3]
+    assert read["pools"]["d"]["autoscaling"]["metric"] == decode["metric"] and read["autoscaling_devices"] == 9
+    assert "no autoscaler is" not in text and "d: autoscaling: Dynamo's planner" in text
+    assert "without cooldown_s and tolerance" in text
+
+
+def test_a_rule_that_dynamos_planner_has_not():
+    scaling = {"metric": "outstanding", "target": 4}
+    text = deploy(result(pools=PHASES, autoscaling=scaling), to="dynamo").files["dynamo.yaml"]
+    assert "Planner" not in text and "front_end: autoscaling: all 2 replicas are started, and no autoscaler is" in text
 
 
 def test_tensorrt_llm_has_its_yaml():

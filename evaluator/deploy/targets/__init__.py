@@ -9,6 +9,7 @@ from evaluator.deploy.design import Design
 from evaluator.deploy.launch import Launch
 from evaluator.deploy.targets.compose import compose
 from evaluator.deploy.targets.dynamo import dynamo, dynamo_problem
+from evaluator.deploy.targets.dynamo_planner import scaled
 from evaluator.deploy.targets.kubernetes import kubernetes, too_large
 from evaluator.deploy.targets.llmd import llmd, llmd_problem
 from evaluator.deploy.targets.script import script
@@ -17,12 +18,14 @@ from evaluator.deploy.targets.trtllm import trtllm
 _SERVERS = ("vllm", "sglang")
 Write = Callable[[Design, list[Launch]], dict[str, str]]
 Problem = Callable[[Design], str | None]
+Scale = Callable[[Design, list[Launch]], list[Launch]]
 
 
 @dataclass(frozen=True)
 class DeployTarget:
     """``write`` gives files by their names, that which starts the servers first. ``problem``: why it cannot hold a
-    design, with the remedy. ``routes``: it has a router of its own."""
+    design, with the remedy. ``routes``: it has a router of its own. ``scale``: what it starts in another way where it
+    has an autoscaler."""
 
     name: str
     label: str
@@ -30,6 +33,7 @@ class DeployTarget:
     write: Write
     problem: Problem = lambda design: None
     routes: bool = False
+    scale: Scale = lambda design, launches: launches
 
 
 # The first three start servers by their own commands and are what ``--to`` is without a word: the engine's
@@ -43,6 +47,6 @@ TARGETS: dict[str, DeployTarget] = {
         DeployTarget("compose", "Docker Compose", _SERVERS, compose, routes=True),
         DeployTarget("kubernetes", "Kubernetes", _SERVERS, kubernetes, too_large, routes=True),
         DeployTarget("llm-d", "llm-d", ("vllm",), llmd, llmd_problem, routes=True),
-        DeployTarget("dynamo", "Dynamo", _SERVERS, dynamo, dynamo_problem, routes=True),
+        DeployTarget("dynamo", "Dynamo", _SERVERS, dynamo, dynamo_problem, routes=True, scale=scaled),
     )
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from evaluator.deploy.design import Design, router_keys, router_name
 from evaluator.deploy.launch import Launch, manifest_head
+from evaluator.deploy.targets.dynamo_planner import planner_service
 from evaluator.deploy.targets.kubernetes import other_pools, too_large
 from evaluator.yaml import dumps_yaml
 
@@ -40,8 +41,10 @@ def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
         "envs": [{"name": name, "value": value} for name, value in envs.items()],
         "extraPodSpec": {"mainContainer": {"image": picture}},
     }
-    services: dict[str, Any] = {"Frontend": frontend}
+    planner = planner_service(design, launches, VERSION)
+    services: dict[str, Any] = {"Frontend": frontend} | ({"Planner": planner} if planner else {})
     for launch in launches:
+        # All replicas, of which a planner stops those that it does not want: how many there may be stands nowhere else.
         services[f"{launch.pool.name.title().replace('_', '')}Worker"] = _worker(launch, picture)
     graph = {
         "apiVersion": "nvidia.com/v1alpha1",
