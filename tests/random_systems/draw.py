@@ -43,7 +43,8 @@ def structure(seed: int) -> Tree:
     if extra in ("offload", "groups", "adapters"):
         order = draw.one("plain", "chunks")
     of_extra = {"autoscaling": ("open", "turns"), "shedding": ("open", "turns"), "offload": ("turns", "conversations"),
-                "failures": ("open", "turns"), "branches": ("open", "closed", "thinking")}  # fmt: skip
+                "failures": ("open", "turns", "closed", "conversations", "thinking"),
+                "branches": ("open", "closed", "thinking")}  # fmt: skip
     if extra in of_extra:
         client = draw.one(*of_extra[extra])
     if layout == "ranks" or (layout != "one" and order == "token_ratio"):
@@ -286,7 +287,9 @@ def _pool(parts: Tree, draw: Draw, role: str = "mixed") -> Tree:
         pool["autoscaling"] |= {"window_s": draw.one(0.0, 1.0), "cooldown_s": 2.0, "start_up_s": draw.one(0.0, 0.7)}
     if extra == "failures":
         pool["failures"] = {"mtbf_s": draw.one(0.5, 3.0), "mttr_s": draw.one(0.2, 1.0), "max_tries": draw.one(2, 5)}
-        pool["failures"] |= {"requests": draw.one("lost", "resent"), "noticed_after_s": draw.one(0.0, 0.3)}
+        # Without an answer or an error to wait for, users send all that they have.
+        kept = ("lost", "resent") if parts["client"] in ("open", "turns") else ("resent",)
+        pool["failures"] |= {"requests": draw.one(*kept), "noticed_after_s": draw.one(0.0, 0.3)}
         if draw.one(True, False):
             pool["autoscaling"] = {"target": 4, "every_s": 0.5, "window_s": 0.5, "cooldown_s": 1.0, "start_up_s": 0.2}
     if parts["models"] == "deepseek-v2-lite" and role == "mixed" and not parts["drafts"] and parts["seed"] % 2:
