@@ -87,8 +87,10 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 # without the notes on aliases, which only these optimisations read. What XLA still does then is work that programs of
 # short runs do not pay back, and again 45 % of it: LLVM combines instructions and, where it puts one function into
 # another, notes aliases, at any level, in time by the square of a program's buffers; XLA looks at what loops carry for
-# nothing, and checks the module between any two passes. Results differ by the last bit, where an addition takes its
-# product unrounded in one program and not in the other; runs take as long.
+# nothing, and checks the module between any two passes. Another 10 to 20 % go where XLA cuts a program's module into
+# pieces for threads, of which a loop that is compiled whole makes one, and where it writes what is outside of loops by
+# way of MLIR (a third of the time of the hundreds of small programs). Results differ by the last bit, where an addition
+# takes its product unrounded in one program and not in the other; runs take as long.
 UNOPTIMISED = (
     # Of ``--xla_backend_extra_options``, with which WHOLE_LOOPS ends: the first are LLVM's own.
     ",-debug-counter=instcombine-visit=0,-enable-noalias-to-md-conversion=false",
@@ -97,6 +99,8 @@ UNOPTIMISED = (
     "--xla_llvm_enable_noalias_metadata=false",
     "--xla_llvm_enable_invariant_load_metadata=false",
     "--xla_disable_hlo_passes=while-loop-invariant-code-motion,simplify-while-loops,hlo-verifier",
+    "--xla_cpu_parallel_codegen_split_count=1",
+    "--xla_cpu_use_fusion_emitters=false",
 )
 COMPILED = WHOLE_LOOPS if THOROUGH else WHOLE_LOOPS + " ".join(UNOPTIMISED)
 os.environ["XLA_FLAGS"] = f"{COMPILED} {os.environ.get('XLA_FLAGS', '')}".strip()  # read when JAX starts
@@ -214,6 +218,8 @@ def _few_shapes(request):
     exact = groups.station_group
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "station_group", lambda *asked: in_few_shapes(exact(*asked)))
+        if "evaluator.compare.simulate" in sys.modules:  # which has the function under a name of its own
+            patch.setattr("evaluator.compare.simulate.station_group", groups.station_group)
         if "jax" in sys.modules:  # which this module would load
             patch.setattr("evaluator.simulation.request_dependencies.SMALLEST", CACHE_CELLS)
         yield exact

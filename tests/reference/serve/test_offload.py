@@ -23,7 +23,8 @@ OFFLOAD = "deployment.kv.offload_bytes=16GB"
 
 def test_what_the_device_evicted_is_found_in_host_memory_and_told_by_tier():
     alone, kept, answers = (
-        simulate(scenario(*TURNS, *more)) for more in ((), (OFFLOAD,), (OFFLOAD, "deployment.kv.offload_answers=true"))
+        simulate(scenario(*TURNS, *more), simulator="token")
+        for more in ((), (OFFLOAD,), (OFFLOAD, "deployment.kv.offload_answers=true"))
     )
     assert alone.summary["host_hit_rate"].item() == 0
     rates = [each.summary["prefix_hit_rate"].item() for each in (alone, kept, answers)]

@@ -25,8 +25,9 @@ from tests.thorough import THOROUGH
 
 RING = 512  # longer than any output of the tests
 OPEN = 1 << 30  # users of an open loop
-SLOTS = 32
-"""Slots of a lane are a multiple of this, so that tests share compiled programs, as ``LANES`` of a call do."""
+SLOTS = 64
+"""Slots of a lane are a multiple of this, so that tests share compiled programs, as ``LANES`` of a call do. Recorded
+cases of vLLM have up to 40 requests."""
 LANES = 16
 MOST_CHUNKS = 50
 """Chunks of a random prompt. With the smallest budget one of 1,500 tokens would have 750: of 100 cases ten with such
