@@ -1,5 +1,6 @@
 """From this machine's device to a calibration set that predicts shapes of it that the fit has not seen."""
 
+import math
 import os
 import subprocess
 import sys
@@ -26,7 +27,10 @@ def held_out_error(evaluator, seconds):
     assert "gemm " in out and "us to start a program" in out
     code, out, _ = evaluator("calibrate", "box.csv", "--hardware", "box.yaml", "--out", "fitted.yaml")
     assert code == 0 and "gemm" in out
-    aside = load_calibration("fitted.yaml", "box").fit["errors"]["gemm"]["held_out"]
+    # Of few shapes none is kept aside, as where others leave this machine no time.
+    aside = (
+        load_calibration("fitted.yaml", "box").fit["errors"]["gemm"].get("held_out", {"rows": 0, "median": math.inf})
+    )
     return aside["rows"], aside["median"]
 
 
