@@ -7,9 +7,11 @@ so that all that follows is the same. ``simulation.joint_pools`` does so on the 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 
 import numpy as np
 
@@ -109,7 +111,10 @@ def _run(
         assert configuration.link is not None
         links = _transfers(configuration, configuration.link, whole, runs[0].phase, runs[1].phase)
         stages += [links, runs[1].phase]
-    delivered = partial(_delivered_after, configuration, runs)
+    first_pools = configuration.phases[0].stations
+    # Replicas are numbered over all pools of the phase: the first cumulated count above is the pool's.
+    upto = list(accumulate(configuration.stations[number].deployment.ranks for number in first_pools))
+    delivered = partial(_delivered_after, configuration, runs, upto)
     follows = followers(jobs, slice(None))
     if routes is None:
         first = [runs[0].phase.parts[index] for index in jobs.id.tolist()]
@@ -162,14 +167,15 @@ def _last_visits(routes: RequestRoutes, count: int) -> list[int]:
     return last.tolist()
 
 
-def _delivered_after(configuration: Configuration, runs: Sequence[PhaseRun], request: Request) -> float:
-    """Seconds from the last token of a request to its user, by the frontend of the pool that it went to first."""
+def _delivered_after(
+    configuration: Configuration, runs: Sequence[PhaseRun], upto: Sequence[int], request: Request
+) -> float:
+    """Seconds from the last token of a request to its user, by the frontend of the pool that it went to first.
+
+    ``upto``: of each pool of the first phase the replicas up to its last.
+    """
     parts = [served.phase.parts[request.index] for served in runs if request.index in served.phase.parts]
-    replicas = np.cumsum(
-        [configuration.stations[number].deployment.ranks for number in configuration.phases[0].stations]
-    )
-    # Replicas are numbered over all pools of the phase: the first cumulated count above is the pool's.
-    number = configuration.phases[0].stations[int(np.searchsorted(replicas, parts[0].replica, side="right"))]
+    number = configuration.phases[0].stations[bisect_right(upto, parts[0].replica)]
     output = sum(part.output_tokens for part in parts)
     return float(
         delay_s(configuration.stations[number].frontend, parts[0].first_token_s, parts[-1].last_token_s, output)
