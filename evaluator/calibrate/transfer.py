@@ -170,7 +170,7 @@ def set_text(calibration: Calibration) -> str:
     return head + yaml.safe_dump(document, sort_keys=False, width=118, allow_unicode=True)
 
 
-def told(classes: Mapping[str, Any], engine: str, device: Hardware | None = None) -> str:
+def described(classes: Mapping[str, Any], engine: str, device: Hardware | None = None) -> str:
     """The errors by class in a table, with the device that was predicted worst, and of which kernels they are.
 
     ``device``: the one that a set was made for, of which they tell less where its maker was not measured.

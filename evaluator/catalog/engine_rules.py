@@ -133,14 +133,14 @@ def dotted(release: Release) -> str:
     return ".".join(map(str, release))
 
 
-def told(value: Any) -> tuple[str, ...]:
+def in_words(value: Any) -> tuple[str, ...]:
     """What a rule says, in words; limits by device."""
     if isinstance(value, tuple):
-        return tuple(map(_told, value))
+        return tuple(map(_limits_in_words, value))
     return (str(value).lower() if isinstance(value, bool) else str(value),)
 
 
-def _told(limits: DeviceLimits) -> str:
+def _limits_in_words(limits: DeviceLimits) -> str:
     named = (limits.named or {"tpu": "other TPUs", "cpu": "CPUs"}.get(limits.kind or "", "")).strip()
     large = f"from {limits.memory_bytes / 2**30:g} GiB" if limits.memory_bytes else ""
     but = f" but {limits.but.upper()}" if limits.but else ""

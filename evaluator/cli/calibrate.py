@@ -176,7 +176,7 @@ def _serving(
         if not file.is_file():
             raise InputError(f"there is no file {file}")
     from evaluator.calibrate.serving.own import summary
-    from evaluator.calibrate.serving.own_report import told
+    from evaluator.calibrate.serving.own_report import described
     from evaluator.calibrate.serving.own_runs import own_runs
     from evaluator.experiments.generators import read_all
 
@@ -184,7 +184,7 @@ def _serving(
     runs = own_runs(read_all(data), None if name is None else read_scenario(name, changes, quiet), changes)
     fitted = _fit_server(runs, out, quiet)
     tell(
-        lambda: told(fitted),
+        lambda: described(fitted),
         parameters=list(fitted.parameters),
         figures=list(fitted.figures),
         errors=summary(fitted.figures),
@@ -256,7 +256,7 @@ def _transfer(
     if target is not None:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
-    tell(lambda: transfer.told(classes, chosen, device), errors=classes)
+    tell(lambda: transfer.described(classes, chosen, device), errors=classes)
     if not quiet:
         typer.echo(f"wrote {target}", err=True)
 

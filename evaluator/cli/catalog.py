@@ -98,7 +98,7 @@ def list_lengths() -> None:
 @catalog.command("engines", cls=Command)
 def list_engines() -> None:
     """What each serving engine does where nothing is said, and since which release; `show vllm` has the sources."""
-    from evaluator.catalog.engine_rules import dotted, load_engine_rules, told
+    from evaluator.catalog.engine_rules import dotted, in_words, load_engine_rules
     from evaluator.catalog.engines import ENGINES
 
     tables = list(map(load_engine_rules, ENGINES))
@@ -107,9 +107,9 @@ def list_engines() -> None:
     for engine, rule in ((table.name, rule) for table in tables for rule in table.rules):
         place = (engine, dotted(rule.since), rule.key)
         records.append(dict(zip(header, (*place, rule.value, rule.simulated), strict=True)))
-        simulated = "" if rule.simulated == rule.value else told(rule.simulated)[0]
+        simulated = "" if rule.simulated == rule.value else in_words(rule.simulated)[0]
         # A value with several sentences is one record, but as many lines of the table.
-        first, *more = told(rule.value)
+        first, *more = in_words(rule.value)
         rows.append((*place, first, simulated))
         rows += [("", "", "", line, "") for line in more]
     tell(format_table(header, rows, left=(0, 1, 2, 3, 4)), rules=records)

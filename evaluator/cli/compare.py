@@ -169,7 +169,7 @@ def _are_results(files: list[Path], scenario: str | None, changes: list[str] | N
 
 
 def _results(files: list[Path], scenario: str | None, calibration: str, changes: list[str] | None) -> _Compared:
-    from evaluator.compare.results import SHOWN, compare_results, told
+    from evaluator.compare.results import SHOWN, compare_results, described
     from evaluator.experiments.generators import read_all
 
     runs = read_all(files)
@@ -184,7 +184,7 @@ def _results(files: list[Path], scenario: str | None, calibration: str, changes:
         overrides.append(f"deployment.calibration={calibration}")
         loaded = None if scenario is None else read_scenario(scenario, overrides)
     table = compare_results(runs, loaded, overrides)
-    report = told(table)
+    report = described(table)
     tell(report, comparison=table)
     # The gate is on means: percentiles of a short run scatter by more than any model is off.
     judged = table[table["metric"].isin([name for name in SHOWN if name.endswith("_mean")])]
@@ -284,11 +284,11 @@ def _check_partition(held_out: str) -> None:
 
 
 def _fit(experiments: list, base: str, seeds: int, folder: Path, quiet: bool) -> list[Fitted]:
-    from evaluator.calibrate.serving import fit_all, told, write_all
+    from evaluator.calibrate.serving import described, fit_all, write_all
 
     sets = fit_all(experiments, base, range(seeds))
     for fitted, path in zip(sets, write_all(sets, folder), strict=True):
-        typer.echo(told(fitted) + "\n")
+        typer.echo(described(fitted) + "\n")
         if not quiet:
             typer.echo(f"wrote {path}", err=True)
     return sets

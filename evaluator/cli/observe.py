@@ -11,7 +11,7 @@ import typer
 from evaluator.cli.failures import GATE
 from evaluator.cli.options import QuietOption, ScenarioArgument, SetOption, check_output, read_scenario
 from evaluator.cli.output import fail, tell
-from evaluator.cli.signals import interrupted, told
+from evaluator.cli.signals import interrupted, told_to_stop
 from evaluator.errors import InputError
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ def observe(
 
     limits = LoadLimits(max_in_flight, max_duration, time_limit, silence_limit, most_failures)
     wanted = parse_selection(select or ())
-    # The order of the two: ``told`` raises the interruption at its end, when all is written, and
+    # The order of the two: ``told_to_stop`` raises the interruption at its end, when all is written, and
     # ``interrupted`` around it then says where.
-    with interrupted(f"what was observed is kept in {requests}"), told() as stopped_by:
+    with interrupted(f"what was observed is kept in {requests}"), told_to_stop() as stopped_by:
         with nullcontext() if quiet else Progress(0, "requests") as progress:
             observed = run(
                 loaded, url, select=wanted, served=served or (), form=PromptForm(chat, chat or prompts == "words"),

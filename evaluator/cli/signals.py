@@ -104,7 +104,7 @@ def interrupted(what_is_kept: str) -> Iterator[None]:
 
 
 @contextmanager
-def told() -> Iterator[Callable[[Callable[[str], None]], AbstractContextManager[None]]]:
+def told_to_stop() -> Iterator[Callable[[Callable[[str], None]], AbstractContextManager[None]]]:
     """For work that must not be unwound where it stands, as an event loop's: it is told to stop instead.
 
     Gives what holds while that work runs, of a function that stops it. From then on to the end of this a signal raises

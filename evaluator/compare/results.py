@@ -50,7 +50,7 @@ def compare_results(
 
     rows: list[dict] = []
     for run in runs:
-        served_by = described(run, scenario, overrides)
+        served_by = serving_scenario(run, scenario, overrides)
         try:
             # Traces of requests are written where they vanish with the comparison.
             with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +60,7 @@ def compare_results(
     return pd.DataFrame(rows, columns=[*COLUMNS, EXPECTED, "engine"])
 
 
-def described(run: MeasuredRun, scenario: Scenario | None, overrides: Sequence[str] = ()) -> Scenario:
+def serving_scenario(run: MeasuredRun, scenario: Scenario | None, overrides: Sequence[str] = ()) -> Scenario:
     """The scenario whose deployment served a run; InputError names what is missing or contradicts."""
     if scenario is None:
         return _from_options(run, overrides)
@@ -332,7 +332,7 @@ MOST_TOLD = 60
 """Rows of single runs in the report."""
 
 
-def told(table: pd.DataFrame) -> str:
+def described(table: pd.DataFrame) -> str:
     """The report: what each run gave and should have given, the errors by metric, and how often the bars held."""
     ran = table[(table["status"] == OK) & table["metric"].isin(SHOWN)]
     failed = table[table["status"] != OK]

@@ -80,7 +80,7 @@ def fewest_replicas(
         runs.keep(open_[met | more], values, np.flatnonzero(met | more))
         ratios, _ = objectives.ratios(values, open_)
         for row in np.flatnonzero(~met & more):
-            missed[open_[row]] = objectives.told(int(open_[row]), ratios[row])
+            missed[open_[row]] = objectives.missed(int(open_[row]), ratios[row])
         most[open_] = np.maximum(most[open_], places)
         bisection.tell(open_, -places, met)
         done += open_.size

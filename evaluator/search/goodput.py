@@ -211,7 +211,7 @@ class _Search:
         lowest = min(self.trials[design], key=lambda trial: trial.point)
         rate = f"{float(self.rates(np.array(lowest.point))):.3g} requests/s"
         when = f"at {rate}" if self.configurations[design].open_loop else "with all requests at once"
-        return f"no rate meets the objectives: {when} {self.objectives.told(design, lowest.ratios)}"
+        return f"no rate meets the objectives: {when} {self.objectives.missed(design, lowest.ratios)}"
 
     def _limit(self, design: int) -> tuple[str, float, float]:
         """What limits the goodput of a design, its relative standard error by the delta method, and its model error.

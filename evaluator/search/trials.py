@@ -43,7 +43,7 @@ class Objectives:
         limit = bound.bound_s[designs]
         return value / limit, error / limit
 
-    def told(self, design: int, ratios: np.ndarray) -> str:
+    def missed(self, design: int, ratios: np.ndarray) -> str:
         """The objective that a design misses by most, ``ratios`` (objective,), in words."""
         # All bounds are met by the requests that are served, so that it was the queue or those that were refused or
         # lost that ruled it out (``run``).

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import evaluator
 from evaluator.cli.app import app
-from evaluator.compare.results import EXPECTED, compare_results, described, predicted
+from evaluator.compare.results import EXPECTED, compare_results, predicted, serving_scenario
 from evaluator.errors import InputError
 from evaluator.experiments.generators import read_runs
 from evaluator.scenario import load_scenario
@@ -192,9 +192,9 @@ def test_a_design_that_refuses_is_compared_by_whom_it_serves(closed):
 
 def test_records_of_inferencex_bring_layout_and_precision():
     mixed, apart = read_runs(RECORDED / "inferencex-records.json")
-    served_by = described(mixed, None).deployment
+    served_by = serving_scenario(mixed, None).deployment
     assert (served_by.tensor_parallel, served_by.precision.weights, served_by.engine) == (2, "checkpoint", "vllm")
-    pools = described(apart, None).deployment.pools
+    pools = serving_scenario(apart, None).deployment.pools
     assert {name: (pool.role, pool.tensor_parallel, pool.data_parallel) for name, pool in pools.items()} == {
         "prefill": ("prefill", 2, None), "decode": ("decode", 1, 4),
     }  # fmt: skip
@@ -204,10 +204,10 @@ def test_records_of_inferencex_bring_layout_and_precision():
     }
     server = scenario(users=4, pools=other, precision={"weights": "fp8"})
     with pytest.raises(InputError, match="data_parallel 4 of the decode pool, and the scenario has 2"):
-        described(apart, server)
+        serving_scenario(apart, server)
     with pytest.raises(InputError, match=r"precision\.weights checkpoint, and the scenario has fp8"):
-        described(mixed, scenario(users=4, precision={"weights": "fp8"}))
-    assert described(apart, scenario(users=4)).deployment.precision.weights == "fp8"
+        serving_scenario(mixed, scenario(users=4, precision={"weights": "fp8"}))
+    assert serving_scenario(apart, scenario(users=4)).deployment.precision.weights == "fp8"
 
 
 def test_errors_by_slice_as_text_picture_and_page(closed, tmp_path):

@@ -29,7 +29,7 @@ def fit(phase: str, rows: IterationRows, axes: Sequence[str] | None = None) -> t
     terms above 0 (heteroscedasticity-consistent, White 1980), as if the others had not been there.
     """
     columns = np.stack([np.broadcast_to(x, rows.time_s.shape) for x in regressors(phase, rows.batch)], axis=1)
-    distinct = _told(columns / rows.time_s[:, None])
+    distinct = _told_apart(columns / rows.time_s[:, None])
     coefficients = np.zeros(len(TERMS[phase]))
     expected = rows.time_s
     for _ in range(_TURNS):
@@ -50,7 +50,7 @@ def fit(phase: str, rows: IterationRows, axes: Sequence[str] | None = None) -> t
     return MeasuredPhase(rows.ranges(phase), coefficients=tuple(coefficients.tolist())), note
 
 
-def _told(columns: np.ndarray) -> np.ndarray:
+def _told_apart(columns: np.ndarray) -> np.ndarray:
     """Which columns are not combinations of those before them, (term,) of bool."""
     distinct = np.zeros(columns.shape[1], dtype=bool)
     for term, column in enumerate(columns.T):

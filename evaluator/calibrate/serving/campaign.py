@@ -234,7 +234,7 @@ def errors_text(table: pd.DataFrame) -> str:
     return ", ".join(parts) or "none"
 
 
-def told(fitted: Fitted) -> str:
+def described(fitted: Fitted) -> str:
     """A set's parameters with their errors, and how well it predicts."""
     lines = [fitted.calibration.name, header(fitted)]
     shown: Mapping[str, float] = {} if fitted.seen is None else fitted.result.values

@@ -258,7 +258,7 @@ def fit_own(
             base[number][metric], fitted[number][metric], held_out[number][metric],
         )
         for number, run in enumerate(runs)
-        for metric, measured in run.told.items()
+        for metric, measured in run.judged.items()
         if metric in fitted[number]
     )  # fmt: skip
     own = OwnServer(

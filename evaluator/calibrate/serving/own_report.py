@@ -49,7 +49,7 @@ def set_text(fitted: OwnFit) -> str:
     return calibration_text(replace(fitted.calibration, fit=fit), result, fitted.begin, header, "your server's runs")
 
 
-def told(fitted: OwnFit) -> str:
+def described(fitted: OwnFit) -> str:
     """The report: parameters, what the runs leave open, and the errors of loads that were left out."""
     runs, loads = len(fitted.own.runs), len(fitted.loads)
     free = [parameter for parameter in fitted.parameters if not parameter.held]

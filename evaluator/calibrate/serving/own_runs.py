@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from evaluator.catalog.own_server import SAME_LOAD, ServedLoad
-from evaluator.compare.results import described
+from evaluator.compare.results import serving_scenario
 from evaluator.errors import InputError
 from evaluator.experiments.generators import MeasuredRun
 from evaluator.scenario import Scenario
@@ -27,13 +27,14 @@ E2E, THROUGHPUTS = ("e2e_mean", "e2e_p50"), ("output_tok_per_s", "throughput_rps
 
 @dataclass(frozen=True, eq=False)
 class OwnRun:
-    """``load`` in words, the same for runs of one load; ``figures`` are what the fit takes, ``told`` what is judged."""
+    """``load`` in words, the same for runs of one load; ``figures`` are what the fit takes, ``judged`` those of which
+    errors are stated."""
 
     measured: MeasuredRun
     scenario: Scenario
     load: str
     figures: Mapping[str, float]
-    told: Mapping[str, float]
+    judged: Mapping[str, float]
 
 
 def own_runs(runs: Sequence[MeasuredRun], scenario: Scenario | None, overrides: Sequence[str] = ()) -> list[OwnRun]:
@@ -43,7 +44,7 @@ def own_runs(runs: Sequence[MeasuredRun], scenario: Scenario | None, overrides: 
     """
     if not runs:
         raise InputError("there is no run to fit to; give the results of at least two loads")
-    served = [described(run, scenario, overrides) for run in runs]
+    served = [serving_scenario(run, scenario, overrides) for run in runs]
     for run, by in zip(runs, served, strict=True):
         _check_run(run)
         # The fit moves one set, and a replica is built of the deployment alone: of several pools there would be
@@ -65,7 +66,9 @@ def own_runs(runs: Sequence[MeasuredRun], scenario: Scenario | None, overrides: 
             "iteration from those of a sequence, and leave nothing to judge the fit by; add runs at other "
             "concurrencies or rates, such as a half and twice as many (three loads are a good start)"
         )
-    return [OwnRun(run, by, load, _figures(run), _told(run)) for run, by, load in zip(runs, served, loads, strict=True)]
+    return [
+        OwnRun(run, by, load, _figures(run), _judged(run)) for run, by, load in zip(runs, served, loads, strict=True)
+    ]
 
 
 def _differing(one: Scenario, other: Scenario) -> str:
@@ -114,7 +117,7 @@ def _figures(run: MeasuredRun) -> dict[str, float]:
     return ttft | gap | (_first(run, E2E) or (_first(run, THROUGHPUTS) if closed else {}))
 
 
-def _told(run: MeasuredRun) -> dict[str, float]:
+def _judged(run: MeasuredRun) -> dict[str, float]:
     # An open loop serves what is sent, whatever the set: its throughput would be judged as predicted without an error.
     closed = "rate_rps" not in run.arrivals
     kinds = (TTFT, GAPS, E2E, *([THROUGHPUTS] if closed else []))
