@@ -22,14 +22,19 @@ Python session of many sweeps. One of ``fcfs_reserved`` takes some 40 MB, one of
 is read from the compilation cache, in some 0.2 s."""
 
 LEVEL = "xla_backend_optimization_level"
+OF_LOOPS: dict[str, bool | int | str] = {
+    "xla_disable_hlo_passes": "while-loop-invariant-code-motion,simplify-while-loops,hlo-verifier"
+}
+"""Options of XLA for the general programs. Its passes over loops move what does not change in front of them, and hand
+it over to the loops inside: a pointer for each number and loop, written on every trip. Without them such a program
+takes a tenth less time, and compiles in less. The verifier checks the module between any two passes."""
 QUICKLY: dict[str, bool | int | str] = {
+    **OF_LOOPS,
     LEVEL: 0,
     # Notes on which buffers are apart help LLVM's optimisations alone, and cost most where a program has many buffers.
     "xla_llvm_enable_alias_scope_metadata": False,
     "xla_llvm_enable_noalias_metadata": False,
     "xla_llvm_enable_invariant_load_metadata": False,
-    # XLA looks at all that loops carry, and checks the module between any two passes.
-    "xla_disable_hlo_passes": "while-loop-invariant-code-motion,simplify-while-loops,hlo-verifier",
 }
 """Options of XLA with which the general programs compile in half the time or less, and run at half their speed or
 less (``plan.simulators.WORTH_OPTIMISING``). What they compute differs by rounding at most: without optimisations an
@@ -77,18 +82,20 @@ def bounded(jitted: Any) -> Any:
     return jitted
 
 
-@cache
-def quickly_compiled(jitted: Any, *static: str) -> Any:
-    """A jitted function with these static arguments by name, compiled ``QUICKLY``.
+def compiled(jitted: Any, options: dict[str, bool | int | str], *static: str) -> Any:
+    """A jitted function with these static arguments by name, compiled with options of XLA.
 
     The function itself where XLA_FLAGS say how far programs are optimised: whoever sets a level there wants it for all
     programs.
     """
-    if LEVEL in os.environ.get("XLA_FLAGS", ""):
-        return jitted
+    return jitted if LEVEL in os.environ.get("XLA_FLAGS", "") else _with_options(jitted, tuple(options.items()), static)
+
+
+@cache
+def _with_options(jitted: Any, options: tuple[tuple[str, Any], ...], static: tuple[str, ...]) -> Any:
     import jax
 
-    return jax.jit(jitted.__wrapped__, static_argnames=static, compiler_options=QUICKLY)
+    return jax.jit(jitted.__wrapped__, static_argnames=static, compiler_options=dict(options))
 
 
 def give_back() -> None:

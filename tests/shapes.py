@@ -39,9 +39,12 @@ def in_few_shapes(group: StationGroup) -> StationGroup:
     # What routers may see of KV within a leap takes a fifth of a program, with prefix caches more.
     kv_seen = key.kv_seen or (key.replicas > 1 and not key.cached)
     branches = _next(key.branches, BRANCHES) if key.branches > 1 else 1
+    # A turn that admits before the others' is a loop around all moves of a batch, and no other code.
+    admits_first = key.preemptive
+    wider = {"windowed": both, "branches": branches, "frontend": frontend, "kv_seen": kv_seen}
     return replace(
         group,
-        key=replace(key, windowed=both, branches=branches, frontend=frontend, kv_seen=kv_seen),
+        key=replace(key, admits_first=admits_first, **wider),
         ring=_next(group.ring, RINGS),
         rows=rows,
         lane_requests=_next(group.lane_requests, SLOTS),

@@ -24,6 +24,7 @@ from evaluator.plan.simulators import (
     routed_by,
 )
 from evaluator.plan.station import StationPlan
+from evaluator.policies import policy
 from evaluator.replica.replica_build import RunnableReplica
 from evaluator.routing import Sent, assign, router_of, stream
 from evaluator.scenario import Workload
@@ -214,7 +215,8 @@ def station_group(key: CompileKey, stations: Sequence[StationPlan], most_jobs: i
     scaling = [station.deployment.autoscaling for station in stations]
     looks = max((each.looks for each in scaling if each is not None), default=0)
     return StationGroup(
-        replace(key, windowed=windowed, kv_seen=_kv_seen(key, stations)), ring, rows, slots,
+        replace(key, windowed=windowed, kv_seen=_kv_seen(key, stations), admits_first=_admits_first(key, stations)),
+        ring, rows, slots,
         1 << (block - 1).bit_length() if block else 0,
         1 << max(looks - 1, 1).bit_length() if looks else 0,
     )  # fmt: skip
@@ -227,6 +229,12 @@ def _kv_seen(key: CompileKey, stations: Sequence[StationPlan]) -> bool:
     # A reservation asks the cache, too; on demand it is made between two batches.
     asked = key.cached and key.kv_reservation and not all(on_demand(station.deployment) for station in stations)
     return key.replicas > 1 and (looked_at or asked)
+
+
+def _admits_first(key: CompileKey, stations: Sequence[StationPlan]) -> bool:
+    """Whether a batch may be formed in two turns, the first of which admits (``preemptive.batch``)."""
+    records = [policy(station.deployment.batching.policy) for station in stations]
+    return key.preemptive and any(record.prefill_alone for record in records)
 
 
 def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) -> int:

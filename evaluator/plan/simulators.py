@@ -84,6 +84,7 @@ class CompileKey:
     drafts: int = 0  # of a decode, as many or fewer
     cached: bool = False  # replicas have prefix caches
     kv_seen: bool = False  # in ``joint``: some router goes by the KV of replicas, its amount or what is in it
+    admits_first: bool = False  # in ``preemptive`` and ``joint``: some policy computes prompts alone
     session_turns: bool = False  # users think about answers before they send the next request
     agents: bool = (
         False  # with that, a request may wait for several answers, and share text with others than its session

@@ -12,7 +12,7 @@ import numpy as np
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import units_of
-from evaluator.device import bounded, quickly_compiled
+from evaluator.device import OF_LOOPS, QUICKLY, bounded, compiled
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.scaling import scaling_target, start_up_s
@@ -187,11 +187,13 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
         group.block_tokens if grows_by_blocks(which) else 0,
         group.looks,
         which.kv_seen,
+        which.admits_first,
     )  # fmt: skip
     run = preemptive.run_lanes if structure.alone else joint.run_lanes
     requests = group.requests_of_run
-    if not vectorise and requests is not None and not worth_optimising(which, requests):
-        run = quickly_compiled(run, "structure", "vectorise")
+    if not vectorise:
+        quickly = requests is not None and not worth_optimising(which, requests)
+        run = compiled(run, QUICKLY if quickly else OF_LOOPS, "structure", "vectorise")
     return partial(bounded(run), structure=structure, vectorise=vectorise)
 
 

@@ -187,6 +187,7 @@ def preemptive_input(
             pipeline_ranks,
             record.by_future_peak,
             block_tokens=FEWEST_BLOCK_TOKENS if by_blocks else 0,
+            admits_first=record.prefill_alone,
         ),
     )
 

@@ -252,11 +252,11 @@ IN_ANY_ORDER: list[tuple[dict[str, Any], CompileKey]] = [
             "deployment__batching": "{policy: token_ratio, planning: asynchronous}",
             "deployment__kv__admission": "on_demand",
         },
-        CompileKey(True, asynchronous=True, token_ratio=True),
+        CompileKey(True, asynchronous=True, token_ratio=True, admits_first=True),
     ),
     (
         {"deployment__batching__policy": "lightllm", "deployment__kv__block_tokens": 1},
-        CompileKey(True, peaks=True),
+        CompileKey(True, peaks=True, admits_first=True),
     ),
     (
         {
@@ -264,7 +264,7 @@ IN_ANY_ORDER: list[tuple[dict[str, Any], CompileKey]] = [
             "deployment__kv__block_tokens": 1,
             "deployment__pipeline_parallel": 2,
         },
-        CompileKey(True, pipeline_ranks=2, peaks=True),
+        CompileKey(True, pipeline_ranks=2, peaks=True, admits_first=True),
     ),
 ]
 
@@ -450,6 +450,14 @@ def test_a_fleet_that_the_reference_keeps_makes_no_program_remember_more():
     whole = plan(scenario(**fleet, sweep=sweep), simulator="iteration")
     assert [each.simulator for each in whole.configurations] == ["iteration", "iteration", "token", "token"]
     assert [station.looks for group in whole.groups for station in group.stations] == [4096]
+
+
+@pytest.mark.parametrize(("policies", "first"), [(["chunked"], False), (["chunked", "continuous"], True)])
+def test_a_batch_is_formed_in_two_turns_where_some_policy_computes_prompts_alone(policies, first):
+    by_work = {"deployment__batching__packing": "least_work_left", "deployment__kv__admission": "reserve"}
+    whole = plan(scenario(**by_work, sweep={"deployment.batching.policy": policies}), simulator="iteration")
+    assert {station.key.admits_first for group in whole.groups for station in group.stations} == {first}
+    assert len(whole.groups) == 1
 
 
 @pytest.mark.parametrize(("router", "seen"), [("least_kv", True), ("least_outstanding", False), ("least_work", False)])

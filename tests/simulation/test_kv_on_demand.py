@@ -65,5 +65,6 @@ def test_the_use_of_kv_grows_with_its_tokens(designs):
 def test_the_program_of_replicas_whose_kv_nobody_sees_is_the_one_that_users_compile(as_users_compile):
     replicas = ("deployment.replicas=2", "deployment.router=least_outstanding")
     (group,) = plan(scenario(*replicas, *SHORT["short"]), simulator="iteration").groups
-    assert [(station.key.kv_seen, station.key.frontend) for station in group.stations] == [(False, False)]
+    keys = [station.key for station in group.stations]
+    assert [(key.kv_seen, key.frontend, key.admits_first) for key in keys] == [(False, False, False)]
     assert both_engines(*replicas, *SHORT["short"]).summed("preemptions")[0].all()

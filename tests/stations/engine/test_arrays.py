@@ -14,6 +14,7 @@ from evaluator.metrics.use import PoolTotals
 from evaluator.routing import COUNTERS
 from evaluator.stations.engine import LaneResult, Requests, fcfs_reserved, joint, preemptive
 from evaluator.stations.engine.common.arrays import Float, Int, Peaks
+from evaluator.stations.engine.common.columns import Columns
 from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.fcfs_reserved import state as in_order_state
 from evaluator.stations.engine.fcfs_reserved.lane import Given as InOrderGiven
@@ -59,7 +60,7 @@ def mismatches(value: Any, hint: Any, axes: dict[str, int], place: str) -> list[
         expected = (np.dtype(dtype), tuple(eval(size, {}, axes) for size in shape))
         found = (np.dtype(value.dtype), value.shape)
         return [] if found == expected else [f"{place} is {found}, not {expected}"]
-    if not isinstance(value, tuple) or not hasattr(value, "_fields"):
+    if not isinstance(value, tuple | Columns) or not hasattr(value, "_fields"):
         return []  # costs, which the cost model describes
     hints = TOTALS if isinstance(value, PoolTotals) else get_type_hints(type(value), include_extras=True)
     fields = ((getattr(value, name), hints[name], axes, f"{place}.{name}") for name in value._fields)
@@ -79,8 +80,8 @@ def axes_of(structure: Any) -> dict[str, int]:
 def with_chains_of_requests(cache: Any, state: Any, replicas: int) -> Any:
     """A prefix cache whose chains, which have other cells, are as long as chains of requests."""
     blocks = (CACHE.blocks + 1) * replicas
-    assert len(cache.runs.same.newer) == len(cache.runs.idle.newer) == blocks
-    assert len(cache.due.newer) == SLOTS + 1 + CACHE.due * replicas
+    assert cache.runs.same.newer.shape == cache.runs.idle.newer.shape == (blocks,)
+    assert cache.due.newer.shape == (SLOTS + 1 + CACHE.due * replicas,)
     return cache._replace(runs=cache.runs._replace(same=state.running, idle=state.running), due=state.running)
 
 

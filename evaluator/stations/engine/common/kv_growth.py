@@ -17,7 +17,7 @@ from jax import lax
 
 from evaluator.cost.kv import KvUnits
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
-from evaluator.stations.engine.common.rings import read, write
+from evaluator.stations.engine.common.rings import read, read_once, write
 
 AT_ONCE = 8
 """Steps of a leap that a trip of the loop over them looks at, which is as many as most leaps have."""
@@ -38,7 +38,7 @@ def enter(cells: Array, block: Int, step: Int, more: Float) -> Array:
     place = lax.rem(step, block)
     place = jnp.where(place < 0, place + block, place)
     # Both cells of a remainder have the same number.
-    after = read(cells, place) + more
+    after = read_once(cells, place) + more
     return write(write(cells, place, after), place + block, after)
 
 

@@ -17,7 +17,10 @@ a write, XLA copies the whole array on every trip, and the loop becomes slower b
 
 1. an array is written first and read after within a trip, where that is possible; else
 2. the value written depends on the value read, so that XLA sees their order; else
-3. the value is read by ``read_once``, which XLA does not repeat.
+3. the value is read by ``read_once``, which XLA does not repeat, and, where the value written does not depend on it, is
+   said to come before it (``behind``).
+
+Columns of a record (``columns``) are one array: who writes one of them has to be behind all that was read of any.
 
 A ring holds one cell per step (a step is an iteration in which decodes take part, see ``fcfs_reserved.program``) and is
 longer than the longest output, so that no two steps to come share a cell. Its length is a power of two (``in_ring``).
@@ -27,13 +30,13 @@ longer than the longest output, so that no two steps to come share a cell. Its l
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TypeVar
 
 import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int, StepBits, StepCounts
+from evaluator.stations.engine.common.columns import RecordColumn
 
 NONE = -1
 """In place of a number: no request (the end of a linked list), no decode group, no batch."""
@@ -46,6 +49,12 @@ def read(array: Array, index: Int) -> Array:
     """The element at ``index``; XLA may evaluate it more than once, see the head of this module."""
     if array.shape == (1,):
         return array[0]  # an array of one cell is a number: nothing is lost where XLA copies it
+    return _cell(array, index)
+
+
+def _cell(array: Array, index: Int) -> Array:
+    if isinstance(array, RecordColumn):
+        array, index = array.place(index)
     return lax.dynamic_slice(array, (index,), (1,), allow_negative_indices=False)[0]
 
 
@@ -57,8 +66,7 @@ def read_once(array: Array, index: Int) -> Array:
     """
     if array.shape == (1,):
         return array[0]
-    element = partial(lax.dynamic_slice, array, (index,), (1,), allow_negative_indices=False)
-    return lax.cond(index >= 0, lambda: element()[0], lambda: jnp.zeros((), array.dtype))
+    return lax.cond(index >= 0, lambda: _cell(array, index), lambda: jnp.zeros((), array.dtype))
 
 
 def read_each(index: Int, *arrays: Array) -> tuple[Array, ...]:
@@ -67,19 +75,29 @@ def read_each(index: Int, *arrays: Array) -> tuple[Array, ...]:
         return tuple(read_once(array, index) for array in arrays)
 
     def elements() -> tuple[Array, ...]:
-        slices = (lax.dynamic_slice(array, (index,), (1,), allow_negative_indices=False) for array in arrays)
-        return tuple(element[0] for element in slices)
+        return tuple(_cell(array, index) for array in arrays)
 
     return lax.cond(index >= 0, elements, lambda: tuple(jnp.zeros((), array.dtype) for array in arrays))
 
 
 def write(array: Array, index: Int, value: Array) -> Array:
     """The array with ``value`` at ``index``, in the array's dtype; in place inside a compiled loop."""
-    if array.shape == (1,):
-        return jnp.asarray(value, array.dtype)[None]
-    return lax.dynamic_update_slice(
-        array, jnp.asarray(value, array.dtype)[None], (index,), allow_negative_indices=False
+    value = jnp.asarray(value, array.dtype)[None]
+    if isinstance(array, RecordColumn):
+        return array.write(index, value)
+    return (
+        value if array.shape == (1,) else lax.dynamic_update_slice(array, value, (index,), allow_negative_indices=False)
     )
+
+
+def behind(index: Int, *values: Int | Float) -> Int:
+    """``index``, of a write that must come after these values were read; none of them is less than NONE.
+
+    XLA does not know that, and so reads them before it knows where to write.
+    """
+    for value in values:
+        index = jnp.where(value >= NONE, index, NONE)
+    return index
 
 
 def add(array: Array, index: Int, value: Array) -> Array:
@@ -163,5 +181,5 @@ def tagged_add(counts: StepCounts, slot: Int, step: Int, more: Array | int = 1) 
 
 def tagged_count(counts: StepCounts, slot: Int, step: Int) -> Float:
     """How many were added at ``slot`` for ``step``."""
-    cell = read(counts, slot)
+    cell = read_once(counts, slot)
     return jnp.where(cell >> 32 == step, cell & 0xFFFFFFFF, 0).astype(jnp.float64)

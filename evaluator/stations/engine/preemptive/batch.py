@@ -20,7 +20,7 @@ from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import read, read_once, where, write
+from evaluator.stations.engine.common.rings import behind, read, read_once, where, write
 from evaluator.stations.engine.preemptive.decode_groups import join
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
@@ -35,7 +35,7 @@ def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> tuple[St
     """The next batch, which will start at ``start_s``, if ``on``; its decodes are the schedulable decode group."""
     state = state._replace(batch=no_batch())
     policy, rules = given.limits.policy, given.rules
-    alone = policy.prefill_alone
+    alone = given.prompts_alone()
     looks = ~policy.drain_first | (state.replica.running_count == 0)
     if given.structure.peaks:  # elsewhere nobody looks only now and then
         looks = jnp.where(rules.look_every > 0, _looks(given, state), looks)
@@ -61,6 +61,9 @@ def form_batch(given: Given, state: State, start_s: Float, on: Flag) -> tuple[St
             state = state.at_replica(last_look=jnp.where(looked, replica.decode_iterations, replica.last_look))
         return state, jnp.zeros((), bool), admits_first
 
+    if not given.structure.admits_first:  # one turn in any case: the loop would carry the whole state for nothing
+        state, _, _ = turn((state, jnp.zeros((), bool), on))
+        return state, scheduled(given, state)
     # Two turns where admission comes first, else one: the moves of a batch are by far the largest part of a program,
     # and to write the admission down on both sides of the others would compile it twice.
     state, _, _ = lax.while_loop(lambda carry: carry[2], turn, (state, first, on))
@@ -78,7 +81,7 @@ class Scheduled(NamedTuple):
 def scheduled(given: Given, state: State) -> Scheduled:
     """The sums of ``state.batch`` and the schedulable decode group, which waits where prompts are computed alone."""
     decode_group, decode_groups, prompts = state.schedulable, state.decode_groups, state.batch.prompts
-    stalled = given.limits.policy.prefill_alone & (prompts.tokens > 0)
+    stalled = given.prompts_alone() & (prompts.tokens > 0)
     part = jnp.where(stalled, 0.0, 1.0)
     sums = BatchStatistics(
         part * read(decode_groups.decodes, decode_group),
@@ -227,7 +230,7 @@ def take(given: Given, state: State, i: Int, one: Candidate, start_s: Float) -> 
     batch, scheduled_s = state.batch, read_once(state.sequences.scheduled_s, i)
     has_room = _has_room(given, scheduled_s) if given.structure.kv_reservation else False
     if state.swapped is not None:
-        state = swap_in(given, state, i)
+        state, i = swap_in(given, state, i)
     state = kv_of(given).admit(given, state, i, _needed_units(given, i, one), one.start)
     if state.router_counts is not None:
         waiting_units = state.router_counts.waiting_units - jnp.where(has_room, 0, given.kv_units(i))
@@ -251,13 +254,15 @@ def take(given: Given, state: State, i: Int, one: Candidate, start_s: Float) -> 
     scheduled_s = jnp.minimum(scheduled_s, start_s)  # of its first admission: infinite before, and it never grows
     state = state._replace(
         sequences=sequences._replace(
-            admission=write(sequences.admission, i, state.admissions),
+            admission=write(sequences.admission, behind(i, one.start), state.admissions),
             scheduled_s=write(sequences.scheduled_s, i, scheduled_s),
         )
     )
     if given.structure.peaks:
         state = enter_end(given, state, i)
-    state = compute(given, state, i, one)
+        # Its place was found by reading the sequences, which are written next.
+        i = behind(i, read_once(state.by_end.older, i))
+    state = compute(given, state, i, one, one.start + jnp.maximum(one.tokens, 0))
     if state.new_tokens is not None:
         return state  # under that policy nobody comes with its prompt computed
     decodes = one.rest == 0  # its prompt is resident or was swapped out, which most lanes have none of
@@ -338,12 +343,15 @@ def _take_step(given: Given, state: State, on: Flag) -> State:
     state = grow_decodes(given, state, on)
     state = kv_of(given).take_step(given, state, read(state.decode_groups.step, state.schedulable), on)
     decodes = read(state.decode_groups.decodes, state.schedulable)
-    beside = jnp.where(given.limits.policy.prefill_alone, 0.0, given.rows(decodes))
+    beside = jnp.where(given.prompts_alone(), 0.0, given.rows(decodes))
     return state._replace(batch=state.batch._replace(decodes=jnp.where(on, beside, state.batch.decodes)))
 
 
-def compute(given: Given, state: State, i: Int, one: Candidate) -> State:
-    """The batch computes a chunk of a prompt under way; nothing happens if it has no tokens."""
+def compute(given: Given, state: State, i: Int, one: Candidate, there: Int | None = None) -> State:
+    """The batch computes a chunk of a prompt under way; nothing happens if it has no tokens.
+
+    ``there``: tokens of the prompt that are computed then, if that is known.
+    """
     batch, sequences = state.batch, state.sequences
     computes = one.tokens > 0
     completes = computes & (one.tokens == one.rest)  # its next token comes with this batch
@@ -354,9 +362,13 @@ def compute(given: Given, state: State, i: Int, one: Candidate) -> State:
         sequences = sequences._replace(running_batch=write(sequences.running_batch, at, launched))
     state = state._replace(
         batch=batch._replace(prompts=prompts, completing=jnp.where(completes, i, batch.completing)),
-        sequences=sequences._replace(computed=write(sequences.computed, at, computed)),
-        next_completing=write(state.next_completing, jnp.where(completes, i, given.padding()), batch.completing),
+        sequences=sequences._replace(
+            computed=write(sequences.computed, at, computed),
+            next_completing=write(
+                sequences.next_completing, jnp.where(completes, i, given.padding()), batch.completing
+            ),
+        ),
     )
-    # A prompt that found no KV may have been preempted for it, and has as many tokens as that has left it.
-    there = jnp.where(computes, computed, read_once(state.sequences.computed, i))
+    if there is None:  # a prompt that found no KV may have been preempted for it, and has what that has left it
+        there = jnp.where(computes, computed, read_once(state.sequences.computed, i))
     return kv_of(given).compute(given, state, i, there)

@@ -78,7 +78,8 @@ class Runs(NamedTuple):
 
         def unlinked(links: LinkedList) -> LinkedList:
             alone = slot + jnp.arange(blocks, dtype=jnp.int32)  # linked to itself
-            return LinkedList(*(write(as_new(column, alone), sentinel, sentinel) for column in links))
+            newer, older = (column.write(slot, alone) for column in (links.newer, links.older))
+            return links._replace(newer=write(newer, sentinel, sentinel), older=write(older, sentinel, sentinel))
 
         heads = self.heads
         for first in (replica * names, self.copies + replica * names):

@@ -16,7 +16,17 @@ from jax import lax
 from evaluator.cost.kv import units
 from evaluator.stations.engine.common import kv_growth as kv_growth_by_blocks
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int, StepBits
-from evaluator.stations.engine.common.rings import NONE, add, mark, read, read_each, read_once, tagged_add, write
+from evaluator.stations.engine.common.rings import (
+    NONE,
+    add,
+    behind,
+    mark,
+    read,
+    read_each,
+    read_once,
+    tagged_add,
+    write,
+)
 from evaluator.stations.engine.preemptive.kv import kv_of
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.linked_lists import push, unlink
@@ -58,29 +68,32 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
         path = path_since(given, state, i, on)._replace(decode_group=decode_group, step=step)
         steps, gains = enter_accepted(given, state.accepted, path, attends, 1)
         noted = note_units(given, state.rings.kv_growth, path, has_kv, 1)
+        i = behind(i, path.slots)
         state = state._replace(accepted=gains, rings=state.rings._replace(kv_growth=noted))
     last = step + steps
     one = GroupMember(decode_group, step, last, computed, attends, on)
     # All that will happen to the member is noted now, at the steps at which it will happen; masked where not ``on``.
-    leaving, next_leaving = push(state.rings.leaving, _cell(given, decode_group, last, on), state.next_leaving, i, on)
-    joined, next_joined = push(state.decode_groups.joined, decode_group, state.next_joined, i, on)
+    leaving, next_leaving = push(
+        state.rings.leaving, _cell(given, decode_group, last, on), sequences.next_leaving, i, on
+    )
+    joined, next_joined = push(state.decode_groups.joined, decode_group, sequences.next_joined, i, on)
     events = _mark(given, state.rings.events, decode_group, last, on)
     kv_growth = state.rings.kv_growth
     if given.speculation is None:
         kv_growth = _note_growth(given, kv_growth, one, step + has_kv, 1)
-    at = jnp.where(on, i, given.padding())
+    at = behind(jnp.where(on, i, given.padding()), generated)  # and ``computed``, which is read with it
     # The padding cell stays in no group: of lanes in step those with nothing to do go along with it, and would look for
     # it in the group's lists without an end.
     sequences = sequences._replace(
         decode_group=write(sequences.decode_group, at, jnp.where(on, decode_group, NONE)),
         since=write(sequences.since, at, step),
+        next_leaving=next_leaving,
+        next_joined=next_joined,
     )
     state = state._replace(
         decode_groups=state.decode_groups._replace(joined=joined),
         rings=state.rings._replace(leaving=leaving, events=events, kv_growth=kv_growth),
         sequences=sequences,
-        next_leaving=next_leaving,
-        next_joined=next_joined,
     )
     state = kv_of(given).join(given, state, i, decode_group, step - computed, on)
     return _count(given, state, one, 1)
@@ -98,7 +111,7 @@ def _withdraw_steps(given: Given, state: State, i: Int, one: GroupMember, genera
     left = jnp.where(one.on, read(given.requests.output_tokens, i) - generated, 0)
     later = SpeculativePath(i, one.decode_group, one.step, since.first + elapsed, left, one.computed, slots)
     kv_growth = note_units(given, state.rings.kv_growth, later, False, -1)
-    decoded = write(sequences.decoded, i, jnp.where(one.on, later.first, since.first))
+    decoded = write(sequences.decoded, behind(i, one.computed), jnp.where(one.on, later.first, since.first))
     return state._replace(
         accepted=enter_accepted(given, state.accepted, later, one.attends, -1)[1],
         rings=state.rings._replace(kv_growth=kv_growth),
@@ -113,22 +126,22 @@ def leave(given: Given, state: State, i: Int, on: Flag) -> State:
     state = _withdraw_steps(given, state, i, one, generated)
     sequences, decode_groups = state.sequences, state.decode_groups
     on, decode_group = one.on, one.decode_group
-    leaving, next_leaving = unlink(
-        state.rings.leaving, _cell(given, decode_group, one.last, on), state.next_leaving, i, on
+    leaving, next_leaving, left = unlink(
+        state.rings.leaving, _cell(given, decode_group, one.last, on), sequences.next_leaving, i, on
     )
-    joined, next_joined = unlink(decode_groups.joined, decode_group, state.next_joined, i, was_fresh)
+    joined, next_joined, fresh = unlink(decode_groups.joined, decode_group, sequences.next_joined, i, was_fresh)
     stepped = jnp.where(on & ~was_fresh, i, given.padding())
     state = state._replace(
         decode_groups=decode_groups._replace(joined=joined),
         rings=state.rings._replace(leaving=leaving),
         sequences=sequences._replace(
-            generated=write(sequences.generated, i, generated),
+            generated=write(sequences.generated, behind(i, *left, *fresh), generated),
             computed=write(sequences.computed, i, one.computed),
             decode_group=write(sequences.decode_group, jnp.where(on, i, given.padding()), NONE),
             token_s=write(sequences.token_s, stepped, read(decode_groups.gap_from, decode_group)),
+            next_leaving=next_leaving,
+            next_joined=next_joined,
         ),
-        next_leaving=next_leaving,
-        next_joined=next_joined,
     )
     state = kv_of(given).leave(given, state, i, on)
     return _count(given, state, one, -1)
@@ -137,16 +150,18 @@ def leave(given: Given, state: State, i: Int, on: Flag) -> State:
 def _membership(given: Given, state: State, i: Int, on: Flag) -> tuple[GroupMember, Int, Flag]:
     """A member as of now, its generated tokens, and whether it has joined since the decode group's last step."""
     sequences = state.sequences
-    decode_group, generated = read_once(sequences.decode_group, i), read_once(sequences.generated, i)
+    decode_group, generated, since, before = read_each(
+        i, sequences.decode_group, sequences.generated, sequences.since, sequences.computed
+    )
     on = on & (decode_group >= 0)
     decode_group = jnp.where(on, decode_group, 0)
-    step, since = read(state.decode_groups.step, decode_group), read_once(sequences.since, i)
+    step = read(state.decode_groups.step, decode_group)
     elapsed = jnp.where(on, step - since, 0)
     steps, gained = read(given.requests.output_tokens, i) - generated, elapsed
     if given.speculation is not None:
         steps, gained = walk_path(given, path_since(given, state, i, on), elapsed)
     last = since + steps
-    generated, computed = generated + gained, read_once(sequences.computed, i) + gained
+    generated, computed = generated + gained, before + gained
     return (
         GroupMember(decode_group, step, last, computed, known_tokens(given, i, generated), on),
         generated,

@@ -12,6 +12,7 @@ from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import (
     NONE,
     add,
+    behind,
     read,
     read_each,
     read_once,
@@ -89,7 +90,7 @@ def _enter_gaps(given: Given, state: State, iteration_end: IterationEnd, weight:
         # Not into the padding cell: it stands for a request that has no token yet (``PoolStates.first_measured``).
         first_token_s = write(sequences.first_token_s, i, jnp.where(resident, iteration_end.first_end_s, first))
         state = state._replace(itl_histogram=bins, sequences=sequences._replace(first_token_s=first_token_s))
-        return state, read_once(state.next_joined, i), count + 1.0
+        return state, read_once(state.sequences.next_joined, i), count + 1.0
 
     start = (state, jnp.where(moves, read(decode_groups.joined, decode_group), NONE), jnp.zeros(()))
     state, _, count = lax.while_loop(lambda carry: carry[1] >= 0, enter_first, start)
@@ -179,15 +180,20 @@ def _finish_decodes(given: Given, state: State, iteration_end: IterationEnd) -> 
             decode_groups = decode_groups._replace(
                 window_context=add(decode_groups.window_context, decode_group, attended)
             )
-        sequences = state.sequences._replace(decode_group=write(state.sequences.decode_group, i, NONE))
+        at = behind(i, held)
+        sequences = state.sequences._replace(decode_group=write(state.sequences.decode_group, at, NONE))
         state = end_growth(given, state._replace(decode_groups=decode_groups, sequences=sequences), i)
         state = kv_of(given).leave(given, state, i)
-        return _finish(given, state, i, iteration_end.end_s, True, held), read_once(state.next_leaving, i)
+        return _finish(given, state, i, iteration_end.end_s, True, held), read_once(state.sequences.next_leaving, i)
 
     # An iteration without decodes must not touch the list of the step that the group has done already.
     first = jnp.where(iteration_end.steps > 0, read_once(state.rings.leaving, cell), NONE)
-    next_leaving, first = kv_of(given).leaving_order(state.next_leaving, first)
-    state = state._replace(next_leaving=next_leaving)
+    # Links are written from here on. Until now the gaps and, with a prefix cache, the leap have read the sequences.
+    first = behind(first, read(state.decode_groups.joined, decode_group), state.replica.kv)
+    if state.cache is not None:
+        first = behind(first, read_once(state.cache.named, jnp.maximum(first, 0)))
+    next_leaving, first = kv_of(given).leaving_order(state.sequences.next_leaving, first)
+    state = state._replace(sequences=state.sequences._replace(next_leaving=next_leaving))
     state, end = lax.while_loop(lambda carry: carry[1] >= 0, depart, (state, first))
     rings = state.rings
     left = jnp.where(iteration_end.steps > 0, end, read_once(rings.leaving, cell))  # NONE after the walk: an empty list
@@ -269,13 +275,13 @@ def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, w
         # Behind the write of ``generated``, from which ``join`` reckons the step after which a member leaves.
         ends = generated == read(given.requests.output_tokens, i)
         held = _held(given, state, i, ends & False)  # a traced False: the last token is the prompt's, not a decode's
-        state = join(given, state, i, ~ends)
+        state = join(given, state, behind(i, held), ~ends)
         # Few have one token, or are preempted before their last.
         state = where(ends, lambda state: _finish(given, state, i, end_s, ends, held), state)
-        return state, read_once(state.next_completing, i)
+        return state, read_once(state.sequences.next_completing, i)
 
-    next_completing, completing = kv_of(given).leaving_order(state.next_completing, iteration_end.completing)
-    state = state._replace(next_completing=next_completing)
+    next_completing, completing = kv_of(given).leaving_order(state.sequences.next_completing, iteration_end.completing)
+    state = state._replace(sequences=state.sequences._replace(next_completing=next_completing))
     return lax.while_loop(lambda carry: carry[1] >= 0, complete, (state, completing))[0]
 
 

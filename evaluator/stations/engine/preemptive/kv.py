@@ -23,7 +23,7 @@ from jax import lax
 
 from evaluator.cost.kv import units
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import read, read_once, write
+from evaluator.stations.engine.common.rings import behind, read, read_once, write
 from evaluator.stations.engine.preemptive import drafted_blocks, prefix_cache
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.linked_lists import turned
@@ -177,6 +177,7 @@ class BlockKv(KvPart):
         found = start - read_once(state.sequences.computed, i)
         if state.router_counts is not None:
             state = state._replace(router_counts=state.router_counts._replace(again=state.router_counts.again - found))
+            i = behind(i, found)
         state = prefix_cache.admit(given, state, i, units.astype(jnp.int32))
         computed = write(state.sequences.computed, i, start)
         return state._replace(sequences=state.sequences._replace(computed=computed))

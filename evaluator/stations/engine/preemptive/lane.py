@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.kv import KvUnits
 from evaluator.kv_managers import KvManager
@@ -260,6 +262,7 @@ class Structure(NamedTuple):
     looks: int = 0  # of an autoscaler that any lane remembers at a time, see ``Fleet``; 0: replicas do not come and go
     # Of replicas that run together: some router, or reservation, may go by the KV that they have as of an arrival.
     kv_seen: bool = True
+    admits_first: bool = True  # some lane computes prompts alone, and so admits before its decodes take a step
 
     @property
     def alone(self) -> bool:
@@ -360,8 +363,14 @@ class Given(NamedTuple):
         """Tokens of a block."""
         return block_of(self.rules.kv)
 
+    def prompts_alone(self) -> Flag:
+        """Decodes wait while an iteration computes prompts."""
+        return self.limits.policy.prefill_alone if self.structure.admits_first else jnp.zeros((), bool)
+
     def admits_any_kind(self) -> Flag:
-        """One admission takes requests with and without a prompt to compute."""
+        """One admission takes requests with and without a prompt to compute, which are computed alone then."""
+        if not self.structure.admits_first:
+            return jnp.zeros((), bool)
         return self.limits.policy.drain_first | (self.rules.look_every > 0)
 
     def every_token_takes_a_unit(self) -> Flag:
@@ -373,7 +382,7 @@ class Given(NamedTuple):
         # beside a prompt that is computed alone, it decodes in a later batch, which must not count that token again:
         # only the rings know that.
         keeps = self.limits.prompts_resident | (self.host_memory is not None)
-        waits = self.limits.policy.prefill_alone & self.admits_any_kind() & keeps
+        waits = self.prompts_alone() & self.admits_any_kind() & keeps
         return (kv.block_tokens == 1.0) & (kv.window == 0.0) & (kv.sequence == 0.0) & ~waits
 
 

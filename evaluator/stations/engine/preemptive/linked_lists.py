@@ -8,16 +8,15 @@ cells of an array. Masked writes and ``read_once``: see ``common.rings``.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Array, Flag, Int, IntPerRequest
+from evaluator.stations.engine.common.columns import Columns
 from evaluator.stations.engine.common.rings import NONE, read_each, read_once, write
 
 
-class LinkedList(NamedTuple):
+class LinkedList(Columns):
     """Requests in the order in which they were appended.
 
     A ``sentinel`` is before the oldest and behind the newest; it is traced, as ``read_once`` needs it.
@@ -29,7 +28,8 @@ class LinkedList(NamedTuple):
     @classmethod
     def empty(cls, slots: int) -> LinkedList:
         """Chains without members for ``slots`` request slots, the sentinels among them."""
-        return cls(*(jnp.arange(slots, dtype=jnp.int32),) * 2)
+        numbers = jnp.arange(slots, dtype=jnp.int32)
+        return cls(newer=numbers, older=numbers)
 
     def oldest(self, sentinel: Int) -> Int:
         """The first member; the sentinel if there is none."""
@@ -48,12 +48,14 @@ class LinkedList(NamedTuple):
         behind = read_once(self.older, before)
         newer = write(self.newer, behind, jnp.where(on, i, before))
         older = write(self.older, i, jnp.where(on, behind, i))
-        return LinkedList(write(newer, i, jnp.where(on, before, i)), write(older, before, jnp.where(on, i, behind)))
+        return self._replace(
+            newer=write(newer, i, jnp.where(on, before, i)), older=write(older, before, jnp.where(on, i, behind))
+        )
 
     def remove(self, i: Int, on: Flag = True) -> LinkedList:
         """Without ``i``, whether or not it was in it, if ``on``."""
         newer, older = read_each(i, self.newer, self.older)
-        return LinkedList(
+        return self._replace(
             newer=write(write(self.newer, older, jnp.where(on, newer, i)), i, jnp.where(on, i, newer)),
             older=write(write(self.older, newer, jnp.where(on, older, i)), i, jnp.where(on, i, older)),
         )
@@ -78,8 +80,13 @@ def turned(links: IntPerRequest, first: Int) -> tuple[IntPerRequest, Int]:
     return links, last
 
 
-def unlink(heads: Array, at: Int, links: IntPerRequest, i: Int, on: Flag) -> tuple[Array, IntPerRequest]:
-    """The heads and links of lists with ``i`` taken out of the one at ``at``, if ``on``; it must be in it then."""
+def unlink(
+    heads: Array, at: Int, links: IntPerRequest, i: Int, on: Flag
+) -> tuple[Array, IntPerRequest, tuple[Int, Int]]:
+    """The heads and links of lists with ``i`` taken out of the one at ``at``, if ``on``; it must be in it then.
+
+    And what was read of the links: other columns beside them are written after that (``rings.behind``).
+    """
     padding = links.shape[0] - 1
     first, after = read_once(heads, at), read_once(links, i)
     leads = first == i
@@ -90,4 +97,4 @@ def unlink(heads: Array, at: Int, links: IntPerRequest, i: Int, on: Flag) -> tup
         lambda one: read_once(links, one),
         jnp.where(walk, first, padding),
     )
-    return write(heads, at, jnp.where(on & leads, after, first)), write(links, before, after)
+    return write(heads, at, jnp.where(on & leads, after, first)), write(links, before, after), (before, after)

@@ -9,7 +9,7 @@ from jax import lax
 from evaluator.stations.engine.common import kv_growth
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.leap import once
-from evaluator.stations.engine.common.rings import NONE, read, read_once, tagged_count, write
+from evaluator.stations.engine.common.rings import NONE, behind, read, read_once, tagged_count, write
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens, leave
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
@@ -152,7 +152,7 @@ def preempt(given: Given, state: State, i: Int) -> State:
         kept = jnp.where(swaps, read_once(sequences.computed, i), kept)
     state = state._replace(
         sequences=sequences._replace(
-            target=write(sequences.target, i, known),
+            target=write(sequences.target, behind(i, kept), known),
             computed=write(sequences.computed, i, kept),
             slots=None if sequences.slots is None else write(sequences.slots, i, jnp.int32(0)),
         ),

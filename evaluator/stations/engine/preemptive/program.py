@@ -18,6 +18,7 @@ updates them in place; the conventions are explained in ``common.rings``.
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,7 @@ from evaluator.stations.engine.preemptive.iteration import complete, launch
 from evaluator.stations.engine.preemptive.kv import kv_of
 from evaluator.stations.engine.preemptive.lane import Given, Lane, PackedLane, Structure, given_to, packed
 from evaluator.stations.engine.preemptive.pipeline import pipeline_step
-from evaluator.stations.engine.preemptive.state import State, initial_state
+from evaluator.stations.engine.preemptive.state import State, initial_state, no_batch
 from evaluator.stations.engine.preemptive.swapping import launched
 from evaluator.stations.engine.preemptive.token_ratio import form_by_ratio
 from evaluator.stations.engine.preemptive.waiting import any_waiting, arrival_goes_first, arrive, next_arrival
@@ -84,10 +85,11 @@ def _run_lane(given: Given, start: State) -> LaneResult:
     loop_step = _loop_step if given.structure.pipeline_ranks == 1 else pipeline_step
     if given.structure.asynchronous:
         loop_step = asynchronous_step
+    no_leaf: Any = None  # each trip forms a batch of its own: none is carried from one to the next
     final = lax.while_loop(
         lambda state: (state.finished < given.limits.requests) & ~state.stuck,
-        lambda state: loop_step(given, state),
-        start,
+        lambda state: loop_step(given, state._replace(batch=no_batch()))._replace(batch=no_leaf),
+        start._replace(batch=no_leaf),
     )
     return result_of(final)
 

@@ -15,7 +15,7 @@ from jax import lax
 
 from evaluator.cost.kv import units
 from evaluator.stations.engine.common.arrays import Flag, Float, Int, StepCounts
-from evaluator.stations.engine.common.rings import read, read_once, tagged_add
+from evaluator.stations.engine.common.rings import read, read_each, tagged_add
 from evaluator.stations.engine.common.speculation import AcceptedTokens, Speculation, tokens_given
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import State
@@ -116,12 +116,12 @@ def path_since(given: Given, state: State, i: Int, on: Flag) -> SpeculativePath:
     """The way of a member since it joined its decode group, if ``on``."""
     sequences = state.sequences
     assert sequences.decoded is not None and sequences.slots is not None
-    left = jnp.where(on, read(given.requests.output_tokens, i) - read_once(sequences.generated, i), 0)
-    since, first = read_once(sequences.since, i), read_once(sequences.decoded, i)
-    decode_group, computed = jnp.maximum(read_once(sequences.decode_group, i), 0), read_once(sequences.computed, i)
-    return SpeculativePath(
-        i, decode_group, since, first, left, computed, jnp.maximum(read_once(sequences.slots, i), computed)
-    )
+    generated, since, first, decode_group, computed, slots = read_each(
+        i, sequences.generated, sequences.since, sequences.decoded, sequences.decode_group, sequences.computed,
+        sequences.slots,
+    )  # fmt: skip
+    left = jnp.where(on, read(given.requests.output_tokens, i) - generated, 0)
+    return SpeculativePath(i, jnp.maximum(decode_group, 0), since, first, left, computed, jnp.maximum(slots, computed))
 
 
 def _gain(given: Given, path: SpeculativePath, ahead: Int, left: Int) -> Int:

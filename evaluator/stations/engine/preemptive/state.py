@@ -41,6 +41,7 @@ from evaluator.stations.engine.common.arrays import (
     StepLists,
 )
 from evaluator.stations.engine.common.calendar import Calendar
+from evaluator.stations.engine.common.columns import Columns
 from evaluator.stations.engine.common.kv_growth import no_growth
 from evaluator.stations.engine.common.leap import no_peaks
 from evaluator.stations.engine.common.prompts import PromptSums
@@ -61,7 +62,7 @@ class QueueEnds(NamedTuple):
     preempted: Int | None = None  # where room is reserved: how many wait that lost theirs in a preemption
 
 
-class QueueLinks(NamedTuple):
+class QueueLinks(Columns):
     """The waiting queues of all replicas."""
 
     next: IntPerRequest  # the one behind it in the line, or in the heap its next sibling; NONE: there is none
@@ -130,7 +131,7 @@ class RouterCounts(NamedTuple):
     left_context: Float  # tokens of prompts and outputs of the requests that have finished
 
 
-class Sequences(NamedTuple):
+class Sequences(Columns):
     """What has happened to each request so far; for a decoding sequence, up to the step at which it joined.
 
     A step adds a token to every member of a decode group. It would be slow to write that down for each of them, so a
@@ -147,9 +148,14 @@ class Sequences(NamedTuple):
     scheduled_s: FloatPerRequest
     first_token_s: FloatPerRequest
     last_token_s: FloatPerRequest
-    running_batch: IntPerRequest | None = None  # in a pipeline: the last batch that computed a chunk of its prompt
-    decoded: IntPerRequest | None = None  # with drafts: decode iterations, up to the step at which it joined
-    slots: IntPerRequest | None = None  # and the slots of KV that it held when it was taken out of its decode group
+    # Links of lists: requests that leave at the end of a step, that have joined a decode group since its last step, and
+    # whose prompts are complete with a batch.
+    next_leaving: IntPerRequest
+    next_joined: IntPerRequest
+    next_completing: IntPerRequest
+    running_batch: IntPerRequest | None  # in a pipeline: the last batch that computed a chunk of its prompt
+    decoded: IntPerRequest | None  # with drafts: decode iterations, up to the step at which it joined
+    slots: IntPerRequest | None  # and the slots of KV that it held when it was taken out of its decode group
 
 
 class DecodeGroups(NamedTuple):
@@ -259,9 +265,6 @@ class State(NamedTuple):
     decode_groups: DecodeGroups
     rings: Rings
     batch: FormingBatch
-    next_leaving: IntPerRequest
-    next_joined: IntPerRequest
-    next_completing: IntPerRequest
     admissions: Int
     finished: Int
     itl_histogram: Bins
@@ -336,13 +339,12 @@ def initial_state(given: Given) -> State:
             decoded=not_counted, decoded_tokens=not_counted,
             peaks=no_peaks(given.pipeline_ranks[0]),  # without a pipeline only
         ),
-        queue_links=QueueLinks(none, none, none),
+        queue_links=QueueLinks(next=none, child=none, priority=none),
         released=given.limits.users if given.session_turns is None else number,
         sequences=_initial_sequences(given),
         running=LinkedList.empty(cells), prompts=LinkedList.empty(cells),
         by_end=LinkedList.empty(cells if structure.peaks else 1),
         decode_groups=_initial_decode_groups(given), rings=_initial_rings(given), batch=no_batch(),
-        next_leaving=none, next_joined=none, next_completing=none,
         admissions=number, finished=number,
         itl_histogram=jnp.zeros(histogram.BINS * structure.histograms),
         batch_paces=_initial_batch_paces(given),
@@ -414,6 +416,7 @@ def _initial_sequences(given: Given) -> Sequences:
         computed=requests.prompt_tokens - requests.compute_tokens, target=requests.prompt_tokens + 0, generated=zeros,
         decode_group=none, since=zeros, admission=zeros,
         token_s=jnp.zeros(slots), scheduled_s=never, first_token_s=never, last_token_s=never,
+        next_leaving=none, next_joined=none, next_completing=none,
         running_batch=None if given.structure.pipeline_ranks == 1 else none,
         decoded=None if given.speculation is None else zeros,
         slots=None if given.speculation is None else zeros,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
-from evaluator.stations.engine.common.rings import read_once, write
+from evaluator.stations.engine.common.rings import behind, read_once, write
 from evaluator.stations.engine.preemptive.kv import own_units
 from evaluator.stations.engine.preemptive.lane import Given, HostMemory
 from evaluator.stations.engine.preemptive.state import State, SwappedKv
@@ -27,13 +27,14 @@ def swap_out(given: Given, state: State, i: Int) -> tuple[State, Flag]:
     return state._replace(swapped=swapped), fits
 
 
-def swap_in(given: Given, state: State, i: Int) -> State:
-    """Request ``i`` is admitted: if its KV is in host memory, it is copied back."""
+def swap_in(given: Given, state: State, i: Int) -> tuple[State, Int]:
+    """Request ``i`` is admitted: if its KV is in host memory, it is copied back. And ``i``, known after what was read
+    of the sequences."""
     swapped, _ = _swapped(given, state)
     there = read_once(swapped.there, i)
     less = jnp.where(there, _units(given, state, i), 0.0)
     swapped = SwappedKv(write(swapped.there, i, there & False), swapped.units - less, swapped.moved + less)
-    return state._replace(swapped=swapped)
+    return state._replace(swapped=swapped), behind(i, swapped.units)
 
 
 def copy_s(given: Given, state: State) -> Float:

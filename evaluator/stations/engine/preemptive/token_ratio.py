@@ -15,22 +15,22 @@ What is promised of the KV is counted in tokens, in floating point, because the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.policies.token_ratio import MOST_NEW_TOKENS, RETRACT_STEPS
 from evaluator.stations.engine.common import histogram
-from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest, Int, IntPerRequest
-from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
+from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.rings import NONE, behind, read, read_each, read_once, where, write
 from evaluator.stations.engine.preemptive.batch import Candidate, Scheduled, compute, scheduled, take
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given, NewTokenRules
+from evaluator.stations.engine.preemptive.linked_lists import LinkedList
 from evaluator.stations.engine.preemptive.preemption import growth_at, preempt
-from evaluator.stations.engine.preemptive.state import NewTokens, State, no_batch
+from evaluator.stations.engine.preemptive.state import NewTokens, Sequences, State, no_batch
 from evaluator.stations.engine.preemptive.waiting import any_waiting, head
 
 
@@ -230,16 +230,6 @@ def _unknown(state: State, elapsed: Int, joined_s: Float | None) -> Int | int:
     return (last_s > state.clock).astype(jnp.int32)
 
 
-class Walked(NamedTuple):
-    """Arrays that a walk along the running requests reads."""
-
-    newer: IntPerRequest
-    decode_group: IntPerRequest
-    generated: IntPerRequest
-    since: IntPerRequest
-    token_s: FloatPerRequest | None  # planned ahead
-
-
 def _expected_tokens(given: Given, state: State, ratio: Float, on: Flag) -> tuple[State, Float]:
     """What the decoding requests are expected to generate yet, if ``on`` (``_get_running_request_total_token_offset``).
 
@@ -261,31 +251,31 @@ def _expected_tokens(given: Given, state: State, ratio: Float, on: Flag) -> tupl
 Add = Callable[[Int, tuple[Float, ...], Flag, Int], tuple[Float, ...]]
 """Sums with those of a request, of which is known whether it decodes, and what of its tokens is known if it does."""
 
+Walk = tuple[Int, tuple[Float, ...], LinkedList, Sequences]
+
 
 def _walk(given: Given, state: State, on: Flag, sums: tuple[Float, ...], add: Add) -> tuple[State, tuple[Float, ...]]:
     """Sums over the running requests, in order of their admission, if ``on``."""
     sentinel, step = state.replica.sentinel, read(state.decode_groups.step, state.schedulable)
+    ahead = state.planned is not None
 
-    def next_one(carry: tuple[Int, tuple[Float, ...], Walked]) -> tuple[Int, tuple[Float, ...], Walked]:
-        i, sums, arrays = carry
-        values: Any = jax.tree.map(lambda array: read_once(array, i), arrays)
-        elapsed = step - values.since
-        told = values.generated + elapsed - _unknown(state, elapsed, values.token_s)
-        sums = add(i, sums, values.decode_group >= 0, told)
-        # Written back as they were: arrays that a loop only reads XLA copies before it, on every trip of the lane.
-        return values.newer, sums, jax.tree.map(lambda array, value: write(array, i, value), arrays, values)
+    def next_one(carry: Walk) -> Walk:
+        i, sums, running, sequences = carry
+        decode_group, generated, since, newer = read_each(
+            i, sequences.decode_group, sequences.generated, sequences.since, running.newer
+        )
+        token_s = read_once(sequences.token_s, i) if ahead else None
+        elapsed = step - since
+        sums = add(i, sums, decode_group >= 0, generated + elapsed - _unknown(state, elapsed, token_s))
+        # Written back as it was: arrays that a loop only reads XLA copies before it, on every trip of the lane.
+        sequences = sequences._replace(since=write(sequences.since, i, since))
+        if ahead:
+            sequences = sequences._replace(token_s=write(sequences.token_s, i, token_s))
+        return newer, sums, running._replace(newer=write(running.newer, i, newer)), sequences
 
-    sequences, ahead = state.sequences, state.planned is not None
-    arrays = Walked(
-        state.running.newer, sequences.decode_group, sequences.generated, sequences.since,
-        sequences.token_s if ahead else None,
-    )  # fmt: skip
-    start = (state.running.oldest(sentinel), sums, arrays)
-    _, sums, arrays = lax.while_loop(lambda carry: on & (carry[0] < sentinel), next_one, start)
-    sequences = sequences._replace(decode_group=arrays.decode_group, generated=arrays.generated, since=arrays.since)
-    if arrays.token_s is not None:
-        sequences = sequences._replace(token_s=arrays.token_s)
-    return state._replace(running=state.running._replace(newer=arrays.newer), sequences=sequences), sums
+    start = (state.running.oldest(sentinel), sums, state.running, state.sequences)
+    _, sums, running, sequences = lax.while_loop(lambda carry: on & (carry[0] < sentinel), next_one, start)
+    return state._replace(running=running, sequences=sequences), sums
 
 
 def _decode(given: Given, state: State, on: Flag) -> State:
@@ -322,7 +312,7 @@ def _retract(given: Given, state: State, i: Int) -> State:
     last_s = jnp.where(elapsed > 0, gap_from, joined_s)
     before_s = jnp.where(elapsed > 1, planned.before_s, jnp.where(elapsed > 0, joined_s, read(memory.before_s, i)))
     gap_s = jnp.where(elapsed > 1, planned.gap_s, last_s - before_s)
-    state = preempt(given, state, i)
+    state = preempt(given, state, behind(i, elapsed, joined_s))
     sequences = state.sequences
     generated, target = read_once(sequences.generated, i) - lost, read_once(sequences.target, i) - lost
     first_s, token_s = read_once(sequences.first_token_s, i), read_once(sequences.token_s, i)
@@ -332,9 +322,9 @@ def _retract(given: Given, state: State, i: Int) -> State:
     return state._replace(
         itl_histogram=histogram.enter(state.itl_histogram, gap_s, taken, given.first_bin()),
         sequences=sequences._replace(
-            generated=write(sequences.generated, i, generated),
+            generated=write(sequences.generated, behind(i, target), generated),
             target=write(sequences.target, i, target),
-            token_s=write(sequences.token_s, i, jnp.where(lost > 0, before_s, token_s)),
+            token_s=write(sequences.token_s, behind(i, first_s, taken), jnp.where(lost > 0, before_s, token_s)),
             first_token_s=write(sequences.first_token_s, i, jnp.where((lost > 0) & (generated == 0), jnp.inf, first_s)),
         ),
     )
