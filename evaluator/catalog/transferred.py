@@ -151,18 +151,14 @@ def transferred(sets: Sequence[Calibration], name: str = TRANSFERRED, link: Sequ
         raise InputError("transfer: there is no set of another device to take the median of")
     # What devices send one another is a matter of the link: of those on the same kind of link, if any was measured.
     near = [calibration for calibration in sets if calibration.hardware in link] or list(sets)
+
+    def known(figure: str) -> Sequence[Calibration]:
+        return near if figure in _SENT else sets
+
     classes = sorted({op_class for calibration in sets for op_class in calibration.efficiencies})
     figures = [entry.name for entry in fields(sets[0]) if isinstance(getattr(sets[0], entry.name), float)]
     median: dict[str, Any] = {
-        figure: float(np.median([getattr(calibration, figure) for calibration in (near if figure in _SENT else sets)]))
-        for figure in figures
-    }
-    devices = ", ".join(calibration.hardware for calibration in sets)
-    sources = {
-        figure: f"median of the sets of {', '.join(calibration.hardware for calibration in near)}"
-        if figure in _SENT
-        else f"median of the sets of {devices}"
-        for figure in sets[0].sources
+        figure: float(np.median([getattr(calibration, figure) for calibration in known(figure)])) for figure in figures
     }
     return replace(
         sets[0],
@@ -174,12 +170,15 @@ def transferred(sets: Sequence[Calibration], name: str = TRANSFERRED, link: Sequ
         rests_on=TRANSFERRED,
         efficiencies={
             op_class: _median(
-                [calibration.efficiencies[op_class] for calibration in (near if op_class in _SENT else sets)
+                [calibration.efficiencies[op_class] for calibration in known(op_class)
                  if op_class in calibration.efficiencies]
             )
             for op_class in classes
         },
-        sources=sources,
+        sources={
+            figure: f"median of the sets of {', '.join(calibration.hardware for calibration in known(figure))}"
+            for figure in sets[0].sources
+        },
         fit={},
     )  # fmt: skip
 

@@ -123,30 +123,7 @@ def kept_rows(scenario: Scenario, told: bool = False) -> np.ndarray | None:
         return None
     axes = scenario.sweep
     place = Place(scenario.path or scenario.name).key("sweep.where")
-    # One axis for each path: axes that set the same key were refused when they were read.
-    owners = {path: number for number, axis in enumerate(axes) for change in axis.changes for path in change}
-    base: Point = scenario.workload, scenario.deployment, scenario.slo
-    columns: dict[str, np.ndarray] = {}
-
-    def values(name: str, where: Place) -> np.ndarray:
-        path = _key_of(name, owners, where)
-        # A key that nobody says has the engine's default, which may follow from swept keys: of the device, for example.
-        if path not in columns and (movers := _movers(path, owners, scenario.deployment)):
-            columns[path] = _defaults(scenario, path, movers)
-        if path not in columns:
-            value = lookup(base, path)
-            if path not in owners and not isinstance(value, int | float | str):
-                raise where.error(
-                    f"{name} has no value here; conditions are on keys that the sweep or the scenario sets"
-                )
-            number = owners.get(path)
-            steps = [value] if number is None else [change.get(path, value) for change in axes[number].changes]
-            shape = [1] * len(axes)  # broadcasts, so that a condition on two of ten axes is computed on two
-            if number is not None:
-                shape[number] = len(steps)
-            columns[path] = column(steps).reshape(shape)
-        return columns[path]
-
+    values = _ValuesOfKeys(scenario)
     # Whole columns at a time: a million points take as long as their comparisons in NumPy, not as a million of
     # Python's.
     conditions = {condition: fulfilled(condition, values, place) for condition in scenario.where}
@@ -160,6 +137,40 @@ def kept_rows(scenario: Scenario, told: bool = False) -> np.ndarray | None:
     if not len(rows):
         raise place.error(f"leaves none of the {prod(shape):,} points of the sweep")
     return rows
+
+
+class _ValuesOfKeys:
+    """The values of keys over the product of the axes, each in a shape that broadcasts: so a condition on two of ten
+    axes is computed on two."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario, self.axes = scenario, scenario.sweep
+        # One axis for each path: axes that set the same key were refused when they were read.
+        self.owners = {
+            path: number for number, axis in enumerate(self.axes) for change in axis.changes for path in change
+        }
+        self._by_path: dict[str, np.ndarray] = {}
+
+    def __call__(self, name: str, where: Place) -> np.ndarray:
+        """Of the key that a condition names so."""
+        path = _key_of(name, self.owners, where)
+        if path not in self._by_path:
+            # A key that nobody says has the engine's default, which may follow from swept keys: of the device, for
+            # example.
+            movers = _movers(path, self.owners, self.scenario.deployment)
+            self._by_path[path] = _defaults(self.scenario, path, movers) if movers else self._stated(name, path, where)
+        return self._by_path[path]
+
+    def _stated(self, name: str, path: str, where: Place) -> np.ndarray:
+        scenario, number = self.scenario, self.owners.get(path)
+        value = lookup((scenario.workload, scenario.deployment, scenario.slo), path)
+        if number is None and not isinstance(value, int | float | str):
+            raise where.error(f"{name} has no value here; conditions are on keys that the sweep or the scenario sets")
+        steps = [value] if number is None else [change.get(path, value) for change in self.axes[number].changes]
+        shape = [1] * len(self.axes)
+        if number is not None:
+            shape[number] = len(steps)
+        return column(steps).reshape(shape)
 
 
 def _undefined(condition: str, held: np.ndarray, undefined: np.ndarray, axes: Sequence[Axis]) -> str:

@@ -11,26 +11,7 @@ def layer(frame: pd.DataFrame) -> pd.DataFrame:
     """``vidur_mlp``: the four products of a layer, and its elementwise kernels by the bytes they move."""
     # Eight keys of a model are there twice upstream: they would weigh double.
     frame = frame.drop_duplicates(["gpu", "model", "tensor_parallel_size", "num_tokens"])
-    hidden, tensor = frame["hidden_size"], frame["tensor_parallel_size"]
-    head = hidden / frame["num_heads"]
-    queries = hidden / tensor
-    # Heads fewer than ranks are on each of them.
-    keys = (frame["num_kv_heads"] / tensor).clip(lower=1) * head
-    inner = frame["intermediate_size"] / tensor
-    # (n, k) of one rank: the query-key-value and gate-up products are fused, and only the inner side is split.
-    products = {
-        "attn_pre_proj_us": (queries + 2 * keys, hidden),
-        "attn_post_proj_us": (hidden, queries),
-        "mlp_up_proj_us": (2 * inner, hidden),
-        "mlp_down_proj_us": (hidden, inner),
-    }
-    # Elements read and written for a token: a norm in and out, gate and up in and one out, two in and one out.
-    moved = {
-        "input_layernorm_us": 2 * hidden,
-        "post_attention_layernorm_us": 2 * hidden,
-        "mlp_act_us": 3 * inner,
-        "add_us": 3 * hidden,
-    }
+    products, moved = _layer_sizes(frame)
     common = {"hardware": hardware(frame["gpu"]), "kernel": "", "engine": "vidur"}
     parts = [
         pd.DataFrame(
@@ -50,6 +31,31 @@ def layer(frame: pd.DataFrame) -> pd.DataFrame:
     ]
     rows = pd.concat(parts, ignore_index=True)
     return rows[rows["time_s"] > 0]
+
+
+def _layer_sizes(frame: pd.DataFrame) -> tuple[dict[str, tuple[pd.Series, pd.Series]], dict[str, pd.Series]]:
+    """By column of times: (n, k) of a product of one rank, and the elements that a kernel moves for a token."""
+    hidden, tensor = frame["hidden_size"], frame["tensor_parallel_size"]
+    head = hidden / frame["num_heads"]
+    queries = hidden / tensor
+    # Heads fewer than ranks are on each of them.
+    keys = (frame["num_kv_heads"] / tensor).clip(lower=1) * head
+    inner = frame["intermediate_size"] / tensor
+    # The query-key-value and gate-up products are fused, and only the inner side is split.
+    products = {
+        "attn_pre_proj_us": (queries + 2 * keys, hidden),
+        "attn_post_proj_us": (hidden, queries),
+        "mlp_up_proj_us": (2 * inner, hidden),
+        "mlp_down_proj_us": (hidden, inner),
+    }
+    # Read and written: a norm in and out, gate and up in and one out, two in and one out.
+    moved = {
+        "input_layernorm_us": 2 * hidden,
+        "post_attention_layernorm_us": 2 * hidden,
+        "mlp_act_us": 3 * inner,
+        "add_us": 3 * hidden,
+    }
+    return products, moved
 
 
 def all_reduce(frame: pd.DataFrame) -> pd.DataFrame:
