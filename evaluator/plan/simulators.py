@@ -402,17 +402,10 @@ def lacking(
         # These parts are of the program for a replica by itself.
         keys |= {
             f"batching.policy {record.name} with {together_for}": record.token_ratio,
-            f"batching.planning {planning} with {together_for}": plans_ahead(deployment)
-            and not _plans_ahead_together(deployment),
             f"preemption swap with {together_for}": swaps(deployment),
             f"kv.manager {kv_hooks(deployment)} with {together_for}": bool(kv_hooks(deployment)),
         }
     return tuple(name for name, applies in keys.items() if applies)
-
-
-def _plans_ahead_together(deployment: Deployment) -> bool:
-    """Whether replicas that run together may plan ahead: they stay, and nobody asks who waits there."""
-    return deployment.autoscaling is None and not sheds(deployment)
 
 
 def _lacking_of_fleets(
@@ -424,6 +417,9 @@ def _lacking_of_fleets(
         # Its program knows when requests come, and not when users send them who wait for answers.
         "deployment.autoscaling.metric ttft with users who wait for answers": scaling.metric == TTFT
         and waits_for_answers(workload),
+        # Tokens planned ahead are counted before they come.
+        "deployment.autoscaling.metric ttft with batching.planning asynchronous": scaling.metric == TTFT
+        and plans_ahead(deployment),
         # Who leaves is counted in its program, and not how long it took; and there all replicas are of one fleet.
         "deployment.autoscaling.metric tpot": scaling.metric == TPOT,
         "deployment.autoscaling with several pools in one loop": not alone,

@@ -186,9 +186,11 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
         "deployment__router": "least_kv",
         "deployment__replicas": 2,
     },
-    ("batching.planning asynchronous with batching.max_queued_requests",): {
-        "deployment__batching": "{planning: asynchronous, max_queued_requests: 4}",
+    ("deployment.autoscaling.metric ttft with batching.planning asynchronous",): {
+        "deployment__batching__planning": "asynchronous",
         "deployment__replicas": 2,
+        "deployment__router": "least_outstanding",
+        "deployment__autoscaling": "{metric: ttft, target: 1s}",
     },
     ("kv.layer_groups",): {"deployment__model": "gpt-oss-20b", "deployment__kv__layer_groups": True},
     **{

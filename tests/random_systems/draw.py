@@ -98,7 +98,7 @@ def structure(seed: int) -> Tree:
         "agents": client == "conversations" and draw.one(True, False),
     }
     if extra == "autoscaling":  # what a fleet in a program goes with; the rest is the reference's
-        other = {"asynchronous": "plain", "token_ratio": "chunks"}.get(order, order)
+        other = {"token_ratio": "chunks"}.get(order, order)
         whole = "reserve" if other in ("priority", "orca") else "on_demand"
         parts |= {"looks": True, "cached": False, "pipeline": 1, "order": other, "admission": whole}
     return parts

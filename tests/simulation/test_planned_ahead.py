@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from evaluator.plan import plan
-from evaluator.scenario import Scenario
 from tests.scenario.build import scenario
 from tests.simulation.engines import Designs
 from tests.thorough import THOROUGH
@@ -39,6 +38,10 @@ if THOROUGH:  # programs of their own, whose parts other tests have
         "users with conversations": (*AHEAD, cached, talks, USERS),
         "agents": (*THREE, cached, agents, "deployment.router=least_context"),
     }
+    scales = "deployment.autoscaling={metric: waiting, target: 2, every_s: 0.3, start_up_s: 0.5}"
+    DESIGNS["a fleet"] = (*THREE, SHORT, scales, "deployment.router=least_outstanding")
+    refuses = "deployment.batching.max_queued_requests=2"
+    DESIGNS["who comes to two that wait is refused"] = (*THREE, SHORT, refuses, "deployment.router=least_work")
     DESIGNS["pools side by side"] = (*THREE, SHORT, "deployment.router=least_work", f"deployment={MIXED}")
 BOTH = Designs(DESIGNS)
 
@@ -49,20 +52,6 @@ def test_both_engines_compute_the_same(name):
     np.testing.assert_array_equal(*found.column("replica"))
     np.testing.assert_array_equal(*found.summed("preemptions"))
     assert found.summed("preemptions")[0].item() > 20 or SHORT not in DESIGNS[name]
-
-
-@pytest.mark.parametrize(
-    ("asked", "why"),
-    [
-        ("deployment.batching.max_queued_requests=3", "batching.max_queued_requests"),
-        ("deployment.autoscaling={metric: outstanding, target: 4}", "deployment.autoscaling"),
-    ],
-)
-def test_what_goes_to_the_reference_of_one_pool(asked, why):
-    read: Scenario = scenario(*THREE, asked, "deployment.router=least_outstanding")
-    (configuration,) = plan(read).configurations
-    assert (configuration.status, configuration.simulator) == ("ok", "token")
-    assert configuration.lacking == (f"batching.planning asynchronous with {why}",)
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from evaluator.stations.engine.common.lane import Spans
 from evaluator.stations.engine.common.rings import read, where, write
 from evaluator.stations.engine.joint.fleet import DRAINS, FREE, SERVES, STARTS, FleetState
 from evaluator.stations.engine.joint.routing import OUTPUT, REQUESTS, WORK, catch_up
-from evaluator.stations.engine.joint.state import ClusterState
+from evaluator.stations.engine.joint.state import ClusterState, not_waiting
 from evaluator.stations.engine.preemptive.block_runs import Runs
 from evaluator.stations.engine.preemptive.lane import Fleet, Given
 from evaluator.stations.engine.preemptive.state import FirstTokens
@@ -100,7 +100,7 @@ def _measured(given: Given, cluster: ClusterState, policy: Fleet) -> FloatPerRep
     return jnp.select(
         [policy.metric == METRICS.index(name) for name in ("waiting", "kv", PROMPT_TOKENS)],
         [
-            requests - cluster.replicas.running_count,
+            requests - not_waiting(cluster.replicas),
             cluster.replicas.kv / given.limits.kv_units,
             # Both lose a token with each that a decode gives, so that leaps under way do not matter.
             cluster.counts[:, WORK] - cluster.counts[:, OUTPUT],

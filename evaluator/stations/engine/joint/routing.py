@@ -28,6 +28,7 @@ from evaluator.stations.engine.joint.state import (
     ClusterState,
     ends_at,
     kv_unit_s,
+    not_waiting,
     put_back,
     replica_at_hand,
     row_of,
@@ -141,8 +142,7 @@ def send(given: Given, cluster: ClusterState) -> ClusterState:
     if bound is None:
         cluster = enters(cluster)
     else:
-        # Who is preempted counts as waiting, as in the reference.
-        waiting = read(cluster.counts[:, REQUESTS], r) - read(cluster.replicas.running_count, r)
+        waiting = read(cluster.counts[:, REQUESTS], r) - read(not_waiting(cluster.replicas), r)
         refused = waiting >= bound
         cluster = where(refused, functools.partial(_refuse, i=i, r=r), cluster)
         cluster = where(~refused, enters, cluster)

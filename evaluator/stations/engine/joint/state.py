@@ -276,6 +276,12 @@ def anybody_waits(cluster: ClusterState, r: Int) -> Flag:
     return (read(queue.first, r) >= 0) | (read(queue.top, r) >= 0)
 
 
+def not_waiting(replicas: ReplicaState) -> FloatPerReplica:
+    """How many of the requests at each replica do not wait there; who is preempted does, as in the reference."""
+    # Planned ahead, who was preempted when its last token was to come neither runs nor waits, and is there until then.
+    return replicas.running_count if replicas.unseated is None else replicas.running_count + replicas.unseated
+
+
 def row(column: Array, r: Int) -> Array:
     """Row r of an array."""
     return lax.dynamic_index_in_dim(column, r, keepdims=False)

@@ -128,6 +128,8 @@ def leave(given: Given, state: State) -> State:
         computed = known_tokens(given, i, read(given.requests.output_tokens, i)).astype(jnp.int32) - 1
         state = kv.compute(given, state, i, jnp.where(seated, computed, 0))
         state = give_back(given, state, i, planned.end_s, ~jnp.zeros((), bool), given.kv_units(i), seated)
+        if state.replica.unseated is not None:
+            state = state.at_replica(unseated=state.replica.unseated - jnp.where(seated, 0.0, 1.0))
         return state, read_once(_planned(state).leaving.next, i)
 
     state, end = lax.while_loop(lambda carry: carry[1] >= 0, leave_next, (state, first))

@@ -162,4 +162,6 @@ def preempt(given: Given, state: State, i: Int) -> State:
         batch=state.batch._replace(short=~jnp.zeros((), bool), preempted=~jnp.zeros((), bool)),
     )
     state = state.at_replica(running_count=state.replica.running_count - 1)
+    if state.replica.unseated is not None:
+        state = state.at_replica(unseated=state.replica.unseated + jnp.where(waits, 0.0, 1.0))
     return go_back(given, state.in_totals(preemptions=state.totals.preemptions + 1), i, waits)

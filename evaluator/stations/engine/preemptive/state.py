@@ -215,6 +215,7 @@ class ReplicaState(NamedTuple):
     pipeline: PipelineState | None = None  # None: one rank
     blocks: BlockCounts | None = None  # None: no prefix cache
     counted_s: Float | None = None  # up to when the integral of the KV in use goes (``Structure.integrates``)
+    unseated: Float | None = None  # planned ahead: who was preempted when the last token was to come (``PlannedAhead``)
     own_kv: Any = None  # of a user's KV manager, what its hooks carry (``kv.KvPart.initial``)
 
 
@@ -397,6 +398,7 @@ def initial_replica(given: Given) -> ReplicaState:
         pipeline=_initial_pipeline(given),
         blocks=None if structure.cache is None else BlockCounts(number, number, number),
         counted_s=zero if structure.integrates else None,
+        unseated=zero if structure.asynchronous and not structure.alone else None,
         own_kv=None if structure.kv_manager is None else structure.kv_manager.hooks.initial(given),
     )  # fmt: skip
 
