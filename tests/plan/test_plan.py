@@ -190,7 +190,7 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
         "deployment__batching__planning": "asynchronous",
         "deployment__replicas": 2,
         "deployment__router": "least_outstanding",
-        "deployment__autoscaling": "{metric: ttft, target: 1s}",
+        "deployment__autoscaling": "{metric: ttft, target: 1}",
     },
     ("kv.layer_groups",): {"deployment__model": "gpt-oss-20b", "deployment__kv__layer_groups": True},
     **{
