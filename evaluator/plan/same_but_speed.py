@@ -35,13 +35,23 @@ def likeness(deployment: Deployment) -> Hashable | None:
     """Equal for deployments that differ in the speed of described devices alone; None: no other can be like this one.
 
     Points of a sweep share the objects of parts that they do not vary, so parts are compared by identity (``id``).
-    Stages of a pipeline ask more of devices than the engine does.
+    Stages of a pipeline ask more of devices than the engine does, and whether any replica keeps the latency that an
+    autoscaler is to go by is a question of speed.
     """
     pools = deployment.pools or {}
     hardware = [deployment.hardware, *(pool.hardware for pool in pools.values())]
-    if deployment.pipeline or not any(isinstance(device_of_pool, WhatIf) for device_of_pool in hardware):
+    if (
+        deployment.pipeline
+        or _keeps_latency(deployment)
+        or not any(isinstance(device_of_pool, WhatIf) for device_of_pool in hardware)
+    ):
         return None
     return _parts(deployment), tuple((name, _parts(pool)) for name, pool in pools.items())
+
+
+def _keeps_latency(deployment: Deployment) -> bool:
+    scaling = [of.autoscaling for of in (deployment, *(deployment.pools or {}).values())]
+    return any(each is not None and each.within_s is not None for each in scaling)
 
 
 def _parts(of: _Described) -> Hashable:

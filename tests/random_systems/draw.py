@@ -28,6 +28,13 @@ REFERENCE_ALONE = ("offload", "autoscaling", "shedding", "adapters", "reports", 
 """Parts that the vectorised engine lacked when this was written, or has in few programs: a quarter of the structures
 has one. The plan says which of the systems both simulators compute, and those are compared."""
 
+_OF_ROLE = {
+    "mixed": (("prompt_tokens", 300), ("prompt_rate", 2000), ("ttft", 0.1)),
+    "prefill": (("prompt_tokens", 300), ("prompt_rate", 2000), ("ttft", 0.1)),
+    "decode": (("output_rate", 400),),
+}
+"""What a fleet goes by where its pool has a role, with a target."""
+
 Tree = dict[str, Any]
 
 
@@ -37,7 +44,7 @@ def structure(seed: int) -> Tree:
     extra = draw.one(*REFERENCE_ALONE) if draw.one(True, False, False, False) else None
     layout = draw.one("one", "one", "one", "pools", "apart", "apart", "ranks")
     if extra not in (None, "branches"):
-        layout = "one"
+        layout = "apart" if extra == "autoscaling" and layout in ("pools", "apart") else "one"
     client = draw.one("open", "open", "closed", "turns", "turns", "conversations", "thinking")
     order = draw.one("plain", "plain", "chunks", "priority", "token_ratio", "asynchronous", "lightllm", "orca")
     if extra in ("offload", "groups", "adapters"):
@@ -64,7 +71,7 @@ def structure(seed: int) -> Tree:
     turns = client in ("turns", "conversations")
     cached = turns and extra not in ("adapters", "branches") and order != "lightllm" and admission != "swap"
     cached = cached and (extra == "offload" or draw.one(True, True, False))
-    many_models = layout in ("pools", "apart") and not turns and draw.one(True, False)
+    many_models = layout in ("pools", "apart") and not turns and extra is None and draw.one(True, False)
     # Prefix caches and adapters are of layers that keep every token; order by peaks, too.
     adapters = extra == "adapters" or (not cached and not many_models and draw.one(True, False, False, False))
     plain = many_models or adapters or order in ("lightllm", "token_ratio")
@@ -101,6 +108,7 @@ def structure(seed: int) -> Tree:
         other = {"token_ratio": "chunks"}.get(order, order)
         whole = "reserve" if other in ("priority", "orca") else "on_demand"
         parts |= {"looks": True, "cached": False, "pipeline": 1, "order": other, "admission": whole}
+        parts["backpressure"] = False  # pools in one loop have no fleets in its program
     return parts
 
 
@@ -236,7 +244,7 @@ def _deployment(parts: Tree, draw: Draw) -> Tree:
     models = parts["models"] if several else (parts["models"],)
     roles = ("prefill", "decode") if layout == "apart" else ("mixed",)
     # As many pools in all systems of a structure: their number is compiled in.
-    each = 1 if layout == "apart" and parts["seed"] % 3 else 2
+    each = 1 if layout == "apart" and (parts["seed"] % 3 or parts["extra"] == "autoscaling") else 2
     pools: Tree = {}
     for role in roles:
         for model in models:
@@ -281,10 +289,14 @@ def _pool(parts: Tree, draw: Draw, role: str = "mixed") -> Tree:
     if extra == "reports":
         pool |= {"replicas": 1, "data_parallel": draw.one(2, 3)}
     if extra == "autoscaling":
-        metric, target = draw.one(("outstanding", 4), ("waiting", 2), ("kv", 0.3))
+        metric, target = draw.one(("outstanding", 4), ("waiting", 2), ("kv", 0.3), *_OF_ROLE[role])
         pool["replicas"] = draw.one(2, 4)
         pool["autoscaling"] = {"metric": metric, "target": target, "every_s": draw.one(0.3, 1.0)}
         pool["autoscaling"] |= {"window_s": draw.one(0.0, 1.0), "cooldown_s": 2.0, "start_up_s": draw.one(0.0, 0.7)}
+        if draw.one(True, False, False):
+            pool["autoscaling"]["lower"] = 0.4 * target
+        if pool["autoscaling"]["window_s"] > pool["autoscaling"]["every_s"] and metric != "ttft":
+            pool["autoscaling"]["predictor"] = draw.one("mean", "trend")
     if extra == "failures":
         pool["failures"] = {"mtbf_s": draw.one(0.5, 3.0), "mttr_s": draw.one(0.2, 1.0), "max_tries": draw.one(2, 5)}
         # Without an answer or an error to wait for, users send all that they have.

@@ -187,3 +187,11 @@ def test_fleets_behind_users_who_wait():
 def test_budgets_that_are_refused(devices, policies, message):
     with pytest.raises(InputError, match=message):
         evaluator.simulate(scenario(*policies, autoscaling_devices=devices))
+
+
+def test_whether_a_latency_can_be_kept_is_asked_of_each_device():
+    tree = scenario(None, {"metric": "output_rate", "within_s": "20ms"})
+    tree["deployment"]["hardware"] = {"like": "h100-sxm"}
+    tree["sweep"] = {"deployment.hardware.memory_bandwidth": ["0.1TB/s", "3TB/s"]}
+    slow, fast = plan(load_scenario(tree)).configurations
+    assert slow.status.startswith("infeasible: pool d: autoscaling.within_s 0.02 s") and fast.status == "ok"
