@@ -102,7 +102,7 @@ def test_the_scenarios_of_the_docs_can_run():
 
 def test_the_deployments_of_the_docs_can_run():
     text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
-    pools, drafts, lora, affinity, offloaded, apart, late, users, agents = map(
+    pools, drafts, lora, affinity, offloaded, apart, users, agents, late = map(
         loads_yaml, blocks("deployments.md", "yaml")
     )
     assert len(feasible({key: text[key] for key in ("name", "workload", "slo")} | pools)) == 4
