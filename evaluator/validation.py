@@ -86,12 +86,7 @@ def validate(
         configuration.status == OK and configuration.simulator == TOKEN for configuration in whole.configurations
     )
     if not able:
-        first = whole.configurations[0]
-        reason = first.status if first.status != OK else f"computed by the reference alone: {', '.join(first.lacking)}"
-        raise InputError(
-            f"{whole.scenario.path or whole.scenario.name}: no configuration that both engines can run; the first is "
-            f"{reason}"
-        )
+        raise InputError(_none_able(whole))
     infeasible = sum(configuration.status != OK for configuration in whole.configurations)
     # Planned anew for the sample alone, whose shapes are then no larger than it needs.
     chosen = whole.of(np.array([configuration.config for configuration in stratified(whole, able, sample, seed)]))
@@ -110,6 +105,13 @@ def validate(
     apart = int((~(worst <= tolerance)).sum())
     axes = tuple(_on_axes(chosen, 0))
     return Validation(table, len(chosen.configurations), len(able), beyond, infeasible, apart, float(worst.max()), axes)
+
+
+def _none_able(whole: Plan) -> str:
+    first = whole.configurations[0]
+    reason = first.status if first.status != OK else f"computed by the reference alone: {', '.join(first.lacking)}"
+    name = whole.scenario.path or whole.scenario.name
+    return f"{name}: no configuration that both engines can run; the first is {reason}"
 
 
 def _weighed(chosen: Plan) -> Plan:

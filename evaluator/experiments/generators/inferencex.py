@@ -13,7 +13,7 @@ from typing import Any
 from evaluator.catalog.devices import recognised as device
 from evaluator.errors import InputError
 from evaluator.experiments.entry import as_number
-from evaluator.experiments.generators.measured_run import MeasuredRun, closed_loop, number_in, statistics_of
+from evaluator.experiments.generators.measured_run import MeasuredRun, closed_loop, number_in, statistics_by_ending
 
 NAME = "InferenceX"
 METRICS = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2e": "e2el"}
@@ -37,12 +37,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     if isinstance(metrics := record.pop("metrics", None), Mapping):
         record |= metrics
     users = number_in(record, "conc", 1)
-    latencies: dict[str, float] = {}
-    for ours, theirs in METRICS.items():
-        ending = f"_{theirs}"
-        latencies |= statistics_of(
-            ours, {key.removesuffix(ending): value for key, value in record.items() if key.endswith(ending)}, 1.0
-        )
+    latencies = statistics_by_ending(record, {ours: f"_{theirs}" for ours, theirs in METRICS.items()}, 1.0)
     layout, phases, notes = _layout(record)
     total, output = (_tokens_per_s(record, name, phases) for name in ("input", "output"))
     # The rate of prompts becomes that of both, which is the metric of ours.

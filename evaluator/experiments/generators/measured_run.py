@@ -103,6 +103,16 @@ def statistics_of(metric: str, values: Mapping[str, Any], seconds: float) -> dic
     return statistics if any(statistics.values()) else {}
 
 
+def statistics_by_ending(entry: Mapping[str, Any], endings: Mapping[str, str], seconds: float) -> dict[str, float]:
+    """The statistics of several metrics where keys are of one and the other: ``p99_ttft_ms``, with ``endings`` by metric
+    (``ttft``: ``_ttft_ms``)."""
+    statistics: dict[str, float] = {}
+    for metric, ending in endings.items():
+        values = {str(key).removesuffix(ending): value for key, value in entry.items() if str(key).endswith(ending)}
+        statistics |= statistics_of(metric, values, seconds)
+    return statistics
+
+
 def rates_of(entry: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, float]:
     """Rates above zero by our names, of their names in a file."""
     read = {ours: as_number(entry.get(theirs)) for ours, theirs in names.items()}

@@ -18,7 +18,7 @@ from evaluator.experiments.generators.measured_run import (
     open_loop,
     per_request,
     rates_of,
-    statistics_of,
+    statistics_by_ending,
 )
 
 NAME = "vllm bench serve"
@@ -77,13 +77,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
 
 def latencies(content: Mapping[str, Any], metrics: Mapping[str, str]) -> dict[str, float]:
     """``mean_ttft_ms``, ``p99_ttft_ms`` and the like of each metric."""
-    statistics: dict[str, float] = {}
-    for ours, theirs in metrics.items():
-        ending = f"_{theirs}_ms"
-        statistics |= statistics_of(
-            ours, {name.removesuffix(ending): value for name, value in content.items() if name.endswith(ending)}, 1e-3
-        )
-    return statistics
+    return statistics_by_ending(content, {ours: f"_{theirs}_ms" for ours, theirs in metrics.items()}, 1e-3)
 
 
 def lengths_of(content: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
