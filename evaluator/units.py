@@ -174,3 +174,8 @@ def _finite(number: Any, value: Any, where: str) -> float:
 def counted(count: int, what: str) -> str:
     """``1 design``, ``1,000 designs``."""
     return f"{count:,} {what}{'s' * (count != 1)}"
+
+
+def in_four_digits(value: object) -> str:
+    """A number with a point in four digits; whatever else as it is."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

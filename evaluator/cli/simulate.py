@@ -20,7 +20,7 @@ from evaluator.cli.options import (
 )
 from evaluator.cli.output import tell
 from evaluator.errors import InputError
-from evaluator.units import parse_quantity
+from evaluator.units import in_four_digits, parse_quantity
 
 if TYPE_CHECKING:
     import xarray
@@ -193,7 +193,7 @@ def _described(summary: xarray.Dataset) -> str:
     """
     row = summary.isel(config=0)
     coordinates = [name for name in row.coords if name not in ("config", *row.dims)]
-    lines = [(str(name), _text(row[name].values.item())) for name in coordinates]
+    lines = [(str(name), in_four_digits(row[name].values.item())) for name in coordinates]
     for name in map(str, row.data_vars):
         # Each stands behind the value that it is the error of.
         if name.endswith("_stderr"):
@@ -226,8 +226,4 @@ def _shown(values: xarray.DataArray, errors: xarray.DataArray | None) -> str:
 def _with_error(value: object, error: float | None, unit: str) -> str:
     # NaN: one seed has no spread to tell an error from.
     has_error = error is not None and error == error
-    return f"{_text(value)}{f' ± {error:.2g}' if has_error else ''}{unit}"
-
-
-def _text(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return f"{in_four_digits(value)}{f' ± {error:.2g}' if has_error else ''}{unit}"

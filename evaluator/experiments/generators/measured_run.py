@@ -104,8 +104,8 @@ def statistics_of(metric: str, values: Mapping[str, Any], seconds: float) -> dic
 
 
 def statistics_by_ending(entry: Mapping[str, Any], endings: Mapping[str, str], seconds: float) -> dict[str, float]:
-    """The statistics of several metrics where keys are of one and the other: ``p99_ttft_ms``, with ``endings`` by metric
-    (``ttft``: ``_ttft_ms``)."""
+    """The statistics of several metrics, where keys are of one and the other: ``p99_ttft_ms``, with ``endings`` by
+    metric (``ttft``: ``_ttft_ms``)."""
     statistics: dict[str, float] = {}
     for metric, ending in endings.items():
         values = {str(key).removesuffix(ending): value for key, value in entry.items() if str(key).endswith(ending)}

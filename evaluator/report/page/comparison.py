@@ -13,6 +13,7 @@ from evaluator.report.page.sections import escaped
 from evaluator.report.page.sections import table as html_table
 from evaluator.report.picture.comparison import plot_comparison
 from evaluator.results.files import replacing
+from evaluator.units import in_four_digits
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,7 +66,9 @@ def write_comparison(rows: pd.DataFrame, report: str, path: str | Path) -> Path:
     columns = [name for name in _COLUMNS if name in rows]
     shown = rows[columns].head(MOST_ROWS)
     # NaN: what a run does not have.
-    cells = [["" if value != value else _text(value) for value in row] for row in shown.itertuples(index=False)]
+    cells = [
+        ["" if value != value else in_four_digits(value) for value in row] for row in shown.itertuples(index=False)
+    ]
     cut = f"<p class='note'>The first {MOST_ROWS:,} of {len(rows):,}; the CSV has all.</p>"
     text = _PAGE.format(
         style=(files("evaluator.report.page") / "files" / "style.css").read_text(encoding="utf-8"),
@@ -78,7 +81,3 @@ def write_comparison(rows: pd.DataFrame, report: str, path: str | Path) -> Path:
     with replacing(path) as part:
         part.write_text(text, encoding="utf-8")
     return path
-
-
-def _text(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
