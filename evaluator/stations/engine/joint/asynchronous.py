@@ -15,7 +15,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.stations.engine.common.arrays import Array, Float, Int
+from evaluator.stations.engine.common.arrays import Array, Flag, Float, Int
 from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
 from evaluator.stations.engine.joint.pools import given_at
@@ -23,7 +23,7 @@ from evaluator.stations.engine.joint.routing import add_counts, counts_row, deco
 from evaluator.stations.engine.joint.state import ClusterState, PlannedBatches, at_hand, ends_at, put_back
 from evaluator.stations.engine.preemptive.asynchronous import leave
 from evaluator.stations.engine.preemptive.batch import form_batch
-from evaluator.stations.engine.preemptive.iteration import complete, launch
+from evaluator.stations.engine.preemptive.iteration import LaunchedBatch, complete, launch
 from evaluator.stations.engine.preemptive.iteration_end import MeasuredSteps
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import Listed, State
@@ -62,13 +62,10 @@ def plan_batch(given: Given, cluster: ClusterState) -> ClusterState:
     start_s = jnp.maximum(before.clock, read(batches.end_s, r))
     state, batch = form_batch(own, before, start_s, ~jnp.zeros((), bool))
     running_batch, _ = launch(own, state, batch, lambda *_: jnp.float64(1.0))
-    took_s = jnp.where(batch.there, running_batch.first_s, 0.0)
+    took_s = running_batch.iterations * running_batch.first_s  # an empty one makes no iteration, and takes no time
     running_batch = running_batch._replace(start_s=start_s, end_s=start_s + took_s)
-    known_s = read_once(state.sequences.first_token_s, own.limits.measured_from)
-    unknown, place = known_s == jnp.inf, 2 * r + (read(batches.count, r) & 1)
-    own = own._replace(histogram=jnp.where(unknown, _histogram(given, place), _pool(own)))
-    measured = MeasuredSteps(jnp.where(unknown, -jnp.inf, known_s), jnp.int32(0))
-    formed, state = state, complete(own, state, running_batch, took_s, jnp.float64(0.0), measured)
+    place = 2 * r + (read(batches.count, r) & 1)
+    formed, (state, unknown) = state, _completed(own, state, running_batch, place)
     router_counts = state.router_counts
     assert router_counts is not None and state.planned is not None
     # A planned token counts at once: its place is all that the scheduler needs to know.
@@ -95,6 +92,17 @@ def plan_batch(given: Given, cluster: ClusterState) -> ClusterState:
         ending=jnp.zeros((), bool),
     )
     return ends_at(cluster, r, jnp.where(waits, start_s, jnp.inf))
+
+
+def _completed(given: Given, state: State, running_batch: LaunchedBatch, place: Int) -> tuple[State, Flag]:
+    """With the tokens of a batch that was planned; and whether it is unknown yet which of its gaps count, so that they
+    are in the histogram at its ``place``."""
+    since_s = read_once(state.sequences.first_token_s, given.limits.measured_from)
+    unknown = since_s == jnp.inf
+    given = given._replace(histogram=jnp.where(unknown, _histogram(given, place), _pool(given)))
+    measured = MeasuredSteps(jnp.where(unknown, -jnp.inf, since_s), jnp.int32(0))
+    took_s = running_batch.iterations * running_batch.first_s
+    return complete(given, state, running_batch, took_s, jnp.float64(0.0), measured), unknown
 
 
 def _count_gaps(given: Given, cluster: ClusterState, r: Int, end_s: Float) -> ClusterState:
