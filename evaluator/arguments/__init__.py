@@ -1,7 +1,8 @@
 """Command lines of serving engines, written from the keys of a deployment and read as them.
 
 ``table.py`` has the arguments of each engine as recorded of its source, ``flags.py`` what keys and flags have to do
-with one another, ``vllm.py`` and ``sglang.py`` the tables of the two, ``shell.py`` the scripts that start them.
+with one another, ``vllm.py``, ``sglang.py`` and ``trtllm.py`` the tables of the engines; ``shell.py`` reads scripts
+that start servers, ``manifests.py`` the YAML in which such scripts stand.
 """
 
 from evaluator.arguments.flags import WHOLE, CommandLine, StatedPool, unsaid

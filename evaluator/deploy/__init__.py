@@ -1,7 +1,8 @@
 """From a result to what runs a design of it: command lines, manifests, the router, and the load to check it by.
 
 ``choice.py`` picks the row, ``design.py`` has what was simulated of it, ``launch.py`` the commands of its pools,
-``targets/`` the files for each target, ``load.py`` the load, which ``send_load.py`` sends.
+``router.py`` that of the router before them, ``targets/`` the files for each target, ``load.py`` the load, which
+``send_load.py`` sends.
 """
 
 from __future__ import annotations

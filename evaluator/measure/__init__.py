@@ -1,4 +1,8 @@
-"""Micro-benchmarks of the operators on the user's own device: a table for ``evaluator calibrate``."""
+"""Micro-benchmarks of the operators on the user's own device: a table for ``evaluator calibrate``.
+
+``run`` times ``points`` (which shapes) of ``operators`` (as JAX programs) by ``timing`` on a ``device``, and writes
+``rows``; ``describe`` makes of them a description of a device that the catalog does not know.
+"""
 
 from __future__ import annotations
 

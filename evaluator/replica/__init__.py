@@ -2,6 +2,10 @@
 
 ``ReplicaSpec`` (which model on which hardware, how it is split, what it may take) -> ``ReplicaBuild``: iteration
 costs, KV cache, weights and ideal times of a ``RunnableReplica``, or the ``Problem`` for which there is none.
+
+``scenario`` makes a ``spec`` of a deployment, ``build`` a ``replica_build`` of that: with ``drafts``, priced by
+``costing``, of many at once by ``batched_costs``. ``changes`` are those of sensitivities; ``unpipelined`` is the closed
+form's view.
 """
 
 from evaluator.replica.build import build, kept_model

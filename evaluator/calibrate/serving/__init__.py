@@ -1,4 +1,8 @@
-"""Serving experiments in, calibration sets out: physical parameters fitted through the engine itself."""
+"""Serving experiments in, calibration sets out: physical parameters fitted through the engine itself.
+
+``campaign`` fits the GPUs of a set of experiments by ``fit``, ``own`` one server of the user's (``own_runs`` in,
+``own_report`` out); ``parameters`` are what is fitted in both, ``write`` makes the YAML.
+"""
 
 from evaluator.calibrate.serving.campaign import (
     PARTITIONS,
