@@ -14,7 +14,7 @@ from evaluator.policies import policy
 from evaluator.routing import Choice, PrefixAware, PrefixRule, name_of, router_of
 from evaluator.routing.round_robin import ROUND_ROBIN
 from evaluator.scenario import Deployment, Routers, Workload
-from evaluator.scenario.autoscaling import TPOT, TTFT, Autoscaling
+from evaluator.scenario.autoscaling import LATENCIES, TTFT, Autoscaling
 from evaluator.scenario.deployment import ASYNCHRONOUS, BY_PRIORITY, QUEUED, SHORTEST_FIRST
 from evaluator.traffic.requests import cached_by_content
 from evaluator.traffic.roles import ROLES
@@ -418,10 +418,10 @@ def _lacking_of_fleets(
         "deployment.autoscaling.metric ttft with users who wait for answers": scaling.metric == TTFT
         and waits_for_answers(workload),
         # Tokens planned ahead are counted before they come.
-        "deployment.autoscaling.metric ttft with batching.planning asynchronous": scaling.metric == TTFT
+        f"deployment.autoscaling.metric {scaling.metric} with batching.planning asynchronous": scaling.metric
+        in LATENCIES
         and plans_ahead(deployment),
-        # Who leaves is counted in its program, and not how long it took; and there all replicas are of one fleet.
-        "deployment.autoscaling.metric tpot": scaling.metric == TPOT,
+        # In its program all replicas are of one fleet.
         "deployment.autoscaling with several pools in one loop": not alone,
         f"deployment.autoscaling.{scaling.longest} of more than {MOST_LOOKS:,} every_s": scaling.looks > MOST_LOOKS,
     }

@@ -31,7 +31,7 @@ has one. The plan says which of the systems both simulators compute, and those a
 _OF_ROLE = {
     "mixed": (("prompt_tokens", 300), ("prompt_rate", 2000), ("ttft", 0.1)),
     "prefill": (("prompt_tokens", 300), ("prompt_rate", 2000), ("ttft", 0.1)),
-    "decode": (("output_rate", 400),),
+    "decode": (("output_rate", 400), ("tpot", 0.01)),
 }
 """What a fleet goes by where its pool has a role, with a target."""
 
@@ -295,7 +295,7 @@ def _pool(parts: Tree, draw: Draw, role: str = "mixed") -> Tree:
         pool["autoscaling"] |= {"window_s": draw.one(0.0, 1.0), "cooldown_s": 2.0, "start_up_s": draw.one(0.0, 0.7)}
         if draw.one(True, False, False):
             pool["autoscaling"]["lower"] = 0.4 * target
-        if pool["autoscaling"]["window_s"] > pool["autoscaling"]["every_s"] and metric != "ttft":
+        if pool["autoscaling"]["window_s"] > pool["autoscaling"]["every_s"] and metric not in ("ttft", "tpot"):
             pool["autoscaling"]["predictor"] = draw.one("mean", "trend")
     if extra == "failures":
         pool["failures"] = {"mtbf_s": draw.one(0.5, 3.0), "mttr_s": draw.one(0.2, 1.0), "max_tries": draw.one(2, 5)}

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.scenario.autoscaling import METRICS, OUTPUT_RATE, PROMPT_RATE, PROMPT_TOKENS, TTFT
+from evaluator.scenario.autoscaling import LATENCIES, METRICS, OUTPUT_RATE, PROMPT_RATE, PROMPT_TOKENS
 from evaluator.stations.engine.common.arrays import Array, Flag, FlagPerReplica, Float, FloatPerReplica, Int
 from evaluator.stations.engine.common.lane import Spans
 from evaluator.stations.engine.common.rings import read, where, write
@@ -21,7 +21,7 @@ from evaluator.stations.engine.joint.routing import OUTPUT, REQUESTS, WORK, catc
 from evaluator.stations.engine.joint.state import ClusterState, not_waiting
 from evaluator.stations.engine.preemptive.block_runs import Runs
 from evaluator.stations.engine.preemptive.lane import Fleet, Given
-from evaluator.stations.engine.preemptive.state import FirstTokens
+from evaluator.stations.engine.preemptive.state import SeenLatencies
 
 
 def due(cluster: ClusterState) -> Flag:
@@ -53,18 +53,18 @@ def _look(given: Given, cluster: ClusterState) -> ClusterState:
     cluster = catch_up(given, cluster, counts_kv & given.rules.on_demand.any())
     fleet, now = cluster.fleet, cluster.state.clock
     assert fleet is not None
-    first_tokens = cluster.state.first_tokens
-    assert first_tokens is not None
-    latency = policy.metric == METRICS.index(TTFT)
+    seen_latencies = cluster.state.seen_latencies
+    assert seen_latencies is not None
+    first, whole = (policy.metric == METRICS.index(name) for name in LATENCIES)
     summed = jnp.where(fleet.serving(), _measured(given, cluster, policy), 0.0).sum()
     rate = fleet.came_tokens / policy.every_s
     rated = (policy.metric == METRICS.index(PROMPT_RATE)) | (policy.metric == METRICS.index(OUTPUT_RATE))
-    total = jnp.select([latency, rated], [first_tokens.ttft_s, rate], summed)
-    weight = jnp.where(latency, first_tokens.requests, 1.0)
+    total = jnp.select([first, whole, rated], [seen_latencies.ttft_s, seen_latencies.tpot_s, rate], summed)
+    weight = jnp.select([first, whole], [seen_latencies.started, seen_latencies.done], 1.0)
     more, fewer, fleet = _decide(given, policy, fleet, now, total, weight)
     # Anew for each look: differences of a sum over the day would lose digits.
-    nobody = FirstTokens(jnp.zeros_like(total), jnp.zeros_like(total))
-    cluster = cluster._replace(state=cluster.state._replace(first_tokens=nobody))
+    nobody = SeenLatencies(*[jnp.zeros_like(total)] * len(SeenLatencies._fields))
+    cluster = cluster._replace(state=cluster.state._replace(seen_latencies=nobody))
     before = fleet.condition
     fleet = _start(given, policy, fleet, now, more)
     cluster = _as_new(given, cluster, (before == FREE) & (fleet.condition != FREE))
@@ -125,7 +125,8 @@ def _decide(
     # Those that start count as if they served: else each look would start them anew.
     current = ((fleet.condition == SERVES) | (fleet.condition == STARTS)).sum(dtype=jnp.int32)
     # Of a sum the ratio is how many replicas are needed, of a latency how many for each that serves.
-    latency, serving = policy.metric == METRICS.index(TTFT), fleet.serving().sum(dtype=jnp.int32)
+    latency = jnp.stack([policy.metric == METRICS.index(name) for name in LATENCIES]).any()
+    serving = fleet.serving().sum(dtype=jnp.int32)
     needed, basis = jnp.where(latency, ratio * serving, ratio), jnp.where(latency, serving, current)
     # Where nobody had a first token there is no metric, and nothing changes.
     near = (jnp.abs(needed / basis - 1.0) <= policy.tolerance) | (weight == 0.0)

@@ -25,7 +25,7 @@ from evaluator.stations.engine.preemptive.decode_groups import end_growth, join,
 from evaluator.stations.engine.preemptive.kv import kv_of, own_units
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.speculative_steps import held_tokens, path_since
-from evaluator.stations.engine.preemptive.state import FirstTokens, State
+from evaluator.stations.engine.preemptive.state import State
 from evaluator.stations.engine.preemptive.waiting import release_next
 
 
@@ -260,11 +260,11 @@ def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, w
                 token_s=write(sequences.token_s, i, jnp.where(generated > 0, end_s, token_s)),
             ),
         )
-        if state.first_tokens is not None:
+        if state.seen_latencies is not None:
             first, ttft_s = before == 0, end_s - read(given.requests.arrival_s, i)
-            seen = state.first_tokens
-            seen = FirstTokens(seen.requests + first, seen.ttft_s + jnp.where(first, ttft_s, 0.0))
-            state = state._replace(first_tokens=seen)
+            seen = state.seen_latencies
+            seen = seen._replace(started=seen.started + first, ttft_s=seen.ttft_s + jnp.where(first, ttft_s, 0.0))
+            state = state._replace(seen_latencies=seen)
         if state.new_tokens is not None and state.new_tokens.before_s is not None:
             before_s = write(state.new_tokens.before_s, i, token_s)
             state = state._replace(new_tokens=state.new_tokens._replace(before_s=before_s))
@@ -318,6 +318,12 @@ def give_back(
     ``seated`` is False of one that was preempted after its last token was planned, and has neither any more.
     """
     here = on if seated is None else seated
+    if state.seen_latencies is not None:
+        seen, steps = state.seen_latencies, read(given.requests.output_tokens, i) - 1
+        tpot_s = (end_s - read_once(state.sequences.first_token_s, i)) / jnp.maximum(steps, 1)
+        several = on & (steps > 0)
+        seen = seen._replace(done=seen.done + several, tpot_s=seen.tpot_s + jnp.where(several, tpot_s, 0.0))
+        state = state._replace(seen_latencies=seen)
     if state.router_counts is not None:
         whole = known_tokens(given, i, read(given.requests.output_tokens, i))
         left_context = state.router_counts.left_context + jnp.where(on, whole, 0.0)

@@ -115,11 +115,13 @@ class NewTokens(NamedTuple):
     before_s: FloatPerRequest | None = None
 
 
-class FirstTokens(NamedTuple):
-    """Of requests that had their first token since an autoscaler looked (``joint.autoscaler``)."""
+class SeenLatencies(NamedTuple):
+    """Of requests since an autoscaler looked (``joint.autoscaler``): those with a first token, and with their last."""
 
-    requests: Float
+    started: Float  # how many had the first
     ttft_s: Float  # summed over them
+    done: Float  # and how many the last, of more than one
+    tpot_s: Float  # summed over them
 
 
 class RouterCounts(NamedTuple):
@@ -279,7 +281,7 @@ class State(NamedTuple):
     swapped: SwappedKv | None = None  # None: preempted requests are computed anew
     planned: PlannedAhead | None = None  # None: a batch is planned when the one before has ended
     new_tokens: NewTokens | None = None  # None: another policy than SGLang's
-    first_tokens: FirstTokens | None = None  # None: no autoscaler looks
+    seen_latencies: SeenLatencies | None = None  # None: no autoscaler looks
     awaited: AwaitedAnswers | None = None  # None: nobody waits for several answers
 
     def at_replica(self, **changes: Any) -> State:
@@ -358,7 +360,7 @@ def initial_state(given: Given) -> State:
         swapped=None if given.host_memory is None else SwappedKv(jnp.zeros(slots, bool), zero, zero),
         planned=_nothing_planned(given, none) if structure.asynchronous else None,
         new_tokens=_initial_new_tokens(given),
-        first_tokens=FirstTokens(zero, zero) if structure.looks else None,
+        seen_latencies=SeenLatencies(zero, zero, zero, zero) if structure.looks else None,
         awaited=_initial_awaited(given),
     )  # fmt: skip
 
