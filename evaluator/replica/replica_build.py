@@ -51,7 +51,8 @@ class RunnableReplica:
     @cached_property
     def pipeline_ranks(self) -> tuple[IterationCost, ...]:
         """The cost of each pipeline rank, with the host's time of its own worker. Found when it is asked for."""
-        return self.costing.costs(self.hardware)
+        costing = self.costing  # which remembers what its own device takes, for all replicas
+        return costing.typical if self.hardware is costing.hardware else costing.costs(self.hardware)
 
     @cached_property
     def ideals(self) -> tuple[IdealTime, IdealTime]:

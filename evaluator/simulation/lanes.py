@@ -156,7 +156,9 @@ def _calls(
     for start in range(0, lanes, size):
         some = slice(start, min(start + size, lanes))
         # Zeros as lanes: no requests, so that their loops end at once.
-        inputs = jax.tree.map(lambda values: _filled(values, size), given(some))
+        inputs = given(some)
+        if some.stop - some.start < size:
+            inputs = jax.tree.map(lambda values: _filled(values, size), inputs)
         yield some, _of_lanes(jax.tree.map(np.asarray, run(*inputs)), slice(0, some.stop - some.start))
 
 
@@ -457,4 +459,9 @@ def costs_of(group: StationGroup, serving: list[StationPlan]) -> tuple[tuple[Ite
     places = dict(zip(replicas, range(len(replicas)), strict=True))
     rows = np.array([places[id(pool.design.ready)] for pool in serving], dtype=np.int64)
     batched = replica_costs(list(replicas.values()), group.rows) if replicas else ()
-    return jax.tree.map(lambda values: np.ascontiguousarray(np.moveaxis(values, -1, 0)), batched), rows
+    # Axes of operators and knots are in front of that of replicas. Most costs have one of them or none.
+    return jax.tree.map(lambda values: np.ascontiguousarray(_last_first(values)), batched), rows
+
+
+def _last_first(values: np.ndarray) -> np.ndarray:
+    return values.T if values.ndim < 3 else np.moveaxis(values, -1, 0)
