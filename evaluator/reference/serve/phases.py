@@ -66,16 +66,8 @@ def phase_run(
     observe: Observe | None,
 ) -> PhaseRun:
     """A side under its jobs, ready to run; ``run`` is (configuration, seed), by which ``observe`` knows it."""
-    lane = LaneJobs(
-        *run,
-        -1,
-        jobs,
-        slice(0, len(jobs)),
-        len(jobs),
-        configuration.users or OPEN_LOOP,
-        phase.stations.start,
-        by_id=True,
-    )
+    users = configuration.users or OPEN_LOOP
+    lane = LaneJobs(*run, -1, jobs, slice(0, len(jobs)), len(jobs), users, phase.stations.start, by_id=True)
     pools: list[list[Replica]] = []
     gaps: list[TokenGaps] = []
     fleet: ReplicaFleet | None = None

@@ -121,23 +121,9 @@ def _decide(
     weight = jnp.where(inside, weights, 0.0).sum()
     metric = jnp.where(inside, totals, 0.0).sum() / jnp.maximum(weight, 1.0)
     metric = jnp.where(policy.trend, _foreseen(policy, now, inside, looked_s, totals, metric), metric)
-    ratio = metric / policy.target
     # Those that start count as if they served: else each look would start them anew.
     current = ((fleet.condition == SERVES) | (fleet.condition == STARTS)).sum(dtype=jnp.int32)
-    # Of a sum the ratio is how many replicas are needed, of a latency how many for each that serves.
-    latency = jnp.stack([policy.metric == METRICS.index(name) for name in LATENCIES]).any()
-    serving = fleet.serving().sum(dtype=jnp.int32)
-    needed, basis = jnp.where(latency, ratio * serving, ratio), jnp.where(latency, serving, current)
-    # Where nobody had a first token there is no metric, and nothing changes.
-    near = (jnp.abs(needed / basis - 1.0) <= policy.tolerance) | (weight == 0.0)
-    # 1e-9: 0.3 / 0.1 is a little more than 3, and would start a fourth. Beyond all replicas it makes no difference how
-    # many are needed, and the number must fit 32 bits.
-    most = given.together.replicas
-    number = jnp.minimum(jnp.ceil(needed - 1e-9), most).astype(jnp.int32)
-    number = jnp.where(near, current, number)
-    each = jnp.where(latency, metric, metric / serving)
-    stepped = current + jnp.where(weight > 0.0, (each > policy.target).astype(jnp.int32) - (each < policy.lower), 0)
-    wanted = jnp.clip(jnp.where(policy.lower >= 0.0, stepped, number), policy.least, most)
+    wanted = _wanted(given, policy, fleet, metric, weight == 0.0, current)
     wanted_lately = jnp.where(here, wanted, fleet.wanted)
     kept = jnp.where(looked_s >= now - policy.cooldown_s, wanted_lately, 0).max()
     more, fewer = jnp.maximum(wanted - current, 0), jnp.maximum(current - kept, 0)
@@ -151,6 +137,25 @@ def _decide(
         came_tokens=jnp.zeros_like(fleet.came_tokens),
     )
     return more, jnp.where(more > 0, 0, fewer), fleet
+
+
+def _wanted(given: Given, policy: Fleet, fleet: FleetState, metric: Float, nothing: Flag, current: Int) -> Int:
+    """How many replicas are wanted by a metric, unless ``nothing`` was seen."""
+    # Of a sum the ratio is how many replicas are needed, of a latency how many for each that serves.
+    latency = jnp.stack([policy.metric == METRICS.index(name) for name in LATENCIES]).any()
+    serving = fleet.serving().sum(dtype=jnp.int32)
+    ratio = metric / policy.target
+    needed, basis = jnp.where(latency, ratio * serving, ratio), jnp.where(latency, serving, current)
+    # Where nobody had a first token there is no metric, and nothing changes.
+    near = (jnp.abs(needed / basis - 1.0) <= policy.tolerance) | nothing
+    # 1e-9: 0.3 / 0.1 is a little more than 3, and would start a fourth. Beyond all replicas it makes no difference how
+    # many are needed, and the number must fit 32 bits.
+    most = given.together.replicas
+    number = jnp.minimum(jnp.ceil(needed - 1e-9), most).astype(jnp.int32)
+    number = jnp.where(near, current, number)
+    each = jnp.where(latency, metric, metric / serving)
+    stepped = current + jnp.where(~nothing, (each > policy.target).astype(jnp.int32) - (each < policy.lower), 0)
+    return jnp.clip(jnp.where(policy.lower >= 0.0, stepped, number), policy.least, most)
 
 
 def _foreseen(policy: Fleet, now: Float, inside: Flag, looked_s: Array, totals: Array, mean: Float) -> Float:
