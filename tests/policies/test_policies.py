@@ -218,6 +218,7 @@ def test_no_other_room_knows_a_policy_by_its_name():
         "plan/checks.py",
         "plan/kv_checks.py",
         "plan/phases.py",
+        "plan/scaling.py",
         "scenario/deployment.py",
         "scenario/pools.py",
         "traffic/roles.py",
