@@ -85,7 +85,7 @@ def select(
             left[why] = left.get(why, 0) + int((~wanted).sum())
             rows = rows[wanted.to_numpy()].reset_index(drop=True)
 
-    devices_there = sorted(set(rows["hardware"]) - {""})
+    devices_there = sorted(set(rows["hardware"].unique()) - {""})
     keep(rows["hardware"].isin([hardware, ""]), "other hardware")
     if not len(rows):
         raise InputError(f"the tables hold no measurement of {hardware}; there are: {', '.join(devices_there)}")
@@ -127,7 +127,7 @@ def _of_class(label: str, rows: pd.DataFrame) -> ClassRows:
 
 def _other_engines(rows: pd.DataFrame, hardware: str, engine: str | None) -> set[str]:
     """The serving engines whose kernels are not wanted; what is no engine's (NCCL) is wanted always."""
-    engines_there = set(rows["engine"]) & set(ENGINES)
+    engines_there = set(rows["engine"].unique()) & set(ENGINES)
     if engine is None and len(engines_there) > 1:
         raise InputError(
             f"the tables hold kernels of {' and '.join(sorted(engines_there))} on {hardware}; choose one with --engine"
@@ -139,7 +139,7 @@ def _not_needed(rows: pd.DataFrame, engine: str | None) -> pd.Series:
     """Rows of other engines' calls of a library, in classes of which there are rows of the engine's own."""
     of_engine = rows["engine"].isin(set(ENGINES) if engine is None else {engine})
     foreign = rows["engine"].isin(ENGINES) & ~of_engine
-    return foreign & rows["label"].isin(rows.loc[of_engine, "label"])
+    return foreign & rows["label"].isin(rows.loc[of_engine, "label"].unique())
 
 
 def _cached(rows: pd.DataFrame, processors: Processors, bandwidth: float) -> pd.Series:
