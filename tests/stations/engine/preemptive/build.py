@@ -46,7 +46,7 @@ from tests.stations.engine.fcfs_reserved.build import (
 )
 
 CHUNKING = ("chunked", "sarathi")
-CACHE, SOURCES = CacheShape(names=1 << 15, blocks=1 << 14, due=16), 1 << 15
+CACHE, SOURCES = CacheShape(names=1 << 15, blocks=1 << 12, due=16), 1 << 15
 LARGEST_BLOCK = 64
 POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
 
@@ -264,6 +264,7 @@ def _content_of(given: Case, slots: int) -> BlockContent:
             before = names.setdefault((before, one), len(names) * each)
             sources.append(before)
     assert len(names) * each <= own and len(sources) <= SOURCES
+    assert given.case.limits.kv_units <= CACHE.blocks
     padded = np.zeros(SOURCES, np.int32)
     padded[: len(sources)] = sources
     return BlockContent(padded, columns[0], columns[1], np.int32(each), columns[2])
