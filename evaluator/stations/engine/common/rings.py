@@ -179,7 +179,7 @@ def tagged_add(counts: StepCounts, slot: Int, step: Int, more: Array | int = 1) 
     return write(counts, slot, jnp.where(cell >> 32 == step, cell, tag) + more)
 
 
-def tagged_count(counts: StepCounts, slot: Int, step: Int) -> Float:
-    """How many were added at ``slot`` for ``step``."""
-    cell = read_once(counts, slot)
+def tagged_count(counts: StepCounts, slot: Int, step: Int, once: bool = False) -> Float:
+    """How many were added at ``slot`` for ``step``; ``once``: as by ``read_once``."""
+    cell = read_once(counts, slot) if once else read(counts, slot)
     return jnp.where(cell >> 32 == step, cell & 0xFFFFFFFF, 0).astype(jnp.float64)

@@ -146,14 +146,14 @@ def _gain(given: Given, state: State, iteration_end: IterationEnd, step: Int) ->
     decode_group, decode_groups, accepted = iteration_end.decode_group, state.decode_groups, state.accepted
     assert accepted is not None
     moves, cell = iteration_end.steps > 0, given.structure.cell(decode_group, step)
-    tokens = jnp.where(moves, tagged_count(accepted.tokens, cell, step), 0.0)
+    tokens = jnp.where(moves, tagged_count(accepted.tokens, cell, step, once=True), 0.0)
     decodes = jnp.where(moves, read(decode_groups.decodes, decode_group), 0.0)
     decode_groups = decode_groups._replace(
         step=write(decode_groups.step, decode_group, step),
         context=add(decode_groups.context, decode_group, tokens),
     )
     if given.structure.windowed:
-        wider = jnp.where(moves, tagged_count(accepted.window, cell, step), 0.0)
+        wider = jnp.where(moves, tagged_count(accepted.window, cell, step, once=True), 0.0)
         decode_groups = decode_groups._replace(window_context=add(decode_groups.window_context, decode_group, wider))
     accepted = accepted._replace(decoded=accepted.decoded + decodes, decoded_tokens=accepted.decoded_tokens + tokens)
     return state._replace(decode_groups=decode_groups, accepted=accepted)
