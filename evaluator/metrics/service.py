@@ -251,7 +251,8 @@ def energy(outcomes: Outcomes) -> np.ndarray:
     """joule_per_tok per output token, (config, seed); NaN where a power is not known.
 
     Over the whole run a device takes idle_power_w while its replica waits, and while it is busy a part of power_w that
-    follows from its MFU and MBU (``power``). Where only power_w is known the energy is not guessed.
+    follows from its MFU and MBU, by the law of its architecture (``power``). Where only power_w is known the energy is
+    not guessed.
     """
     joule = np.zeros_like(outcomes.makespan_s)
     for use in outcomes.stations:
@@ -262,7 +263,7 @@ def energy(outcomes: Outcomes) -> np.ndarray:
         tdp, idle = use.power_w[:, None], use.idle_power_w[:, None]
         mfu = np.divide(use.flops, busy_s * use.peak_flops[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
         mbu = np.divide(use.bytes, busy_s * use.peak_bandwidth[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
-        joule = joule + busy_s * busy_power(tdp, idle, mfu, mbu) + idle_s * idle
+        joule = joule + busy_s * busy_power(tdp, idle, use.power_law[:, None], mfu, mbu) + idle_s * idle
     given = outcomes.tokens.output_tokens
     if outcomes.times.unanswered is not None:
         given = np.where(outcomes.times.unanswered, 0, given)

@@ -106,6 +106,7 @@ class Use:
     peak_bandwidth: np.ndarray  # (config,): byte/s of one device
     power_w: np.ndarray  # (config,): of one device that works
     idle_power_w: np.ndarray  # (config,): of one device that waits
+    power_law: np.ndarray  # (config, figure): the ``PowerLaw`` of one device
     usd_per_hour: np.ndarray  # (config,): of one device
     kv_capacity_units: np.ndarray  # (config,): of one replica; 0 without a KV cache
     kv_unit_bytes: np.ndarray  # (config,): on one device

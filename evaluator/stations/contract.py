@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from evaluator.metrics.outcomes import RequestTimes
+from evaluator.metrics.power import PowerLaw
 from evaluator.metrics.use import PoolTotals, Use, WeightedGaps, pooled
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.roles import Role
@@ -95,7 +96,8 @@ def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s:
     config, run = np.zeros(configs), np.zeros((configs, seeds))
     totals = PoolTotals.empty(configs, seeds)._replace(busy_s=busy_s)
     # Peaks, power, price and KV are 0 and not NaN: they are summed over stations, and such a station adds nothing.
-    return Use(name, config, servers, *(config,) * 7, totals, run, run)
+    law = np.zeros((configs, len(PowerLaw._fields)))
+    return Use(name, config, servers, *(config,) * 4, law, *(config,) * 3, totals, run, run)
 
 
 def shape_of(jobs: ChunkJobs) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluator.metrics.power import power_law
 from evaluator.plan import Configuration
 from evaluator.plan.route import RequestRoutes, StagePlan, StepPlan
 from evaluator.stages import Batched, Served
@@ -87,6 +88,7 @@ def on_pool(step_station: StepStation, use: Use) -> Use:
     ):
         return use
     figures: dict[str, list[float]] = {name: [] for name in _FIGURES}
+    laws = []
     for config, configuration in enumerate(step_station.configurations):
         name, pipeline = step_station.planned(config).pool, configuration.pipeline
         assert pipeline is not None and name is not None
@@ -98,7 +100,9 @@ def on_pool(step_station: StepStation, use: Use) -> Use:
         )  # fmt: skip
         for column, value in zip(figures.values(), row, strict=True):
             column.append(np.nan if value is None else float(value))
-    return replace(use, **{name: np.array(column) for name, column in figures.items()})  # type: ignore[arg-type]
+        laws.append(power_law(device.architecture))
+    columns: dict[str, Any] = {name: np.array(column) for name, column in figures.items()}
+    return replace(use, power_law=np.array(laws), **columns)
 
 
 _FIGURES = ("devices", "peak_flops", "peak_bandwidth", "power_w", "idle_power_w", "usd_per_hour")

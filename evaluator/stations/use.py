@@ -11,6 +11,7 @@ from evaluator.cost.batch import attention_area
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.cost.rates import peak_flops
 from evaluator.cost.utilisation import ideal_time
+from evaluator.metrics.power import power_law
 from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, StationPlan
 from evaluator.records import kept_with_record
@@ -92,6 +93,7 @@ def use_of(
         peak_bandwidth=_column(device.memory_bandwidth for device in hardware),
         power_w=_column(device.power_w for device in hardware),
         idle_power_w=_column(device.idle_power_w for device in hardware),
+        power_law=np.array([power_law(device.architecture) for device in hardware]),
         usd_per_hour=_column(pool.usd_per_device_hour for pool in pools),
         kv_capacity_units=_column(None if kv is None else kv.capacity_units for kv in kvs),
         kv_unit_bytes=_column(None if kv is None else kv.unit_bytes for kv in kvs),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from evaluator.metrics import Outcomes, RequestTimes, TokenCounts
+from evaluator.metrics.power import H100
 from evaluator.metrics.use import PoolTotals, Use
 
 
@@ -72,6 +73,7 @@ def use(configs: int = 1, seeds: int = 1, requests: int = 3, **changes: Any) -> 
         peak_bandwidth=config,
         power_w=config * 700.0,
         idle_power_w=config * 100.0,
+        power_law=np.tile(H100, (configs, 1)),
         usd_per_hour=config * 3.6,
         kv_capacity_units=config * 100,
         kv_unit_bytes=config,

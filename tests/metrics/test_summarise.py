@@ -6,7 +6,7 @@ import pytest
 from evaluator.errors import InputError
 from evaluator.metrics import Bounds, bounds_of, place, quantile_levels, select, summarise
 from evaluator.metrics.latency import latencies, within_objectives
-from evaluator.metrics.power import BUSY, BYTES, FLOPS
+from evaluator.metrics.power import H100, busy_power
 from evaluator.metrics.variables import VARIABLES
 from evaluator.stations.contract import use_without_devices
 from tests.metrics.build import changed, outcomes, use, used
@@ -71,7 +71,9 @@ def test_cpus_of_stages_are_no_gpus():
 def test_cost_by_hand():
     got = summarise(tiny(), LEVELS)
     assert got["usd_per_mtok"][0] == pytest.approx(2 * 3.6 / 3600 / (12 / 5.0) * 1e6)
-    busy_w = 700 * (BUSY + 0.25 * BYTES + 0.25 * FLOPS)  # MFU and MBU while it works: 1.5 / (2 devices x 3 s)
+    busy_w = busy_power(
+        *map(np.array, (700.0, 100.0, H100, 0.25, 0.25))
+    )  # MFU and MBU while it works: 1.5 / (2 devices x 3 s)
     assert got["joule_per_tok"][0] == pytest.approx(2 * (3.0 * busy_w + 3.0 * 100) / 15)  # whole run: 15 tokens
 
 
@@ -258,7 +260,8 @@ def test_stations_add_up():
     assert got["kv_used_max"][0] == 0.5
     assert got["mfu"][0] == pytest.approx(6 * 0.25 / (span.item() * (2 + 2)))
     assert got["iterations"][0] == 7 + 33
-    part = BUSY + (BYTES * 1.5 + FLOPS * 0.75) / (2 * span.item())  # of the TDP, at both pools
+    used = 0.75 / (2 * span.item()), 1.5 / (2 * span.item())  # MFU and MBU, at both pools
+    part = busy_power(*map(np.array, (1.0, 0.0, H100, *used)))  # of the TDP
     joule = span.item() * (2 * 500 * part + 2 * 700 * part + 2 * 100)
     assert got["joule_per_tok"][0] == pytest.approx(joule / 1100)
     assert got["usd_per_mtok"][0] == pytest.approx(6 * 3.6 / 3600 / got["output_tok_per_s"][0] * 1e6)
