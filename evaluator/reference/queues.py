@@ -176,8 +176,10 @@ class Queues:
             named.add(request.adapter)
             if not tokens:
                 # A prompt that came from a prefill side can be found from now on (vLLM
-                # ``_update_waiting_for_remote_kv``: ``cache_blocks`` when its KV has come).
-                self.register(request, request.computed)
+                # ``_update_waiting_for_remote_kv``: ``cache_blocks`` when its KV has come). Its first output
+                # token came with it, so that a block which that one fills has a name from this batch on, too
+                # (``allocate_slots`` caches up to ``min(num_computed_tokens + num_new_tokens, request.num_tokens)``).
+                self.register(request, request.computed + 1)
                 self.decoding.join(request)
                 self.newcomers.append(request)
                 room -= beside

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -134,6 +135,17 @@ def test_a_session_with_room_enough_finds_all_but_the_block_that_was_not_full():
         computed = one.prompt_tokens + one.output_tokens - 1
     for before, after in pairwise(found):
         assert after.arrival_s == before.last_token_s + 10.0
+
+
+@pytest.mark.parametrize("packing", ["fcfs", "priority"])
+def test_a_block_that_the_first_step_after_a_transfer_fills_is_found_with_it(packing):
+    """Seven tokens came from a prefill side; the one that came with them fills the second block of four."""
+    both = [Request(0, 0.0, 0, 7, 6, 4, (1, 2)), Request(1, 0.0, 0, 9, 2, 3, (1, 2))]
+    of_decodes = Limits(8, 64, 100, "reserve", BLOCK, prefix_caching=True, packing=packing)
+    done = simulate(SECOND, "chunked", of_decodes, both)
+    assert [one.hit_tokens for one in done.requests] == [0, 8]
+    assert [one.last_token_s for one in done.requests] == [6.0, 2.0]
+    assert done.kv_unit_s == 4 * 6 + 1 * 2  # the second shares two of its three
 
 
 def test_conversations_beside_each_other_are_sent_in_the_order_of_their_times():

@@ -262,7 +262,8 @@ def take(given: Given, state: State, i: Int, one: Candidate, start_s: Float) -> 
         state = enter_end(given, state, i)
         # Its place was found by reading the sequences, which are written next.
         i = behind(i, read_once(state.by_end.older, i))
-    state = compute(given, state, i, one, one.start + jnp.maximum(one.tokens, 0))
+    # Without a prompt to compute it decodes at once: the token that this batch writes is known, and may fill a block.
+    state = compute(given, state, i, one, one.start + jnp.where(one.rest == 0, 1, jnp.maximum(one.tokens, 0)))
     if state.new_tokens is not None:
         return state  # under that policy nobody comes with its prompt computed
     decodes = one.rest == 0  # its prompt is resident or was swapped out, which most lanes have none of

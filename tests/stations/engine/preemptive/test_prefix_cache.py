@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -31,6 +32,22 @@ def test_equal_to_the_reference(kind):
         np.testing.assert_allclose(result.totals.kv_unit_s, expected.kv_unit_s, rtol=TOLERANCE, err_msg=str(given.case))
         preemptions, hits = preemptions + expected.preemptions, hits + sum(hit > 0 for hit in found)
     assert preemptions > CASES // 2 and hits > 2 * CASES
+
+
+def test_a_block_that_the_first_step_after_a_transfer_fills_is_found_with_it():
+    """Those of the reference's test of this name, as one more case of the program of the random ones."""
+    drawn = random_cases(CACHED, CASES)[0]
+    limits = replace(drawn.case.limits, max_num_seqs=8, max_num_batched_tokens=64, kv_units=100, block_tokens=4,
+                     admission="reserve", packing="fcfs", watermark_units=0)  # fmt: skip
+    some = len(drawn.case.arrival_s) - 2  # who come after them, and share nothing
+    case = replace(
+        drawn.case, policy="chunked", limits=limits, users=None, resident=True,
+        arrival_s=np.array([0.0, 0.0, *[1e6] * some]), compute_tokens=np.zeros(some + 2, int),
+        prompt_tokens=np.array([7, 9, *[1] * some]), output_tokens=np.array([6, 2, *[1] * some]),
+        kv_units=np.array([4, 3, *[1] * some]),
+    )  # fmt: skip
+    (result,) = run_engine([Case(case, drawn.costs, 0 * case.kv_units, None, ((1, 2), (1, 2), *[()] * some))], CACHED)
+    assert result.hit_tokens.tolist() == [0, 8, *[0] * some]
 
 
 def _features(given: Case) -> set[str]:
