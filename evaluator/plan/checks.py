@@ -44,6 +44,11 @@ def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
                 "workload.sessions.turns or a trace with a column session or hash_ids, or another router"
             )
         # Where all adapters have places every replica holds every one of them, and nobody is told who names which.
+        if record.by_adapter and workload.adapters is None:
+            return (
+                f"infeasible: router {record.name} without adapters; use workload.adapters and deployment.lora with "
+                "fewer max_loras, or another router"
+            )
         if record.by_adapter and not waits_for_adapters(workload, deployment):
             return (
                 f"infeasible: router {record.name} without more workload.adapters than lora.max_loras, which every "
@@ -158,6 +163,14 @@ def priority_problem(station: StationPlan, alone: bool) -> str | None:
     """
     deployment = station.deployment
     batching, record = deployment.batching, policy(deployment.batching.policy)
+    if batching.packing != SHORTEST_FIRST:
+        # Nothing is predicted there: a row that states such a key would be taken for one in which it had an effect.
+        for key in ("prediction_error", "aging_tokens_per_s"):
+            if getattr(batching, key):
+                return (
+                    f"infeasible: batching.{key} with packing {batching.packing}, which predicts no answers; use "
+                    f"packing {SHORTEST_FIRST}, or {key}: 0"
+                )
     if batching.packing not in BY_PRIORITY:
         return None
     by_length = batching.packing == SHORTEST_FIRST
@@ -255,7 +268,7 @@ def failures_problem(workload: Workload, station: StationPlan, alone: bool) -> s
         "data_parallel; use replicas": deployment.data_parallel > 1,
         "requests lost and users who wait for answers; use requests: resent": failures.requests == LOST
         and waits_for_answers(workload),
-        "kv.offload_bytes": deployment.kv.offload_bytes is not None,
+        "kv.offload_bytes; use a prefix cache without host memory": deployment.kv.offload_bytes is not None,
     }
     return left_out("failures", others, ", or leave it out")
 

@@ -19,6 +19,9 @@ class Outage:
     for_s: float = key(quantity("s", above=0), says="Until it is repaired.")
     replica: int = key(count(least=0), 0, "Which of the replicas, from 0 on.")
 
+    def __str__(self) -> str:
+        return f"replica {self.replica} down at {self.at_s:g} s for {self.for_s:g} s"
+
 
 _outage = section(Outage)
 
@@ -28,10 +31,10 @@ def _outages(value: Any, place: Place) -> tuple[Outage, ...]:
         raise place.error(f"expected a list such as [{{replica: 0, at_s: 10min, for_s: 5min}}], got {shown(value)}")
     outages = [_outage(entry, place.item(index)) for index, entry in enumerate(value)]
     in_turn = sorted(range(len(outages)), key=lambda index: (outages[index].replica, outages[index].at_s))
-    for one, other in pairwise(in_turn):
-        before, outage = outages[one], outages[other]
+    for earlier, later in pairwise(in_turn):
+        before, outage = outages[earlier], outages[later]
         if before.replica == outage.replica and outage.at_s < before.at_s + before.for_s:
-            raise place.item(other).error(
+            raise place.item(later).error(
                 f"replica {outage.replica} is down from {before.at_s:g} to {before.at_s + before.for_s:g} s already; "
                 "make one outage of both"
             )
@@ -80,10 +83,25 @@ class Failures:
         "resent: how often a request is sent at most, after which it is lost; 2 is Envoy's num_retries 1.",
     )
 
+    def __str__(self) -> str:
+        """As a row of a table has it: when replicas fail, and what else is said of it."""
+        if self.mtbf_s is None:
+            parts = [", ".join(str(outage) for outage in self.outages)]
+        else:
+            parts = [f"every {self.mtbf_s:g} s for {self.mttr_s:g} s"]
+        # What is left at its default is not said: a column of a table has no room for it.
+        parts += [f"{self.start_up_s:g} s of start-up"] if self.start_up_s else []
+        parts += [f"noticed after {self.noticed_after_s:g} s"] if self.noticed_after_s else []
+        parts += [f"{RESENT} up to {self.max_tries} tries"] if self.requests == RESENT else []
+        return "; ".join(parts)
+
 
 def _check(failures: Failures, place: Place) -> None:
     if failures.outages and (failures.mtbf_s is not None or failures.mttr_s is not None):
-        raise place.key("outages").error("excludes mtbf_s and mttr_s: failures are known, or they are drawn")
+        raise place.key("outages").error(
+            "excludes mtbf_s and mttr_s: failures are known, or they are drawn; set mtbf_s: null and mttr_s: null "
+            "beside it, or leave outages out"
+        )
     if failures.mtbf_s is not None and failures.mttr_s is None:
         raise place.key("mttr_s").error("is required beside mtbf_s; use 10min, say")
     if failures.mtbf_s is None and not failures.outages:

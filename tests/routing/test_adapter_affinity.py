@@ -116,3 +116,5 @@ def test_it_is_of_more_adapters_than_places():
     assert bound.lacking == ("workload.adapters beyond lora.max_loras",) and bound.simulator == "token"
     (free,) = plan(scenario(*overrides, "deployment.lora={max_loras: 40}")).configurations
     assert re.search("^infeasible: router adapter_affinity without more .*; use fewer max_loras, or", free.status)
+    (nobody,) = plan(scenario(CHUNKED, "deployment.router=adapter_affinity", "deployment.replicas=2")).configurations
+    assert re.search("^infeasible: .* without adapters; use workload.adapters and deployment.lora", nobody.status)

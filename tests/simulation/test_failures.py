@@ -141,7 +141,7 @@ def test_a_fleet_that_scales_has_what_it_replaces():
             {"outages": [{"at_s": 3, "for_s": 2}, {"at_s": 4, "for_s": 9}]},
             r"outages\[1\]: replica 0 is down from 3 to 5",
         ),
-        ({"outages": [{"at_s": 3, "for_s": 2}], "mtbf_s": 3, "mttr_s": 1}, r"outages: excludes mtbf_s and mttr_s"),
+        ({"outages": [{"at_s": 3, "for_s": 2}], "mtbf_s": 3, "mttr_s": 1}, r"excludes mtbf_s .* set mtbf_s: null and"),
         ({"outages": [{"replica": 3, "at_s": 3, "for_s": 2}]}, r"names replica 3, and there are 3, from 0 on"),
         (DRAWN | {"requests": "forgotten"}, r"failures\.requests: 'forgotten' is not one of lost, resent"),
         (DRAWN | {"max_tries": 0}, r"failures\.max_tries: must be "),
@@ -159,6 +159,11 @@ def test_bad_input_is_told_with_its_place(failures, message):
         (TALKS, {}, "requests lost and users who wait for answers; use requests: resent"),
         ({}, {"role": "prefill"}, "role prefill; use role mixed"),
         ({}, {"data_parallel": 2}, "data_parallel; use replicas"),
+        (
+            {"sessions": {"turns": 2, "think_s": 1, "think_from": "arrival"}},
+            {"kv": {"prefix_caching": True, "offload_bytes": "1GB", "offload_bandwidth": "1GB/s"}},
+            "kv.offload_bytes; use a prefix cache without host memory",
+        ),
         ({}, {"pools": {"a": {"role": "mixed"}, "b": {"role": "mixed"}}}, "several pools or stages; use one pool"),
     ],
 )
@@ -169,6 +174,18 @@ def test_what_it_does_not_go_with(workload, deployment, message):
         evaluator.InputError, match=f"unsupported: (pool a: )?failures with {message}.*, or leave it out"
     ):
         evaluator.simulate(design)
+
+
+def test_a_row_of_a_table_says_when_they_fail():
+    def said(failures):
+        (configuration,) = plan(load_scenario(scenario(failures))).configurations
+        return str(configuration.stations[0].deployment.failures)
+
+    assert said({"mtbf_s": "30s", "mttr_s": 5}) == "every 30 s for 5 s"
+    more = {"start_up_s": 3, "noticed_after_s": 2, "requests": "resent"}
+    outages = {"outages": [{"at_s": 5, "for_s": 5}, {"replica": 1, "at_s": 9, "for_s": 2.5}]}
+    downs = "replica 0 down at 5 s for 5 s, replica 1 down at 9 s for 2.5 s"
+    assert said(outages | more) == f"{downs}; 3 s of start-up; noticed after 2 s; resent up to 2 tries"
 
 
 def test_the_reference_computes_them_and_the_request_level_engine_does_not():

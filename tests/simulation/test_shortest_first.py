@@ -114,6 +114,18 @@ def test_numbers_out_of_range_are_told_with_their_place(keys, message):
         evaluator.simulate(scenario(20, packing="shortest_first", **keys))
 
 
+@pytest.mark.parametrize("key", ["prediction_error", "aging_tokens_per_s"])
+def test_what_no_other_packing_goes_by_is_refused_there(key):
+    for packing in ("fcfs", "priority"):
+        (idle,) = plan(load_scenario(scenario(20, packing=packing, **{key: 0.5}))).configurations
+        assert idle.status == (
+            f"infeasible: batching.{key} with packing {packing}, which predicts no answers; use packing "
+            f"shortest_first, or {key}: 0"
+        )
+    (zero,) = plan(load_scenario(scenario(20, packing="fcfs", **{key: 0}))).configurations
+    assert zero.status == "ok"
+
+
 def test_how_long_users_have_waited_is_known_to_the_reference_alone():
     design = scenario(20, packing="shortest_first", aging_tokens_per_s=3)
     design["workload"]["arrivals"] = {"process": "closed_loop", "users": 4}
