@@ -10,11 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from evaluator.cost.kv import KvUnits
+from evaluator.cost.kv import KvUnits, units
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.device import configure
 from evaluator.reference import Limits
 from evaluator.stations.engine import LaneResult
+from evaluator.stations.engine.common.lane import Requests
 from evaluator.stations.engine.preemptive import Lane, Rules, run_lanes
 from tests.properties.engine.test_fcfs_reserved import REQUESTS
 from tests.properties.engine.test_fcfs_reserved import cases as in_order_cases
@@ -155,12 +156,18 @@ RULES = {
 }
 
 
-def _changed(given: Lane, name: str) -> Lane:
-    """The rule put to its value of RULES, or the number of the KV layout times that."""
+def _changed(given: Lane, requests: Requests, name: str) -> tuple[Lane, Requests]:
+    """The rule put to its value of RULES, or the number of the KV layout times that, in the requests' units, too."""
     field, _, part = name.partition(".")
     old = getattr(given.rules, field)
-    new = old._replace(**{part: getattr(old, part) * RULES[name]}) if part else np.full_like(old, RULES[name])
-    return given._replace(rules=given.rules._replace(**{field: new}))
+    if part:
+        new = old._replace(**{part: getattr(old, part) * RULES[name]})
+        # Whoever is done gives back what the requests say: of another layout that would leave less than no KV in use.
+        whole = units(KvUnits(*(number[:, None] for number in new)), requests.prompt_tokens + requests.output_tokens)
+        requests = requests._replace(kv_units=whole.astype(requests.kv_units.dtype))
+    else:
+        new = np.full_like(old, RULES[name])
+    return given._replace(rules=given.rules._replace(**{field: new})), requests
 
 
 def test_every_rule_is_tried():
@@ -183,9 +190,10 @@ def test_every_rule_moves_some_output(name):
     busy = Case(replace(case, limits=limits, kv_units=units), (case.cost,), np.zeros(REQUESTS, int), layout)
     lanes, requests = stacked([busy] * LANES)
     runs = (
-        run_lanes(given, requests, structure=KINDS[1].structure, vectorise=False)
-        for given in (lanes, _changed(lanes, name))
+        run_lanes(*given, structure=KINDS[1].structure, vectorise=False)
+        for given in ((lanes, requests), _changed(lanes, requests, name))
     )
     one, other = (jax.tree.map(np.asarray, found) for found in runs)
-    assert np.isfinite(one.last_token_s[0, :REQUESTS]).all()
+    for result in (one, other):
+        assert np.isfinite(result.last_token_s[0, :REQUESTS]).all()
     assert any(not np.array_equal(a, b) for a, b in zip(one, other, strict=True))
