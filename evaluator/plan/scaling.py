@@ -70,19 +70,19 @@ def budget_problem(stations: Sequence[StationPlan]) -> str | None:
     if devices is None:
         return None
     scaling = [(station, station.deployment.autoscaling) for station in stations]
-    fleets = [(station, each) for station, each in scaling if each is not None]
+    fleets = [(station, autoscaling) for station, autoscaling in scaling if autoscaling is not None]
     if len(fleets) < 2:
         return (
             "infeasible: autoscaling_devices are shared by two pools with autoscaling, of which there are "
             f"{len(fleets)}; lower replicas instead"
         )
-    least = sum(each.min_replicas * station.design.devices for station, each in fleets)
+    least = sum(autoscaling.min_replicas * station.design.devices for station, autoscaling in fleets)
     if least > devices:
         return (
             f"infeasible: autoscaling_devices {devices} are fewer than the {least} of min_replicas of all pools with "
             "autoscaling; raise the one or lower the other"
         )
-    if len({each.every_s for _, each in fleets}) > 1:
+    if len({autoscaling.every_s for _, autoscaling in fleets}) > 1:
         return (
             "infeasible: pools that share autoscaling_devices look at the same times; give their autoscaling the same "
             "every_s"

@@ -25,6 +25,14 @@ class RouterMemory:
     of_replica: dict[Replica, Any] = field(default_factory=dict)
     names: PrefixNames = field(default_factory=PrefixNames)
 
+    def keep(self, serving: Sequence[Replica]) -> list[Any]:
+        """Only what is known of these; returns what was known of others.
+
+        Who does not serve any more never comes back, as what is repaired is another replica: its cache would be kept
+        to the end of the run.
+        """
+        return [self.of_replica.pop(replica) for replica in self.of_replica.keys() - set(serving)]
+
 
 class SentBlocks:
     """Blocks that a replica was sent: the latest ``most`` of them, each for ``ttl_s``.
@@ -61,7 +69,7 @@ class SentBlocks:
 class PrefixKnowledge(Protocol):
     """What a router asks."""
 
-    def found(self, request: Request, now: float) -> tuple[list[int], list[int]]:
+    def known_tokens(self, request: Request, now: float) -> tuple[list[int], list[int]]:
         """By replica: tokens of a prompt that it is thought to have, and blocks that it is thought to know."""
 
     def sent(self, request: Request, to: int, now: float) -> None:
@@ -74,7 +82,7 @@ class ExactKnowledge:
     def __init__(self, replicas: Sequence[Replica]) -> None:
         self._replicas = replicas
 
-    def found(self, request: Request, now: float) -> tuple[list[int], list[int]]:
+    def known_tokens(self, request: Request, now: float) -> tuple[list[int], list[int]]:
         for replica in self._replicas:
             # A router that asks what is cached must see the blocks that iterations of a leap have filled by now.
             replica.catch_up(now)
@@ -101,6 +109,10 @@ class LateCache:
         self._blocks = 0
         self._predicted = None if predicted_ttl_s is None else SentBlocks(ttl_s=predicted_ttl_s)
         self._pool.hears = self._hear
+
+    def leave(self) -> None:
+        """The replica has gone, or drains: nobody listens to its events any more."""
+        self._pool.hears = None
 
     def _hear(self, name: Hashable, came: bool) -> None:
         # A replica accounts for its KV up to the time of a change before it changes, also within a leap, of whose
@@ -150,12 +162,14 @@ class LateKnowledge:
     """Every replica's cache as its events told it."""
 
     def __init__(self, choice: PrefixAware, replicas: Sequence[Replica], memory: RouterMemory) -> None:
+        for cache in memory.keep(replicas):
+            cache.leave()
         for replica in replicas:
             if replica not in memory.of_replica:  # each cache tells one listener
                 memory.of_replica[replica] = LateCache(replica, choice.events_delay_s, choice.predicted_ttl_s)
         self._caches: list[LateCache] = [memory.of_replica[replica] for replica in replicas]
 
-    def found(self, request: Request, now: float) -> tuple[list[int], list[int]]:
+    def known_tokens(self, request: Request, now: float) -> tuple[list[int], list[int]]:
         return [cache.tokens(request, now) for cache in self._caches], [cache.known(now) for cache in self._caches]
 
     def sent(self, request: Request, to: int, now: float) -> None:
@@ -167,6 +181,7 @@ class SentKnowledge:
 
     def __init__(self, choice: PrefixApproximate, replicas: Sequence[Replica], memory: RouterMemory) -> None:
         ttl_s = math.inf if choice.ttl_s is None else choice.ttl_s
+        memory.keep(replicas)
         for replica in replicas:
             # llm-d ``makeserver``: as many as the server reports that it has (``autoTune``), where nothing is said.
             most = replica.queues.kv.capacity if choice.memory_blocks is None else choice.memory_blocks
@@ -176,7 +191,7 @@ class SentKnowledge:
         self._names = memory.names
         self._asked: list[Hashable] = []  # of the request that was asked for last, which is then sent
 
-    def found(self, request: Request, now: float) -> tuple[list[int], list[int]]:
+    def known_tokens(self, request: Request, now: float) -> tuple[list[int], list[int]]:
         blocks = [0] * len(self._memories)
         # llm-d ``matchLongestPrefix``: up to the first block that no server has, every server counts those that it has.
         # Where its LRU has lost the first blocks of a prompt, which are the oldest, the later ones count all the same.

@@ -55,7 +55,7 @@ def _by_prefix(rule: Any, replicas: Sequence[Replica], memory: RouterMemory) -> 
     scores, block = getattr(rule, "scores", None), replicas[0].limits.block_tokens
 
     def choose(request: Request, now: float) -> Replica:
-        tokens, blocks = knowledge.found(request, now)
+        tokens, blocks = knowledge.known_tokens(request, now)
         requests = [replica.outstanding for replica in replicas]
         if scores is None:
             chosen = rule.choose(requests, [found / request.prompt_tokens for found in tokens], blocks)

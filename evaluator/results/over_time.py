@@ -26,8 +26,11 @@ _VARIABLES = {
     "lost_rps": ("1/s", "requests that are lost with a replica in the window / its length"),
     "output_tok_per_s": ("token/s", "output tokens of the requests that are completed in the window / its length"),
     "in_system": ("1", "requests that have arrived and not all their tokens, mean over the window"),
-    "replicas": ("1", "replicas that are there, from the start of their start-up until they have gone, mean"),
-    "replicas_up": ("1", "replicas that serve, of those that fail and come back, mean"),
+    "replicas": (
+        "1",
+        "replicas that are there, from the start of their start-up until they have gone, mean while a run is on",
+    ),
+    "replicas_up": ("1", "replicas that serve, of those that fail and come back, mean while a run is on"),
     "ttft_s": ("s", "time to first token of the requests that arrive in the window"),
     "tpot_s": ("s", "time per output token of the requests that arrive in the window"),
     "e2e_s": ("s", "end-to-end latency of the requests that arrive in the window"),
@@ -65,12 +68,13 @@ def over_time(
     if any(bounds.values()):
         by_window["within"] = _within(by_window, bounds)
     values = _flows(by_window, windows)
+    runs = _runs(requests, alive or up) if alive or up else np.empty((0, 2))
     if alive:
-        values["replicas"] = ("time",), windows.there(alive)
+        values["replicas"] = ("time",), windows.there(alive, runs)
     if up:
-        values["replicas_up"] = ("time",), windows.there(up)
+        values["replicas_up"] = ("time",), windows.there(up, runs)
     if alive_of_pools:
-        of_pools = [windows.there(spans) for spans in alive_of_pools.values()]
+        of_pools = [windows.there(spans, runs) for spans in alive_of_pools.values()]
         values["pool_replicas"] = ("time", "pool"), np.stack(of_pools, axis=1)
     seen = _of_arrivals(by_window, windows.count, levels)
     values |= {name: (("time", *dims), data) for name, (dims, data) in seen.items()}
@@ -116,19 +120,39 @@ class _Windows:
         """Events per second and run of each window; ``numbers``: of the window of every event."""
         return np.bincount(numbers, weights, self.count) / (self.width_s * self.seeds)
 
-    def there(self, alive: Sequence[np.ndarray]) -> np.ndarray:
-        """How many replicas are, in the mean over each window; ``alive`` as of ``over_time``."""
-        begins, gone = (np.sort(np.concatenate([spans[:, column] for spans in alive])) for column in (0, 1))
-        return self.present(begins, gone)
+    def there(self, alive: Sequence[np.ndarray], runs: np.ndarray) -> np.ndarray:
+        """How many replicas are, in the mean over the part of each window in which a run is on; NaN where none is.
 
-    def present(self, came_s: np.ndarray, went_s: np.ndarray) -> np.ndarray:
-        """How many are there, in the mean over each window; both sorted, each by itself.
+        ``alive`` as of ``over_time``, ``runs``: of each seed from when until when, (seed, 2).
+        """
+        # Over the whole of the first and the last window, time before the run and behind it would pass for absence.
+        there_s, on_s = self._passed(np.concatenate(alive)), self._passed(runs)
+        # 1e-9: what is left of differences of large sums where no run is on.
+        return np.divide(there_s, on_s, out=np.full(self.count, np.nan), where=on_s > 1e-9 * self.width_s)
+
+    def present(self, spans: np.ndarray) -> np.ndarray:
+        """How many are there, in the mean over each window; ``spans``: of each from when until when, (one, 2)."""
+        return self._passed(spans) / (self.width_s * self.seeds)
+
+    def _passed(self, spans: np.ndarray) -> np.ndarray:
+        """Seconds of each window that are in the spans, in sum.
 
         Those that came up to a time, less those that went, integrated from 0 to each edge; of windows the differences.
         """
+        came_s, went_s = np.sort(spans, axis=0).T
         passed = np.diff(_integral(came_s, self.edges) - _integral(went_s, self.edges))
         # Differences of large sums: with nobody there it may come out at -1e-12.
-        return np.maximum(passed, 0.0) / (self.width_s * self.seeds)
+        return np.maximum(passed, 0.0)
+
+
+def _runs(requests: pd.DataFrame, spans: Sequence[np.ndarray]) -> np.ndarray:
+    """Of each seed from when until when its run is on, (seed, 2), by the ``spans`` in which its replicas are there."""
+    begins, ends = (np.array([get(one[:, at]) for one in spans]) for get, at in ((np.min, 0), (np.max, 1)))
+    if "lost" in requests:
+        # A run ends with all replicas down where its last requests are lost with them.
+        lost_s = requests["last_token_s"].where(requests["lost"]).groupby(requests["seed"], sort=False).max()
+        ends = np.fmax(ends, lost_s.to_numpy(np.float64))
+    return np.stack([begins, ends], axis=1)
 
 
 def _windows_of(requests: pd.DataFrame, width_s: float) -> _Windows:
@@ -155,7 +179,7 @@ def _flows(requests: pd.DataFrame, windows: _Windows) -> dict[str, tuple[tuple[s
         "arrivals_rps": windows.rate(came),
         "completions_rps": windows.rate(served),
         "output_tok_per_s": windows.rate(served, tokens),
-        "in_system": windows.present(np.sort(arrivals), np.sort(ends)),
+        "in_system": windows.present(np.stack([arrivals, ends], axis=1)),
     }
     for name in ("refused", "lost"):
         if name in requests:

@@ -56,6 +56,18 @@ def test_windows_without_arrivals_have_no_latency():
     np.testing.assert_array_equal(ds["attainment"], [1, np.nan, np.nan, np.nan, 0])  # one token has no TPOT
 
 
+def test_replicas_are_counted_while_the_run_is_on():
+    requests = pd.DataFrame(
+        {"seed": [4, 4, 1, 1], "arrival_s": [1.5, 2.0, 0.5, 2.0], "last_token_s": [2.5, 5.5, 3.0, 3.5],
+         "output_tokens": 1, "ttft_s": 0.1, "tpot_s": np.nan, "e2e_s": 1.0, "lost": [False, True, False, False]}
+    )  # fmt: skip
+    spans = np.array([[1.5, 4.5], [1.5, 4.5]]), np.array([[0.5, 3.5], [0.5, 3.5]])
+    np.testing.assert_allclose(over_time(requests, 2.0, alive=spans)["replicas"], [2, 2, 2 * 0.5 / 1.5])
+    # The run of the first seed ends with its last request, which is lost while both of its replicas are down.
+    del requests["lost"]
+    np.testing.assert_allclose(over_time(requests, 1.0, up=spans)["replicas_up"], [2, 2, 2, 2, 2, np.nan])
+
+
 def test_quantiles_are_in_the_order_in_which_they_are_asked_for(simulation):
     requests = simulation.requests
     found = over_time(requests, "10s", (0.99, 0.5))["ttft_s"]

@@ -264,3 +264,16 @@ def test_a_router_remembers_replicas_that_others_join():
     assert chooser(rule, pool[:1], memory=memory)(first, 0.0) is pool[0]
     assert chooser(rule, pool[::-1], memory=memory)(second, 1.0) is pool[0]
     assert chooser(rule, pool[::-1])(third, 2.0) is pool[2]
+
+
+@pytest.mark.parametrize("rule", [PrefixApproximate(), PrefixAware(events_delay_s=1.0)])
+def test_a_router_forgets_replicas_that_have_gone(rule):
+    """Their caches could not be freed, of which there is one for each failure."""
+    case = cached_scenario(1)
+    pool, memory = [Replica(index, case.cost, case.policy, case.limits) for index in range(3)], RouterMemory()
+    chooser(rule, pool[:2], memory=memory)
+    assert set(memory.of_replica) == set(pool[:2])
+    chooser(rule, pool[1:], memory=memory)
+    assert set(memory.of_replica) == set(pool[1:])
+    listening = [replica.queues.kv.pool.hears is not None for replica in pool]
+    assert listening == [False, *[isinstance(rule, PrefixAware)] * 2]

@@ -84,8 +84,8 @@ class ScalingPolicy:
         # Of a sum it says how many replicas are needed, of a latency how many for each that serves.
         latency = self.metric in LATENCIES
         if self.lower is not None:
-            each = metric if latency else metric / serving
-            return current + (each > self.target) - (each < self.lower)
+            per_replica = metric if latency else metric / serving
+            return current + (per_replica > self.target) - (per_replica < self.lower)
         needed, basis = (ratio * serving, serving) if latency else (ratio, current)
         # 1e-9: 0.3 / 0.1 is a little more than 3, and would start a fourth.
         return current if abs(needed / basis - 1.0) <= self.tolerance else math.ceil(needed - 1e-9)
@@ -209,7 +209,7 @@ class ReplicaFleet:
 
     def let_go(self, now: float) -> None:
         """Those that drain and have nobody left are gone, once the KV that they keep for a transfer has been sent."""
-        for replica in [each for each in self._draining if not each.outstanding and not each.keeps]:
+        for replica in [replica for replica in self._draining if not replica.outstanding and not replica.keeps]:
             self._draining.remove(replica)
             self._gone(replica, now)
 
@@ -289,7 +289,9 @@ class ReplicaFleet:
         return Sample(now, math.fsum(tpots), len(answered))
 
     def _start(self, number: int, now: float) -> None:
-        taken = {replica.index for replica in (*self.serving, *self._draining, *(each for _, each in self._starting))}
+        taken = {
+            replica.index for replica in (*self.serving, *self._draining, *(replica for _, replica in self._starting))
+        }
         free = [slot for slot in range(self.policy.most) if slot not in taken]
         if self._budget is not None:
             number = min(number, self._budget.room(self))
@@ -349,16 +351,16 @@ class DeviceBudget:
 
     def settle(self, now: float) -> None:
         """When all that look have said what they want, they become what they may."""
-        if not self._numbers or any(each.looks and each not in self._numbers for each in self.fleets):
+        if not self._numbers or any(fleet.looks and fleet not in self._numbers for fleet in self.fleets):
             return
         # Whose last request has left looks no more, and stays as it is.
-        wanted = [self._numbers.get(each, each.current) if each.looks else each.current for each in self.fleets]
+        wanted = [self._numbers.get(fleet, fleet.current) if fleet.looks else fleet.current for fleet in self.fleets]
         self._numbers = {}
         pairs = list(zip(self.fleets, self._shared(wanted), strict=True))
         # Those that shrink first: what is empty at once is free for those that grow.
-        for each, allowed in sorted(pairs, key=lambda pair: pair[1] - pair[0].current):
-            if each.looks:
-                each.become(allowed, now)
+        for fleet, allowed in sorted(pairs, key=lambda pair: pair[1] - pair[0].current):
+            if fleet.looks:
+                fleet.become(allowed, now)
 
     def room(self, fleet: ReplicaFleet) -> int:
         """Replicas that a fleet can start: those that still drain have their devices."""
