@@ -157,13 +157,13 @@ def _by_process(items, count):
 def _place_of_file(path):
     """The process that takes the tests of a file, and their place there: that of the longest name that holds it."""
     place = path.relative_to(TESTS).as_posix()
-    found = [
+    holding = [
         (len(name), process, number)
         for process, names in enumerate(OF_A_PROCESS)
         for number, name in enumerate(names)
         if place == name or place.startswith(f"{name}/")
     ]
-    return max(found)[1:] if found else (None, 0)
+    return max(holding)[1:] if holding else (None, 0)
 
 
 def pytest_collection_finish():

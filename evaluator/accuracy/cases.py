@@ -194,21 +194,22 @@ class Errors:
         """Of one case at a load: that of its servers with such a load. Of too few the largest of all its servers', of
         those with lower loads, and of those with such a load that are the next to be asked. No load is surer than a
         lower one, whatever a table says of the two."""
-        whole, told = self._whole(case, statistic), self.by_load.get(case, {}).get(statistic, _NO_LOAD)
+        whole, at_loads = self._whole(case, statistic), self.by_load.get(case, {}).get(statistic, _NO_LOAD)
         # Of a case whose loads are not known, as of iterations, nothing is known by load either.
-        if group is None or all(math.isnan(error) for error in told):
+        if group is None or all(math.isnan(error) for error in at_loads):
             return whole
         lower = self._at_load(case, statistic, group - 1) if group else math.nan
-        if told[group] > 0.0:
-            return float(np.fmax(told[group], lower))
+        if at_loads[group] > 0.0:
+            return float(np.fmax(at_loads[group], lower))
         farther = CASES[case].farther
         next_asked = self._at_load(farther, statistic, group) if farther else math.nan
         return float(np.fmax.reduce([whole, lower, next_asked]))
 
     def _own(self, case: str, statistic: str, group: int | None) -> float:
         """Of the servers of one case alone, with such a load or the next lower one that enough of them had."""
-        told = self.by_load.get(case, {}).get(statistic, _NO_LOAD)[: len(_NO_LOAD) if group is None else group + 1]
-        known = [error for error in told if error > 0.0]  # NaN compares as False
+        groups = len(_NO_LOAD) if group is None else group + 1
+        at_loads = self.by_load.get(case, {}).get(statistic, _NO_LOAD)[:groups]
+        known = [error for error in at_loads if error > 0.0]  # NaN compares as False
         return max(known) if known and group is not None else self._whole(case, statistic)
 
     def _whole(self, case: str, statistic: str) -> float:

@@ -20,7 +20,7 @@ from evaluator.catalog.model import Adapters, Model
 from evaluator.catalog.own_server import ServedLoad
 from evaluator.catalog.read_model import load_model
 from evaluator.cost.batch import decode_batch, prefill_batch, together
-from evaluator.cost.feed_forward_apart import Apart
+from evaluator.cost.feed_forward_apart import Apart, feed_forward_bytes
 from evaluator.cost.fitted import verdict
 from evaluator.cost.frontend import Frontend, delay_s
 from evaluator.cost.iteration import BatchStatistics
@@ -62,6 +62,7 @@ class Estimate:
     precision: Precision
     devices: int
     apart: Apart | None  # devices of their own for feed-forwards
+    feed_forward_bytes: float  # weights on each of these, where ``memory`` is that of an attention device; 0: none
     attention_backend: str
     adapters: Adapters | None  # the places for them, and those that requests name
     prompt_tokens: int
@@ -261,7 +262,7 @@ def _estimated(
     basis: Basis,
 ) -> Estimate:
     """The estimate of sequences of which memory holds at most ``most``."""
-    precision, parallel = built.spec.precision, built.spec.parallel
+    precision, parallel, apart = built.spec.precision, built.spec.parallel, built.spec.apart
     in_flight = served.count * parallel.pipeline  # on a data-parallel rank
     beyond, provenance = _range(through, served, load, parallel.data)
     prefill = phase(through, built.hardware, served.prefill)
@@ -280,7 +281,8 @@ def _estimated(
         parallel=parallel,
         precision=precision,
         devices=built.devices,
-        apart=built.spec.apart,
+        apart=apart,
+        feed_forward_bytes=0.0 if apart is None else feed_forward_bytes(built.model, precision, apart),
         attention_backend=built.spec.attention_backend,
         adapters=built.spec.adapters,
         prompt_tokens=served.prompt_tokens,

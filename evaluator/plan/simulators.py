@@ -86,9 +86,8 @@ class CompileKey:
     kv_seen: bool = False  # in ``joint``: some router goes by the KV of replicas, its amount or what is in it
     admits_first: bool = False  # in ``preemptive`` and ``joint``: some policy computes prompts alone
     session_turns: bool = False  # users think about answers before they send the next request
-    agents: bool = (
-        False  # with that, a request may wait for several answers, and share text with others than its session
-    )
+    # With that, a request may wait for several answers, and share text with others than its session.
+    agents: bool = False
     lockstep: bool = False  # the replicas are data-parallel ranks that start together; how many is not compiled in
     pools: int = 1  # the replicas that run together are those of several pools,
     phases: int = 1  # of one phase or of two

@@ -42,8 +42,8 @@ def ideals_of(replicas: Sequence[RunnableReplica]) -> list[tuple[IdealTime, Idea
     alone, several = _by_device(replicas)
     by_place = {place: replicas[places[0]].ideals for places in alone for place in places}
     for of_devices in several:
-        found = replicas[of_devices[0][0]].costing.ideals_on(_devices(replicas, of_devices))
-        by_place |= {place: ideal for places, ideal in zip(of_devices, found, strict=True) for place in places}
+        ideals = replicas[of_devices[0][0]].costing.ideals_on(_devices(replicas, of_devices))
+        by_place |= {place: ideal for places, ideal in zip(of_devices, ideals, strict=True) for place in places}
     return [by_place[place] for place in range(len(replicas))]
 
 

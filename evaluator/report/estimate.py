@@ -45,7 +45,7 @@ def _summary(result: Estimate) -> list[str]:
         "",
         f"status            {result.status}",
         f"engine            {result.engine}, with its defaults where nothing is said (evaluator catalog engines)",
-        f"weights           {memory.weight_bytes / 1e9:.2f} GB per device of {memory.usable_bytes / 1e9:.1f} GB usable",
+        f"weights           {_weights(result)} of {memory.usable_bytes / 1e9:.1f} GB usable",
         f"activations       {memory.activation_bytes / 1e9:.2f} GB, with driver and buffers: room for iterations of "
         f"{result.max_num_seqs:,} sequences and {result.max_num_batched_tokens:,} tokens",
         f"KV capacity       {_capacity(result)}, {result.max_sequences:,} sequences of this length{per_rank}",
@@ -65,6 +65,14 @@ def _apart(apart: Apart) -> str:
         f"  attention in {counted(apart.ranks, 'rank')}, feed-forwards on {counted(apart.devices, 'device')}, "
         f"{apart.micro_batches:,} micro-batch{'es' * (apart.micro_batches != 1)}"
     )
+
+
+def _weights(result: Estimate) -> str:
+    """What a device holds of the weights: of attention and of feed-forwards where each has devices of its own."""
+    held = f"{result.memory.weight_bytes / 1e9:.2f} GB per"
+    if result.apart is None:
+        return f"{held} device"
+    return f"{held} attention device, {result.feed_forward_bytes / 1e9:.2f} GB per feed-forward device"
 
 
 def _adapters(held: Adapters) -> str:

@@ -136,7 +136,7 @@ class AgentGraph:
         (request,), are the tokens with which the first call of an agent begins: of the system prompt, or of the agent
         that starts it.
         """
-        found: dict[int, list[tuple[int, int]]] = {}
+        texts: dict[int, list[tuple[int, int]]] = {}
         _, first = np.unique(self.agent, return_index=True)
         # Rows come behind those that they wait for: of who starts an agent all is known when its first call comes.
         for row in np.sort(first).tolist():
@@ -144,10 +144,10 @@ class AgentGraph:
             whole = [(-1 - int(system[row]), blocks)]
             if parent >= 0:
                 starter = int(self.agent[parent])
-                whole = [*found[starter], (starter, blocks)]
+                whole = [*texts[starter], (starter, blocks)]
             # Of what the one that starts it was told itself, it may begin with a part.
             ends = [min(end, blocks) for _, end in whole]
-            found[int(self.agent[row])] = [
+            texts[int(self.agent[row])] = [
                 (source, end) for (source, _), end, before in zip(whole, ends, [0, *ends], strict=False) if end > before
             ]
-        return found
+        return texts

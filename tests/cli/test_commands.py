@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,10 @@ def test_estimate_of_prompts_split_and_of_feed_forwards_apart(evaluator):
     assert code == 0 and "on 16 x b200-sxm (TP 4, PP 1, EP 1, PCP 4)" in out
     code, out, _ = evaluator(*of, "--feed-forward-devices", "8", "--attention-ranks", "2")
     assert code == 0 and "attention in 2 ranks, feed-forwards on 8 devices, 3 micro-batches" in out
+    held = re.search(r"weights +([0-9.]+) GB per attention device, ([0-9.]+) GB per feed-forward device of", out)
+    # All experts' weights in fp8, 58 layers x 256 experts x 3 x 7168 x 2048, are divided among 8 devices.
+    assert held and 58 * 256 * 3 * 7168 * 2048 / 8e9 < float(held[2]) < 1.05 * 58 * 256 * 3 * 7168 * 2048 / 8e9
+    assert float(held[1]) < float(held[2])
     refused(evaluator(*of, "--micro-batches", "2"), "--attention-ranks and --micro-batches need --feed-forward-devices")
     refused(evaluator(*of, "--attention-backend", "triton"), "attention_backend: must be one of auto, flashinfer")
 

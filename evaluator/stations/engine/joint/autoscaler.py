@@ -153,8 +153,8 @@ def _wanted(given: Given, policy: Fleet, fleet: FleetState, metric: Float, nothi
     most = given.together.replicas
     number = jnp.minimum(jnp.ceil(needed - 1e-9), most).astype(jnp.int32)
     number = jnp.where(near, current, number)
-    each = jnp.where(latency, metric, metric / serving)
-    stepped = current + jnp.where(~nothing, (each > policy.target).astype(jnp.int32) - (each < policy.lower), 0)
+    of_one = jnp.where(latency, metric, metric / serving)
+    stepped = current + jnp.where(~nothing, (of_one > policy.target).astype(jnp.int32) - (of_one < policy.lower), 0)
     return jnp.clip(jnp.where(policy.lower >= 0.0, stepped, number), policy.least, most)
 
 

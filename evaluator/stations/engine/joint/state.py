@@ -109,9 +109,8 @@ class PlannedBatches(NamedTuple):
     count: IntPerReplica  # batches that were planned so far
     older: IntPerReplica  # list of the requests whose last token comes with the older one, or NONE
     newer: IntPerReplica  # the same of the newer one
-    unknown: (
-        Array  # bool (2 * replica,): whether gaps of every second batch were entered before it was known if they count
-    )
+    # bool (2 * replica,): whether gaps of every second batch were entered before it was known if they count
+    unknown: Array
 
 
 class ClusterState(NamedTuple):
