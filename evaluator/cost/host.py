@@ -94,7 +94,7 @@ def _layers_s(model: Model, figures: Launches, parallel: Parallel, pipeline_rank
     kinds = rank_kinds(model, parallel.pipeline, pipeline_rank)
     return (
         sum(count * _pieces_s(kind, figures, parallel) for kind, count in kinds),
-        sum(count * (_between_s(kind, figures) + _unjoined_s(figures, parallel)) for kind, count in kinds),
+        sum(count * (_between_s(kind, figures) + _unjoined_s(model, figures, parallel)) for kind, count in kinds),
     )
 
 
@@ -104,9 +104,11 @@ def _pieces_s(kind: LayerKind, figures: Launches, parallel: Parallel) -> float:
     return _mixer_s(kind.mixer, figures) + gathered * figures.gathered_s
 
 
-def _unjoined_s(figures: Launches, parallel: Parallel) -> float:
+def _unjoined_s(model: Model, figures: Launches, parallel: Parallel) -> float:
     """Seconds of a layer for all-reduces and norms, which vLLM joins into one kernel but in data-parallel ranks."""
-    return figures.unjoined_s if parallel.tensor > 1 and parallel.data > 1 else 0.0
+    # Those of a model without experts share nothing, and each is a server of one rank.
+    ranks = parallel.data if model.has_experts else 1
+    return figures.unjoined_s if parallel.tensor > 1 and ranks > 1 else 0.0
 
 
 def _is_recurrent(mixer: Mixer | None) -> bool:

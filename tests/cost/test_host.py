@@ -79,6 +79,9 @@ def test_tensor_parallel_groups_that_are_ranks_launch_their_all_reduces_by_thems
                 floor_of(tokens, model=QWEN3_235B, parallel=parallel, calibration=known) for known in (unjoined, SET)
             )
             assert more - plain == pytest.approx(layers * more_s * beyond)
+    # Ranks of a model without experts are servers that take no notice of each other.
+    apart = Parallel(2, 1, 1, 4)
+    assert floor_of(513, parallel=apart, calibration=unjoined) == floor_of(513, parallel=apart)
 
 
 def test_mixers_have_their_own_figures():
