@@ -53,7 +53,10 @@ def values_of(written: Any, where: Place) -> list[Any] | Between:
     for index, value in enumerate(values):
         # ``[[1, 2]]`` is most likely a slip for two values.
         if isinstance(value, list) or value == {}:
-            raise where.item(index).error(f"expected a value or a section of values, got {shown(value)}")
+            raise where.item(index).error(
+                f"expected a value or a section of values, got {shown(value)}; write its entries side by side, or "
+                "sweep the section around it as a whole, such as deployment.failures: [{outages: [...]}]"
+            )
     return values
 
 

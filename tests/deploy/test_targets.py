@@ -146,6 +146,21 @@ def test_dynamos_planner_scales_both_sides(rule):
     assert read["pools"]["d"]["autoscaling"]["metric"] == decode["metric"] and read["autoscaling_devices"] == 9
     assert "no autoscaler is" not in text and "d: autoscaling: Dynamo's planner" in text
     assert "without cooldown_s and tolerance" in text
+    assert "# not the same: all replicas take 10 GPUs, and max_gpu_budget is 9; start with fewer\n" in text
+
+
+def test_what_dynamos_planner_rounds_and_does_not_average_is_said():
+    prefill, decode, _ = SCALING["load"]
+    often = {"every_s": 0.4, "window_s": 2}
+    prefill = prefill | often | {"target": 0.9, "lower": 0.3}
+    pools = {"p": {"role": "prefill", "replicas": 2, "autoscaling": prefill},
+             "d": {"role": "decode", "replicas": 2, "autoscaling": decode | often}}  # fmt: skip
+    text = deploy(result(pools=pools), to="dynamo").files["dynamo.yaml"]
+    services = yaml.safe_load(text)["spec"]["services"]
+    config = json.loads(services["Planner"]["extraPodSpec"]["mainContainer"]["args"][1])
+    assert config["load_adjustment_interval_seconds"] == 1
+    assert (config["prefill_scale_up_queue_tokens"], config["prefill_scale_down_queue_tokens"]) == (1, 0)
+    assert "window_s, every 1 s in place of 0.4 s" in text and "start with fewer" not in text
 
 
 def test_a_rule_that_dynamos_planner_has_not():

@@ -178,7 +178,10 @@ BAD = {
     ),
     "empty": ({TP: []}, r"sweep\.deployment\.tensor_parallel: the axis is empty"),
     "empty zip": ({BATCHING: {"zip": []}}, r"sweep\.deployment\.batching: the axis is empty"),
-    "empty entry": ({BATCHING: {"zip": [{}]}}, r"sweep\.deployment\.batching\[0\]: expected a value or a section"),
+    "empty entry": (
+        {BATCHING: {"zip": [{}]}},
+        r"sweep\.deployment\.batching\[0\]: expected a value .* sweep the section around",
+    ),
     "nested list": ({TP: [[1, 2]]}, r"sweep\.deployment\.tensor_parallel\[0\]: expected a value or a section"),
     "scalar": (
         {TP: 4},

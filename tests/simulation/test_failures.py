@@ -191,6 +191,18 @@ def test_a_row_of_a_table_says_when_they_fail():
     assert said(outages | more) == f"{downs}; 3 s of start-up; noticed after 2 s; resent up to 2 tries"
 
 
+def test_outages_are_swept_with_the_section_around_them():
+    outages = [[{"at_s": 5, "for_s": 5}], [{"at_s": 9, "for_s": 1}, {"replica": 1, "at_s": 9, "for_s": 1}]]
+    whole = scenario(None) | {"sweep": {"deployment.failures": [{"outages": known} for known in outages]}}
+    swept = [
+        configuration.stations[0].deployment.failures for configuration in plan(load_scenario(whole)).configurations
+    ]
+    assert [len(failures.outages) for failures in swept] == [1, 2]
+    alone = scenario({"outages": outages[0]}) | {"sweep": {"deployment.failures.outages": outages}}
+    with pytest.raises(evaluator.InputError, match="sweep the section around it as a whole, such"):
+        load_scenario(alone)
+
+
 def test_the_reference_computes_them_and_the_request_level_engine_does_not():
     (configuration,) = plan(load_scenario(scenario(DRAWN)), simulator="iteration").configurations
     assert configuration.simulator == "token" and configuration.lacking == ("deployment.failures",)

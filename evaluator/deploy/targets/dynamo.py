@@ -9,7 +9,7 @@ from typing import Any
 
 from evaluator.deploy.design import Design, router_keys, router_name
 from evaluator.deploy.launch import Launch, manifest_head
-from evaluator.deploy.targets.dynamo_planner import planner_service
+from evaluator.deploy.targets.dynamo_planner import beyond_budget, planner_service
 from evaluator.deploy.targets.kubernetes import other_pools, too_large
 from evaluator.yaml import dumps_yaml
 
@@ -42,6 +42,7 @@ def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
         "extraPodSpec": {"mainContainer": {"image": picture}},
     }
     planner = planner_service(design, launches, VERSION)
+    remark += beyond_budget(design, launches) if planner else []
     services: dict[str, Any] = {"Frontend": frontend} | ({"Planner": planner} if planner else {})
     for launch in launches:
         # All replicas, of which a planner stops those that it does not want: how many there may be stands nowhere else.

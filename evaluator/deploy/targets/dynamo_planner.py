@@ -7,6 +7,7 @@ of ai-dynamo 1.6.1 (Apache-2.0).
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -49,7 +50,6 @@ def planner_config(design: Design, launches: Sequence[Launch]) -> dict[str, Any]
     rule = _by_objectives(prefill, decode) or _by_load(prefill, decode)
     if rule is None:
         return None
-    most = sum(pool.replicas * pool.devices for pool in pools.values())
     return {
         "environment": "kubernetes",
         "backend": design.engine,
@@ -59,8 +59,20 @@ def planner_config(design: Design, launches: Sequence[Launch]) -> dict[str, Any]
         "decode_min_endpoint": decode["min_replicas"],
         "prefill_engine_num_gpu": pools["prefill"].devices,
         "decode_engine_num_gpu": pools["decode"].devices,
-        "max_gpu_budget": design.autoscaling_devices or most,
+        "max_gpu_budget": design.autoscaling_devices or _devices(launches),
     }
+
+
+def beyond_budget(design: Design, launches: Sequence[Launch]) -> list[str]:
+    """What to know of a budget of devices that all replicas together exceed."""
+    devices, budget = _devices(launches), design.autoscaling_devices
+    if budget is None or devices <= budget:
+        return []
+    return [f"# not the same: all replicas take {devices} GPUs, and max_gpu_budget is {budget}; start with fewer"]
+
+
+def _devices(launches: Sequence[Launch]) -> int:
+    return sum(launch.pool.replicas * launch.pool.devices for launch in launches)
 
 
 def _by_objectives(prefill: dict[str, Any], decode: dict[str, Any]) -> dict[str, Any] | None:
@@ -71,7 +83,7 @@ def _by_objectives(prefill: dict[str, Any], decode: dict[str, Any]) -> dict[str,
         "optimization_target": "sla",
         "enable_throughput_scaling": True,
         "enable_load_scaling": False,
-        "throughput_adjustment_interval_seconds": round(prefill["every_s"]),
+        "throughput_adjustment_interval_seconds": _interval(prefill),
         "ttft_ms": 1e3 * prefill["within_s"],
         "itl_ms": 1e3 * decode["within_s"],
         "load_predictor": _PREDICTORS[TREND in (prefill["predictor"], decode["predictor"])],
@@ -84,20 +96,29 @@ def _by_load(prefill: dict[str, Any], decode: dict[str, Any]) -> dict[str, Any] 
         return None
     return {
         "optimization_target": "load",
-        "load_adjustment_interval_seconds": round(prefill["every_s"]),
-        "prefill_scale_up_queue_tokens": round(prefill["target"]),
-        "prefill_scale_down_queue_tokens": round(prefill["lower"]),
+        "load_adjustment_interval_seconds": _interval(prefill),
+        "prefill_scale_up_queue_tokens": math.ceil(prefill["target"]),
+        "prefill_scale_down_queue_tokens": math.floor(prefill["lower"]),
         "decode_scale_up_kv_rate": 100.0 * decode["target"],
         "decode_scale_down_kv_rate": 100.0 * decode["lower"],
     }
+
+
+def _interval(scaling: dict[str, Any]) -> int:
+    """Whole seconds between looks, which its fields are in; with 0 it would look without a pause."""
+    return max(1, round(scaling["every_s"]))
 
 
 def _unlike(launch: Launch) -> str:
     """What the planner does not do as the design."""
     scaling = launch.pool.keys["autoscaling"]
     lacks = [key for key in ("cooldown_s", "tolerance") if scaling[key]]
+    # It goes by what it saw since its last look; a trend is its predictor's.
+    lacks += ["window_s"] * (scaling["predictor"] != TREND and scaling["window_s"] > scaling["every_s"])
     without = f", without {' and '.join(lacks)}" if lacks else ""
-    return f"autoscaling: Dynamo's planner scales it by its own estimates of a worker{without}"
+    interval = _interval(scaling)
+    often = f", every {interval} s in place of {scaling['every_s']:g} s" if interval != scaling["every_s"] else ""
+    return f"autoscaling: Dynamo's planner scales it by its own estimates of a worker{without}{often}"
 
 
 def _others(launch: Launch) -> tuple[str, ...]:

@@ -76,11 +76,14 @@ NOTE_LINES, NOTE_LINE = 3, 0.13
 
 
 def _grow_below(figure: Any, inches: float) -> None:
-    """A sheet that is taller at its foot; the panels stay as large and as far from its head as they were."""
+    """A sheet that is taller at its foot; panels and headings stay as large and as far from its head as they were."""
     width, height = figure.get_size_inches()
     pars, tall = figure.subplotpars, height + inches
     figure.set_size_inches(width, tall)
     figure.subplots_adjust(bottom=(pars.bottom * height + inches) / tall, top=(pars.top * height + inches) / tall)
+    for label in figure.texts:
+        above = inches if label.get_position()[1] > 0.5 else 0.0  # notes stay at the foot
+        label.set_y((label.get_position()[1] * height + above) / tall)
 
 
 def title_lines(figure: Any, heading: str, subtitle: str) -> float:
@@ -116,14 +119,23 @@ def calibration(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
 
 
 def legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequence[Any]]], right: float) -> None:
-    """One legend per axis below each other, right of the panels; ``groups`` hold axis, levels and their handles."""
+    """One legend per axis below each other, right of the panels; ``groups`` hold axis, levels and their handles.
+
+    The sheet grows below by what they take beyond the room above its notes.
+    """
     width, height = figure.get_size_inches()
-    top = 1 - 0.85 / height
     letters = int(((1 - right) * width - MARK) / LETTER)
-    for name, levels, handles in groups:
-        if name is None:
-            continue
-        labels = [_wrapped(text(level), letters) for level in levels]
+    told = [
+        (name, [_wrapped(text(level), letters) for level in levels], handles)
+        for name, levels, handles in groups
+        if name is not None
+    ]
+    notes = [label.get_text().count("\n") + 1 for label in figure.texts if label.get_position()[1] < 0.5]
+    room = height - LEGEND_TOP - NOTE_LINE * max(notes, default=0) - 0.12
+    _grow_below(figure, max(0.0, sum(_inches(labels) for _, labels, _ in told) - room))
+    height = figure.get_size_inches()[1]
+    top = 1 - LEGEND_TOP / height
+    for name, labels, handles in told:
         figure.legend(
             handles,
             labels,
@@ -136,10 +148,16 @@ def legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequen
             handlelength=2.6,
             borderaxespad=0.0,
         )
-        # Inches of a title and of a line of this type: matplotlib knows the height of a legend only after it was drawn.
-        top -= (0.5 + 0.205 * sum(1 + label.count("\n") for label in labels)) / height
+        top -= _inches(labels) / height
 
 
+def _inches(labels: Sequence[str]) -> float:
+    """Inches of a legend's title and lines: matplotlib knows the height of a legend only after it was drawn."""
+    return 0.5 + 0.21 * sum(1 + label.count("\n") for label in labels)
+
+
+LEGEND_TOP = 0.85
+"""Inches from the head of a sheet to its legends."""
 MARK, LETTER = 0.65, 0.085
 """Inches of a legend's mark with the space around it, and of a letter of its labels."""
 

@@ -161,6 +161,27 @@ def test_long_notes_make_the_sheet_taller_and_stay_below_the_axes(monkeypatch):
     assert notes.y1 < label.y0
 
 
+@needs_matplotlib
+def test_long_legends_make_the_sheet_taller_and_stay_above_the_notes():
+    figures = []
+    for count in (2, 40):
+        figure = figure_of(sweep(HARDWARE, RATE))
+        figure.legends.clear()
+        levels = [f"level {number}" for number in range(count)]
+        canvas.legend(figure, [("hardware", levels, [curves.lines(1)[0]] * count)], 0.8)
+        figure.canvas.draw()
+        figures.append(figure)
+    heights = [figure.get_size_inches()[1] for figure in figures]
+    panels = [figure.axes[0].get_position() for figure in figures]
+    assert heights[1] > heights[0] + 2
+    assert panels[1].height * heights[1] == pytest.approx(panels[0].height * heights[0])
+    head, _, notes = (label.get_window_extent() for label in figures[1].texts)
+    assert (heights[1] - head.y0 / figures[1].dpi) == pytest.approx(
+        heights[0] - figures[0].texts[0].get_window_extent().y0 / figures[0].dpi
+    )
+    assert figures[1].legends[0].get_window_extent().y0 > notes.y1
+
+
 def test_without_a_load_the_finest_scale_is_x():
     seqs = axis("deployment.batching.max_num_seqs", 16, 32, 64, 128)
     assert chosen(HARDWARE, seqs, PARALLEL).x == "max_num_seqs"
