@@ -14,8 +14,7 @@ from evaluator.cost.kv import KvUnits, units
 from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.device import configure
 from evaluator.reference import Limits
-from evaluator.stations.engine import LaneResult
-from evaluator.stations.engine.common.lane import Requests
+from evaluator.stations.engine import LaneResult, Requests
 from evaluator.stations.engine.preemptive import Lane, Rules, run_lanes
 from tests.properties.engine.test_fcfs_reserved import REQUESTS
 from tests.properties.engine.test_fcfs_reserved import cases as in_order_cases
