@@ -88,7 +88,12 @@ def test_what_is_told_of_each_pool_sums_up_to_the_whole():
     assert ds.pool_replicas_mean.sum().item() == pytest.approx(ds.replicas_mean.item())
     assert ds.pool_device_hours.sum().item() == pytest.approx(ds.device_hours.item())
     np.testing.assert_allclose(windows.pool_replicas.sum("pool"), windows.replicas)
-    held = windows.pool_replicas.sel(pool="d").sum().item() * windows.attrs["window_s"] / 3600
+    # Windows are means over the part in which the run is on: as long as the four prefill replicas are there.
+    first_s, width_s = run.requests["arrival_s"].min(), windows.attrs["window_s"]
+    end_s = first_s + ds.pool_device_hours.sel(pool="p").item() * 3600 / 4
+    starts_s = windows.time.values
+    on_s = np.minimum(starts_s + width_s, end_s) - np.maximum(starts_s, first_s)
+    held = (windows.pool_replicas.sel(pool="d").values * on_s).sum() / 3600
     assert held == pytest.approx(ds.pool_device_hours.sel(pool="d").item())
     assert 1 < ds.pool_replicas_mean.sel(pool="d") < 4
     paid = ds.replicas_mean.item() * 2.0 / 3600 * 1e6 / ds.output_tok_per_s.item()

@@ -151,10 +151,6 @@ BEYOND = {
         ),
         "preemption swap with router least_work",
     ),
-    "asynchronous": (
-        ("deployment.batching.planning=asynchronous", "deployment.replicas=2", "deployment.router=least_work"),
-        "batching.planning asynchronous with router least_work",
-    ),
     "batch queue in a pipeline": (
         ("deployment.batching.planning=queued", PIPELINE),
         "batching.planning queued with pipeline_parallel",
