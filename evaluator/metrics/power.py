@@ -38,7 +38,7 @@ def power_law(architecture: str) -> PowerLaw:
     return LAWS.get(architecture, H100)
 
 
-def told(law: PowerLaw) -> str:
+def as_formula(law: PowerLaw) -> str:
     """The part of the TDP in words."""
     return f"1 - {1 - law.busy:.4g} exp(-{law.bytes} MBU - {law.flops} MFU)"
 

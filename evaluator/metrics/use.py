@@ -139,21 +139,11 @@ class Use:
 
     def replica_s(self, makespan_s: np.ndarray) -> np.ndarray:
         """Seconds that replicas were there, in sum, (config, seed), of runs that took ``makespan_s``."""
-        whole = self.replicas[:, None] * makespan_s
-        for run in np.ndindex(whole.shape) if self.alive is not None else ():
-            spans = self.alive[run[0]][run[1]]  # type: ignore[index]
-            if spans is not None:
-                whole[run] = (spans[:, 1] - spans[:, 0]).sum()
-        return whole
+        return _in_spans(self.alive, self.replicas[:, None] * makespan_s)
 
     def up_s(self, makespan_s: np.ndarray) -> np.ndarray:
         """Seconds of these in which they served; all of them where none fails."""
-        whole = self.replica_s(makespan_s)
-        for run in np.ndindex(whole.shape) if self.up is not None else ():
-            spans = self.up[run[0]][run[1]]  # type: ignore[index]
-            if spans is not None:
-                whole[run] = (spans[:, 1] - spans[:, 0]).sum()
-        return whole
+        return _in_spans(self.up, self.replica_s(makespan_s))
 
     def devices_there(self, makespan_s: np.ndarray) -> np.ndarray:
         """Devices that are there, on the mean over runs of ``makespan_s``, (config, seed)."""
@@ -167,3 +157,15 @@ class Use:
     def figure(self, name: str) -> np.ndarray:
         """An array by its name, such as ``devices``, or ``iterations`` of the totals."""
         return getattr(self.totals if name in PoolTotals._fields else self, name)
+
+
+def _in_spans(spans: Sequence[Sequence[np.ndarray | None]] | None, otherwise_s: np.ndarray) -> np.ndarray:
+    """Seconds of all spans of each run, (config, seed); ``otherwise_s``, of the same shape, of runs without any."""
+    if spans is None:
+        return otherwise_s
+    seconds = otherwise_s.copy()
+    for run in np.ndindex(seconds.shape):
+        of_run = spans[run[0]][run[1]]
+        if of_run is not None:
+            seconds[run] = (of_run[:, 1] - of_run[:, 0]).sum()
+    return seconds

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from evaluator.metrics.elasticity import METRICS, STEP
 from evaluator.metrics.model_error import MODEL_ERRORS
-from evaluator.metrics.power import A100, H100, told
+from evaluator.metrics.power import A100, H100, as_formula
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ _OTHERS = {
         "J",
         "energy per output token",
         "(busy time x busy power + idle time x idle power) of all devices / output tokens; busy power: TDP x "
-        f"({told(H100)}), fitted to H100, of Ampere's devices TDP x ({told(A100)}), fitted to A100; NaN where a "
-        "power is not known and under simulator request",
+        f"({as_formula(H100)}), fitted to H100, of Ampere's devices TDP x ({as_formula(A100)}), fitted to A100; NaN "
+        "where a power is not known and under simulator request",
     ),
     "tok_per_joule": Variable(
         "token/J", "output tokens per joule", "1 / joule_per_tok; NaN where a power is not known"

@@ -8,7 +8,7 @@ and forgets what it held: blocks that nobody can find go first, then the least r
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from evaluator.reference.request import Request
 
@@ -28,6 +28,13 @@ class PrefixNames:
             # preemption.
             return request.index, position
         return self._names.setdefault((before, request.content[position]), len(self._names) + 1)
+
+    def first(self, request: Request, blocks: int) -> Iterator[Hashable]:
+        """Those of the first blocks of a request, one after the other as they are asked for."""
+        name: Hashable = ROOT
+        for position in range(blocks):
+            name = self.of(request, position, name)
+            yield name
 
 
 class BlockPool:
@@ -104,6 +111,10 @@ class BlockPool:
     def name_of(self, request: Request, position: int, before: Hashable) -> Hashable:
         """See ``PrefixNames.of``."""
         return self._names.of(request, position, before)
+
+    def first_names(self, request: Request, blocks: int) -> Iterator[Hashable]:
+        """See ``PrefixNames.first``."""
+        return self._names.first(request, blocks)
 
     def _forget(self, block: int) -> None:
         name = self._name[block]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from evaluator.cost.kv_groups import KvGroup
-from evaluator.reference.block_pool import ROOT, BlockPool, OnBlockPool
+from evaluator.reference.block_pool import BlockPool, OnBlockPool
 from evaluator.reference.request import Request
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class GroupedKv(OnBlockPool):
     def register(self, request: Request, tokens: int) -> None:
         if not self._caches:
             return
-        names = self._names(request, tokens // self._block)
+        names = list(self.pool.first_names(request, tokens // self._block))
         for index, row in enumerate(self._rows[request]):
             for position in range(row.named, len(names)):
                 block = row.blocks[position]
@@ -157,12 +157,6 @@ class GroupedKv(OnBlockPool):
         for group, row in zip(self._groups, rows, strict=True):
             row.blocks += [self.pool.take() for _ in range(self._length(group, tokens) - len(row.blocks))]
 
-    def _names(self, request: Request, count: int) -> list[Hashable]:
-        names: list[Hashable] = []
-        for position in range(count):
-            names.append(self.pool.name_of(request, position, names[-1] if names else ROOT))
-        return names
-
     def _find(self, request: Request, tokens: int) -> tuple[int, list[list[int | None]]]:
         """The longest prefix that all groups have: how many blocks, and which they are in each group.
 
@@ -170,7 +164,7 @@ class GroupedKv(OnBlockPool):
         take it.
         """
         most = tokens // self._block
-        names = self._names(request, most)
+        names = list(self.pool.first_names(request, most))
         while True:
             length, found = most, dict[int, list[int | None]]()
             for kind, members in self._alike:

@@ -7,8 +7,6 @@ prompts are forgotten before their beginnings; ``block_pool`` has the order in w
 
 from __future__ import annotations
 
-from collections.abc import Hashable
-
 from evaluator.reference.block_pool import ROOT, BlockPool, OnBlockPool
 from evaluator.reference.limits import Limits
 from evaluator.reference.request import Request
@@ -88,9 +86,7 @@ class PrefixCache(OnBlockPool):
     def _shared_blocks(self, request: Request, most: int) -> list[int]:
         """The longest chain of blocks that are there, from the beginning."""
         blocks: list[int] = []
-        name: Hashable = ROOT
-        for position in range(most):
-            name = self.pool.name_of(request, position, name)
+        for name in self.pool.first_names(request, most):
             block = self.pool.find(name)
             if block is None:
                 break

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from evaluator.reference.block_pool import ROOT, PrefixNames
+from evaluator.reference.block_pool import PrefixNames
 from evaluator.reference.prefix_cache import PrefixCache
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
@@ -123,9 +123,7 @@ class LateCache:
         """Leading tokens of a prompt that the router thinks are there: whole blocks, as ``PrefixCache.lookup``."""
         self._catch_up(now)
         whole, predicted = 0, self._predicted
-        name: Hashable = ROOT
-        for position in range((request.target - 1) // self._block):
-            name = self._pool.name_of(request, position, name)
+        for name in self._pool.first_names(request, (request.target - 1) // self._block):
             if name not in self._known and not (predicted and predicted.has(name, now)):
                 break
             whole += 1
@@ -139,13 +137,9 @@ class LateCache:
     def sent(self, request: Request, now: float) -> None:
         """A request goes there now."""
         if self._predicted:
-            names: list[Hashable] = []
-            name: Hashable = ROOT
             # What a request does not say of itself, nobody else can find.
-            for position in range(min(request.prompt_tokens // self._block, len(request.content))):
-                name = self._pool.name_of(request, position, name)
-                names.append(name)
-            self._predicted.add(names, now)
+            blocks = min(request.prompt_tokens // self._block, len(request.content))
+            self._predicted.add(self._pool.first_names(request, blocks), now)
 
     def _catch_up(self, now: float) -> None:
         self._replica.catch_up(now)
@@ -195,7 +189,8 @@ class SentKnowledge:
         blocks = [0] * len(self._memories)
         # llm-d ``matchLongestPrefix``: up to the first block that no server has, every server counts those that it has.
         # Where its LRU has lost the first blocks of a prompt, which are the oldest, the later ones count all the same.
-        self._asked = self._prompt(request)
+        # Whole blocks of the prompt, those that it shares with nobody among them: they take room, too.
+        self._asked = list(self._names.first(request, request.prompt_tokens // self._block))
         for name in self._asked:
             having = [number for number, memory in enumerate(self._memories) if memory.has(name, now)]
             if not having:
@@ -206,15 +201,6 @@ class SentKnowledge:
 
     def sent(self, request: Request, to: int, now: float) -> None:
         self._memories[to].add(self._asked, now)
-
-    def _prompt(self, request: Request) -> list[Hashable]:
-        """Names of the whole blocks of its prompt, those that it shares with nobody among them: they take room, too."""
-        names: list[Hashable] = []
-        name: Hashable = ROOT
-        for position in range(request.prompt_tokens // self._block):
-            name = self._names.of(request, position, name)
-            names.append(name)
-        return names
 
 
 def knowledge_of(choice: Any, replicas: Sequence[Replica], memory: RouterMemory) -> PrefixKnowledge:

@@ -48,6 +48,13 @@ def chooser(
     return lambda request, now: min(replicas, key=lambda replica: load(replica, now))
 
 
+def fleet_router(choice: Choice | RankBalance, seed: int) -> Callable[[Sequence[Replica], int], Choose]:
+    """The router of a fleet, anew for those that serve whenever they have changed, and how often they have."""
+    memory = RouterMemory()
+    # Another stream of draws for each fleet: the same one would send the next requests as it sent the first.
+    return lambda serving, changes: chooser(choice, serving, seed, changes, memory)
+
+
 def _by_prefix(rule: Any, replicas: Sequence[Replica], memory: RouterMemory) -> Choose:
     """The replica that is thought to have most of the prompt, see ``PrefixRule``."""
     knowledge = knowledge_of(rule, replicas, memory)

@@ -15,10 +15,9 @@ from evaluator.reference.host_replica import replica_class
 from evaluator.reference.limits import Limits
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.network import Delay, Follows, run
-from evaluator.reference.prefix_knowledge import RouterMemory
 from evaluator.reference.replica import Replica
 from evaluator.reference.request import Request
-from evaluator.reference.routing import Choose, chooser
+from evaluator.reference.routing import chooser, fleet_router
 from evaluator.reference.running_batch import Iteration
 from evaluator.reference.stations.failing import FailingStation
 from evaluator.reference.stations.fleet import FleetStation, ReplicaFleet, ScalingPolicy, all_the_time
@@ -154,14 +153,8 @@ def simulate(
     if scaling is not None:
         if begin_s is None:
             begin_s = requests[0].arrival_s if requests and users is None else 0.0
-        memory = RouterMemory()
-
-        def route(serving: Sequence[Replica], changes: int) -> Choose:
-            # Another stream of draws for each fleet: the same one would send the next requests as it sent the first.
-            return chooser(router, serving, seed, changes, memory)
-
         breakdowns = None if failures is None else Breakdowns(failures, forget)
-        fleet = ReplicaFleet(scaling, make, route, len(requests), begin_s, breakdowns=breakdowns)
+        fleet = ReplicaFleet(scaling, make, fleet_router(router, seed), len(requests), begin_s, breakdowns=breakdowns)
         station = FleetStation(fleet) if breakdowns is None else FailingStation(fleet, breakdowns)
         run([station], requests, users, delay_s, follows)
         return PoolOutcome(list(requests), fleet.replicas, fleet, breakdowns)

@@ -1,8 +1,8 @@
 """The dataset as people read it. Public: the tables of a sweep, of a search and of elasticities, and pictures.
 
 ``table/``, ``picture/`` and ``page/`` have a file for each; ``accessor`` is ``dataset.evaluator``, ``estimate`` the
-text of one. What they share: ``ranking``, ``axes`` and ``layouts`` of what was swept, ``search`` and ``elasticities``
-of such datasets, ``accuracy`` and ``growth`` of expected errors.
+text of one. What they share: ``ranking``, ``axes`` and ``layouts`` of what was swept, the words of ``labels``,
+``search`` and ``elasticities`` of such datasets, ``accuracy`` and ``growth`` of expected errors.
 """
 
 from evaluator.report.elasticities import rows_with_elasticities

@@ -6,8 +6,8 @@ import pytest
 
 import evaluator
 from evaluator.report.axes import axes_shown
+from evaluator.report.labels import in_words
 from evaluator.report.layouts import laid_out, pool_of, short_layout
-from evaluator.report.picture.labels import in_words
 from evaluator.report.table.ranked import ranked_table
 
 STEPS = [

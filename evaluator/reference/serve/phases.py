@@ -19,10 +19,9 @@ from evaluator.plan.simulators import by_reports, routed_by
 from evaluator.reference import Iteration, Limits, PoolOutcome, Request
 from evaluator.reference.host_replica import replica_class
 from evaluator.reference.lockstep import in_lockstep
-from evaluator.reference.prefix_knowledge import RouterMemory
 from evaluator.reference.replica import Replica
 from evaluator.reference.routing import Choose as OfPool
-from evaluator.reference.routing import PhaseRouter, chooser
+from evaluator.reference.routing import PhaseRouter, chooser, fleet_router
 from evaluator.reference.serve.pool import (
     Observe,
     TokenGaps,
@@ -32,7 +31,7 @@ from evaluator.reference.serve.pool import (
     say_priorities,
     scaling_of,
 )
-from evaluator.reference.stations.fleet import DeviceBudget, FleetPhase, ReplicaFleet, ScalingPolicy
+from evaluator.reference.stations.fleet import DeviceBudget, FleetPhase, ReplicaFleet
 from evaluator.reference.stations.phase import Choose, PhaseStation
 from evaluator.reference.stations.pool import PoolStation
 from evaluator.routing import stream
@@ -86,7 +85,8 @@ def phase_run(
         gaps += pool_gaps
         scaling = scaling_of(station)
         if scaling is not None:  # alone on its side (``plan.scaling``)
-            fleet = _fleet(configuration, seed, phase, scaling, make, jobs, fleets)
+            router = fleet_router(phase.router, seed)
+            fleet = ReplicaFleet(scaling, make, router, len(jobs), fleets.begin_s, fleets.budget)
             pools.append(fleet.replicas)
             continue
         pools.append([make(index) for index in numbers])
@@ -133,23 +133,6 @@ def fleet_start(configuration: Configuration, jobs: Jobs) -> FleetStart:
     if devices is None or not pools:
         return FleetStart(begin_s, None)
     return FleetStart(begin_s, DeviceBudget(devices, [pool.design.devices for pool in pools]))
-
-
-def _fleet(
-    configuration: Configuration,
-    seed: int,
-    phase: PhasePools,
-    scaling: ScalingPolicy,
-    make: Callable[[int], Replica],
-    jobs: Jobs,
-    fleets: FleetStart,
-) -> ReplicaFleet:
-    memory = RouterMemory()
-
-    def route(serving: Sequence[Replica], changes: int) -> OfPool:
-        return chooser(phase.router, serving, seed, changes, memory)
-
-    return ReplicaFleet(scaling, make, route, len(jobs), fleets.begin_s, fleets.budget)
 
 
 def _until(jobs: Jobs) -> int:

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from evaluator.reference.failures import Breakdowns
 from evaluator.reference.request import Request
-from evaluator.reference.stations.fleet import ReplicaFleet
-from evaluator.reference.stations.pool import PoolStation
+from evaluator.reference.stations.fleet import FleetStation, ReplicaFleet
 
 
-class FailingStation:
+class FailingStation(FleetStation):
     """At one point in time: ends of batches, failures, what the router notices of them, replicas that come to serve,
     and then those that are sent again."""
 
-    batches = True
-
     def __init__(self, fleet: ReplicaFleet, breakdowns: Breakdowns) -> None:
-        self._fleet, self._breakdowns = fleet, breakdowns
-        self._pool = PoolStation(fleet.slots, fleet.choose)
+        super().__init__(fleet)
+        self._breakdowns = breakdowns
 
     @property
     def next_s(self) -> float:
-        return min(self._pool.next_s, self._fleet.next_s, self._breakdowns.next_s)
+        return min(super().next_s, self._breakdowns.next_s)
 
     def finish(self, now: float) -> list[Request]:
-        breakdowns, fleet = self._breakdowns, self._fleet
+        breakdowns, fleet = self._breakdowns, self.fleet
         leaving = self._pool.finish(now)
         breakdowns.leave(leaving)
         for replica in breakdowns.fail(now):
@@ -40,19 +37,16 @@ class FailingStation:
         return leaving + lost  # an error is an answer, too, to users who wait for one
 
     def submit(self, request: Request, now: float) -> None:
-        if self._fleet.serving:
+        if self.fleet.serving:
             self._send(request, now)
         else:
             self._breakdowns.finds_nobody(request, now)
             self._lost()  # nobody waits for their answers, see ``simulate``
-        self._fleet.came(request)
+        self.fleet.came(request)
         self._end(now)
 
-    def launch(self, now: float) -> None:
-        self._pool.launch(now)
-
     def _send(self, request: Request, now: float) -> None:
-        replica = self._fleet.choose(request, now)
+        replica = self.fleet.choose(request, now)
         if self._breakdowns.comes(request, replica, now):
             return  # to one that is down, which nobody knows yet
         self._pool.enter(request, replica, now)
@@ -62,10 +56,10 @@ class FailingStation:
     def _lost(self) -> list[Request]:
         """Who was lost just now."""
         lost, self._breakdowns.lost = self._breakdowns.lost, []
-        self._fleet.lose(len(lost))
+        self.fleet.lose(len(lost))
         return lost
 
     def _end(self, now: float) -> None:
-        if self._fleet.done:
-            self._fleet.after((), now)  # the last one may have left as it came
+        if self.fleet.done:
+            self.fleet.after((), now)  # the last one may have left as it came
             self._breakdowns.end(now)

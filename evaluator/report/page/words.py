@@ -13,9 +13,9 @@ from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
 from evaluator.report.accuracy import mixtures
 from evaluator.report.axes import ShownAxis
+from evaluator.report.labels import text, title
 from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, ColumnPart, Measure, scale_of, short_of
 from evaluator.report.page.data import CANNOT_RUN, MEETS, RUNS, bounds_of, states
-from evaluator.report.picture.labels import text, title
 from evaluator.report.ranking import is_constant, quantities, too_short
 from evaluator.report.search import question_of
 from evaluator.results.schema import objectives_of

@@ -14,7 +14,7 @@ import numpy as np
 from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
 from evaluator.report.accuracy import expected_errors
-from evaluator.report.picture.labels import axis_title, text, title
+from evaluator.report.labels import axis_title, text, title
 from evaluator.report.picture.layout import Layout
 from evaluator.report.picture.style import GREY, HEADING, SETTINGS, SMALL, TITLE
 from evaluator.results.files import replacing

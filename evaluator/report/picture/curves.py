@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evaluator.report.labels import axis_title, text, title
 from evaluator.report.picture.canvas import canvas, footnotes, headings, legend, x_axis
-from evaluator.report.picture.labels import axis_title, text, title
 from evaluator.report.picture.layout import Layout, ordered, pick
 from evaluator.report.picture.measures import CUT, Panel, log_limits, panels_of
 from evaluator.report.picture.style import (

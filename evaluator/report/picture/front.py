@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evaluator.report.labels import in_words
 from evaluator.report.picture.canvas import canvas, footnotes, headings, legend
-from evaluator.report.picture.labels import in_words
 from evaluator.report.picture.layout import Layout, ordered, pick
 from evaluator.report.picture.style import MARKERS, SMALL, grid_lines, shades_of, spot
 from evaluator.report.ranking import front, is_constant, quantities

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.report.axes import axes_shown
-from evaluator.report.picture.labels import text, title
+from evaluator.report.labels import text, title
 from evaluator.report.ranking import is_constant, quantities, ranking
 from evaluator.results.schema import axes_of
 

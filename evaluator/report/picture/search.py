@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
+from evaluator.report.labels import in_words
 from evaluator.report.picture.canvas import calibration, canvas, headings, legend, save
 from evaluator.report.picture.front import handles_of, marked, sizes_of
-from evaluator.report.picture.labels import in_words
 from evaluator.report.picture.layout import Layout, choose, ordered
 from evaluator.report.picture.style import MARKERS, SMALL, grid_lines, shades_of
 from evaluator.report.picture.sweep import nothing

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from evaluator.report.elasticities import MEASURES, elasticity, measures_of, rows_with_elasticities
+from evaluator.report.labels import in_words
 from evaluator.report.picture.canvas import canvas, footnotes, headings, legend, save, x_axis
-from evaluator.report.picture.labels import in_words
 from evaluator.report.picture.layout import Layout, choose, pick
 from evaluator.report.picture.style import COLOURS, GREY, HEADING, curve, grid_lines, swatches
 from evaluator.report.ranking import is_constant, quantities, ranking
