@@ -35,7 +35,7 @@ RUNS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@benchmark("coupled")
+@benchmark("joint")
 def together(quick: bool) -> Iterator[Row]:
     """Requests/s of 256 lanes of 8 replicas that run together x 1,000 requests; each request counts once."""
     configure()

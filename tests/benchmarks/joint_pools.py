@@ -38,8 +38,8 @@ RUNS: dict[str, dict[str, Any]] = {
 LANES, REQUESTS = 16, 4_000
 
 
-@benchmark("one_loop")
-def one_loop(quick: bool) -> Iterator[Row]:
+@benchmark("joint_pools")
+def joint_pools(quick: bool) -> Iterator[Row]:
     """Requests/s of 16 lanes x 4,000 requests over pools in one loop; each request counts once, however many pools."""
     configure()
     for label, run in list(RUNS.items())[: 2 if quick else None]:
