@@ -79,7 +79,7 @@ class Progress:
         self._kept += units
 
     def note(self, text: str) -> None:
-        """A line to be read by who waits, above the one that tells how far the run has come."""
+        """Write a line for the user above the line of the progress."""
         if self._on_terminal:
             # Over the line of the progress, which the next report writes again below.
             self._stream.write("\r" + text.ljust(self._width) + "\n")

@@ -55,9 +55,10 @@ def kept_with_record(
 
 
 def shared_while_used(latest: int) -> Callable[[Callable[..., Found]], Callable[..., Found]]:
-    """A function of hashable arguments that gives one object for equal ones, as long as anybody holds that object.
+    """Decorate a function of hashable arguments to give the same object for equal arguments while that object lives.
 
-    The ``latest`` that were made are held here: who asks again for the same, a moment later, need not wait for it anew.
+    References are weak, so that objects go with their last user; but the ``latest`` that were made are held here, so
+    that a caller who asks for one again a moment later finds it.
     """
 
     def decorated(make: Callable[..., Found]) -> Callable[..., Found]:

@@ -42,7 +42,7 @@ from evaluator.keys import (
 
 METHODS = ("draft", "mtp", "eagle", "ngram")
 MOST_TOKENS = 16
-"""Drafts of an iteration: beyond that nobody gains anything, and the engine's tables hold no more."""
+"""Most drafts of an iteration: more of them gain nothing, and the tables of the programs hold no more."""
 
 
 _rate = number(least=0, most=1)

@@ -1,4 +1,4 @@
-"""What the prediction of a configuration rests on: the cases that speak for it, and what of it nobody measured."""
+"""What the prediction of a configuration rests on: the cases of measured servers like it, and what none of them had."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ METRICS: Mapping[str, str] = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e"}
 _OF_ONE_DEVICE = ("runs", "other_models", "other_devices", "kernels_and_host", "kernels")
 """Cases of a set of one device, which says less of a device that is only like it."""
 _WITHOUT_SERVERS = ("other_devices", "kernels_and_host")
-"""Cases of a device's own kernels whose servers nobody measured."""
+"""Cases of devices whose kernels were measured and whose servers were not."""
 _PRODUCTS = {"fp16": "gemm", "bf16": "gemm", "fp8": "gemm_8bit", "fp8_block": "gemm_block"}
 """Classes of products by the dtype of the weights, of those whose errors are not the largest anyway."""
 _LONG = "held_out, above 1 ms"
@@ -283,7 +283,7 @@ def unmeasured_features(built: ReplicaBuild) -> tuple[str, ...]:
 
 
 def _kind_of(hardware: Hardware) -> str:
-    """What a device is that nobody measured: ``AMD GPUs``."""
+    """How messages call the devices of a maker of which no server was measured: ``AMD GPUs``."""
     made = hardware.maker or "unknown makers'"
     return f"{made} {hardware.kind.upper()}s"
 

@@ -174,7 +174,7 @@ class Errors:
                 for case, band in zip(cases, bands, strict=True)
                 if CASES[case].own_servers and statistic in self.bands[case]
             ]
-            bands += [math.hypot(one, other) for one in of_device for other in beside]
+            bands += [math.hypot(of_kernels, of_servers) for of_kernels in of_device for of_servers in beside]
         return max((error for error in bands if error > 0.0), default=math.nan)
 
     def is_beyond(self, case: str, statistic: str, group: int) -> bool:

@@ -152,7 +152,7 @@ def _pool(
 
 
 def check_length(text: str, where: str) -> None:
-    """InputError for what is too long to be written by anybody."""
+    """InputError for a text that is longer than any script or manifest that starts servers."""
     if len(text) > MOST_CHARACTERS:
         raise InputError(f"{where}: {len(text):,} characters are no script that starts servers")
 

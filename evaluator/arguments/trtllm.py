@@ -71,7 +71,7 @@ def _write(server: StatedPool) -> Flags:
 
 
 def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
-    """What the server will do, to tell what it will not; nobody has a command line of another's read."""
+    """What the server will do, so that ``deploy`` can say where that is not the design; only its own flags are read."""
     devices = flags["--tp_size"]
     apart = flags["config.enable_attention_dp"]
     tree["data_parallel"], tree["tensor_parallel"] = (devices, 1) if apart else (1, devices)

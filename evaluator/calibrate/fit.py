@@ -218,9 +218,9 @@ def _moves(part: _Part) -> np.ndarray:
     return (part.moved.at_prior[part.rows[few]] != 0).any(axis=0)
 
 
-def _stronger(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+def _stronger(first: np.ndarray, second: np.ndarray) -> np.ndarray:
     """Column by column the larger: a parameter at a bound moves nothing there, but was driven there by the data."""
-    return np.where(np.linalg.norm(one, axis=0) > np.linalg.norm(other, axis=0), one, other)
+    return np.where(np.linalg.norm(first, axis=0) > np.linalg.norm(second, axis=0), first, second)
 
 
 def _solve(block: _Block, start: np.ndarray, free: np.ndarray) -> Any:

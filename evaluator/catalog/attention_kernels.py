@@ -48,7 +48,7 @@ class DecodeKernel:
 
 def decode_kernel(backend: str, kv_dtype: str, hardware: Hardware) -> DecodeKernel | None:
     """The kernel of a backend for KV of a dtype on a device, or on the nearest one of its architecture; None where
-    nobody measured it. InputError for a file that is not as it should be."""
+    it was not measured. InputError for a file that is not as it should be."""
     by_dtype = nearest_figures(hardware, _by_device(backend))
     # The two kinds of 16 bits are one to a kernel that moves bytes.
     return None if by_dtype is None else by_dtype.get({"fp16": "bf16"}.get(kv_dtype, kv_dtype))

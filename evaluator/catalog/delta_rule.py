@@ -33,7 +33,7 @@ class DeltaRuleKernel:
 
 
 def delta_rule_kernel(engine: str, architecture: str, release: Release) -> DeltaRuleKernel | None:
-    """The kernel that an engine's release runs on GPUs of an architecture; None where nobody measured any.
+    """The kernel that an engine's release runs on GPUs of an architecture; None where none was measured.
 
     Errors: InputError for a file that is not as it should be.
     """

@@ -1,4 +1,4 @@
-"""What each serving engine does where nobody says it, by its release: the tables in ``models/engines``."""
+"""The defaults of each serving engine, by its release: the tables in ``models/engines``."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Rule:
 # By identity, for there is one of each file: hashes over all rules, in the cache of ``_at``, took a fifth of a sweep.
 @dataclass(frozen=True, eq=False)
 class EngineRules:
-    """The table of one engine. ``read_until`` is the last release that somebody looked at."""
+    """The table of one engine. ``read_until`` is the last release whose source was read for it."""
 
     name: str
     label: str
@@ -69,7 +69,7 @@ class EngineRules:
 
     @property
     def newest(self) -> Release:
-        """The release of the last row, whose rules hold where nobody names a release."""
+        """The release of the last row, whose rules hold for a scenario that names no release."""
         return max(rule.since for rule in self.rules)
 
     @property

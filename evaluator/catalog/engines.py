@@ -119,8 +119,8 @@ class ServingEngine:
         return self.rules.release(version)
 
     def last_read(self, version: str | None) -> Release:
-        """A release as numbers; None: the last one that somebody read, which may be later than any rule of the table.
-        InputError for an unknown one."""
+        """A release as numbers; None: the last one whose source was read, which may be later than any rule of the
+        table. InputError for an unknown one."""
         return self.rules.read_until if version is None else self.release(version)
 
     def defaults(self, hardware: Hardware, devices: int, ranks: int, version: str | None = None) -> SchedulerDefaults:
@@ -153,9 +153,9 @@ _FIELDS = {
 }
 
 
-def _sglang(found: SchedulerDefaults, hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
+def _sglang(defaults: SchedulerDefaults, hardware: Hardware, devices: int, ranks: int) -> SchedulerDefaults:
     """What the memory says of chunks, and chunks and CUDA graphs of the memory fraction."""
-    mib, chunk = hardware.memory_bytes / MIB, found.max_num_batched_tokens
+    mib, chunk = hardware.memory_bytes / MIB, defaults.max_num_batched_tokens
     # The largest batch with a CUDA graph on less than four devices, and on more, by the chunk.
     # The chunk tells the class of memory, since SGLang picks both by the same steps of it (below 35, 60, 160
     # GiB and above). Below 20 GiB it keeps graphs of 8 alone, which the chunk does not tell.
@@ -171,7 +171,7 @@ def _sglang(found: SchedulerDefaults, hardware: Hardware, devices: int, ranks: i
     if mib > 60 * 1024:
         reserved = max(reserved, 10 * 1024)
     fraction = max(0.1, round(1.0 - reserved / mib, 3))
-    return replace(found, max_num_batched_tokens=max(1, chunk // ranks), memory_fraction=fraction)
+    return replace(defaults, max_num_batched_tokens=max(1, chunk // ranks), memory_fraction=fraction)
 
 
 ENGINES: dict[str, ServingEngine] = {

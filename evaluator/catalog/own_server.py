@@ -83,7 +83,7 @@ def read_own_server(given: Fields) -> OwnServer | None:
     inner = given.inner("own_server")
     design, errors = inner.inner("design").values, inner.inner("errors")
     runs = [Fields(run, f"{inner.place('runs')}[{number}]") for number, run in enumerate(inner.sequence("runs"))]
-    own = OwnServer(
+    server = OwnServer(
         design=tuple((str(key), str(value)) for key, value in design.items()),
         runs=tuple(
             ServedLoad(*(run.number(name, low=1e-6) for name in ("concurrency", "prompt_tokens", "output_tokens")))
@@ -95,4 +95,4 @@ def read_own_server(given: Fields) -> OwnServer | None:
         release=None if inner.raw("release", None) is None else str(inner.raw("release", None)),
     )
     inner.finish()
-    return own
+    return server

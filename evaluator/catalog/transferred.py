@@ -42,8 +42,8 @@ def _set_of_others(hardware: str, link: str, engine: str, nearest: str, folders:
     others = [nearest] if nearest else [name for name in measured_devices(engine) if name != hardware]
     # The same kernels run on processors of one architecture, and in servers alike; the median over several
     # architectures is of kernels alone, since what servers make of them was judged so (calibration/README.md).
-    own = [set_of_device(name, engine) if nearest else _with_own_host(name, engine) for name in others]
-    sets = [calibration for calibration in own if calibration is not None]  # all: each is of a device with kernels
+    candidates = [set_of_device(name, engine) if nearest else _with_own_host(name, engine) for name in others]
+    sets = [calibration for calibration in candidates if calibration is not None]  # all: each has kernels
     # `link` among the same devices as `sets`: one of another architecture is not in the median, whatever its link.
     median_set = transferred(sets, link=joined_by(link, others))
     return replace(median_set, hardware=hardware)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args
 
 import typer
 
-from evaluator.cli.options import QuietOption, SetOption, check_output, read_scenario
+from evaluator.cli.options import PICTURE_SUFFIXES, QuietOption, SetOption, check_output, read_scenario
 from evaluator.cli.output import tell
 from evaluator.cli.signals import interrupted
 from evaluator.errors import InputError
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 SET_SUFFIXES = (".yaml",)
 MODELS_OWN = "checkpoint/bf16/bf16"
-PICTURE_SUFFIXES = (".png", ".pdf", ".svg")
 
 
 class Form(Enum):

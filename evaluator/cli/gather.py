@@ -42,7 +42,7 @@ def gather(
 
 
 def _beside(others: Sequence[Path]) -> str:
-    """Where shards of other sweeps lie, which nobody asked for any more."""
+    """The folders of shards of other sweeps, which an earlier command left beside the output."""
     return (
         f"; shards of other sweeps lie in {', '.join(map(str, others))}; remove them, if not wanted" if others else ""
     )

@@ -83,7 +83,7 @@ def take() -> None:
 
 @contextmanager
 def unwinding() -> Iterator[None]:
-    """In here an interruption is an exception, which somebody around this turns into a message and an exit code."""
+    """In here a signal raises an ``Interruption``, of which the command makes a message and an exit code."""
     _State.unwinds = True
     try:
         yield

@@ -141,8 +141,8 @@ def summary(rows: pd.DataFrame, derived: str) -> dict[str, Any]:
     for statistic in STATISTICS:
         errors = rows[statistic].dropna()
         # Of one value alone nothing can be said about the next one (``band``), nor of one server about another.
-        of = {server for server, known in zip(servers, rows[statistic].notna(), strict=True) if known}
-        if len(errors) > 1 and (len(of) > 1 or not by_server):
+        measured = {server for server, has in zip(servers, rows[statistic].notna(), strict=True) if has}
+        if len(errors) > 1 and (len(measured) > 1 or not by_server):
             document[statistic] = {
                 "error": plain(band(rows[statistic].to_numpy(), servers=servers if by_server else None)),
                 "median": plain(errors.abs().median()),

@@ -116,8 +116,10 @@ def deployment(experiment: Experiment, model: Model, hardware: str, calibration:
 
 
 def _limits(experiment: Experiment, model: Model, hardware: str) -> tuple[int, int]:
-    """max_num_seqs and max_num_batched_tokens, where nobody says them those of vLLM on the device; without chunks there
-    is room for the longest request then, as vLLM makes it."""
+    """max_num_seqs and max_num_batched_tokens of an experiment; where it states none, those of vLLM on the device.
+
+    vLLM without chunked prefill raises its default budget to the longest request, which it computes whole.
+    """
     devices = experiment.tensor_parallel * experiment.pipeline_parallel
     usual = serving_engine(DEFAULT_ENGINE).defaults(load_hardware(hardware), devices, 1, experiment.engine_version)
     said, longest = experiment.max_num_batched_tokens, experiment.max_model_tokens or model.max_positions

@@ -62,7 +62,7 @@ def adapter_bytes(model: Model, kind: LayerKind, precision: Precision, parallel:
 
 
 def adapter_operators(model: Model, kind: LayerKind, precision: Precision, parallel: Parallel) -> list[Operator]:
-    """The products of a layer with the adapters that its batch names; none without adapters that anybody names.
+    """The products of a layer with the adapters that its batch names; none where no request names an adapter.
 
     One operator for all products of the layer: FLOPs and bytes of the matrices are as many in each, and so are memory
     and FLOPs of a token nearly (32 FLOPs per byte of rank 16), far below what a device has.

@@ -54,6 +54,6 @@ def decode_batch(sequences: Any, context: Any, window: int | None) -> BatchStati
     )
 
 
-def together(one: BatchStatistics, other: BatchStatistics) -> BatchStatistics:
+def together(first: BatchStatistics, second: BatchStatistics) -> BatchStatistics:
     """Both batches in the same iteration."""
-    return BatchStatistics(*(a + b for a, b in zip(one, other, strict=True)))
+    return BatchStatistics(*(a + b for a, b in zip(first, second, strict=True)))

@@ -131,8 +131,9 @@ def _pair(ranks: range, reach: tuple[int | None, ...], mesh: tuple[bool, ...]) -
     first, second = ranks[0], ranks[-1]
     # Both in the same run of ``joined`` consecutive devices, which is what a link of this level joins.
     level = next(
-        (at for at, joined in enumerate(reach) if joined is None or first // joined == second // joined), len(reach) - 1
+        (number for number, joined in enumerate(reach) if joined is None or first // joined == second // joined),
+        len(reach) - 1,
     )
-    chosen = tuple(float(at == level) for at in range(len(reach)))
-    share = tuple(one * _detour(2, reach[at], _marked(mesh, at)) for at, one in enumerate(chosen))
+    chosen = tuple(float(number == level) for number in range(len(reach)))
+    share = tuple(crossed * _detour(2, reach[number], _marked(mesh, number)) for number, crossed in enumerate(chosen))
     return Terms(chosen, share)

@@ -27,8 +27,8 @@ def with_delta_rule(
     for kind, layers in rank_kinds(model, parallel.pipeline, pipeline_rank):
         if isinstance(kind.mixer, LinearAttention):
             heads = kind.mixer.value_heads // parallel.tensor
-            each = figures.start_s, figures.walk_s, figures.head_token_s * heads
-            rows.append((*(layers * seconds for seconds in each), heads / figures.heads))
+            of_layer = figures.start_s, figures.walk_s, figures.head_token_s * heads
+            rows.append((*(layers * seconds for seconds in of_layer), heads / figures.heads))
     if not rows:
         return cost
     # With an axis of devices where there is one: the walk is that of the set's device on all of them.

@@ -43,9 +43,9 @@ to 16 bits: engines then only unpack the weights, and leave the activations as t
 _ON_THE_FLY = {"fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}
 
 
-def wider(one: str, other: str) -> str:
+def wider(first: str, second: str) -> str:
     """The dtype of the two with more bits; the second where both have the same."""
-    return one if _BITS[one] > _BITS[other] else other
+    return first if _BITS[first] > _BITS[second] else second
 
 
 def stream_bytes(activations: str) -> float:

@@ -201,12 +201,14 @@ def sides(
     attention: list[Operator] = []
     feed_forward: list[Operator] = []
     for kind in model.layers:
-        attention += [each.times(kind.count) for each in mixer_operators(model, kind.mixer, precision, parallel)]
+        attention += [
+            operator.times(kind.count) for operator in mixer_operators(model, kind.mixer, precision, parallel)
+        ]
         # Sending tokens to experts and back is the way between both sides, which ``PingPong`` has by itself.
         feed_forward += [
-            each.times(kind.count)
-            for each in feed_forward_operators(model, kind.feed_forward, precision, apart.split)
-            if each.collective is None
+            operator.times(kind.count)
+            for operator in feed_forward_operators(model, kind.feed_forward, precision, apart.split)
+            if operator.collective is None
         ]
     ends = [*first_operators(model, precision, parallel), *last_operators(model, precision, parallel)]
     return merge(attention), merge(feed_forward), merge(ends)

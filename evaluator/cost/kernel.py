@@ -133,32 +133,32 @@ def merge(operators: Iterable[Operator]) -> tuple[Operator, ...]:
     return tuple(merged)
 
 
-def _proportional(one: Operator, other: Operator) -> bool:
+def _proportional(first: Operator, second: Operator) -> bool:
     # A single side needs no proportion: its seconds are the product of work and rate, whatever is added.
-    if one.scaling.startswith("linear"):
+    if first.scaling.startswith("linear"):
         return True
     sides = (
-        (one.flops, other.flops),
-        (one.weight_bytes, other.weight_bytes),
-        (one.activation_bytes, other.activation_bytes),
-        (one.token_bytes, other.token_bytes),
-        (one.matrices, other.matrices),
+        (first.flops, second.flops),
+        (first.weight_bytes, second.weight_bytes),
+        (first.activation_bytes, second.activation_bytes),
+        (first.token_bytes, second.token_bytes),
+        (first.matrices, second.matrices),
     )
     # Ratios as products crosswise, so that a side of 0 divides by nothing.
     return all(abs(a * d - b * c) <= 1e-12 * abs(a * d) for a, b in sides for c, d in sides)
 
 
-def _add(one: Operator, other: Operator) -> Operator:
+def _add(first: Operator, second: Operator) -> Operator:
     return replace(
-        one,
-        flops=one.flops + other.flops,
-        weight_bytes=one.weight_bytes + other.weight_bytes,
-        activation_bytes=one.activation_bytes + other.activation_bytes,
-        message_bytes=one.message_bytes + other.message_bytes,
-        launches=one.launches + other.launches,
-        token_bytes=one.token_bytes + other.token_bytes,
-        query_elements=one.query_elements + other.query_elements,
-        layers=one.layers + other.layers,
-        matrices=one.matrices + other.matrices,
-        sent_tokens=one.sent_tokens + other.sent_tokens,
+        first,
+        flops=first.flops + second.flops,
+        weight_bytes=first.weight_bytes + second.weight_bytes,
+        activation_bytes=first.activation_bytes + second.activation_bytes,
+        message_bytes=first.message_bytes + second.message_bytes,
+        launches=first.launches + second.launches,
+        token_bytes=first.token_bytes + second.token_bytes,
+        query_elements=first.query_elements + second.query_elements,
+        layers=first.layers + second.layers,
+        matrices=first.matrices + second.matrices,
+        sent_tokens=first.sent_tokens + second.sent_tokens,
     )

@@ -88,7 +88,9 @@ def _in_lockstep(cost: OneOf) -> tuple[IterationCost, ...]:
     """The forms, with one that ranks in lockstep can have in place of those that they cannot, which are never chosen
     for them: fits to whole iterations, of other pools on the same clock."""
     able = [isinstance(form, CostParameters | SpeculativeCost | Dispatched) for form in cost.forms]
-    return tuple(form if own else cost.forms[able.index(True)] for form, own in zip(cost.forms, able, strict=True))
+    return tuple(
+        form if is_able else cost.forms[able.index(True)] for form, is_able in zip(cost.forms, able, strict=True)
+    )
 
 
 def time_alone(cost: RankCost, batch: BatchStatistics) -> Batched:
@@ -155,7 +157,7 @@ def _experts_together(device: CostParameters | SpeculativeCost, ranks: Ranks, la
     # The first pass has the tokens of the model, each later one a token of every sequence.
     xp = array_namespace(device.passes, *ranks.tokens, *ranks.sequences)
     later = xp.maximum(device.passes - 1.0, 0.0)
-    first_s, each_s = (_experts_s(device.draft, one, largest) for one in (ranks.tokens, ranks.sequences))
+    first_s, each_s = (_experts_s(device.draft, counts, largest) for counts in (ranks.tokens, ranks.sequences))
     drafting_s = first_s + later * each_s
     return _experts_s(device.target, ranks.tokens, largest) + xp.where(device.passes > 0.0, drafting_s, 0.0)
 

@@ -57,13 +57,13 @@ class PromptsSplit(NamedTuple):
         """What the rank with most decodes computes of a batch, and its share of the decodes."""
         xp, parts = array_namespace(self.parts, *batch), self.parts
         # In turn, so that a rank has one decode more than another at the most.
-        own = xp.where(self.dealt > 0.0, xp.ceil(batch.decodes / parts), batch.decodes)
-        share = own / xp.maximum(batch.decodes, 1.0)
+        decodes = xp.where(self.dealt > 0.0, xp.ceil(batch.decodes / parts), batch.decodes)
+        share = decodes / xp.maximum(batch.decodes, 1.0)
         # Its parts of a prompt of q tokens behind h others end at h + (r + 1) q / 2c and h + (2c - r) q / 2c: together
         # they read 2 h + (2c + 1) q / 2c tokens of KV, whichever rank it is.
         beyond = 1.0 - 0.5 / parts
         rank_batch = BatchStatistics(
-            decodes=own,
+            decodes=decodes,
             decode_context=share * batch.decode_context,
             decode_window_context=share * batch.decode_window_context,
             prefill_tokens=batch.prefill_tokens / parts,
@@ -77,16 +77,18 @@ class PromptsSplit(NamedTuple):
 
     def time(self, batch: BatchStatistics) -> Batched:
         """Seconds of an iteration."""
-        own, share = self._of_rank(batch)
+        of_rank, share = self._of_rank(batch)
         # A kernel sees two parts of each prompt, with an edge each; the head one token of each sequence of all ranks.
-        attention_s = prefill_attention_time(self.device, own._replace(prefill_sequences=2.0 * own.prefill_sequences))
+        attention_s = prefill_attention_time(
+            self.device, of_rank._replace(prefill_sequences=2.0 * of_rank.prefill_sequences)
+        )
         sampled = 1.0 / array_namespace(share).maximum(share, 1e-9)
-        return iteration_time(self.device, own, attention_s, sampled=sampled)
+        return iteration_time(self.device, of_rank, attention_s, sampled=sampled)
 
     def growth(self, batch: BatchStatistics, window_growing: Batched) -> Batched:
         """By how much the next decode of the same sequences takes longer."""
-        own, share = self._of_rank(batch)
-        return decode_growth(self.device, own, share * window_growing)
+        of_rank, share = self._of_rank(batch)
+        return decode_growth(self.device, of_rank, share * window_growing)
 
     def steps(self, batch: BatchStatistics) -> Batched:
         """For how many decodes that holds: affine in the contexts, as the cost of a rank is."""

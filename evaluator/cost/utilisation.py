@@ -83,7 +83,7 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
     # Columns of fields over devices become a record per device.
     columns: Any = (compute, memory)
     of_device = (zip(*(column.tolist() for column in ideal), strict=True) for ideal in columns)
-    return [(IdealTime(*one), IdealTime(*other)) for one, other in zip(*of_device, strict=True)]
+    return [(IdealTime(*compute_s), IdealTime(*memory_s)) for compute_s, memory_s in zip(*of_device, strict=True)]
 
 
 def ideal_time(ideal: IdealTime, totals: BatchStatistics, iterations: Any = 1.0, touched: Any = 0.0) -> Any:

@@ -105,7 +105,7 @@ class WorkerPool:
         return worker
 
     def close(self) -> None:
-        """End the workers, at once: nobody waits for what they are at."""
+        """Kill the workers at once: the results of what they compute are not wanted any more."""
         with self._lock:
             self._closed = True
             for worker in self._all:

@@ -33,7 +33,7 @@ class Figures(Reader):
 
 
 def _check(described: WhatIf, kind: str) -> None:
-    """InputError where there can be no such device or model. What is found here is kept for those who ask again."""
+    """InputError where there can be no such device or model. What is built here is cached for those that need it."""
     if kind == "models":
         changed_model(described)
     else:

@@ -94,7 +94,7 @@ class RequestTimes:
 
     @property
     def unanswered(self) -> np.ndarray | None:
-        """bool: refused or lost, so that no time of it is one of an answer; None: nobody can be."""
+        """bool: refused or lost, so that none of the request's times is one of an answer; None: no request can be."""
         if self.refused is None or self.lost is None:
             return self.lost if self.refused is None else self.refused
         return self.refused | self.lost

@@ -16,7 +16,7 @@ batch that only fills slows down by less in the second half of a window."""
 BY_CHANCE = 2.0
 """Standard deviations of the queue of a station at load 1, which a stable one stays below."""
 KEPT_UP = 0.9
-"""Part of the rate asked for that clients who wait for answers must send at: a slow design holds them up."""
+"""The part of the asked rate that clients who wait for answers must reach: a design that is slow holds them up."""
 SIGNIFICANT = 3.0
 """Standard errors of a trend."""
 MATTERS = 0.01

@@ -241,7 +241,7 @@ def _within_objectives(
 
 
 def _those(some: np.ndarray | None, window: Window) -> np.ndarray | None:
-    """Which of the requests that count are some of all; None: nobody can be."""
+    """A mask of all requests, such as those that were refused, cut to the measured ones; None stays None."""
     # 1.0, and not NaN in the places of requests that do not count, says that one is.
     return None if some is None else window.cut(some.astype(float)) == 1.0
 

@@ -86,7 +86,7 @@ class PoolTotals(NamedTuple):
 
     def joined(self, other: PoolTotals) -> PoolTotals:
         """Those of this pool and of another, as if they were one."""
-        sums = PoolTotals(*(one + two for one, two in zip(self, other, strict=True)))
+        sums = PoolTotals(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
         # A largest value is no sum over pools.
         most = {name: np.maximum(getattr(self, name), getattr(other, name)) for name in ("kv_units_max", "peaks")}
         return sums._replace(**most)
@@ -121,7 +121,7 @@ class Use:
     up: Sequence[Sequence[np.ndarray | None]] | None = None  # the same of the times in which replicas that fail serve
 
     def until(self, last_s: np.ndarray) -> Use:
-        """With an end to who stays until that of the run, ``last_s`` (config, seed)."""
+        """The same, with replicas that stay to the end (``alive`` until infinity) until ``last_s``, (config, seed)."""
         if self.alive is None:
             return self
         pairs = zip(self.alive, last_s, strict=True)

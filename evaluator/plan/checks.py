@@ -192,7 +192,7 @@ def priority_problem(station: StationPlan, alone: bool) -> str | None:
 
 
 def lora_problem(workload: Workload, station: StationPlan, alone: bool) -> str | None:
-    """What LoRA adapters do not go with; None where they do, or nobody names any. ``alone``: no other station."""
+    """Why a station cannot serve LoRA adapters; None where it can, or no request names one. ``alone``: the only one."""
     deployment, named = station.deployment, workload.adapters
     if named is None or deployment.role == STAGE:
         return None

@@ -219,7 +219,7 @@ class PlannedPools:
 
     @property
     def sending(self) -> Transfer | None:
-        """How KV is sent; None: there is nobody to send it to."""
+        """How KV is sent; None: there is no decode side to send it to."""
         return None if self.link is None else self.transfer
 
     def passes(self) -> tuple[StationPlan, ...]:

@@ -213,7 +213,7 @@ def station_group(key: CompileKey, stations: Sequence[StationPlan], most_jobs: i
     if key.on_demand or (grows_by_blocks(key) and any(on_demand(station.deployment) for station in stations)):
         block = max((FEWEST_BLOCK_TOKENS, *(ready.kv.block_tokens for ready in designs.values())))
     scaling = [station.deployment.autoscaling for station in stations]
-    looks = max((each.looks for each in scaling if each is not None), default=0)
+    looks = max((policy.looks for policy in scaling if policy is not None), default=0)
     return StationGroup(
         replace(key, windowed=windowed, kv_seen=_kv_seen(key, stations), admits_first=_admits_first(key, stations)),
         ring, rows, slots,

@@ -81,7 +81,8 @@ def lacking_jointly(whys: Sequence[str], workload: Workload, stations: Sequence[
         # Their parts of the loop go by the KV that running requests hold, or are not held to the reference with caches.
         "kv.prefix_caching and data_parallel": cached and any(station.lockstep > 1 for station in stations),
         "kv.prefix_caching and speculative": cached and any(station.drafts for station in stations),
-        "kv.prefix_caching and pipeline_parallel": cached and any(each.pipeline_parallel > 1 for each in deployments),
+        "kv.prefix_caching and pipeline_parallel": cached
+        and any(deployment.pipeline_parallel > 1 for deployment in deployments),
         "workload.reasoning.branches": workload.reasoning.several,
         # One program plans all batches in one way, and its reservations are made where a batch is formed and sent off.
         f"batching.planning {ASYNCHRONOUS} in some pools": any(ahead) and not all(ahead),

@@ -72,14 +72,16 @@ class Plan:
     def objectives(self) -> list[tuple[Objective, ...]]:
         """The objectives of all points of the grid, those that points share once."""
         # By identity: the points of a large sweep share few objects, and are not to be hashed one by one.
-        points = {(id(each.classes), id(slo)): (each, slo) for each, _, slo in self.grid.points}.values()
+        points = {(id(workload.classes), id(slo)): (workload, slo) for workload, _, slo in self.grid.points}.values()
         return [all_objectives(workload, slo) for workload, slo in points]
 
     @cached_property
     def class_names(self) -> tuple[str, ...]:
         """The classes of requests of all workloads of the grid, each once; none where there are none."""
         # A hundred thousand points share some classes, and a trace is looked at once.
-        workloads = {(id(each.classes), id(each.lengths)): each for each, _, _ in self.grid.points}.values()
+        workloads = {
+            (id(workload.classes), id(workload.lengths)): workload for workload, _, _ in self.grid.points
+        }.values()
         return tuple(dict.fromkeys(name for workload in workloads for name in workload.class_names))
 
     @cached_property
@@ -88,8 +90,8 @@ class Plan:
         go; else none."""
         deployments = {id(deployment): deployment for _, deployment, _ in self.grid.points if deployment.pools}.values()
         pools = [pools_of(deployment) for deployment in deployments]
-        scaling = [each for each in pools if len(each) > 1 and any(pool.autoscaling for _, pool in each)]
-        return tuple(dict.fromkeys(name for each in scaling for name, _ in each))
+        scaling = [several for several in pools if len(several) > 1 and any(pool.autoscaling for _, pool in several)]
+        return tuple(dict.fromkeys(name for several in scaling for name, _ in several))
 
     @cached_property
     def has_sessions(self) -> bool:

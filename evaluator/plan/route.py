@@ -1,4 +1,4 @@
-"""The way of requests through the stages of a configuration, unrolled: who comes where, and as what."""
+"""The route of requests through the stages of a configuration, unrolled: which visit which stage, with which tokens."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class StageVisitPlan:
 
 @dataclass(frozen=True, eq=False)
 class RequestRoutes:
-    """What becomes of all requests of a seed on their way, visit by visit, if nobody asks when."""
+    """The visits of all requests of a seed, in order, with what each asks of its stage: all but the times."""
 
     visits: tuple[StageVisitPlan, ...]
     _demands: dict[tuple[int, int], Demand] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class RequestRoutes:
 
     # id(visit) is safe as a key, because the routes hold their visits for as long as they hold these demands.
     def asked(self, visit: StageVisitPlan, step: int) -> Demand:
-        """What the passes of a step ask of its pool for those who come; kept, since rates share it."""
+        """What a step's passes ask of its pool for the requests of a visit; kept, since rates of a sweep share it."""
         key = id(visit), step
         if key not in self._demands:
             assert visit.work is not None
@@ -167,7 +167,7 @@ class PipelinePlan:
 
     @property
     def route(self) -> tuple[str, ...]:
-        """What configurations must have in common to be run together: stages, kinds of steps, who shares a pool."""
+        """What configurations that run together have in common: stages, kinds of steps, which stages share a pool."""
         return tuple(
             f"{step.label} {step.kind.__name__} {step.pool} {step.station} {stage.before} "
             f"{stage.kind.streams(stage.parameters)}"
@@ -217,7 +217,8 @@ class PipelinePlan:
         return RequestRoutes(tuple(visits))
 
     def _unrolled(self, tokens: Tokens, seed: int) -> Iterator[tuple[RouteStep, NDArray[np.bool_] | None]]:
-        """The entries in the order in which they are visited, loops unrolled, with those who come."""
+        """The entries as they are visited, loops unrolled, each with a mask of the requests that come,
+        (request,); None: all."""
         for entry in self.entries:
             comers = None if entry.stage is None else self.stages[entry.stage].visited(tokens)
             if entry.back_to is None:

@@ -51,7 +51,7 @@ def likeness(deployment: Deployment) -> Hashable | None:
 
 def _keeps_latency(deployment: Deployment) -> bool:
     scaling = [of.autoscaling for of in (deployment, *(deployment.pools or {}).values())]
-    return any(each is not None and each.within_s is not None for each in scaling)
+    return any(policy is not None and policy.within_s is not None for policy in scaling)
 
 
 def _parts(of: _Described) -> Hashable:

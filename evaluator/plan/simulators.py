@@ -196,8 +196,8 @@ def grows_by_blocks(which: CompileKey) -> bool:
 
     Prefix caches and managers of their own look at every block; drafts take blocks at uneven steps.
     """
-    own = which.cached or which.drafts > 0 or which.windowed or which.peaks or bool(which.kv_manager)
-    return which.preemptive and which.replicas == 1 and which.pipeline_ranks == 1 and not own
+    looks_at_every_block = which.cached or which.drafts > 0 or which.windowed or which.peaks or bool(which.kv_manager)
+    return which.preemptive and which.replicas == 1 and which.pipeline_ranks == 1 and not looks_at_every_block
 
 
 def draft_width(drafts: int) -> int:
@@ -432,7 +432,7 @@ def waits_for_answers(workload: Workload) -> bool:
 
 
 def waits_for_adapters(workload: Workload, deployment: Deployment) -> bool:
-    """Whether requests name more LoRA adapters than a batch may, so that it matters who names which."""
+    """Whether requests name more LoRA adapters than a batch may hold, so that some wait for their adapter's place."""
     named, lora = workload.adapters, deployment.lora
     return named is not None and lora is not None and named.count > lora.max_loras
 
@@ -445,10 +445,10 @@ def worth_compiling(workload: Workload, deployments: Sequence[Deployment], joint
     if cached:
         decodes = any(ROLES[deployment.role].prompt_resident for deployment in cached)
         return WORTH_COMPILING["prefix caches of a decode side" if joint and decodes else "prefix caches"]
-    if any(each.pipeline_parallel > 1 for each in deployments):
+    if any(deployment.pipeline_parallel > 1 for deployment in deployments):
         return WORTH_COMPILING["pipeline ranks"]
     # KV on demand may run short, so that the general program is compiled, too.
-    general = joint or any(out_of_order(each) is not None or on_demand(each) for each in deployments)
+    general = joint or any(out_of_order(deployment) is not None or on_demand(deployment) for deployment in deployments)
     return WORTH_COMPILING["general" if general else "fcfs_reserved"]
 
 

@@ -43,8 +43,8 @@ class RankBalancer:
     def __call__(self, request: Request, now: float) -> Replica:
         self._advance(now)
         best, least = 0, math.inf
-        for at in range(len(self._ranks)):
-            rank = (self._first + at) % len(self._ranks)
+        for step in range(len(self._ranks)):
+            rank = (self._first + step) % len(self._ranks)
             waiting, running, usage = self.known[rank]
             # Those that wait count more where the KV is short, up to four times.
             load = max(self._ranks[rank].outstanding, waiting + running) + waiting * 6.0 * max(0.0, usage - 0.5)
@@ -56,7 +56,7 @@ class RankBalancer:
         return self._ranks[best]
 
     def _report(self, rank: Replica, waiting: int, now: float) -> None:
-        """Before and after an iteration, if who waits or runs has changed since."""
+        """Called before and after an iteration: notes how many requests wait and run, if that has changed."""
         running, (waited, ran, _) = len(rank.queues.running), self._reported[rank.index]
         if (waiting, running) != (waited, ran):
             self._advance(now)

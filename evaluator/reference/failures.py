@@ -120,7 +120,7 @@ class Breakdowns:
         return noticed
 
     def comes(self, request: Request, replica: Replica, now: float) -> bool:
-        """A request comes to a replica; whether that is down, so that nobody there hears of it."""
+        """A request is sent to a replica; whether that is down, so that the request is not served there."""
         request.tries += 1
         self._at[replica][request], self._where[request] = None, replica
         if replica not in self._down:
@@ -136,7 +136,7 @@ class Breakdowns:
             self._lose(request, now)
 
     def again(self) -> list[Request]:
-        """Who is to be sent again, the first to come first; they wait no longer."""
+        """Take the requests that are to be sent again, in the order of their arrival."""
         waiting, self.waiting = self.waiting, []
         return sorted(waiting, key=lambda request: request.index)
 

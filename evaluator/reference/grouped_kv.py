@@ -166,15 +166,15 @@ class GroupedKv(OnBlockPool):
         most = tokens // self._block
         names = list(self.pool.first_names(request, most))
         while True:
-            length, found = most, dict[int, list[int | None]]()
+            length, blocks_of = most, dict[int, list[int | None]]()
             for kind, members in self._alike:
                 blocks = self._find_alike(kind, members, names[:length])
                 length = len(blocks[0])
-                found.update(zip(members, blocks, strict=True))
+                blocks_of.update(zip(members, blocks, strict=True))
             # vLLM (``is_simple_hybrid``) looks once where there is one kind beside full attention: where a chunk begins
             # within a block, it takes a prefix that ends in the chunk before, of which it has nothing.
             if length == most or self._looks_once:
-                return length, [found[index][:length] for index in range(len(self._groups))]
+                return length, [blocks_of[index][:length] for index in range(len(self._groups))]
             most = length
 
     def _find_alike(

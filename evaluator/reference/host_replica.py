@@ -26,7 +26,7 @@ def replica_class(limits: Limits) -> type[Replica]:
 
 
 class HostQueues(Queues):
-    """Whoever is first in the queue asks the host, too, and waits beside it while its blocks are loaded."""
+    """The first waiting request is looked up in host memory, too; while its blocks are loaded, others may pass it."""
 
     def __init__(self, limits: Limits, window: int) -> None:
         super().__init__(limits, window)
@@ -130,7 +130,7 @@ class HostReplica(Replica):
         return self.running_batches[0] if brought_forward else None
 
     def form(self, now: float) -> Batch:
-        """Also says what is to be stored of those who take part."""
+        """Forms the batch, and plans which blocks of its requests are stored to host memory."""
         batch, host = super().form(now), self.queues.host
         members = {chunk.request: chunk.high for chunk in batch.chunks}
         if batch.decodes is not None:
@@ -152,7 +152,7 @@ class HostReplica(Replica):
         return running_batch
 
     def take_off(self, batch: Batch, sums: BatchStatistics, start: float, end: float) -> RunningBatch:
-        """Planned asynchronously, blocks of those who take part are written to until it has ended."""
+        """Launches the batch; planned asynchronously, it writes to the blocks of its requests until it has ended."""
         if self.limits.asynchronous:
             # Before whoever has its last token with this batch leaves the group of its decodes.
             self.queues.writing = {chunk.request for chunk in batch.chunks}
@@ -174,7 +174,7 @@ class HostReplica(Replica):
                 return self._send(batch, now)
 
     def _until_next_copy(self, batch: Batch, now: float) -> RunningBatch | None:
-        """What stands for the time until a copy ends or somebody arrives; None: no copy is under way."""
+        """A batch that stands for the time until a copy ends or a request arrives; None: no copy is under way."""
         next_s = self.queues.host.next_s
         if next_s == math.inf:
             return None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class KvReservations:
-    """Who was chosen to come to a replica (``expected``) gets its KV there in turn; who has it, is sent."""
+    """Requests for which this replica was chosen (``expected``) get KV here in turn; those that have it are sent."""
 
     def __init__(self) -> None:
         self.expected: deque[Request] = deque()  # without a KV reservation yet

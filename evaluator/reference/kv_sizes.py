@@ -35,7 +35,7 @@ class KvSizes:
 
     def lacking_of_prompts(self, prompts: Iterable[Request]) -> int:
         """Units that prompts under way take beyond what they have, until they are computed whole."""
-        return sum(max(self.computed(each, each.target) - each.units, 0) for each in prompts)
+        return sum(max(self.computed(prompt, prompt.target) - prompt.units, 0) for prompt in prompts)
 
     def _forked(self, request: Request, ends: Iterable[tuple[int, int]]) -> int:
         """Units of branches, (tokens of each, how many), and of the prompt's whole blocks, which all of them share."""

@@ -75,24 +75,24 @@ class Fcfs:
 
 
 class RetractedLast(Fcfs):
-    """First come, first served; who was preempted comes as if it arrived anew (SGLang ``_add_request_to_queue``)."""
+    """First come, first served; a preempted request joins at the end, as if new (SGLang ``_add_request_to_queue``)."""
 
     def push_back(self, request: Request) -> None:
         self._queue.append(request)
 
 
 class InOrderOfRoom(Fcfs):
-    """Whoever got room first, whichever came first (vLLM keeps ``WAITING_FOR_REMOTE_KVS`` in its queue's order)."""
+    """In the order of KV reservations, not of arrivals (vLLM keeps ``WAITING_FOR_REMOTE_KVS`` in its queue's order)."""
 
     def push(self, request: Request) -> None:
-        at = len(self._queue)
-        while at and self._queue[at - 1].reservation > request.reservation:
-            at -= 1
-        self._queue.insert(at, request)
+        place = len(self._queue)
+        while place and self._queue[place - 1].reservation > request.reservation:
+            place -= 1
+        self._queue.insert(place, request)
 
 
 class LongestPrefix(RetractedLast):
-    """Whoever finds most in the prefix cache first, as a policy of SGLang arranges them before it admits any."""
+    """The longest cached prefix first; a policy of SGLang arranges the queue so before it admits any (``arrange``)."""
 
     stable = False
 

@@ -197,11 +197,11 @@ class Queues:
         return 0 if request.swapped else self.kv.lookup(request)
 
     def may_pass(self, request: Request, hit: int) -> bool | None:
-        """Whether the first who waits can be looked at now; None: it waits for something, and others go before it."""
+        """Whether the first waiting request may be admitted; None: it waits for its blocks, and others may pass it."""
         return True
 
     def admit(self, request: Request, start: int, tokens: int, hit: int) -> PromptChunk:
-        """Admit the first who waits, for whom there is a place and KV, with the first chunk of its prompt."""
+        """Admit the first waiting request, for which there is a place and KV, with the first chunk of its prompt."""
         placed = self._place(request, start, tokens, hit, whole_kv=False)
         assert placed, f"request {request.index} was to be admitted without a place or KV"
         return self._chunk(request, tokens)

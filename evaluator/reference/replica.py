@@ -138,13 +138,13 @@ class Replica:
         return self._cut_short(now) if self.queues.reservations.expected and self.limits.prefix_caching else None
 
     def report_before(self, now: float) -> None:
-        """Say who waits and runs before the next batch is formed, if it is to be and somebody asks."""
+        """Report waiting requests before the next batch is formed, to a router of ranks (``report``; None: no such)."""
         if not self.running_batches and self.report is not None:
             self._unseen = 0
             self.report(self, len(self.queues.waiting), now)
 
     def report_after(self, now: float) -> None:
-        """Say it when a batch has ended: the engine has not seen yet who arrived during the batch."""
+        """Report them after a batch, without those that arrived during it: the engine has not read its inputs yet."""
         if self.report is not None:
             self.report(self, len(self.queues.waiting) - self._unseen, now)
 
@@ -202,7 +202,7 @@ class Replica:
         self.queues.sizes = KvSizes(self.limits, self.queues.kv)
 
     def launch(self, now: float) -> list[RunningBatch]:
-        """Send off batches until there are as many in flight as ranks, or nobody is left to take part."""
+        """Launch batches until as many are in flight as there are pipeline ranks, or no request is left to run."""
         if self._queued:
             return self._fill_batch_queue(now)
         launched = []
@@ -411,10 +411,10 @@ class Replica:
         return finished
 
     def _has_written(self, running_batch: RunningBatch) -> None:
-        """The device writes no more to the blocks of this batch: before whoever is done gives its own back."""
+        """The device has written the KV of this batch: called before finished requests give their blocks back."""
 
     def _leave_late(self, request: Request) -> None:
-        """Whoever was planned to leave does; who was preempted meanwhile has neither seat nor KV any more."""
+        """A request whose last token was planned leaves; one that was preempted meanwhile holds no seat or KV."""
         queues = self.queues
         if request not in queues.leaving:
             queues.context_tokens -= request.context_tokens  # routers count it until its last token is there

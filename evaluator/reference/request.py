@@ -300,7 +300,7 @@ class DecodeGroup:
         return self._events[0] - self.step
 
     def due(self, ahead: int = 0) -> Iterable[Request]:
-        """Members to whom the step after ``ahead`` more opens a new block; with drafts any may need one."""
+        """Members whose KV opens a new block in the step after ``ahead`` more; with drafts any of them may."""
         if self._drafts:
             return self.members
         return self._due.get((self.step + ahead) % self._block, ())

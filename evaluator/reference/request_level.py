@@ -99,7 +99,7 @@ def pseudo_batch(boxes: Sequence[Box], now: float, tau: float) -> float:
 
 
 def take_batch(instances: Instances, waiting: list[WholeRequest], now: float) -> list[WholeRequest]:
-    """BATCH: those who wait, have arrived and fit, the first at least. They are taken out of ``waiting``."""
+    """BestServe's BATCH: as many waiting requests as fit, the first at least; they are taken out of ``waiting``."""
     batch: list[WholeRequest] = []
     tokens = 0.0
     for request in waiting[: instances.max_prompts]:

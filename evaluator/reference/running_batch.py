@@ -74,7 +74,7 @@ class RunningBatch:
 
 @dataclass(frozen=True)
 class Iteration:
-    """What an observer is told of an iteration, or of ``iterations`` alike: who took part, by request index."""
+    """One iteration, or ``iterations`` alike, as observers get it: its times, and the requests in it by their index."""
 
     replica: int
     start_s: float

@@ -111,16 +111,16 @@ class Costing:
 
 
 _OF_WEIGHTS = ("iteration_s", "experts_touched_s")
-"""What of an iteration reads weights, and is the same whoever else has a share of its tokens."""
+"""Terms of an iteration that read weights: each device reads its own, however the tokens are shared."""
 
 
 def _of_rank(ideal: IdealTime, ranks: int) -> IdealTime:
-    """Of a device where so many ranks share the tokens of an iteration; each reads the weights."""
+    """The times of one device where so many ranks share the tokens of an iteration, and each reads the weights."""
     return ideal._replace(**{name: value / ranks for name, value in ideal._asdict().items() if name not in _OF_WEIGHTS})
 
 
 def _of_both(of: Costing, apart: Apart, devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
-    """In the mean over the devices for attention and those for feed-forwards, each with a share of the tokens."""
+    """Of a device in the mean over those for attention and those for feed-forwards, which share the tokens."""
     attention, feed_forward, ends = sides(of.model, of.precision, of.parallel, apart)
     all_devices = apart.ranks * of.parallel.tensor + apart.devices
 
@@ -129,15 +129,21 @@ def _of_both(of: Costing, apart: Apart, devices: Sequence[Hardware]) -> list[tup
         # by all of them.
         return IdealTime(
             *(
-                (one * apart.ranks * of.parallel.tensor + other * apart.devices) / all_devices
+                (of_attention * apart.ranks * of.parallel.tensor + of_feed_forward * apart.devices) / all_devices
                 if name in _OF_WEIGHTS
-                else (one * of.parallel.tensor + other) / all_devices
-                for name, one, other in zip(IdealTime._fields, attention_s, feed_forward_s, strict=True)
+                else (of_attention * of.parallel.tensor + of_feed_forward) / all_devices
+                for name, of_attention, of_feed_forward in zip(
+                    IdealTime._fields, attention_s, feed_forward_s, strict=True
+                )
             )
         )
 
     pairs = zip(ideal_times_of((*attention, *ends), devices), ideal_times_of(feed_forward, devices), strict=True)
-    return [(mean(one[0], other[0]), mean(one[1], other[1])) for one, other in pairs]
+    # First the times at peak FLOPs, then those at peak bandwidth.
+    return [
+        (mean(attention_s[0], feed_forward_s[0]), mean(attention_s[1], feed_forward_s[1]))
+        for attention_s, feed_forward_s in pairs
+    ]
 
 
 def costing(

@@ -26,7 +26,7 @@ from evaluator.speculation import Drafting
 
 
 class Wanted(NamedTuple):
-    """What is to be drafted, for which model, and who knows models by their names or descriptions."""
+    """Which drafts are wanted for which model; ``load`` reads a draft model by its name or description."""
 
     spec: ReplicaSpec
     model: Model

@@ -44,8 +44,10 @@ def token_budget(deployment: Deployment, longest_prompt: int) -> int:
 
 
 def default_budget(batching_policy: str, engines: int, decodes: int, longest_prompt: int) -> int:
-    """Tokens of an iteration where nobody says them: the engine's, and room for the longest prompt where it is computed
-    whole. Whole prompts that share an iteration need room for themselves and the decodes, all tokens that they verify.
+    """max_num_batched_tokens of a scenario that states none: the engine's default, or more where it would not do.
+
+    A policy that computes prompts whole needs room for the longest one; where decodes run beside it, for all tokens
+    that these verify as well (``decodes``).
     """
     record = policy(batching_policy)
     # A policy that computes prompts alone needs no room for decodes beside them. vLLM refuses limits in which a full

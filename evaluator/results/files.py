@@ -52,7 +52,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def clear_parts(path: Path) -> None:
-    """Remove what killed runs left half written of ``path``, which nobody else writes now."""
+    """Remove half-written files of ``path`` that killed runs left; the caller holds its lock: no other writes."""
     for part in path.parent.glob(f".{glob.escape(path.name)}.*.part"):
         shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
 

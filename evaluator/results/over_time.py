@@ -78,25 +78,30 @@ def over_time(
         values["pool_replicas"] = ("time", "pool"), np.stack(of_pools, axis=1)
     seen = _of_arrivals(by_window, windows.count, levels)
     values |= {name: (("time", *dims), data) for name, (dims, data) in seen.items()}
-    coords: dict[str, Any] = {
-        "time": (
-            "time",
-            windows.edges[:-1],
-            {"units": "s", "description": f"beginning of a window of {windows.width_s:g} s"},
-        ),
-        "quantile": ("quantile", np.asarray(levels, dtype=np.float64), {"units": "1"}),
-    }
-    if alive_of_pools:
-        coords["pool"] = ("pool", np.array(list(alive_of_pools)), {"units": "1", "description": "pool of replicas"})
-    if "class" in by_window:
-        names = sorted(set(by_window["class"]))
-        coords["class"] = ("class", np.array(names), {"units": "1", "description": "class of requests"})
-        values |= _of_classes([by_window[by_window["class"] == name] for name in names], windows, levels)
+    classes = sorted(set(by_window["class"])) if "class" in by_window else []
+    if classes:
+        values |= _of_classes([by_window[by_window["class"] == name] for name in classes], windows, levels)
     return xr.Dataset(
         {name: (dims, data, _described(name)) for name, (dims, data) in values.items()},
-        coords=coords,
+        coords=_coordinates(windows, levels, list(alive_of_pools or ()), classes),
         attrs={"window_s": windows.width_s, "seeds": windows.seeds},
     )
+
+
+def _coordinates(
+    windows: _Windows, levels: Sequence[float], pools: Sequence[str], classes: Sequence[str]
+) -> dict[str, Any]:
+    """``time`` and ``quantile``; ``pool`` and ``class`` where a run has several."""
+    begins = f"beginning of a window of {windows.width_s:g} s"
+    coords: dict[str, Any] = {
+        "time": ("time", windows.edges[:-1], {"units": "s", "description": begins}),
+        "quantile": ("quantile", np.asarray(levels, dtype=np.float64), {"units": "1"}),
+    }
+    if pools:
+        coords["pool"] = ("pool", np.array(pools), {"units": "1", "description": "pool of replicas"})
+    if classes:
+        coords["class"] = ("class", np.array(classes), {"units": "1", "description": "class of requests"})
+    return coords
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,8 @@ class _Windows:
 
 def _runs(requests: pd.DataFrame, spans: Sequence[np.ndarray]) -> np.ndarray:
     """Of each seed from when until when its run is on, (seed, 2), by the ``spans`` in which its replicas are there."""
-    begins, ends = (np.array([get(one[:, at]) for one in spans]) for get, at in ((np.min, 0), (np.max, 1)))
+    begins = np.array([of_seed[:, 0].min() for of_seed in spans])
+    ends = np.array([of_seed[:, 1].max() for of_seed in spans])
     if "lost" in requests:
         # A run ends with all replicas down where its last requests are lost with them.
         lost_s = requests["last_token_s"].where(requests["lost"]).groupby(requests["seed"], sort=False).max()
@@ -169,7 +175,7 @@ def _windows_of(requests: pd.DataFrame, width_s: float) -> _Windows:
 
 
 def _flows(requests: pd.DataFrame, windows: _Windows) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
-    """Who came and went, what was handed out, and how many were there."""
+    """Rates of arrivals, completions, output tokens, refusals and losses, and the requests in the system, by window."""
     arrivals, ends = (requests[name].to_numpy(np.float64) for name in ("arrival_s", "last_token_s"))
     came, went = requests["window"].to_numpy(), windows.of(ends)
     # Who was refused goes at once, who is lost with its replica; neither has tokens, nor is completed.
@@ -188,7 +194,7 @@ def _flows(requests: pd.DataFrame, windows: _Windows) -> dict[str, tuple[tuple[s
 
 
 def _unanswered(requests: pd.DataFrame) -> np.ndarray:
-    """Who was refused, or lost, (request,)."""
+    """Which requests were refused or lost, (request,)."""
     some = [requests[name].to_numpy(bool) for name in ("refused", "lost") if name in requests]
     return np.logical_or.reduce(some) if some else np.zeros(len(requests), dtype=bool)
 

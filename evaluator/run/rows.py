@@ -45,7 +45,7 @@ class SweepTask:
 
 @dataclass(frozen=True)
 class RunContext:
-    """Where a sweep keeps what is finished, whom it tells how far it is, and the cluster that computes it."""
+    """Where a sweep keeps finished chunks and reports progress, and the cluster that computes it; None: without."""
 
     checkpoint: Checkpoint | None
     progress: ProgressReport | None

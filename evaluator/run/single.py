@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -107,12 +107,18 @@ def simulate(
     table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
     if progress is not None:
         progress.advance(len(table))
+    return Simulation(table, summary, None if rows is None else rows.table(), **_presence(outcomes))
+
+
+def _presence(outcomes: Outcomes) -> dict[str, Any]:
+    """When replicas were there and served, as the fields ``alive``, ``alive_of_pools`` and ``up`` of a simulation."""
     of_pools = _alive(outcomes)
-    there = tuple(np.concatenate(spans) for spans in zip(*of_pools.values(), strict=True))
-    several = of_pools if len(of_pools) > 1 else {}
     failing = [use.up[0] for use in outcomes.stations if use.up is not None]  # one pool at the most
-    up = tuple(spans for of_seeds in failing for spans in of_seeds if spans is not None)
-    return Simulation(table, summary, None if rows is None else rows.table(), there, several, up)
+    return {
+        "alive": tuple(np.concatenate(spans) for spans in zip(*of_pools.values(), strict=True)),
+        "alive_of_pools": of_pools if len(of_pools) > 1 else {},
+        "up": tuple(spans for of_seeds in failing for spans in of_seeds if spans is not None),
+    }
 
 
 def _alive(outcomes: Outcomes) -> dict[str, tuple[np.ndarray, ...]]:

@@ -73,7 +73,7 @@ _manager = Reader(_registered_manager, lambda: {"type": "string"})
 
 PRIORITY, SHORTEST_FIRST = "priority", "shortest_first"  # of ``packing``
 BY_PRIORITY = (PRIORITY, SHORTEST_FIRST)
-"""Those by which a request has a number that says when it goes, and in a shortage who gives way."""
+"""Packings that rank requests by a number: it decides which is admitted next and, short of KV, which is preempted."""
 AT_ONCE, QUEUED, ASYNCHRONOUS = "at_once", "queued", "asynchronous"
 PLANNINGS = (AT_ONCE, QUEUED, ASYNCHRONOUS)
 """When a scheduler plans the next batch."""

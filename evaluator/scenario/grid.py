@@ -113,10 +113,10 @@ def size(scenario: Scenario) -> int:
     return prod(len(axis.values) for axis in scenario.sweep) if rows is None else len(rows)
 
 
-def kept_rows(scenario: Scenario, told: bool = False) -> np.ndarray | None:
+def kept_rows(scenario: Scenario, warns: bool = False) -> np.ndarray | None:
     """The rows of the product of the axes that fulfil all conditions, ascending; None where there are no conditions.
 
-    ``told``: a warning says where a condition divides by zero, since a comparison with what has no value is false.
+    ``warns``: a warning says where a condition divides by zero, since a comparison with what has no value is false.
     Errors: InputError for a condition that is none, and where no point is left.
     """
     if not scenario.where:
@@ -129,7 +129,7 @@ def kept_rows(scenario: Scenario, told: bool = False) -> np.ndarray | None:
     conditions = {condition: fulfilled(condition, values, place) for condition in scenario.where}
     holds = reduce(np.logical_and, [held for held, _ in conditions.values()])
     shape = tuple(len(axis.values) for axis in axes)
-    if told:
+    if warns:
         for condition, (held, undefined) in conditions.items():
             if undefined.any():
                 warnings.warn(f"{place}: {_undefined(condition, held, undefined, axes)}", InputWarning, stacklevel=2)

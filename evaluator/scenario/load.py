@@ -143,7 +143,7 @@ def _read(tree: Mapping[str, Any], place: Place, path: Path | None, overrides: S
         demand=top["demand"],
         path=None if path is None else str(path),
     )
-    kept_rows(scenario, told=True)  # now: nobody should meet errors of conditions in the middle of a sweep
+    kept_rows(scenario, warns=True)  # now: nobody should meet errors of conditions in the middle of a sweep
     return scenario
 
 

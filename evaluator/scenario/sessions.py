@@ -138,7 +138,8 @@ class Sessions:
 
     @property
     def mean_turns(self) -> float:
-        """Of a session: of a task the calls of all its agents, of whom those who start others make at least two."""
+        """Mean requests of a session. Those of a task are the calls of all its agents, of which one that starts others
+        makes at least two."""
         agents, turns = self.agents, _mean_of(self.turns)
         if agents is None:
             return turns

@@ -35,7 +35,7 @@ _MOONCAKE = {"timestamp": "arrival_s", "input_length": "prompt_tokens", "output_
 CONTENT = ("session", "hash_ids")
 """Columns that say what prompts share: sessions, and hashes of blocks."""
 _WAITS = ("wait_for", "wait_s")
-"""As ``_in_order_of_waits`` has them; columns of that name in other files are somebody else's, and not read."""
+"""Columns that ``_in_order_of_waits`` adds. In a file they would mean something else, and are not read."""
 WORDS = (*NAMES, *CONTENT)
 
 Columns = tuple[dict[str, np.ndarray], dict[str, Sequence[Any]], tuple[str, ...]]

@@ -191,7 +191,7 @@ class Workload:
 
     @property
     def draws_turns(self) -> bool:
-        """Whether it is known who sends what after what: turns of sessions, users who think, or tasks of a trace."""
+        """Whether requests follow one another by a user: turns of sessions, users who think, or tasks of a trace."""
         thinks = self.arrivals.process == "closed_loop" and self.sessions.mean_think_s > 0
         return self.sessions.continued or thinks or self.traced_tasks
 

@@ -165,7 +165,7 @@ def _filled(ladder: list[Configuration]) -> list[Configuration]:
 
 
 def _free_pools(scenario: Scenario) -> list[str]:
-    """The pools that answer whose replicas nobody says: a budget is filled by all their combinations."""
+    """The answering pools whose replicas the scenario leaves open: a budget is filled by all combinations of theirs."""
     pools = scenario.deployment.pools or {}
     swept = {path for axis in scenario.sweep for path in _paths(axis)}
     if "deployment.pools" in swept or REPLICAS in swept:

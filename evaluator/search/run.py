@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,9 +83,8 @@ def optimize(
     with followed(progress, 0, "trials", requests) as watched:
         if scenario.demand.rate_rps is None:
             configurations, values = _by_goodput(designs, levels, bracket, watched)
-            designs = replace(
-                designs, note="; ".join(filter(None, [designs.note, _lengthened(designs, configurations)]))
-            )
+            notes = filter(None, [designs.note, _lengthened(designs, configurations)])
+            designs = replace(designs, note="; ".join(notes))
         else:
             configurations, values = _by_replicas(designs, levels, scenario.demand.rate_rps, watched)
     dataset = _dataset(scenario, designs, configurations, values, levels, bracket).assign_attrs(ranked_by=rank_by)
@@ -118,28 +117,19 @@ def _by_goodput(
 ) -> tuple[list[Configuration], Values]:
     configurations = [ladder[0] for ladder in designs.ladders]
     able = np.array([position for position, configuration in enumerate(configurations) if configuration.status == OK])
-    limits = goodput(designs.plan, [configurations[position] for position in able], levels, bracket, progress)
+    ladders = [[configurations[position]] for position in able]
+    limits = goodput(designs.plan, [ladder[0] for ladder in ladders], levels, bracket, progress)
     workload = designs.plan.scenario.workload
     stated = not isinstance(workload.requests, Auto)
-
-    def again_wanted() -> np.ndarray:
-        return limits.open_ended if stated else limits.undecided
-
-    def undecided() -> np.ndarray:
-        return _configs([configurations[position]] for position in able[again_wanted()])
-
     # A stated number of requests is kept, but where it is too small to tell any rate: such designs would be ranked by
     # what a burst makes of them, the fastest behind the slowest. A trace has no more requests than it has.
     most = MOST_AUTO if stated and "trace" not in (workload.arrivals.process, workload.lengths.source) else 0
-    # Each plan has more requests than the one before and only the designs that are undecided: those that are
-    # clear stay at their short runs.
-    for longer in longer_plans(designs.plan, undecided, most):
-        wanted = again_wanted()
-        ladders = _able(longer, [[configurations[position]] for position in able[wanted]])
-        ready = np.array([bool(ladder) for ladder in ladders], dtype=bool)  # more requests, longer ones
-        if not ready.any():
-            break
-        rows, again = wanted[ready], [configuration for ladder in ladders for configuration in ladder]
+
+    def undecided() -> np.ndarray:
+        return limits.open_ended if stated else limits.undecided
+
+    for longer, rows, of_rows in _in_longer_runs(designs.plan, ladders, undecided, most):
+        again = [ladder[0] for ladder in of_rows]
         # The search begins at what the shorter runs found, from which it needs a few trials.
         more = goodput(longer, again, levels, bracket, progress, limits.rate_rps[rows], limits.trials)
         limits = limits.replaced(rows, more)
@@ -175,40 +165,49 @@ def _by_replicas(
 ) -> tuple[list[Configuration], Values]:
     ladders = [[configuration for configuration in ladder if configuration.status == OK] for ladder in designs.ladders]
     able = np.array([position for position, ladder in enumerate(ladders) if ladder])
-    fewest = fewest_replicas(designs.plan, [ladders[position] for position in able], rate_rps, levels, progress)
+    ladders = [ladders[position] for position in able]
+    fewest = fewest_replicas(designs.plan, ladders, rate_rps, levels, progress)
 
     def undecided() -> np.ndarray:
-        return _configs(ladders[position] for position in able[fewest.undecided])
+        return fewest.undecided
 
     # Without the limit of the goodput's search: of a rate that is asked for a stated number of requests is kept.
-    for longer in longer_plans(designs.plan, undecided):
-        wanted = fewest.undecided
-        again = _able(longer, [ladders[position] for position in able[wanted]])
-        ready = np.array([bool(ladder) for ladder in again], dtype=bool)  # more requests, longer ones
-        if not ready.any():
-            break
-        again = [ladder for ladder in again if ladder]
+    for longer, rows, again in _in_longer_runs(designs.plan, ladders, undecided):
         more = fewest_replicas(longer, again, rate_rps, levels, progress, fewest.trials)
-        fewest = fewest.replaced(wanted[ready], more)
+        fewest = fewest.replaced(rows, more)
     configurations = [ladder[0] for ladder in designs.ladders]
     for position, configuration in zip(able, fewest.configurations, strict=True):
         configurations[position] = configuration
     return configurations, _spread(fewest.reported.values | {"search_status": fewest.status}, able, configurations)
 
 
-def _configs(ladders: Iterable[list[Configuration]]) -> np.ndarray:
-    """The numbers of all configurations of some ladders, in their order."""
-    return np.array([configuration.config for ladder in ladders for configuration in ladder], dtype=np.int64)
+def _in_longer_runs(
+    first: Plan, ladders: Sequence[list[Configuration]], undecided: Callable[[], np.ndarray], most: int = 0
+) -> Iterator[tuple[Plan, np.ndarray, list[list[Configuration]]]]:
+    """Plans with ever more requests, each with the ladders that are still undecided: their rows, and as the plan has
+    them.
 
+    Ladders that are clear stay at their short runs. ``undecided`` says at every step which rows are not, (row,) of int;
+    ``most`` as of ``longer_plans``.
+    """
 
-def _able(longer: Plan, ladders: Sequence[list[Configuration]]) -> list[list[Configuration]]:
-    """The configurations of some ladders that can run the requests of a longer plan, as it has them."""
-    able = {
-        configuration.config: configuration for configuration in longer.configurations if configuration.status == OK
-    }
-    return [
-        [able[configuration.config] for configuration in ladder if configuration.config in able] for ladder in ladders
-    ]
+    def configs() -> np.ndarray:
+        rows = undecided().tolist()
+        return np.array([configuration.config for row in rows for configuration in ladders[row]], dtype=np.int64)
+
+    for longer in longer_plans(first, configs, most):
+        # More requests have longer ones among them, which not every design can run.
+        able = {
+            configuration.config: configuration for configuration in longer.configurations if configuration.status == OK
+        }
+        of_rows = {
+            row: [able[configuration.config] for configuration in ladders[row] if configuration.config in able]
+            for row in undecided().tolist()
+        }
+        rows = [row for row, ladder in of_rows.items() if ladder]
+        if not rows:
+            return
+        yield longer, np.array(rows), [of_rows[row] for row in rows]
 
 
 def _spread(of_able: Values, able: np.ndarray, configurations: Sequence[Configuration]) -> Values:
@@ -238,17 +237,7 @@ def _dataset(
     values |= known_of(configurations)
     # A design is known by its row of the product, which stays its name where conditions leave rows out.
     values["config"] = whole.grid.numbers(values["config"])
-    # Of replicas that come and go those count that were there, as in the cost of a token.
-    gone = [_gone(design, values, row, whole.pool_names) for row, design in enumerate(configurations)]
-    whole_price = [np.nan if design.usd_per_hour is None else design.usd_per_hour for design in configurations]
-    price = np.array(whole_price) - [usd_per_hour for _, usd_per_hour in gone]
-    values["usd_per_hour"] = price
-    # Not of a search for the fewest replicas, whose rate was given.
-    if "goodput_rps" in values:
-        there = np.array([design.accelerators for design in configurations]) - [devices for devices, _ in gone]
-        values["goodput_rps_per_gpu"] = values["goodput_rps"] / there
-        with np.errstate(divide="ignore", invalid="ignore"):
-            values["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * values["goodput_rps"] / price, np.nan)
+    values |= _per_device_and_price(configurations, values, whole.pool_names)
     values["pool_layout"] = np.array([layout_of(configuration) for configuration in configurations])
     with np.errstate(divide="ignore"):
         values["tok_per_joule"] = 1.0 / values["joule_per_tok"]
@@ -269,6 +258,23 @@ def _dataset(
         classes=whole.class_names,
         pools=whole.pool_names,
     )
+
+
+def _per_device_and_price(configurations: Sequence[Configuration], values: Values, pool_names: Sequence[str]) -> Values:
+    """usd_per_hour and, of a search for the highest rate, the goodput per device and per USD, (design,)."""
+    # Of replicas that come and go those count that were there, as in the cost of a token.
+    gone = [_gone(design, values, row, pool_names) for row, design in enumerate(configurations)]
+    whole_price = [np.nan if design.usd_per_hour is None else design.usd_per_hour for design in configurations]
+    price = np.array(whole_price) - [usd_per_hour for _, usd_per_hour in gone]
+    figures: Values = {"usd_per_hour": price}
+    # Not of a search for the fewest replicas, whose rate was given.
+    if "goodput_rps" in values:
+        goodput_rps = values["goodput_rps"]
+        devices = np.array([design.accelerators for design in configurations]) - [devices for devices, _ in gone]
+        figures["goodput_rps_per_gpu"] = goodput_rps / devices
+        with np.errstate(divide="ignore", invalid="ignore"):
+            figures["goodput_per_usd"] = np.where(price > 0.0, SECONDS_PER_HOUR * goodput_rps / price, np.nan)
+    return figures
 
 
 def _gone(design: Configuration, values: Values, row: int, pool_names: Sequence[str]) -> tuple[float, float]:

@@ -99,9 +99,9 @@ def _request_classes(
     numbers = np.full_like(chain_result.request_class, -1)
     for position, configuration in enumerate(configurations):
         # Points of a sweep may have classes of their own, which share the columns.
-        own = np.array([class_names.index(name) for name in configuration.workload.class_names], dtype=np.int64)
-        if own.size:
-            numbers[position] = own[chain_result.request_class[position]]
+        of_workload = np.array([class_names.index(name) for name in configuration.workload.class_names], dtype=np.int64)
+        if of_workload.size:
+            numbers[position] = of_workload[chain_result.request_class[position]]
     return numbers
 
 
@@ -247,8 +247,8 @@ def _concurrency(configurations: Sequence[Configuration], times: RequestTimes) -
         in_system = np.mean((times.last_token_s - times.arrival_s).sum(axis=-1) / span_s, axis=-1)
     firsts = [configuration.stations[0] for configuration in configurations]
     most = [station.design.spec.max_num_seqs * station.design.spec.parallel.data for station in firsts]
-    each = np.minimum(in_system / [station.deployment.replicas for station in firsts], most)
-    return np.where([configuration.status == OK for configuration in configurations], each, np.nan)
+    at_once = np.minimum(in_system / [station.deployment.replicas for station in firsts], most)
+    return np.where([configuration.status == OK for configuration in configurations], at_once, np.nan)
 
 
 def _served_load(

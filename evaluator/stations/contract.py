@@ -73,7 +73,7 @@ class Station:
 
 @dataclass(frozen=True, eq=False)
 class StationVisit:
-    """One station of the way: who came there, when they left, and what was used."""
+    """One visit to a station: the jobs that came, their times, and what they used of its devices."""
 
     station: Station
     jobs: ChunkJobs

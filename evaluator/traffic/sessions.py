@@ -208,14 +208,14 @@ def _calls_of_agents(arrivals: Arrivals, sessions: Sessions, seed: int, count: i
         steps = calls.steps()
         longest = np.zeros(task[-1] + 1, dtype=np.int64)
         np.maximum.at(longest, task, steps + 1)
-        by = _begins(longest, arrivals.users)[task] + steps
+        made_at = _begins(longest, arrivals.users)[task] + steps
     else:
         starts = session_starts(arrivals, sessions, seed, int(task[-1]) + 1)
         for number in range(len(calls)):
             ready = (sent_s[parent] for parent in calls.parents(number))
             sent_s[number] = max(ready, default=starts[task[number]]) + think_s[number]
-        by = sent_s
-    order = np.lexsort((place, by[:count]))
+        made_at = sent_s
+    order = np.lexsort((place, made_at[:count]))
     row = np.empty(count, dtype=np.int64)
     row[order] = place
     joins = [row[calls.joins[number]] for number in order.tolist()]

@@ -30,6 +30,16 @@ def poisson(rate: float, count: int, seeds: int) -> list[list[Jobs]]:
     return [[jobs(np.cumsum(rng.exponential(1 / rate, count))) for _ in range(seeds)]]
 
 
+def on_s(edges_s: np.ndarray, spans: Sequence[np.ndarray]) -> np.ndarray:
+    """Seconds of each window in which a run is on, (window,), in the mean over its seeds.
+
+    Windows count what is there for that part of the first and the last of them. ``edges_s`` (window + 1,); ``spans`` of
+    each seed: from when until when its replicas are there, (replica, 2).
+    """
+    runs = [np.clip(edges_s, of_seed[:, 0].min(), of_seed[:, 1].max()) for of_seed in spans]
+    return np.mean([np.diff(run) for run in runs], axis=0)
+
+
 def shuffled(one: Jobs, seed: int = 0) -> Jobs:
     """The same jobs in another order."""
     at = np.random.default_rng(seed).permutation(len(one))

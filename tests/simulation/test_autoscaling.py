@@ -12,6 +12,7 @@ from evaluator.plan import plan
 from evaluator.reference.serve.pool import scaling_of
 from evaluator.scenario import load_scenario
 from evaluator.simulation import simulate_configurations
+from tests.simulation.build import on_s
 from tests.thorough import THOROUGH
 
 # Short runs go to the reference; the program is held to it where that is what is tested.
@@ -68,10 +69,8 @@ def test_replicas_over_time_follow_the_load(run):
     ds = run.over_time("10s")
     assert ds.replicas.min() >= 0 and ds.replicas.max() <= 6
     whole = sum((span[:, 1] - span[:, 0]).sum() for span in run.alive) / len(run.alive)
-    # The first window and the last one count for the part of them in which the run is on.
-    edges = np.append(ds["time"], np.inf)
-    on_s = [np.diff(np.clip(edges, span[:, 0].min(), span[:, 1].max())) for span in run.alive]
-    assert (ds.replicas * np.mean(on_s, axis=0)).sum().item() == pytest.approx(whole)
+    weights_s = on_s(np.append(ds["time"], np.inf), run.alive)
+    assert (ds.replicas * weights_s).sum().item() == pytest.approx(whole)
     busy = ds.arrivals_rps > ds.arrivals_rps.mean()
     assert ds.replicas[busy].mean() > 1.3 * ds.replicas[~busy][:8].mean()
 

@@ -8,6 +8,7 @@ import pytest
 import evaluator
 from evaluator.plan import plan
 from evaluator.scenario import load_scenario
+from tests.simulation.build import on_s
 
 pytestmark = pytest.mark.usefixtures("as_users_run")
 
@@ -84,10 +85,8 @@ def test_windows_tell_who_is_lost_and_how_many_serve(lost):
     assert parts.item() == pytest.approx(windows.arrivals_rps.sum().item())
     assert windows.replicas_up.max() <= 3 and windows.replicas_up.min() < 2.5 and "replicas" not in windows
     whole = np.mean([(spans[:, 1] - spans[:, 0]).sum() for spans in lost.up])
-    # The first window and the last one count for the part of them in which the run is on.
-    edges = np.append(windows["time"], np.inf)
-    on_s = [np.diff(np.clip(edges, spans[:, 0].min(), spans[:, 1].max())) for spans in lost.up]
-    assert (windows.replicas_up * np.mean(on_s, axis=0)).sum().item() == pytest.approx(whole)
+    weights_s = on_s(np.append(windows["time"], np.inf), lost.up)
+    assert (windows.replicas_up * weights_s).sum().item() == pytest.approx(whole)
 
 
 def test_who_is_sent_again_waits_longer_and_is_answered(resent):

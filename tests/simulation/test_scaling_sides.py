@@ -14,6 +14,7 @@ from evaluator.plan.scaling import scaling_target
 from evaluator.reference.stations.fleet import DeviceBudget
 from evaluator.scenario import load_scenario
 from evaluator.simulation import simulate_configurations
+from tests.simulation.build import on_s
 from tests.thorough import THOROUGH
 
 WAVES = {"process": "varying", "rate_rps": 30, "period_s": "40s", "profile": [["0s", 1], ["20s", 9]]}
@@ -88,12 +89,11 @@ def test_what_is_told_of_each_pool_sums_up_to_the_whole():
     assert ds.pool_replicas_mean.sum().item() == pytest.approx(ds.replicas_mean.item())
     assert ds.pool_device_hours.sum().item() == pytest.approx(ds.device_hours.item())
     np.testing.assert_allclose(windows.pool_replicas.sum("pool"), windows.replicas)
-    # Windows are means over the part in which the run is on: as long as the four prefill replicas are there.
-    first_s, width_s = run.requests["arrival_s"].min(), windows.attrs["window_s"]
+    # The run is on as long as the four prefill replicas are there.
+    first_s = run.requests["arrival_s"].min()
     end_s = first_s + ds.pool_device_hours.sel(pool="p").item() * 3600 / 4
-    starts_s = windows.time.values
-    on_s = np.minimum(starts_s + width_s, end_s) - np.maximum(starts_s, first_s)
-    held = (windows.pool_replicas.sel(pool="d").values * on_s).sum() / 3600
+    weights_s = on_s(np.append(windows["time"], np.inf), [np.array([[first_s, end_s]])])
+    held = (windows.pool_replicas.sel(pool="d").values * weights_s).sum() / 3600
     assert held == pytest.approx(ds.pool_device_hours.sel(pool="d").item())
     assert 1 < ds.pool_replicas_mean.sel(pool="d") < 4
     paid = ds.replicas_mean.item() * 2.0 / 3600 * 1e6 / ds.output_tok_per_s.item()

@@ -18,9 +18,9 @@ class IterationRows:
     batch: BatchStatistics
     time_s: np.ndarray
 
-    def take(self, at: np.ndarray) -> IterationRows:
+    def take(self, rows: np.ndarray) -> IterationRows:
         """Some of the rows."""
-        return IterationRows(BatchStatistics(*(np.asarray(values)[at] for values in self.batch)), self.time_s[at])
+        return IterationRows(BatchStatistics(*(np.asarray(values)[rows] for values in self.batch)), self.time_s[rows])
 
     def quantities(self, phase: str) -> dict[str, np.ndarray]:
         """The values on the axes of the phase, by name."""

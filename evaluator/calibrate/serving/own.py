@@ -136,7 +136,9 @@ class _OwnProblem:
         self.sigma *= 1.0 if self.base.provenance == "calibrated" else 2.0
         sheet = load_calibration("datasheet", "any")
         self.linear = np.array([parameter.name in HOST_TIMES for parameter in self.parameters])
-        self.sigma[self.linear] = [getattr(sheet, one.name) for one in self.parameters if one.name in HOST_TIMES]
+        self.sigma[self.linear] = [
+            getattr(sheet, parameter.name) for parameter in self.parameters if parameter.name in HOST_TIMES
+        ]
         self.simulations = 0
         # Simulations are kept by run and set: the fit and the fits without a load ask for the same ones again.
         self._files: dict[bytes, str] = {}
@@ -223,7 +225,7 @@ class _OwnProblem:
 
     def rows_of(self, numbers: Sequence[int]) -> np.ndarray:
         """Which residuals are of these runs, as a mask over those of all."""
-        return np.concatenate([np.full(len(run.figures), at in numbers) for at, run in enumerate(self.runs)])
+        return np.concatenate([np.full(len(run.figures), number in numbers) for number, run in enumerate(self.runs)])
 
 
 def fit_own(
@@ -242,63 +244,60 @@ def fit_own(
     problem = _OwnProblem(runs, built, folder, progress)
     every = range(len(runs))
     base = [problem.predicted(number, None) for number in every]
-    at, jacobian = _first_fit(problem)
-    covariance, spread = _covariance(problem.residuals(every, at), jacobian)
+    deviations, jacobian = _first_fit(problem)
+    covariance, spread = _covariance(problem.residuals(every, deviations), jacobian)
     # In deviations of the prior, whose variance is 1: the variance that is left is the share.
     prior_share = np.minimum(1.0, np.diag(covariance))
     free = prior_share <= HELD
     # What the runs do not tell goes back to the prior, and what they tell is found again beside it.
-    at = _solve(problem, every, np.where(free, at, 0.0), free, jacobian)
-    fitted = [problem.predicted(number, at) for number in every]
+    deviations = _solve(problem, every, np.where(free, deviations, 0.0), free, jacobian)
+    fitted = [problem.predicted(number, deviations) for number in every]
     loads = [problem.load(number) for number in every]
-    held_out = _left_out(problem, at, free, jacobian)
+    held_out = _left_out(problem, deviations, free, jacobian)
     figures = tuple(
-        OwnFigure(
-            run.measured.label, run.load, loads[number].concurrency, metric, measured,
-            base[number][metric], fitted[number][metric], held_out[number][metric],
-        )
-        for number, run in enumerate(runs)
+        OwnFigure(run.measured.label, run.load, load.concurrency, metric, measured, *(by[metric] for by in predictions))
+        for run, load, *predictions in zip(runs, loads, base, fitted, held_out, strict=True)
         for metric, measured in run.judged.items()
-        if metric in fitted[number]
-    )  # fmt: skip
-    own = OwnServer(
+        if metric in predictions[1]
+    )
+    server = OwnServer(
         tuple(served_design(built).items()), tuple(loads), _errors(figures), _spacing(runs, loads), _otherwise(built),
         release=runs[0].scenario.deployment.engine_version,
     )  # fmt: skip
     set_ = replace(
-        problem.calibration(at), name=name, hardware=built.hardware.name, provenance="calibrated",
-        engine=built.spec.engine, own_server=own, fit={},
+        problem.calibration(deviations), name=name, hardware=built.hardware.name, provenance="calibrated",
+        engine=built.spec.engine, own_server=server, fit={},
     )  # fmt: skip
-    parameters = _parameters(problem, at, prior_share, free)
+    parameters = _parameters(problem, deviations, prior_share, free)
     # What the runs add to the priors' identity: an eigenvalue above 1 is a direction of which they say more than the
     # prior.
     information = np.linalg.eigvalsh(np.linalg.inv(covariance) - np.eye(len(free)))
     alike, directions = _alike(covariance, free, parameters), int((information > 1.0).sum())
     return OwnFit(
-        problem.base, problem.begin, set_, own, parameters, alike, directions, figures,
+        problem.base, problem.begin, set_, server, parameters, alike, directions, figures,
         tuple(dict.fromkeys(run.load for run in runs)), spread, problem.simulations,
     )  # fmt: skip
 
 
 def _left_out(
-    problem: _OwnProblem, at: np.ndarray, free: np.ndarray, jacobian: np.ndarray
-) -> dict[int, dict[str, float]]:
-    """The figures of every run, by its number, as a fit predicts them that has not seen any run of its load."""
+    problem: _OwnProblem, deviations: np.ndarray, free: np.ndarray, jacobian: np.ndarray
+) -> list[dict[str, float]]:
+    """The figures of every run as a fit predicts them that has not seen any run of its load."""
     runs, figures = problem.runs, dict[int, dict[str, float]]()
     for load in dict.fromkeys(run.load for run in runs):
         aside = [number for number, run in enumerate(runs) if run.load == load]
         others = [number for number in range(len(runs)) if number not in aside]
         # The derivatives of all runs serve: they change little from a fit to the next, and the solution does not depend
         # on them but on the residuals.
-        of_others = _solve(problem, others, at, free, jacobian[problem.rows_of(others)])
+        of_others = _solve(problem, others, deviations, free, jacobian[problem.rows_of(others)])
         figures |= {number: problem.predicted(number, of_others) for number in aside}
-    return figures
+    return [figures[number] for number in range(len(runs))]
 
 
 def _parameters(
-    problem: _OwnProblem, at: np.ndarray, prior_share: np.ndarray, free: np.ndarray
+    problem: _OwnProblem, deviations: np.ndarray, prior_share: np.ndarray, free: np.ndarray
 ) -> tuple[OwnParameter, ...]:
-    values = problem.values(at)
+    values = problem.values(deviations)
     # Relative, also of times whose deviation is in seconds.
     figure = np.where(problem.linear, np.maximum(list(values.values()), 1e-12), 1.0)
     deviation = problem.sigma * np.sqrt(prior_share) / figure
@@ -312,7 +311,7 @@ def _parameters(
 
 
 def expected_simulations(runs: int, loads: int) -> int:
-    """About so many simulations a fit takes, for who waits: some steps, each with all derivatives, and the loads."""
+    """About how many simulations a fit takes, for the progress bar: some steps with all derivatives, and the loads."""
     return runs * (1 + 4 * len(OWN_PARAMETERS) + 3 * loads)
 
 
@@ -372,20 +371,20 @@ def _load(requests: pd.DataFrame) -> ServedLoad:
 
 def _first_fit(problem: _OwnProblem) -> tuple[np.ndarray, np.ndarray]:
     """The deviations that fit all runs, and the derivatives near there."""
-    every, at = range(len(problem.runs)), np.zeros(len(problem.parameters))
-    jacobian = problem.jacobian(every, at, np.ones(len(at), dtype=bool))
+    every, deviations = range(len(problem.runs)), np.zeros(len(problem.parameters))
+    jacobian = problem.jacobian(every, deviations, np.ones(len(deviations), dtype=bool))
     # Most simulations are for derivatives: those of parameters that change nothing here are not taken again.
     telling = np.abs(jacobian).max(axis=0) > _TELLING
     for _ in range(_REFRESHED if telling.any() else 0):
-        before, at = at, _solve(problem, every, at, telling, jacobian)
-        if np.abs(at - before).max() < _NEAR:
+        before, deviations = deviations, _solve(problem, every, deviations, telling, jacobian)
+        if np.abs(deviations - before).max() < _NEAR:
             break
-        jacobian[:, telling] = problem.jacobian(every, at, telling)
-    return at, jacobian
+        jacobian[:, telling] = problem.jacobian(every, deviations, telling)
+    return deviations, jacobian
 
 
 def _solve(
-    problem: _OwnProblem, numbers: Sequence[int], at: np.ndarray, free: np.ndarray, jacobian: np.ndarray
+    problem: _OwnProblem, numbers: Sequence[int], deviations: np.ndarray, free: np.ndarray, jacobian: np.ndarray
 ) -> np.ndarray:
     """The deviations with the least loss of these runs and the priors, from ``at``; only those that are ``free`` move.
 
@@ -397,30 +396,30 @@ def _solve(
         robust = 2.0 * _SCALE**2 * (np.sqrt(1.0 + (residuals / _SCALE) ** 2) - 1.0)
         return float(robust.sum() + (deviations**2).sum())
 
-    residuals = problem.residuals(numbers, at)
+    residuals = problem.residuals(numbers, deviations)
     rows = jacobian[:, free]
     for _ in range(_STEPS):
         weight = _weights(residuals)[:, None]
         # Gauss-Newton with weights (iteratively reweighted least squares); the priors are unit rows, hence `+ at` and
         # `+ eye`.
-        gradient = rows.T @ (weight[:, 0] * residuals) + at[free]
-        step = np.zeros(len(at))
+        gradient = rows.T @ (weight[:, 0] * residuals) + deviations[free]
+        step = np.zeros(len(deviations))
         step[free] = -np.linalg.solve(rows.T @ (weight * rows) + np.eye(int(free.sum())), gradient)
         step *= min(1.0, _FARTHEST / max(np.abs(step).max(initial=0.0), 1e-12))
-        before = loss(residuals, at)
+        before = loss(residuals, deviations)
         # Halved until it helps: near a kink of the simulation, as where a batch fits or not, a whole one may not.
         for _ in range(4):
-            tried = problem.residuals(numbers, at + step)
-            if loss(tried, at + step) <= before:
+            tried = problem.residuals(numbers, deviations + step)
+            if loss(tried, deviations + step) <= before:
                 break
             step /= 2.0
         else:
             # Four halvings without a gain: the residuals are as low as this linear model can make them.
-            return at
-        at, residuals = at + step, tried
+            return deviations
+        deviations, residuals = deviations + step, tried
         if np.abs(step).max(initial=0.0) < _DONE:
             break
-    return at
+    return deviations
 
 
 def _weights(residuals: np.ndarray) -> np.ndarray:
@@ -450,10 +449,10 @@ def _alike(
     deviation = np.sqrt(np.diag(covariance))
     correlation = covariance / np.outer(deviation, deviation)
     pairs = [
-        (parameters[one].name, parameters[other].name, float(correlation[one, other]))
-        for one in range(len(free))
-        for other in range(one + 1, len(free))
-        if free[one] and free[other] and abs(correlation[one, other]) >= ALIKE
+        (parameters[first].name, parameters[second].name, float(correlation[first, second]))
+        for first in range(len(free))
+        for second in range(first + 1, len(free))
+        if free[first] and free[second] and abs(correlation[first, second]) >= ALIKE
     ]
     return tuple(sorted(pairs, key=lambda pair: -abs(pair[2])))
 
@@ -461,8 +460,8 @@ def _alike(
 def _spacing(runs: Sequence[OwnRun], loads: Sequence[ServedLoad]) -> float:
     """How far the loads that were left out were from the next one, the median."""
     distances = [
-        load.distance([other for at, other in enumerate(loads) if runs[at].load != runs[number].load])
-        for number, load in enumerate(loads)
+        load.distance([other for other, of_other in zip(loads, runs, strict=True) if of_other.load != run.load])
+        for load, run in zip(loads, runs, strict=True)
     ]
     return float(f"{max(float(np.median(distances)), math.log(SAME_LOAD)):.6g}")
 
@@ -494,7 +493,7 @@ def summary(figures: Sequence[OwnFigure]) -> list[OwnErrors]:
     for metric in dict.fromkeys(figure.metric for figure in figures):
         of_metric = [figure for figure in figures if figure.metric == metric]
         base, fitted, held_out = (
-            100.0 * float(np.mean([abs(getattr(one, by) / one.measured - 1.0) for one in of_metric]))
+            100.0 * float(np.mean([abs(getattr(figure, by) / figure.measured - 1.0) for figure in of_metric]))
             for by in ("base", "fitted", "held_out")
         )
         rows.append(OwnErrors(metric, len(of_metric), base, fitted, held_out))

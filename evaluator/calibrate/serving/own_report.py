@@ -38,7 +38,7 @@ def set_text(fitted: OwnFit) -> str:
             for parameter in fitted_here
         },
         "held_at_prior": [parameter.name for parameter in fitted.parameters if parameter.held],
-        "not_told_apart": [[one, other, correlation] for one, other, correlation in fitted.alike],
+        "not_told_apart": [[first, second, correlation] for first, second, correlation in fitted.alike],
         "errors": [vars(row) for row in summary(fitted.figures)],
     }
     header = (
@@ -74,8 +74,8 @@ def described(fitted: OwnFit) -> str:
     if held:
         lines.append(f"held at the base set, as the runs say next to nothing of them: {', '.join(held)}")
     lines += [
-        f"not told apart (correlation {correlation:+.2f}): {one} and {other}; each with its prior"
-        for one, other, correlation in fitted.alike
+        f"not told apart (correlation {correlation:+.2f}): {first} and {second}; each with its prior"
+        for first, second, correlation in fitted.alike
     ]
     lines += ["", f"leave one load out, {counted(runs, 'point')}: mean absolute errors in %"]
     lines.append("metric                 points   base set    fitted  left out")

@@ -71,10 +71,14 @@ def own_runs(runs: Sequence[MeasuredRun], scenario: Scenario | None, overrides: 
     ]
 
 
-def _differing(one: Scenario, other: Scenario) -> str:
-    names = [name for name in vars(one.deployment) if getattr(one.deployment, name) != getattr(other.deployment, name)]
+def _differing(first_run: Scenario, other_run: Scenario) -> str:
+    names = [
+        name
+        for name in vars(first_run.deployment)
+        if getattr(first_run.deployment, name) != getattr(other_run.deployment, name)
+    ]
     first = names[0]
-    return f"{first} {getattr(other.deployment, first)} and {getattr(one.deployment, first)}"
+    return f"{first} {getattr(other_run.deployment, first)} and {getattr(first_run.deployment, first)}"
 
 
 def _check_run(run: MeasuredRun) -> None:

@@ -73,7 +73,7 @@ def _launches(base: Calibration, factor: float) -> Calibration:
     if base.launches is None:
         return base
     # `captured_tokens` is a number of tokens, which does not follow from how fast the host is.
-    seconds = {each.name: factor * getattr(base.launches, each.name) for each in fields(base.launches)}
+    seconds = {figure.name: factor * getattr(base.launches, figure.name) for figure in fields(base.launches)}
     slower = replace(base.launches, **seconds | {"captured_tokens": base.launches.captured_tokens})
     return replace(base, launches=slower)
 
@@ -211,7 +211,7 @@ def as_vllm(base: Calibration) -> Calibration:
         "penalty_sequence_s": PENALTY_SEQUENCE_S,
     }
     sources = {**base.sources, "launches": _LAUNCHES_FROM, "penalty_sequence_s": _PENALTIES_FROM}
-    served = {name: known.put_into(base.of(name)) for name, known in SERVED.get(base.name, {}).items()}
+    served = {name: figures.put_into(base.of(name)) for name, figures in SERVED.get(base.name, {}).items()}
     return replace(base, efficiencies={**base.efficiencies, SORT: sort, **served}, sources=sources, **host)
 
 

@@ -39,14 +39,14 @@ def document_of(calibration: Calibration) -> dict[str, Any]:
     }
     classes = given.pop("efficiencies")
     given.pop("rests_on")  # follows from the rest
-    own = given.pop("own_server")
+    own_server = given.pop("own_server")
     # First in the file, as people look for them; the rest only where it differs from a default.
     document: dict[str, Any] = {name: given.pop(name) for name in ("name", "hardware", "provenance")}
     document["efficiencies"] = {name: _figures(name, efficiency) for name, efficiency in classes.items()}
     defaults = {field_of_set.name: _default(field_of_set) for field_of_set in fields(Calibration)}
     document |= {name: _plain(value) for name, value in given.items() if value != defaults[name]}
-    if own is not None:
-        document["own_server"] = _plain(own.document())
+    if own_server is not None:
+        document["own_server"] = _plain(own_server.document())
     return document
 
 
@@ -99,6 +99,6 @@ def _sources(fitted: FitResult, base: Calibration, of: str) -> dict[str, str]:
         rest = "" if figure in whole else f"; base set {base.name}"
         sources[figure] = f"fitted to {of}: {'; '.join(texts)}{rest}"
     # Last, so that what a fit says of a class does not replace what is known of it beside the fit.
-    for name, known in SERVED.get(base.name, {}).items():
-        sources[name] += f"; {known.source}"
+    for name, served_figures in SERVED.get(base.name, {}).items():
+        sources[name] += f"; {served_figures.source}"
     return sources

@@ -68,8 +68,8 @@ class ByTokenRatio:
         elif self._order and self._decode(queues, ratio):
             # Whoever waits is looked at again before every decode, but where the batch counts as full; and a tree is
             # grown and evicted from step by step.
-            each = (queues.waiting and not self._full) or isinstance(queues.kv, RadixCache)
-            batch = Batch(decodes=queues.decoding, most=1 if each else 1 << 30, in_vain=self._grow(queues))
+            replans = (queues.waiting and not self._full) or isinstance(queues.kv, RadixCache)
+            batch = Batch(decodes=queues.decoding, most=1 if replans else 1 << 30, in_vain=self._grow(queues))
         elif not queues.waiting and not queues.under_way:
             ratio.reset()  # Scheduler.on_idle
         self._seen = queues.decode_iterations
@@ -82,16 +82,16 @@ class ByTokenRatio:
         requests = self._sent or self._order
         computed = {chunk.request: chunk.high for chunk in batch.chunks if chunk.completes}
         if queues.limits.asynchronous:
-            batch.gives = {each for each in requests if each is not self._chunked}.difference(batch.in_vain)
+            batch.gives = {request for request in requests if request is not self._chunked}.difference(batch.in_vain)
         if isinstance(queues.kv, RadixCache):
             self._results.append((list(requests), computed))
 
     def _merge(self, queues: Queues) -> None:
-        """Whoever has its prompt computed joins the decodes (``Scheduler.get_next_batch_to_run``)."""
+        """Requests whose prompt is computed join the decodes (``Scheduler.get_next_batch_to_run``)."""
         if isinstance(queues.kv, RadixCache):
             self._share(queues, queues.kv)
         if self._sent:
-            stay = [each for each in self._sent if each in queues.running and each is not self._chunked]
+            stay = [request for request in self._sent if request in queues.running and request is not self._chunked]
             self._full = self._full and len(stay) == len(self._sent)
             # Where nobody decoded the batch of prompts takes the place of the running one, whose flag goes with it.
             self._full = self._full and not (stay and not self._order)
@@ -165,7 +165,7 @@ class ByTokenRatio:
         return self._ratio.current
 
     def _decode(self, queues: Queues, ratio: _TokenRatio) -> bool:
-        """Whether anybody decodes (``update_running_batch``): the ratio falls then, or some are retracted."""
+        """Whether any request decodes (``update_running_batch``): the ratio then falls, or some are retracted."""
         leave = self._leave_out(queues)
         if not self._order:
             self._full = False
@@ -183,8 +183,12 @@ class ByTokenRatio:
         return True
 
     def _leave_out(self, queues: Queues) -> bool:
-        """Who has its last token in the batch under way by its limit decodes no more (``_reqs_finishing_inflight``)."""
-        stay = [each for each in self._order if not queues.gives(each) or queues.told(each) + 1 < each.most_tokens]
+        """Leave out requests that reach their token limit with the batch under way (``_reqs_finishing_inflight``)."""
+        stay = [
+            request
+            for request in self._order
+            if not queues.gives(request) or queues.told(request) + 1 < request.most_tokens
+        ]
         leave = len(stay) < len(self._order)
         self._order, self._full = stay, self._full and not leave
         return leave
@@ -225,9 +229,9 @@ def _by_longest_prefix(waiting: list[Request], tree: RadixCache, page: int) -> l
     keys: dict[Request, float] = {}
     first: list[Request] = []
     for request in waiting:
-        found = tree.touch(request) * page
-        keys[request] = -min(found, request.target - 1)
-        if found <= LITTLE_FOUND:
+        cached_tokens = tree.touch(request) * page
+        keys[request] = -min(cached_tokens, request.target - 1)
+        if cached_tokens <= LITTLE_FOUND:
             if any(_common_tokens(request, other, page) >= MUCH_SHARED for other in first):
                 keys[request] = math.inf
             else:
@@ -235,16 +239,16 @@ def _by_longest_prefix(waiting: list[Request], tree: RadixCache, page: int) -> l
     return sorted(waiting, key=keys.__getitem__)
 
 
-def _common_tokens(one: Request, other: Request, page: int) -> int:
-    most = min(len(one.content), len(other.content))
-    pages = next((place for place in range(most) if one.content[place] != other.content[place]), most)
-    return min(pages * page, one.target, other.target)
+def _common_tokens(first: Request, second: Request, page: int) -> int:
+    most = min(len(first.content), len(second.content))
+    pages = next((place for place in range(most) if first.content[place] != second.content[place]), most)
+    return min(pages * page, first.target, second.target)
 
 
 def _decodes_fit(queues: Queues, order: list[Request]) -> bool:
-    """There is KV for the next token of all that decode, once what nobody needs is evicted (``check_decode_mem``)."""
+    """Whether KV is left for the next token of every decode, once unused blocks are evicted (``check_decode_mem``)."""
     vain = (request for request in order if request in queues.leaving)
-    units = queues.decode_units() + sum(queues.kv.units(each.computed + 1) - each.units for each in vain)
+    units = queues.decode_units() + sum(queues.kv.units(request.computed + 1) - request.units for request in vain)
     if isinstance(queues.kv, RadixCache):
         return queues.kv.make_room(units * queues.limits.block_tokens)
     return units <= queues.kv.free
@@ -276,10 +280,10 @@ class _TokenRatio:
                 break
             self.current = max(self.current - self._step, self._least)
 
-    def after_retraction(self, queues: Queues, kept: list[Request]) -> None:
-        generated = sum(queues.told(request) for request in kept)
-        allowed = sum(request.most_tokens for request in kept)
-        self.current = min(1.0, (generated + RETRACT_STEPS * len(kept)) / (allowed + 1))
+    def after_retraction(self, queues: Queues, decoding: list[Request]) -> None:
+        generated = sum(queues.told(request) for request in decoding)
+        allowed = sum(request.most_tokens for request in decoding)
+        self.current = min(1.0, (generated + RETRACT_STEPS * len(decoding)) / (allowed + 1))
 
 
 class _PrefillAdder:
@@ -346,7 +350,7 @@ class _PrefillAdder:
         return chunk
 
     def admit(self, request: Request, before: list[Request]) -> tuple[PromptChunk | None, bool]:
-        """The first chunk of the first who waits, behind others of this batch, if it fits; and whether to go on."""
+        """The first chunk of the first waiting request, behind others of the batch, if it fits; whether to go on."""
         hit = 0
         if self._tree is not None:
             hit = self._tree.find(request)
@@ -391,17 +395,17 @@ class _PrefillAdder:
             return False
         if self._states is None:
             self._states = []
-            for each in (request, *self._running, *before):
-                self._states += self._state(each)
+            for present in (request, *self._running, *before):
+                self._states += self._state(present)
             self._states.sort(key=lambda state: state[0])
         else:
             for state in self._state(request):
                 # Before the first that has as much left; the last one stays the last (``add_req_state``).
-                places = [at for at, other in enumerate(self._states) if state[0] <= other[0]]
+                places = [place for place, other in enumerate(self._states) if state[0] <= other[0]]
                 self._states.insert(places[0] if places else max(len(self._states) - 1, 0), state)
         free, freed = self._current - paged, 0
-        for at, (left, occupied) in enumerate(self._states):
-            going = len(self._states) - at
+        for departed, (left, occupied) in enumerate(self._states):
+            going = len(self._states) - departed
             if free + freed - left * going <= RESERVE_TOKENS * going:
                 return False
             freed += occupied

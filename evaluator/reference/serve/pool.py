@@ -59,13 +59,14 @@ def serve_tokens(
     ):
         # Only where some configuration has a cache: the column is what later statistics ask for.
         times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
-    if any(each.stations[station].deployment.kv.offload_bytes is not None for each in configurations):
+    if any(configuration.stations[station].deployment.kv.offload_bytes is not None for configuration in configurations):
         times = replace(times, host_tokens=np.zeros(times.replica.shape, dtype=np.int64))
     if any(
-        pool.deployment.batching.max_queued_requests for pool in (each.stations[station] for each in configurations)
+        pool.deployment.batching.max_queued_requests
+        for pool in (configuration.stations[station] for configuration in configurations)
     ):
         times = replace(times, refused=np.zeros(times.replica.shape, dtype=bool))
-    fail = any(each.stations[station].deployment.failures is not None for each in configurations)
+    fail = any(configuration.stations[station].deployment.failures is not None for configuration in configurations)
     if fail:
         empty = np.zeros(times.replica.shape, dtype=np.int64)
         times = replace(times, lost=empty.astype(bool), tries=empty)
@@ -320,7 +321,7 @@ def _say_content(requests: Sequence[Request], lane: LaneJobs, kv: KvLayout) -> N
 
 
 def followers(jobs: Jobs, served: np.ndarray | slice) -> Follows | None:
-    """Which requests are sent after the answers to which; None where nobody waits for one."""
+    """Which requests their users send after the answers to which; None where none waits for an answer."""
     sharing = jobs.sharing
     if sharing is None or sharing.turns is None or not sharing.feedback:
         return None

@@ -123,7 +123,7 @@ class _Site:
     open_pool: OpenPool
 
     def step_visit(self, step_station: StepStation, visit: StageVisitPlan, work: Any, base: int) -> StepVisits:
-        """The stations of a step for those who come on a visit."""
+        """The stations of a step for the requests of a visit."""
         assert visit.stage is not None
         planned, ids = step_station.planned(self.config), visit.ids
         own_key: Hashable = (visit.stage, step_station.number)
@@ -203,7 +203,7 @@ def _engine(step_routes: Routes, shared: Hashable, number: int | None, open_pool
 def _add_parts(
     station: ParallelSequences, work: Pass, routes: RequestRoutes, visit: StageVisitPlan, step: int, base: int
 ) -> None:
-    """The sequences of those who come. Indices of parts go on from those of the visits before."""
+    """Add the sequences of a visit's requests. Indices of parts go on from those of the visits before."""
     demand = routes.asked(visit, step)
     parts, sequences = station.phase.parts, station.sequences
     first = len(parts)

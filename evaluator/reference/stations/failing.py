@@ -54,7 +54,7 @@ class FailingStation(FleetStation):
             self._breakdowns.leave([request])
 
     def _lost(self) -> list[Request]:
-        """Who was lost just now."""
+        """Take the requests that were lost since the last call."""
         lost, self._breakdowns.lost = self._breakdowns.lost, []
         self.fleet.lose(len(lost))
         return lost

@@ -60,7 +60,7 @@ class ScalingPolicy:
     predictor: str = "mean"
 
     def foreseen(self, samples: Sequence[Sample]) -> float | None:
-        """The metric by what was seen in the window; None where nobody was.
+        """The metric that the samples of the window foretell; None where there are none.
 
         By its trend it is on the line of least squares through the looks, when a replica would serve that is started
         now and as long as it is decided about: at the end of the next interval behind its start-up.
@@ -92,7 +92,7 @@ class ScalingPolicy:
 
 
 def all_the_time(replicas: int) -> ScalingPolicy:
-    """So many replicas, and nobody looks."""
+    """The policy of a fleet that never changes: so many replicas, without an autoscaler that looks."""
     return ScalingPolicy(
         "outstanding", 1.0, replicas, replicas, every_s=math.inf, window_s=0.0, cooldown_s=0.0, tolerance=0.0,
         start_up_s=0.0,
@@ -164,11 +164,11 @@ class ReplicaFleet:
 
     @property
     def looks(self) -> bool:
-        """Whether somebody still looks."""
+        """Whether the autoscaler still looks: it stops behind the last request."""
         return self._look_s < math.inf
 
     def choose(self, request: Request, now: float) -> Replica:
-        """Who of those that serve gets a request."""
+        """The serving replica that the router sends a request to."""
         return self._choose(request, now)
 
     def came(self, request: Request) -> None:
@@ -208,7 +208,7 @@ class ReplicaFleet:
                 self._begins(replica, now)
 
     def let_go(self, now: float) -> None:
-        """Those that drain and have nobody left are gone, once the KV that they keep for a transfer has been sent."""
+        """Draining replicas without requests go, once the KV that they keep for transfers has been sent."""
         for replica in [replica for replica in self._draining if not replica.outstanding and not replica.keeps]:
             self._draining.remove(replica)
             self._gone(replica, now)
@@ -251,8 +251,8 @@ class ReplicaFleet:
         self._wanted.append((now, wanted))
         while self._wanted[0][0] < now - policy.cooldown_s:
             self._wanted.popleft()
-        kept = max(number for _, number in self._wanted)
-        number = wanted if wanted > current else min(kept, current)
+        most_wanted = max(number for _, number in self._wanted)
+        number = wanted if wanted > current else min(most_wanted, current)
         if self._budget is None:
             self.become(number, now)
         else:
@@ -276,16 +276,16 @@ class ReplicaFleet:
         return Sample(now, math.fsum(METRICS[name](replica, now) for replica in self.serving), 1)
 
     def _first_tokens(self, now: float) -> Sample:
-        """TTFT of who had a first token since the last look, on whichever replica."""
+        """TTFT of the requests that had their first token since the last look, on any replica."""
         self._unanswered = [request for request in self._unanswered if not request.lost]
         had = [request for request in self._unanswered if request.first_token_s <= now]
         self._unanswered = [request for request in self._unanswered if request.first_token_s > now]
         return Sample(now, math.fsum(request.first_token_s - request.arrival_s for request in had), len(had))
 
     def _times_per_token(self, now: float) -> Sample:
-        """TPOT of who left since the last look and had more than one token here."""
+        """TPOT of the requests that left since the last look with more than one token from here."""
         answered, self._answered = [request for request in self._answered if request.output_tokens > 1], []
-        tpots = ((each.last_token_s - each.first_token_s) / (each.output_tokens - 1) for each in answered)
+        tpots = ((request.last_token_s - request.first_token_s) / (request.output_tokens - 1) for request in answered)
         return Sample(now, math.fsum(tpots), len(answered))
 
     def _start(self, number: int, now: float) -> None:
@@ -313,8 +313,8 @@ class ReplicaFleet:
             number -= 1
         if not number:
             return
-        order = sorted(range(len(self.serving)), key=lambda at: (self.serving[at].outstanding, -at))
-        stopped = [self.serving[at] for at in order[:number]]
+        order = sorted(range(len(self.serving)), key=lambda index: (self.serving[index].outstanding, -index))
+        stopped = [self.serving[index] for index in order[:number]]
         self._serve([replica for replica in self.serving if replica not in stopped])
         self._draining += stopped
         self.let_go(now)
@@ -364,7 +364,7 @@ class DeviceBudget:
 
     def room(self, fleet: ReplicaFleet) -> int:
         """Replicas that a fleet can start: those that still drain have their devices."""
-        taken = sum(each.held * devices for each, devices in zip(self.fleets, self._of_replica, strict=True))
+        taken = sum(other.held * devices for other, devices in zip(self.fleets, self._of_replica, strict=True))
         return (self._devices - taken) // self._of_replica[self.fleets.index(fleet)]
 
     def _shared(self, wanted: Sequence[int]) -> list[int]:
@@ -372,7 +372,7 @@ class DeviceBudget:
         if asked <= self._devices:
             return list(wanted)
         left, allowed = self._devices, []
-        later = sum(each.policy.least * devices for each, devices in zip(self.fleets, self._of_replica, strict=True))
+        later = sum(fleet.policy.least * devices for fleet, devices in zip(self.fleets, self._of_replica, strict=True))
         for place, (fleet, devices) in enumerate(zip(self.fleets, self._of_replica, strict=True)):
             later -= fleet.policy.least * devices  # what those behind it get in any case
             share = round(wanted[place] * self._devices / asked) if place + 1 < len(wanted) else wanted[place]

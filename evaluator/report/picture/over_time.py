@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,41 +26,17 @@ def over_time_figure(ds: xr.Dataset, title: str) -> Any:
     """The figure of ``plot_over_time``."""
     fleet = "replicas" in ds or "replicas_up" in ds
     figure = canvas(8.5, 9.8 if fleet else 8.2)
-    panels = figure.subplots(5 if fleet else 4, 1, sharex=True)
+    contents = [_rates(ds), _in_system(ds), *([_replicas(ds)] if fleet else []), *_latencies(ds)]
+    panels = figure.subplots(len(contents), 1, sharex=True)
     figure.subplots_adjust(0.1, 0.09, 0.97, 0.89, hspace=0.28)
     begins, window = ds["time"].values, ds.attrs["window_s"]
     scale, unit = next((scale, unit) for least, scale, unit in _UNITS if begins[-1] + window >= least)
     # A window's value holds for all of it: drawn as steps, from its beginning to its end.
     edges = np.append(begins, begins[-1] + window) / scale
-
-    def steps(axes: Any, values: np.ndarray, **marks: Any) -> None:
-        axes.stairs(values, edges, baseline=None, lw=1.5, **marks)
-
-    steps(panels[0], ds["arrivals_rps"].values, color=COLOURS[0], label="arrive")
-    steps(panels[0], ds["completions_rps"].values, color=COLOURS[1], label="are completed")
-    for number, (name, label) in enumerate((("refused_rps", "are refused"), ("lost_rps", "are lost")), 3):
-        if name in ds:
-            steps(panels[0], ds[name].values, color=COLOURS[number], label=label)
-    panels[0].set_ylabel("requests/s", fontsize=BODY)
-    steps(panels[1], ds["in_system"].values, color=COLOURS[2], label="in the system")
-    panels[1].set_ylabel("requests", fontsize=BODY)
-    if fleet:
-        pools = ds["pool"].values.tolist() if "pool_replicas" in ds else []
-        for number, pool in enumerate(pools):
-            steps(panels[2], ds["pool_replicas"].sel(pool=pool).values, color=COLOURS[number], label=pool)
-        if "replicas" in ds and not pools:
-            steps(panels[2], ds["replicas"].values, color=COLOURS[3], label="there, starting and draining ones too")
-        if "replicas_up" in ds:
-            steps(panels[2], ds["replicas_up"].values, color=COLOURS[4], label="serve, and have not failed")
-        panels[2].set_ylabel("replicas", fontsize=BODY)
-    for axes, (name, label, factor) in zip(
-        panels[-2:], (("ttft_s", "TTFT (s)", 1.0), ("tpot_s", "TPOT (ms)", 1e3)), strict=True
-    ):
-        for number, level in enumerate(ds["quantile"].values):
-            values = factor * ds[name].isel(quantile=number).values
-            steps(axes, values, color=COLOURS[number], label=f"p{100 * level:g}")
+    for axes, (label, lines) in zip(panels, contents, strict=True):
+        for line in lines:
+            axes.stairs(line.values, edges, baseline=None, lw=1.5, color=COLOURS[line.colour], label=line.label)
         axes.set_ylabel(label, fontsize=BODY)
-    for axes in panels:
         axes.set_ylim(bottom=0)
         axes.legend(loc="lower right", bbox_to_anchor=(1, 0.98), ncols=6, frameon=False, fontsize=SMALL)
         grid_lines(axes)
@@ -72,3 +48,46 @@ def over_time_figure(ds: xr.Dataset, title: str) -> Any:
     )
     title_lines(figure, title, subtitle)
     return figure
+
+
+class _Line(NamedTuple):
+    """One value per window, (time,), with the number of its colour."""
+
+    values: np.ndarray
+    colour: int
+    label: str
+
+
+_Panel = tuple[str, list[_Line]]
+"""What its axis is labelled, and its lines."""
+
+
+def _rates(ds: xr.Dataset) -> _Panel:
+    names = {"arrivals_rps": (0, "arrive"), "completions_rps": (1, "are completed"), "refused_rps": (3, "are refused"),
+             "lost_rps": (4, "are lost")}  # fmt: skip
+    return "requests/s", [_Line(ds[name].values, *marks) for name, marks in names.items() if name in ds]
+
+
+def _in_system(ds: xr.Dataset) -> _Panel:
+    return "requests", [_Line(ds["in_system"].values, 2, "in the system")]
+
+
+def _replicas(ds: xr.Dataset) -> _Panel:
+    """Of several pools each, else all; of replicas that fail those that serve beside them."""
+    pools = ds["pool"].values.tolist() if "pool_replicas" in ds else []
+    lines = [_Line(ds["pool_replicas"].sel(pool=pool).values, number, pool) for number, pool in enumerate(pools)]
+    if "replicas" in ds and not pools:
+        lines.append(_Line(ds["replicas"].values, 3, "there, starting and draining ones too"))
+    if "replicas_up" in ds:
+        lines.append(_Line(ds["replicas_up"].values, 4, "serve, and have not failed"))
+    return "replicas", lines
+
+
+def _latencies(ds: xr.Dataset) -> list[_Panel]:
+    levels = ds["quantile"].values
+    panels: list[_Panel] = []
+    for name, label, factor in (("ttft_s", "TTFT (s)", 1.0), ("tpot_s", "TPOT (ms)", 1e3)):
+        of_levels = factor * ds[name].transpose("quantile", "time").values
+        lines = [_Line(values, number, f"p{100 * levels[number]:g}") for number, values in enumerate(of_levels)]
+        panels.append((label, lines))
+    return panels
