@@ -41,7 +41,11 @@ class BlockPool:
     """vLLM ``BlockPool``."""
 
     def __init__(self, blocks: int) -> None:
-        self.free_blocks: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))  # as they are taken
+        # Free blocks are taken from the first of these on: those that nobody can find, those that nobody has had, and
+        # those that hold something. The second are a count, since a large cache has far more than a run ever takes.
+        self._nameless: OrderedDict[int, None] = OrderedDict()
+        self._had = 0
+        self._named: OrderedDict[int, None] = OrderedDict()
         self._users = [0] * blocks
         self._name: list[Hashable] = [None] * blocks  # of the content, where the block is whole
         self._blocks_named: dict[Hashable, list[int]] = {}  # several may hold the same
@@ -53,7 +57,12 @@ class BlockPool:
     @property
     def free(self) -> int:
         """Blocks that nobody uses, whether they hold something or not."""
-        return len(self.free_blocks)
+        return len(self._nameless) + len(self._users) - self._had + len(self._named)
+
+    @property
+    def free_blocks(self) -> list[int]:
+        """The same, in the order in which they are taken."""
+        return [*self._nameless, *range(self._had, len(self._users)), *self._named]
 
     def users(self, block: int) -> int:
         """How many requests use a block."""
@@ -64,12 +73,19 @@ class BlockPool:
         self.note(blocks)
         for block in blocks:
             self._users[block] += 1
-            self.free_blocks.pop(block, None)
+            # Only what has a name can be found by another.
+            self._named.pop(block, None)
 
     def take(self) -> int:
         """A free block for one user. Only now is its content lost: until it was taken it could be found."""
-        block, _ = self.free_blocks.popitem(last=False)
-        self._forget(block)
+        if self._nameless:
+            block, _ = self._nameless.popitem(last=False)
+        elif self._had < len(self._users):
+            block = self._had
+            self._had += 1
+        else:
+            block, _ = self._named.popitem(last=False)
+            self._forget(block)
         self._users[block] = 1
         self.note((block,))
         return block
@@ -83,13 +99,14 @@ class BlockPool:
         """One user less of each; the first is taken again first."""
         for block in blocks:
             self._users[block] -= 1
-            if not self._users[block]:
-                self.free_blocks[block] = None
+            if not self._users[block] and self._name[block] is not None:
+                self._named[block] = None
         for block in reversed(blocks):
             if not self._users[block] and self._name[block] is None:
                 # Nobody can find it again: it goes before all that hold something (vLLM ``BlockPool.free_blocks``
                 # prepends blocks without a hash to the free queue since PR 42656; before, all went to its end).
-                self.free_blocks.move_to_end(block, last=False)
+                self._nameless[block] = None
+                self._nameless.move_to_end(block, last=False)
 
     def name(self, block: int) -> Hashable:
         """Of its content; None where it has none."""
