@@ -80,6 +80,8 @@ class OperatorEfficiency:
     quantise_row_s: float = _figure(0.0, "gemm", unit="s", start=1e-9, fitted=False)
     # rows with which the tiles of a touched expert are filled up
     fill_rows: float = _figure(0.0, "grouped_gemm", unit="rows", start=16.0)
+    # rows with which every expert held is filled up, touched or not
+    filled_rows: float = _figure(0.0, "grouped_gemm", unit="rows", start=127.0, fitted=False)
     # of that bandwidth, for weights, once more tokens than it holds experts come to a device
     crowded_bandwidth: float = _figure(1.0, "grouped_gemm", high=1.0, start=0.7, fitted=False)
     # FLOPs that an attention score takes beside its products

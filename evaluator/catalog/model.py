@@ -12,7 +12,8 @@ class SoftmaxAttention:
 
     ``window`` is None for full attention. ``chunked`` marks Llama-4's chunked local attention, whose context
     restarts every ``window`` tokens; it is costed as a sliding window of the same size (never too cheap).
-    ``output_gate`` adds the sigmoid gate of Qwen3-Next, which doubles the query projection. ``value_dim`` is the size
+    ``output_gate`` adds the sigmoid gate of Qwen3-Next, which doubles the query projection. ``qk_norm`` says that
+    queries and keys are normalised before they are rotated (Qwen3, Gemma 3, OLMo 2). ``value_dim`` is the size
     of a value head where it is not that of a key head (MiMo-V2); ``keys_as_values`` says that there is no value
     projection (Gemma 4); ``shared_kv`` that the layer reads the KV of an earlier one and has neither projections nor
     KV of its own (Gemma 3n; cross-layer attention, arXiv:2405.12981). ``q_rank`` splits the query projection in two
@@ -28,6 +29,7 @@ class SoftmaxAttention:
     window: int | None = None
     chunked: bool = False
     output_gate: bool = False
+    qk_norm: bool = False
     bias: bool = False
     output_bias: bool = False
     value_dim: int | None = None
@@ -283,6 +285,7 @@ class Model:
     nucleus_sampling: bool = False  # its generation_config.json asks for top-p, which engines then do by default
     penalties: bool = False  # the same of a penalty for what was said before (repetition, presence, frequency)
     counts_said: bool = False  # as deployed, of no file: the engine penalises by counts that it keeps on the device
+    filled_rows: float = 0.0  # as deployed, of no file: with which kernels fill up every expert (``tuned.FilledExperts``)
     prediction_layers: int = 0  # modules for the tokens after the next that come with it (MTP), none of its ``layers``
     adapters: Adapters | None = None  # with which it is deployed; none of any file
 

@@ -177,7 +177,7 @@ def _sides(work: Coefficients, rate: Rates, amounts: _Amounts) -> np.ndarray:
     started = np.where(collective, 0.0, work.launches * rate.launch_s[work.op_class])
     return np.array(
         [
-            unit.flop_s * x + unit.padding_s * y,
+            unit.flop_s * x + unit.padding_s * y + unit.filled_s,
             # Kernels that nobody tuned take other tiles for more tokens than experts, and then read weights slower.
             (unit.weight_s + unit.crowded_s * (x > unit.crowd)) * y + unit.activation_s * z + unit.traffic_s * computed,
             unit.message_s * z + unit.fixed_s - started,

@@ -55,6 +55,8 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
     dtype = experts_dtype(weight, precision.activations)
     stream = stream_bytes(precision.activations)
     here, shards = visits(moe, parallel), local_experts(moe, parallel)
+    # A kernel that makes room for the most rows does so for the visits of other devices' experts, too.
+    computed = parallel.token_ranks * moe.experts_per_token if model.filled_rows else here
     held = Held(shards, moe.intermediate // parallel.expert_shards, parallel.token_ranks)
     return [
         Operator(
@@ -64,7 +66,7 @@ def _routed(model: Model, moe: MoeFeedForward, precision: Precision, parallel: P
             dtype=dtype,
             # Rows that are computed are visits; the weights below are those of all experts held, scaled by the
             # touched share.
-            flops=2.0 * here * projection.inputs * projection.outputs,
+            flops=2.0 * computed * projection.inputs * projection.outputs,
             weight_bytes=shards * projection.inputs * projection.outputs * BYTES[weight],
             activation_bytes=here * (projection.inputs * input_bytes(dtype, stream) + projection.outputs * stream),
             log_expert_missed=log_expert_missed(moe, parallel),
@@ -101,4 +103,22 @@ def _elementwise(model: Model, feed_forward: FeedForward, precision: Precision, 
         traffic("experts.elementwise", elements * stream, 2.0 + (shared > 0)),
         # With several ranks the kernels also see rows that other ranks' tokens sent here.
         routing if parallel.token_ranks == 1 else replace(routing, scaling="gathered"),
+        *_filled_rows(model, feed_forward, parallel, stream),
     ]
+
+
+def _filled_rows(model: Model, moe: MoeFeedForward, parallel: Parallel, stream: float) -> list[Operator]:
+    """What kernels do with the rows that fill up experts: the activation function (gate and up read, one written), and
+    its result made narrow (read in the stream's width, written in a byte).
+
+    vLLM's ``DeepGemmExperts.apply``: both work on all rows that there is room for. Two more kernels count the rows of
+    experts and mark whose each is (``count_expert_num_tokens``, ``torch.zeros``).
+    """
+    if not model.filled_rows:
+        return []
+    row_bytes = moe.intermediate / parallel.expert_shards * ((4 if moe.gated else 3) * stream + 1.0)
+    others = parallel.token_ranks * moe.experts_per_token - visits(moe, parallel)
+    return [
+        Operator("experts.filled", "expert_elementwise", "tokens", launches=2.0, activation_bytes=others * row_bytes,
+                 weight_bytes=model.filled_rows * local_experts(moe, parallel) * row_bytes)
+    ]  # fmt: skip

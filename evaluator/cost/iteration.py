@@ -58,6 +58,7 @@ class OperatorRows(NamedTuple):
     crowd: PerOperator  # x beyond which weights are read more slowly; of experts alone
     crowded: PerOperator  # s per y that this takes on top
     padding: PerOperator  # s per y: the tiles of touched experts that their rows do not fill
+    filled: PerOperator  # s beside the FLOPs: of tiles of all experts held, touched or not
 
 
 class AttentionRows(NamedTuple):
@@ -216,6 +217,7 @@ def product_time(row: OperatorRows, x: Batched, y: Batched, z: Batched, rows: Ti
     if rows is None:
         # Without ``rows`` it is a product of routed experts: their tiles follow the tokens per expert, not the rows.
         weight = weight + row.crowded * (x > row.crowd)
+        flop = flop + row.filled
     else:
         xp = array_namespace(flop, rows.height)
         # A tile is walked along its whole inner dimension by one processor, so few tiles take as long as one.

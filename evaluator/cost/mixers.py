@@ -91,16 +91,19 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
     suffix = "" if not window else "_window" if mixer.window is not None else "_sparse"
     gate = 3 * heads * dim if mixer.output_gate else 0
     keys = 0 if mixer.shared_kv else kv_heads
+    # vLLM up to 0.24 normalises queries and keys before it rotates them, in a kernel of its own
+    # (``PassConfig.enable_qk_norm_rope_fusion`` is off).
+    in_place = 2 * (heads + keys) * dim
     elements = (
         4 * model.hidden  # norm with the residual added: two read, two written
-        + 2 * (heads + keys) * dim  # rotary embedding in place
+        + in_place * (1 + mixer.qk_norm)  # rotary embedding
         + gate
     )
     # A layer that shares KV reads that of an earlier one and writes none.
     stored = 0.0 if mixer.shared_kv or mixer.bidirectional else read
     # Queries and output, new keys and values read and stored.
     token_bytes = (heads + keys) * (dim + mixer.value_size) * stream + stored
-    around = [_ATTENTION_LAUNCH, traffic("attention.elementwise", elements * stream, 3.0 + mixer.output_gate)]
+    around = [_ATTENTION_LAUNCH, traffic("attention.elementwise", elements * stream, 3.0 + mixer.output_gate + mixer.qk_norm)]
     prefill = Operator(
         f"attention.prefill{suffix}", "attention_prefill", "prefill_window" if window else "prefill", dtype=dtype,
         flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads, token_bytes=token_bytes,

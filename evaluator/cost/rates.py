@@ -76,6 +76,7 @@ class Rates(NamedTuple):
     quantise_bytes: PerClass  # bytes per element of a product's input, to quantise it
     quantise_row_s: PerClass  # s per row of a product's input, to quantise it
     fill_rows: PerClass  # rows with which the tiles of a touched expert are filled up
+    filled_rows: PerClass  # rows with which every expert held is filled up, touched or not
     crowded_bandwidth: PerClass  # of that bandwidth, for weights, with more tokens than experts
     score_flops: PerClass  # FLOPs that an attention score takes beside its products
     score_knee: PerClass  # how little of them is hidden behind the products

@@ -37,6 +37,7 @@ class UnitTimes(NamedTuple):
     crowd: PerOperator  # tokens X
     crowded_s: PerOperator  # s per Y on top of ``weight_s``, with more tokens than ``crowd``
     padding_s: PerOperator  # s per Y, beside the FLOPs
+    filled_s: PerOperator  # s per iteration, beside the FLOPs
     message_s: PerOperator  # s per Z
     fixed_s: PerOperator  # s per iteration: kernel launches, and latency of links
     knee: PerOperator  # sharpness of the roofline, 0 to 1
@@ -82,7 +83,8 @@ def unit_times(work: Coefficients, rate: Rates) -> UnitTimes:
     per element on top). Where its inputs are quantised first, by a kernel of its own, that kernel moves
     ``quantise_bytes`` per element and takes ``quantise_row_s`` per row: it looks for the largest of a row first.
     The rows that visit an expert end in a tile that is computed whole: every expert touched costs the FLOPs of
-    ``fill_rows`` more. A kernel whose tiles nobody tuned for the shape takes larger ones as soon as more tokens than it
+    ``fill_rows`` more. A kernel that does not know on the host which experts are touched fills up all that a device
+    holds, by ``filled_rows`` each (DeepGEMM under vLLM, ``catalog.tuned.FilledExperts``). A kernel whose tiles nobody tuned for the shape takes larger ones as soon as more tokens than it
     holds experts come to the device, and reads weights at ``crowded_bandwidth`` of the bandwidth from then on (SGLang,
     ``get_default_config``: tiles of 16 x 32 x 64 up to there, of 64 x 64 x 32 beyond).
     The figures of a collective depend on how many devices of a node take part (``work.size`` interpolates them).
@@ -101,6 +103,7 @@ def unit_times(work: Coefficients, rate: Rates) -> UnitTimes:
     launch = rate.launch_s[kind] * ~grouped + work.size @ rate.group_launch_s
     link_efficiency = rate.bandwidth_efficiency[kind] * ~grouped + work.size @ rate.group_efficiency
     activation_rate = rate.memory_bandwidth * rate.activation_efficiency[kind]
+    row_s = row_flops * (1.0 + rate.prologue[kind] / inner) / flop_rate
     attention = _attention_times(work, rate, flop_s, activation_rate)
     weight_s = work.weight_bytes / (rate.memory_bandwidth * rate.bandwidth_efficiency[kind])
     return UnitTimes(
@@ -108,7 +111,8 @@ def unit_times(work: Coefficients, rate: Rates) -> UnitTimes:
         weight_s=weight_s,
         crowd=work.crowd,
         crowded_s=weight_s * (1.0 / rate.crowded_bandwidth[kind] - 1.0),
-        padding_s=rate.fill_rows[kind] * row_flops * (1.0 + rate.prologue[kind] / inner) / flop_rate,
+        padding_s=rate.fill_rows[kind] * row_s,
+        filled_s=rate.filled_rows[kind] * row_s,
         activation_s=work.activation_bytes / activation_rate,
         message_s=work.message_bytes * _byte_s(work, rate, link_efficiency)
         + work.sent_tokens * (work.size @ rate.group_token_s),

@@ -17,6 +17,7 @@ def softmax(
     bias: bool = False,
     output_bias: bool = False,
     gate: bool | str = False,
+    qk_norm: bool = False,
     values: bool = False,
     one_kv_head: Callable[[Config], bool] | None = None,
     prefix: str = "",
@@ -24,8 +25,8 @@ def softmax(
     """Attention over all of the context.
 
     ``bias``: on queries, keys and values where the config has no ``attention_bias``; ``gate``: the output gate, or the
-    key that says whether there is one (with true where it is absent); ``values``: heads of values have their own size,
-    ``v_head_dim``; ``one_kv_head`` tells multi-query attention; ``prefix`` of keys that this kind of layer has for
+    key that says whether there is one (with true where it is absent); ``qk_norm``: queries and keys are normalised
+    where no key says otherwise; ``values``: heads of values have their own size, ``v_head_dim``; ``one_kv_head`` tells multi-query attention; ``prefix`` of keys that this kind of layer has for
     itself, the ones without being its defaults.
     """
 
@@ -43,6 +44,7 @@ def softmax(
             kv_heads=_kv_heads(config, heads, kv_heads) if several else 1,
             head_dim=number("head_dim", None) or _head_dim(config, heads),
             output_gate=config.flag(gate, True) if isinstance(gate, str) else gate,
+            qk_norm=config.flag("use_qk_norm", qk_norm),
             bias=config.flag("attention_bias", bias),
             output_bias=output_bias,
             value_dim=number("v_head_dim", None) if values else None,

@@ -52,6 +52,7 @@ ALIASES: Mapping[str, tuple[str, ...]] = {
     "mamba_step_rank": ("mamba_dt_rank", "time_step_rank"),
     "moe_latent_size": ("routed_expert_hidden_size",),
     "attn_output_gate": ("attention_output_gate", "use_attention_output_gate", "use_gqa_gate"),
+    "use_qk_norm": ("qk_layernorm", "qk_norm"),
     "layers_block_type": ("layer_block_types",),
     "num_nextn_predict_layers": ("num_mtp_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_num_layers"),
 }  # fmt: skip

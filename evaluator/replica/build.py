@@ -26,10 +26,11 @@ from evaluator.catalog.model import (
 )
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.relatives import nearest_figures
-from evaluator.catalog.tuned import crowded_bandwidth
+from evaluator.catalog.tuned import ExpertProducts, crowded_bandwidth, filled_experts
 from evaluator.catalog.what_if import WhatIf, changed_model, device
 from evaluator.cost.adapters import adapters_problem
 from evaluator.cost.blocks import division_problem
+from evaluator.cost.dtypes import weight_dtypes
 from evaluator.cost.feed_forward_apart import Apart, apart_problem, attention_alone, feed_forward_bytes
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.kv_groups import grouping_problem
@@ -43,6 +44,9 @@ from evaluator.replica.drafts import Drafter, drafter, drafting_problem, times_p
 from evaluator.replica.replica_build import INFEASIBLE, UNSUPPORTED, Problem, ReplicaBuild, RunnableReplica
 from evaluator.replica.spec import ReplicaSpec
 from evaluator.speculation import decode_tokens
+
+EXPERTS_8BIT = "grouped_gemm_8bit"
+"""The class of the products of experts in fp8, with block scales or without."""
 
 
 def build(spec: ReplicaSpec) -> ReplicaBuild:
@@ -198,8 +202,6 @@ def kept_model(built: ReplicaBuild) -> Model:
 def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     """What the names stand for, changed. A set of other hardware is a problem of the design, no unknown name."""
     described = _model(spec.model)
-    # `Same`: caches by identity, since a model hashes by all of its layers.
-    model = _asking(Same(described), spec.asked, spec.adapters, _counts_said(spec, described))
     hardware = _hardware(spec.hardware)
     calibration = spec.calibration
     # ``foreign``: a set of other hardware is accepted here; ``fitted_problem`` says what is wrong with it.
@@ -209,15 +211,25 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     of_other_engine = calibration.engine in ENGINES and calibration.engine != spec.engine
     crowded = None if of_other_engine else _crowded(spec, hardware, calibration)
     beyond = hardware.hypothetical or of_other_engine
+    filled = _filled(spec, described, hardware, calibration)
+    # `Same`: caches by identity, since a model hashes by all of its layers.
+    model = _asking(Same(described), spec.asked, spec.adapters, _counts_said(spec, described), filled.rows if filled else 0.0)
     delta_rule = None if of_other_engine else _delta_rule(spec, model, hardware, calibration)
     # Figures of whole iterations have what is sent in them.
     exchange = exchange_figures(spec.parallel.exchange, hardware) if calibration.form == "roofline" else None
     decodes = decode_kernel(spec.attention_backend, spec.precision.kv, hardware)
-    libraries = Libraries(delta_rule, exchange, decodes if calibration.form == "roofline" else None)
+    libraries = Libraries(delta_rule, exchange, decodes if calibration.form == "roofline" else None, filled)
     calibration = _as_used(Same(calibration), beyond, spec.eager, spec.unequal, crowded, libraries, spec.change)
     if spec.change is not None:
         hardware = changed_hardware(hardware, spec.change)
     return model, hardware, calibration
+
+
+class Filled(NamedTuple):
+    """Rows with which kernels fill up every expert, and what their products reach (``catalog.tuned.FilledExperts``)."""
+
+    rows: float
+    products: ExpertProducts
 
 
 class Libraries(NamedTuple):
@@ -226,6 +238,7 @@ class Libraries(NamedTuple):
     delta_rule: DeltaRule | None  # of models with such layers
     exchange: ExchangeFigures | None  # of tokens that go to experts
     decodes: DecodeKernel | None  # of attention
+    filled: Filled | None  # of experts with block scales
 
 
 @lru_cache(maxsize=1024)
@@ -264,6 +277,12 @@ def _as_used(
         default = {name: efficiency_of.of(name) for name, of in OPTIONAL_CLASSES.items() if of == "grouped_gemm"}
         default["grouped_gemm"] = replace(experts, crowded_bandwidth=crowded)
         efficiency_of = replace(efficiency_of, efficiencies={**efficiency_of.efficiencies, **default})
+    if libraries.filled is not None:
+        rows, products = libraries.filled
+        # The start of a call is the set's, in which are the kernels around the products; these are much the same here.
+        reached = products._asdict() | {"prologue": 0.0, "fill_rows": 0.0, "filled_rows": rows}
+        filled = {EXPERTS_8BIT: replace(efficiency_of.of(EXPERTS_8BIT), **reached)}
+        efficiency_of = replace(efficiency_of, efficiencies={**efficiency_of.efficiencies, **filled})
     if libraries.exchange is not None:
         efficiency_of = with_exchange(efficiency_of, libraries.exchange)
     if libraries.decodes is not None:
@@ -327,6 +346,19 @@ def _crowded(spec: ReplicaSpec, hardware: Hardware, calibration: Calibration) ->
     return crowded_bandwidth(spec.engine, calibration.hardware, release)
 
 
+def _filled(spec: ReplicaSpec, model: Model, hardware: Hardware, calibration: Calibration) -> Filled | None:
+    """How the kernels of the spec's engine and release fill up a model's experts, by figures of this device or of the
+    nearest one of its architecture; None where they do not, and where nobody measured them."""
+    if spec.engine_version is None or calibration.form != "roofline" or calibration.engine != spec.engine:
+        return None
+    if not model.has_experts or weight_dtypes(model, spec.precision)["experts"] != "fp8_block":
+        return None
+    release = serving_engine(spec.engine).release(spec.engine_version)
+    kernel = filled_experts(spec.engine, release, spec.parallel.expert_shards)
+    products = None if kernel is None else nearest_figures(hardware, kernel.devices)
+    return None if kernel is None or products is None else Filled(kernel.rows, products)
+
+
 def _delta_rule(spec: ReplicaSpec, model: Model, hardware: Hardware, calibration: Calibration) -> DeltaRule | None:
     """What the kernel of the spec's engine and release takes of prompts, on this device or the nearest one of its
     architecture; None for models without such layers, and where nobody measured it."""
@@ -351,17 +383,22 @@ def _counts_said(spec: ReplicaSpec, model: Model) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _asking(model: Same[Model], asked: AskedOfSampler, adapters: Adapters | None, counts: bool) -> Model:
+def _asking(
+    model: Same[Model], asked: AskedOfSampler, adapters: Adapters | None, counts: bool, filled: float
+) -> Model:
     """The model with these adapters, whose requests ask this of the sampler; the same object for all that ask so.
-    ``counts``: how the engine penalises what was said, where they ask for it (``Model.counts_said``)."""
+    ``counts``: how the engine penalises what was said, where they ask for it (``Model.counts_said``). ``filled``: rows
+    with which its kernels fill up experts (``Model.filled_rows``)."""
     of = model.of
     nucleus = of.nucleus_sampling if asked.nucleus is None else asked.nucleus
     penalties = of.penalties if asked.penalties is None else asked.penalties
     counts = penalties and counts
     # The very object: costings are shared by the identity of their model.
-    if (nucleus, penalties, adapters, counts) == (of.nucleus_sampling, of.penalties, of.adapters, of.counts_said):
+    deployed = {"nucleus_sampling": nucleus, "penalties": penalties, "adapters": adapters, "counts_said": counts,
+                "filled_rows": filled}  # fmt: skip
+    if all(getattr(of, name) == value for name, value in deployed.items()):
         return of
-    return replace(of, nucleus_sampling=nucleus, penalties=penalties, adapters=adapters, counts_said=counts)
+    return replace(of, **deployed)
 
 
 def _model(of: Model | WhatIf | str) -> Model:

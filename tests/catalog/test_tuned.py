@@ -4,7 +4,7 @@ import pytest
 
 from evaluator.catalog import load_calibration, names
 from evaluator.catalog.engines import ENGINES
-from evaluator.catalog.tuned import crowded_bandwidth, tuned_experts
+from evaluator.catalog.tuned import crowded_bandwidth, filled_experts, tuned_experts
 from evaluator.errors import InputError
 
 
@@ -99,3 +99,32 @@ def test_a_list_of_no_use_is_refused(mine, old, new, message):
     with pytest.raises(InputError) as raised:
         tuned_experts("sglang", "h100-sxm")
     assert message in str(raised.value)
+
+
+FILLED = "filled: {rows: 127, since: '0.3', before: '0.4', most_shards: 2, devices: {h800: {flops_efficiency: 0.7, "
+FILLED += "bandwidth_efficiency: 1.0, knee: 0.5}}}\n"
+
+
+def test_kernels_that_fill_up_experts_are_read(mine):
+    mine.write_text(GOOD.replace("{tuned: mine}", "{tuned: mine, filled: mine}") + FILLED)
+    kernel = filled_experts("sglang", (0, 3, 5), 2)
+    assert kernel is not None and kernel.devices["h800"] == (0.7, 1.0, 0.5) and kernel.rows == 127
+    assert filled_experts("sglang", (0, 3), 4) is filled_experts("sglang", (0, 4), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("rows: 127", "rows: 0", "sglang.yaml: filled.rows: "),
+        ("'0.3'", "soon", "sglang.yaml: filled.since: expected a release"),
+        ("h800", "h801", "sglang.yaml: filled.devices.h801: no such device"),
+        ("knee: 0.5", "knee: 1.5", "sglang.yaml: filled.devices.h800.knee: "),
+        (", filled: mine", "", "sglang.yaml: sources.filled: missing"),
+    ],
+)
+def test_such_kernels_of_no_use(mine, old, new, message):
+    text = GOOD.replace("{tuned: mine}", "{tuned: mine, filled: mine}") + FILLED
+    mine.write_text(text.replace(old, new))
+    with pytest.raises(InputError) as caught:
+        filled_experts("sglang", (0, 3), 1)
+    assert message in str(caught.value)

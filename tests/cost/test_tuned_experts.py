@@ -12,7 +12,8 @@ from evaluator.cost.breakdown import breakdown
 from evaluator.cost.fold import fold_devices
 from evaluator.cost.precision import Precision
 from evaluator.cost.rates import OP_CLASSES
-from tests.cost.fixtures import H100, PERFECT
+from evaluator.replica import ReplicaSpec, build
+from tests.cost.fixtures import H100, PERFECT, QWEN3_235B
 
 MIXTRAL = load_model("mixtral-8x7b")
 BF16 = Precision(weights="bf16")
@@ -94,3 +95,48 @@ def test_prompts_of_mixtral_are_faster_where_sglang_has_a_table():
             times[hardware, ranks] = float(iteration_time(fold(experts(Parallel(ranks)), device, found), batch))
     assert times["h100-sxm", 1] > 4 * times["h100-sxm", 2]
     assert times["h200-sxm", 1] == pytest.approx(2 * times["h200-sxm", 2], rel=0.15)
+
+
+BLOCKS = Precision(weights="fp8_block")
+
+
+@pytest.mark.parametrize(
+    ("more", "rows"),
+    [
+        ({}, 127),
+        ({"engine_version": "0.14.1", "hardware": "h200-sxm"}, 127),  # the nearest device of its architecture
+        ({"engine_version": "0.11.0"}, 0),
+        ({"engine_version": "0.15.0"}, 0),
+        ({"engine_version": None}, 0),
+        ({"precision": BF16}, 0),
+        ({"hardware": "b200-sxm"}, 0),  # nobody measured the kernel there
+        ({"calibration": "datasheet"}, 0),
+        ({"parallel": Parallel(8, 1, 1), "model": "deepseek-v3"}, 0),  # shared by eight
+        ({"engine": "sglang", "engine_version": None}, 0),
+    ],
+)
+def test_releases_that_fill_up_experts_with_block_scales(more, rows):
+    asked = {"model": "qwen3-235b-a22b", "hardware": "h100-sxm", "precision": BLOCKS, "parallel": Parallel(4, 1, 4)}
+    built = build(ReplicaSpec(**(asked | {"engine_version": "0.11.1"} | more)))
+    assert built.model.filled_rows == rows
+    assert (built.calibration.efficiencies.get("grouped_gemm_8bit", PERFECT.of("gemm")).filled_rows == rows) or not rows
+
+
+def test_all_experts_held_are_computed_whether_or_not_a_token_comes():
+    """Two ranks hold 64 experts each, which take 128 rows for one token as for any: FLOPs, activation and visits of both."""
+    one = replace(QWEN3_235B, filled_rows=127.0)
+    parallel = Parallel(2, 1, 2)
+    found = {each.name: each for each in operators(one, BLOCKS, parallel)}
+    kernel = replace(PERFECT.of("grouped_gemm"), filled_rows=127.0)
+    calibration = replace(PERFECT, efficiencies={**PERFECT.efficiencies, "grouped_gemm_8bit": kernel})
+    up = (found["experts.gate_up"],)
+    times = [time_of(up, calibration, tokens) for tokens in (1.0, 10_000.0, 20_000.0)]
+    row_s = 94 * 2 * 4096 * 2 * 1536 / 1979e12
+    assert times[0] == pytest.approx((64 * 127 + 8) * row_s, rel=1e-6)
+    # Visits of both ranks, also those of the other one's experts.
+    assert times[2] - times[1] == pytest.approx(10_000 * 8 * row_s, rel=1e-6)
+    extra = found["experts.filled"]
+    assert extra.weight_bytes == 94 * 64 * 127 * 1536 * 9 and extra.activation_bytes == 94 * 4 * 1536 * 9
+    parts = breakdown((found["experts.gate_up"], extra), H100, calibration, decode_batch(1.0, 1.0, None))
+    assert parts[0].bound == "compute"
+    assert "experts.filled" not in {each.name for each in operators(QWEN3_235B, BLOCKS, parallel)}

@@ -170,6 +170,19 @@ def test_llama4_alternates_attention_and_experts():
     assert kinds[1].feed_forward.shared_intermediate == 8192
 
 
+def test_queries_and_keys_are_normalised_where_code_or_config_say_so():
+    plain = {**LLAMA, "head_dim": 64}
+    always = ("qwen3", "gemma3_text", "olmo2", "apertus")
+    assert all(import_config({**plain, "model_type": kind}).layers[0].mixer.qk_norm for kind in always)
+    for key in ("use_qk_norm", "qk_layernorm", "qk_norm"):
+        assert import_config({**plain, key: True}).layers[0].mixer.qk_norm
+    assert not import_config(plain).layers[0].mixer.qk_norm
+    # Llama 4 normalises what it rotates, which Maverick's configuration turns off.
+    seen = {name: [kind.mixer.qk_norm for kind in load_model(f"llama-4-{name}").layers]
+            for name in ("scout-17b-16e", "maverick-17b-128e")}  # fmt: skip
+    assert seen == {"scout-17b-16e": [True, False], "maverick-17b-128e": [False] * 3}
+
+
 def test_gpt_oss_alternates_windows():
     kinds = load_model("gpt-oss-120b").layers
     assert [(kind.count, kind.mixer.window, kind.mixer.bias) for kind in kinds] == [(18, 128, True), (18, None, True)]

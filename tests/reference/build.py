@@ -47,7 +47,8 @@ def random_cost(rng: np.random.Generator, *, experts: bool, windowed: bool, scal
         phases = [rng.uniform(0.2, 1.0, count) * phase * scale for phase in (flop, weight, activation)]
         knee, waves = rng.uniform(0.0, 0.4, count), rng.uniform(0.0, 2.0, count)
         waves_s = rng.uniform(0.0, 1e-3, count) * scale
-        more = {"crowd": np.full(count, 5.0), "crowded": 0.5 * phases[1], "padding": 0.3 * phases[1]}
+        more = {"crowd": np.full(count, 5.0), "crowded": 0.5 * phases[1], "padding": 0.3 * phases[1],
+                "filled": 0.2 * phases[1]}  # fmt: skip
         return OperatorRows(*phases, knee, waves, waves_s, tile_pass_s=400.0 * phases[0], **more)
 
     def attention(count: int) -> AttentionRows:

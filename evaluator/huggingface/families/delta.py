@@ -19,7 +19,7 @@ from evaluator.huggingface.recurrences import gated_delta, kimi_delta, lightning
 
 def _qwen(moe: bool) -> Family:
     return Family(
-        {"full": softmax(gate="attn_output_gate"), "linear": gated_delta},
+        {"full": softmax(gate="attn_output_gate", qk_norm=True), "linear": gated_delta},
         {"dense": gated_silu(), "moe": experts(shared_gate=True)},
         mixer_rule=every("full_attention_interval", "full", "linear", default=4),
         block_rule=always("moe" if moe else "dense"),

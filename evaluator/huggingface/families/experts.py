@@ -11,6 +11,7 @@ from evaluator.huggingface.blocks import dense, experts, gated_silu, without_exp
 from evaluator.huggingface.config import Config
 from evaluator.huggingface.families.plain import (
     HUNYUAN_UNUSED,
+    NORMALISED,
     MUSE_UNUSED,
     QWEN_UNUSED,
     attention_kinds,
@@ -29,6 +30,7 @@ _QWEN_BLOCKS = {"dense": gated_silu(), "moe": experts(shared_gate=True)}
 # ``intermediate_size`` is the width of dense layers: Qwen's configs state it where no layer is dense, too.
 _QWEN_IGNORED = QWEN_UNUSED | keys("intermediate_size shared_expert_intermediate_size")
 QWEN_MOE = replace(MOE, blocks=_QWEN_BLOCKS, ignored=_QWEN_IGNORED)
+QWEN3_MOE = replace(QWEN_MOE, mixers=NORMALISED)
 
 
 def _llama4_rotated(config: Config, layers: int) -> Words:
@@ -41,6 +43,13 @@ def _llama4_rotated(config: Config, layers: int) -> Words:
     if len(flags) != layers:
         raise InputError(f"{config.place('no_rope_layers')}: {len(flags)} entries for {layers} layers")
     return ["chunked" if flag else "full" for flag in flags]
+
+
+def _llama4_unrotated(config: Config) -> SoftmaxAttention:
+    attention = softmax()(config)
+    assert isinstance(attention, SoftmaxAttention)
+    # ``Llama4TextAttention`` of transformers normalises queries and keys that it rotates, and no others.
+    return replace(attention, qk_norm=False)
 
 
 def _llama4_experts(config: Config) -> FeedForward:
@@ -122,7 +131,7 @@ def _blocks(config: Config) -> int | None:
 
 
 LLAMA4 = Family(
-    {"full": softmax(), "chunked": windowed(softmax(), "attention_chunk_size", chunked=True)},
+    {"full": _llama4_unrotated, "chunked": windowed(softmax(), "attention_chunk_size", chunked=True)},
     {"dense": gated_silu("intermediate_size_mlp"), "moe": _llama4_experts},
     mixer_rule=_llama4_rotated,
     block_rule=always("moe"),
@@ -156,7 +165,7 @@ _STEP_UNUSED = keys(
 
 def _step_window(config: Config) -> SoftmaxAttention:
     """Step-3.5: windowed layers may have heads of their own, in a number or in ``attention_other_setting``."""
-    attention = windowed(softmax())(config)
+    attention = windowed(softmax(qk_norm=True))(config)
     assert isinstance(attention, SoftmaxAttention)
     heads = config.integer("num_sliding_attention_heads", attention.heads)
     if not config.has("attention_other_setting"):
@@ -173,7 +182,7 @@ def _step_window(config: Config) -> SoftmaxAttention:
 
 STEP = replace(
     MOE,
-    mixers={"full": softmax(), "window": _step_window},
+    mixers={"full": softmax(qk_norm=True), "window": _step_window},
     ignored=_STEP_UNUSED - {"share_q_dim"} | keys("num_sliding_attention_heads"),
 )
 BAILING = replace(
@@ -221,8 +230,8 @@ ERNIE_VL = replace(
 FAMILIES: Mapping[str, Family] = {
     "mixtral": MIXTRAL,
     "qwen2_moe": replace(QWEN_MOE, mixers=_BIASED),
-    "qwen3_moe": QWEN_MOE,
-    "qwen3_vl_moe_text": QWEN_MOE,
+    "qwen3_moe": QWEN3_MOE,
+    "qwen3_vl_moe_text": QWEN3_MOE,
     "flint": replace(QWEN_MOE, blocks={"dense": gated_silu(), "moe": experts()}, defaults={"head_dim": 128}),
     "kolibri1": replace(QWEN_MOE, blocks={"dense": gated_silu(), "moe": experts()}),
     "llama4": LLAMA4,
@@ -241,14 +250,14 @@ FAMILIES: Mapping[str, Family] = {
         mixers=attention_kinds(softmax(output_bias=False)),
         ignored=keys("input_jitter_noise lm_head_bias mlp_bias"),
     ),
-    "olmoe": MIXTRAL,
-    "flex_olmo": MIXTRAL,
+    "olmoe": replace(MIXTRAL, mixers=NORMALISED),
+    "flex_olmo": replace(MIXTRAL, mixers=NORMALISED),
     "granitemoe": GRANITE_MOE,
     "granitemoe_swa": GRANITE_MOE,
     "granitemoeshared": GRANITE_MOE,
     "glm4_moe": GLM4_MOE,
     "glm4v_moe_text": GLM4_MOE,
-    "dots1": replace(MOE, ignored=_FIRST_DENSE | QWEN_UNUSED),
+    "dots1": replace(MOE, mixers=NORMALISED, ignored=_FIRST_DENSE | QWEN_UNUSED),
     "ernie4_5_moe": replace(
         MOE,
         tied=True,
@@ -261,7 +270,7 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
     # The released class has a shared expert always, whether or not the config counts it.
-    "hunyuan_v1_moe": replace(MOE, defaults={"n_shared_experts": 1}, ignored=HUNYUAN_UNUSED),
+    "hunyuan_v1_moe": replace(MOE, mixers=NORMALISED, defaults={"n_shared_experts": 1}, ignored=HUNYUAN_UNUSED),
     "hunyuan": replace(MOE, ignored=HUNYUAN_UNUSED),
     "minimax_m2": replace(
         MIXTRAL,
@@ -278,7 +287,7 @@ FAMILIES: Mapping[str, Family] = {
     "bailing_moe_v2": BAILING,
     "afmoe": replace(
         MOE,
-        mixers=attention_kinds(softmax(gate=True)),
+        mixers=attention_kinds(softmax(gate=True, qk_norm=True)),
         mixer_rule=every("global_attn_every_n_layers", "full", "window", default=4),
         ignored=_FIRST_DENSE
         | keys(
@@ -289,7 +298,7 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
     "beam": replace(MOE, mixers=attention_kinds(softmax(gate=True))),
-    "exaone_moe": replace(MOE, ignored=_FIRST_DENSE | keys("first_last_k_dense_replace")),
+    "exaone_moe": replace(MOE, mixers=NORMALISED, ignored=_FIRST_DENSE | keys("first_last_k_dense_replace")),
     "cohere2_moe": replace(
         MOE,
         blocks={"moe": experts(key="intermediate_size"), "dense": dense()},

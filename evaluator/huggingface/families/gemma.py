@@ -8,9 +8,9 @@ from dataclasses import replace
 from evaluator.catalog.model import DenseFeedForward, FeedForward, Mixer, MoeFeedForward, SoftmaxAttention
 from evaluator.huggingface.blocks import dense, experts, with_branch
 from evaluator.huggingface.config import Config
-from evaluator.huggingface.families.plain import GATED
+from evaluator.huggingface.families.plain import GATED, NORMALISED
 from evaluator.huggingface.family import Family, keys
-from evaluator.huggingface.mixers import MixerReader, softmax, windowed
+from evaluator.huggingface.mixers import MixerReader
 from evaluator.huggingface.pattern import every
 
 
@@ -89,7 +89,7 @@ _GEMMA3_DEFAULTS = {
 GEMMA2 = replace(GATED, tied=True, mixer_rule=every("layers_between", "full", "window", default=2),
                  keys={"layers_between": ("layers_between",)},
                  defaults={"head_dim": 256, "sliding_window": 4096})  # fmt: skip
-GEMMA3 = replace(GATED, tied=True, mixer_rule=every("sliding_window_pattern", "full", "window", default=6),
+GEMMA3 = replace(GATED, mixers=NORMALISED, tied=True, mixer_rule=every("sliding_window_pattern", "full", "window", default=6),
                  defaults=_GEMMA3_DEFAULTS)  # fmt: skip
 GEMMA3N = replace(
     GEMMA3,
@@ -111,7 +111,7 @@ GEMMA3N = replace(
 
 GEMMA4 = replace(
     GEMMA3,
-    mixers={"full": _gemma4(softmax()), "window": windowed(softmax())},
+    mixers={"full": _gemma4(NORMALISED["full"]), "window": NORMALISED["window"]},
     blocks={"dense": _gemma4_block},
     lookups=_per_layer_tables,
     defaults=_GEMMA3_DEFAULTS

@@ -125,7 +125,7 @@ _LFM_UNUSED = keys(
         """
     )  # fmt: skip
 LFM2 = Family(
-    {"full": softmax(), "linear": short_convolution},
+    {"full": softmax(qk_norm=True), "linear": short_convolution},
     {"dense": _lfm2_width},
     mixer_rule=always("full"),
     tied=True,
@@ -212,7 +212,7 @@ FAMILIES: Mapping[str, Family] = {
     "bailing_moe_linear_v2": RING_LINEAR,
     "lfm2": LFM2,
     "lfm2_moe": replace(LFM2, blocks={"dense": dense(), "moe": experts()}, block_rule=always("moe")),
-    "lfm3": replace(LFM2, blocks={"dense": dense()}, mixers={**LFM2.mixers, "window": windowed(softmax())}),
+    "lfm3": replace(LFM2, blocks={"dense": dense()}, mixers={**LFM2.mixers, "window": windowed(softmax(qk_norm=True))}),
     "recurrent_gemma": Family(
         # Griffin has no attention over the whole context: ``attention`` in its ``block_types`` is local.
         {"full": windowed(softmax()), "linear": rg_lru},

@@ -50,7 +50,9 @@ QWEN_UNUSED = keys("sliding_window max_window_layers use_sliding_window")
 LLAMA = Family(attention_kinds(softmax()), {"dense": gated_silu()})
 MISTRAL = replace(LLAMA, mixer_rule=window_if_stated)
 QWEN2 = replace(LLAMA, mixers=attention_kinds(softmax(bias=True)), ignored=QWEN_UNUSED)
-QWEN3 = replace(LLAMA, ignored=QWEN_UNUSED)
+# Their code normalises queries and keys always (``q_norm`` and ``k_norm`` of transformers), and their configs have no key.
+NORMALISED = attention_kinds(softmax(qk_norm=True))
+QWEN3 = replace(LLAMA, mixers=NORMALISED, ignored=QWEN_UNUSED)
 # What LlamaConfig, MistralConfig and Qwen2Config of transformers have by default.
 _OF_7B = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 _LLAMA_1 = _OF_7B | {"intermediate_size": 11008, "vocab_size": 32000, "max_position_embeddings": 2048}
@@ -123,8 +125,8 @@ FAMILIES: Mapping[str, Family] = {
         ),
     ),
     "olmo": GATED,
-    "olmo2": GATED,
-    "olmo3": replace(GATED, mixer_rule=every("sliding_window_pattern", "full", "window", default=4)),
+    "olmo2": replace(GATED, mixers=NORMALISED),
+    "olmo3": replace(GATED, mixers=NORMALISED, mixer_rule=every("sliding_window_pattern", "full", "window", default=4)),
     "granite": GATED,
     "granite_swa": replace(GATED, tied=True),
     "seed_oss": replace(GATED, mixers=attention_kinds(softmax(bias=True)), ignored=keys("attention_out_bias")),
@@ -134,13 +136,13 @@ FAMILIES: Mapping[str, Family] = {
         ignored=QWEN_UNUSED | keys("no_rope_layers no_rope_layer_interval"),
         defaults={"num_key_value_heads": 4},
     ),
-    "exaone4": replace(GATED, mixer_rule=window_if_stated),
+    "exaone4": replace(GATED, mixers=NORMALISED, mixer_rule=window_if_stated),
     "exaone": replace(GATED, ignored=keys("rotary")),
     "ernie4_5": replace(GATED, tied=True, keys={"attention_bias": ("use_bias",)}),
-    "hunyuan_v1_dense": replace(GATED, ignored=HUNYUAN_UNUSED | keys("num_experts")),
+    "hunyuan_v1_dense": replace(GATED, mixers=NORMALISED, ignored=HUNYUAN_UNUSED | keys("num_experts")),
     "helium": replace(GATED, defaults={"head_dim": 128}),
     "arcee": UNGATED,
-    "apertus": replace(UNGATED, ignored=keys("post_norm qk_norm")),
+    "apertus": replace(UNGATED, mixers=NORMALISED, ignored=keys("post_norm")),
     "nemotron": replace(UNGATED, ignored=keys("norm_eps")),
     "jais2": replace(
         UNGATED,
@@ -166,7 +168,7 @@ FAMILIES: Mapping[str, Family] = {
     # DeciLM and Llama-Nemotron differ by layer: ``block_configs`` says how, which ``Config.at`` lays over the keys.
     "deci": GATED,
     "nemotron-nas": GATED,
-    "stablelm": replace(GATED, ignored=keys("use_parallel_residual qk_layernorm")),
+    "stablelm": replace(GATED, ignored=keys("use_parallel_residual")),
     "iquestcoder": GATED,
     "mllama_text_model": replace(
         LLAMA,

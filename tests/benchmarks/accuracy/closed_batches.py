@@ -35,7 +35,7 @@ from tests.benchmarks.accuracy.slices import judged
 
 FILE = "mlenergy_h100_chat.csv"
 HARDWARE = "h100-sxm"
-RELEASE = "0.11"
+RELEASE = "0.11.1"
 PROMPT_TOKENS = 270.0
 GENERATED = 0.83
 """Prompts are not published. Where fewer sequences ran than there were seats, the KV cache was full, and the mean
@@ -49,6 +49,9 @@ IMPORTED = {"gemma-3-27b-it": "gemma-3-27b", "nvidia-nemotron-nano-12b-v2": "nem
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 BLOCK_SCALES = ("Qwen/",)
 """Whose fp8 has a scale per block of 128 x 128 weights (``weight_block_size`` of the published configurations)."""
+OWN_FP8 = ("meta-llama/Llama-3.1-405B-Instruct-FP8",)
+"""Whose fp8 is of feed-forwards alone: "we do not quantize parameters in the self-attention layers of the model" (The Llama
+3 Herd of Models, arXiv:2407.21783, section 6.2; neither are the first and the last layer, which is left out here)."""
 PLACE = Place("closed batches", "sampling")
 BATCHES = (0, 8, 16, 32, 64, 128, 256, 1024)
 
@@ -80,6 +83,8 @@ def design(row: pd.Series) -> Design:
     weights = DTYPES[row["weight_precision"]]
     if weights == "fp8" and row["model_id"].startswith(BLOCK_SCALES):
         weights = "fp8_block"
+    if row["model_id"] in OWN_FP8:
+        model, weights = replace(model, checkpoint=replace(model.checkpoint, feed_forward="fp8")), "checkpoint"
     # Every request asks for top-p and a penalty, whatever the model's own configuration says.
     asked = replace(model, nucleus_sampling=True, penalties=True)
     return Design(asked, row["num_gpus"], row["expert_parallel"], Precision(weights))

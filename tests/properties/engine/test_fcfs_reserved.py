@@ -158,7 +158,7 @@ def _busy_case(name: str) -> Case:
     waits = name in ("cost.pieces_s", "cost.between_s", "cost.captured_tokens")
     cost = cost._replace(pieces_s=0.03 * waits, between_s=0.03 * waits)
     if name.startswith("cost.adapter"):
-        rows = cost.expert_rows._replace(crowded=np.zeros(2), padding=np.zeros(2))
+        rows = cost.expert_rows._replace(crowded=np.zeros(2), padding=np.zeros(2), filled=np.zeros(2))
         # Three sequences name 2.3 of the four; with 2 places at most it is these that count.
         most = np.array([2.0 if name.endswith("most") else 4.0])
         cost = cost._replace(adapter_rows=rows, adapter_groups=AdapterGroups(np.array([4.0]), np.log1p([-0.25]), most))
@@ -177,7 +177,7 @@ PRODUCT = ("flop", "weight", "activation", "knee")
 ROW_FIELDS = {  # which of the fields of its rows a group of operators has a use for
     "token_rows": (*PRODUCT, "waves", "wave_s", "tile_pass_s"),
     "sequence_rows": PRODUCT,
-    "expert_rows": (*PRODUCT, "crowd", "crowded", "padding"),
+    "expert_rows": (*PRODUCT, "crowd", "crowded", "padding", "filled"),
     "prefill_rows": AttentionRows._fields,
     "prefill_window_rows": AttentionRows._fields,
     "ramp_rows": RampRows._fields,
