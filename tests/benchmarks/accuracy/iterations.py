@@ -13,12 +13,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-import evaluator
 from evaluator.accuracy.cases import STATISTICS, plain
 from evaluator.catalog import load_model
 from evaluator.compare.expected import ROW
+from evaluator.cost.batch import decode_batch, prefill_batch, together
+from evaluator.cost.iteration import BatchStatistics, IterationCost, iteration_time, padded
+from evaluator.cost.lockstep import Counts, Ranks, graph_tokens, launched_alone, rank_cost, steps_together, time_alone
+from evaluator.cost.memory import model_window
 from evaluator.cost.parallel import Parallel
-from evaluator.replica import ReplicaSpec
+from evaluator.cost.quantities import batch_tokens
+from evaluator.replica import ReplicaSpec, build, passage
 from tests.benchmarks.accuracy.coverage import told_by
 from tests.benchmarks.accuracy.slices import judged
 
@@ -28,6 +32,7 @@ MODELS = {"Qwen/Qwen3-32B": "qwen3-32b", "Qwen/Qwen3.6-35B-A3B": "qwen3.5-35b-a3
 LAYOUT = ["model", "tensor_parallel", "expert_parallel", "data_parallel"]
 RELEASE = "0.20"
 LARGEST_GRAPH = 512
+MOST_SEQUENCES = 1024.0
 AT_A_TIME = (0, 8, 16, 32, 1024)
 """Decodes that part the rows of a server, on a data-parallel rank; 32 requests were served at a time."""
 FEWEST = 20
@@ -97,14 +102,19 @@ def predicted_ms(part: pd.DataFrame, layout: tuple) -> np.ndarray:
     # The file has what decodes attended to before; with the new token they attend to one more.
     context = np.where(decodes > 0, part["decode_kv_tokens"].to_numpy() / np.maximum(decodes, 1) + 1, 0)
     empty = computed + decodes == 0
+    served = (part["segment"] != "sweep").to_numpy()
+
+    asked = replace(load_model(MODELS[model]), nucleus_sampling=False)
+    split = Parallel(int(tensor), 1, int(expert), int(data))
 
     def seconds(unequal: float | None) -> np.ndarray:
-        return evaluator.iteration_time(
-            replace(load_model(MODELS[model]), nucleus_sampling=False), HARDWARE,
-            prompt_tokens=computed / prompts, history_tokens=history / prompts, prompts=prompts,
-            decodes=np.where(empty, 1, decodes), context_tokens=context, unequal=unequal,
-            tensor_parallel=int(tensor), expert_parallel=int(expert), data_parallel=int(data), engine_version=RELEASE,
-        )  # fmt: skip
+        spec = ReplicaSpec(asked, HARDWARE, parallel=split, unequal=unequal, engine_version=RELEASE)
+        window = model_window(asked)
+        computing = prefill_batch(prompts * (computed > 0), computed / prompts, window, history / prompts)
+        decoding = decode_batch(np.where(empty, 1.0, decodes), context, window)
+        cost = passage(build(spec)).cost
+        # A sweep sends all ranks the same at once.
+        return np.where(served, _seconds(cost, computing, decoding, int(data)), _seconds(cost, computing, decoding, 1))
 
     equal_s, twice_s = seconds(0.0), seconds(1.0)
     # Sweeps are of equal contexts; nobody recorded the longest of data-parallel ranks, which is then as in a chat.
@@ -113,6 +123,23 @@ def predicted_ms(part: pd.DataFrame, layout: tuple) -> np.ndarray:
     longer = np.where(decodes > 0, longer, 0)
     times = np.where(np.isnan(longer), seconds(None), equal_s + longer * (twice_s - equal_s))
     return np.where(empty, np.nan, 1e3 * times)
+
+
+def _seconds(cost: IterationCost, computing: BatchStatistics, decoding: BatchStatistics, data: int) -> np.ndarray:
+    """Of the rank that was recorded. Other ranks have as many decodes and no prompts, which come so seldom that two ranks
+    hardly compute one at the same time: of 8,000 tokens their experts then see 1,000 each, where all that all ranks
+    had would be 8,000."""
+    own = together(computing, decoding)
+    if data == 1:
+        return np.asarray(iteration_time(cost, own))
+    device, batches = rank_cost(cost), (own, *(decoding,) * (data - 1))
+    tokens = [np.maximum(batch_tokens(device, batch), 1.0) for batch in batches]
+    seen = [padded(each, graph_tokens(device)) for each in tokens]
+    alone = np.maximum(time_alone(device, own), time_alone(device, decoding))
+    counts = Counts(np.maximum(*tokens[:2]), sum(tokens) / data, sum(seen) / data)
+    # One iteration: how it goes on with other contexts does not matter.
+    ranks = Ranks(counts, alone, 0.0, 0.0, launched_alone(device, own))
+    return np.asarray(steps_together(cost, ranks, MOST_SEQUENCES).first_s)
 
 
 def _slices(table: pd.DataFrame) -> list[str]:
