@@ -285,7 +285,9 @@ class Model:
     nucleus_sampling: bool = False  # its generation_config.json asks for top-p, which engines then do by default
     penalties: bool = False  # the same of a penalty for what was said before (repetition, presence, frequency)
     counts_said: bool = False  # as deployed, of no file: the engine penalises by counts that it keeps on the device
-    filled_rows: float = 0.0  # as deployed, of no file: with which kernels fill up every expert (``tuned.FilledExperts``)
+    filled_rows: float = (
+        0.0  # as deployed, of no file: with which kernels fill up every expert (``tuned.FilledExperts``)
+    )
     prediction_layers: int = 0  # modules for the tokens after the next that come with it (MTP), none of its ``layers``
     adapters: Adapters | None = None  # with which it is deployed; none of any file
 

@@ -5,9 +5,9 @@ experts held and their width, and default tiles where there is none. These are u
 engine may have figures for both (``grouped_gemm``, ``grouped_gemm_tuned``). Of releases whose default tiles differ
 from those that a set was fitted to, the list says how much of the bandwidth they reach.
 
-Where weights have block scales, some releases leave the products to a library whose kernel walks through whole tiles of
-rows, one of which is of one expert (DeepGEMM, ``m_grouped_fp8_gemm_nt_contiguous``). The host does not know how many rows
-come to an expert, so it makes room for the most, and the kernel computes all of it: ``FilledExperts``.
+Where weights have block scales, some releases leave the products to a library whose kernel walks through whole tiles
+of rows, each of one expert (DeepGEMM, ``m_grouped_fp8_gemm_nt_contiguous``). The host does not know how many rows come
+to an expert, so it makes room for the most, and the kernel computes all of it: ``FilledExperts``.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def crowded_bandwidth(engine: str, hardware: str, release: Release) -> float | N
 
 
 def filled_experts(engine: str, release: Release, shards: int) -> FilledExperts | None:
-    """The kernel that a release takes for experts with block scales, each shared by so many devices, where it fills them
-    up; None where it does not. Errors: as of ``tuned_experts``."""
+    """The kernel that a release takes for experts with block scales, each shared by so many devices, where it fills
+    them up; None where it does not. Errors: as of ``tuned_experts``."""
     filled = _tiles(engine).filled
     return filled if filled is not None and filled.runs(release, shards) else None
 

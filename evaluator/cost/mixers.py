@@ -103,7 +103,10 @@ def _softmax_attention(model: Model, mixer: SoftmaxAttention, precision: Precisi
     stored = 0.0 if mixer.shared_kv or mixer.bidirectional else read
     # Queries and output, new keys and values read and stored.
     token_bytes = (heads + keys) * (dim + mixer.value_size) * stream + stored
-    around = [_ATTENTION_LAUNCH, traffic("attention.elementwise", elements * stream, 3.0 + mixer.output_gate + mixer.qk_norm)]
+    around = [
+        _ATTENTION_LAUNCH,
+        traffic("attention.elementwise", elements * stream, 3.0 + mixer.output_gate + mixer.qk_norm),
+    ]
     prefill = Operator(
         f"attention.prefill{suffix}", "attention_prefill", "prefill_window" if window else "prefill", dtype=dtype,
         flops=flops, activation_bytes=read, launches=0.0, heads=heads, kv_heads=kv_heads, token_bytes=token_bytes,

@@ -84,9 +84,10 @@ def unit_times(work: Coefficients, rate: Rates) -> UnitTimes:
     ``quantise_bytes`` per element and takes ``quantise_row_s`` per row: it looks for the largest of a row first.
     The rows that visit an expert end in a tile that is computed whole: every expert touched costs the FLOPs of
     ``fill_rows`` more. A kernel that does not know on the host which experts are touched fills up all that a device
-    holds, by ``filled_rows`` each (DeepGEMM under vLLM, ``catalog.tuned.FilledExperts``). A kernel whose tiles nobody tuned for the shape takes larger ones as soon as more tokens than it
-    holds experts come to the device, and reads weights at ``crowded_bandwidth`` of the bandwidth from then on (SGLang,
-    ``get_default_config``: tiles of 16 x 32 x 64 up to there, of 64 x 64 x 32 beyond).
+    holds, by ``filled_rows`` each (DeepGEMM under vLLM, ``catalog.tuned.FilledExperts``). A kernel whose tiles nobody
+    tuned for the shape takes larger ones as soon as more tokens than it holds experts come to the device, and reads
+    weights at ``crowded_bandwidth`` of the bandwidth from then on (SGLang, ``get_default_config``: tiles of
+    16 x 32 x 64 up to there, of 64 x 64 x 32 beyond).
     The figures of a collective depend on how many devices of a node take part (``work.size`` interpolates them).
     """
     kind = work.op_class

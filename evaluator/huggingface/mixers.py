@@ -26,8 +26,9 @@ def softmax(
 
     ``bias``: on queries, keys and values where the config has no ``attention_bias``; ``gate``: the output gate, or the
     key that says whether there is one (with true where it is absent); ``qk_norm``: queries and keys are normalised
-    where no key says otherwise; ``values``: heads of values have their own size, ``v_head_dim``; ``one_kv_head`` tells multi-query attention; ``prefix`` of keys that this kind of layer has for
-    itself, the ones without being its defaults.
+    where no key says otherwise; ``values``: heads of values have their own size, ``v_head_dim``; ``one_kv_head`` tells
+    multi-query attention; ``prefix`` of keys that this kind of layer has for itself, the ones without being its
+    defaults.
     """
 
     def read(config: Config) -> SoftmaxAttention:

@@ -213,7 +213,9 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     beyond = hardware.hypothetical or of_other_engine
     filled = _filled(spec, described, hardware, calibration)
     # `Same`: caches by identity, since a model hashes by all of its layers.
-    model = _asking(Same(described), spec.asked, spec.adapters, _counts_said(spec, described), filled.rows if filled else 0.0)
+    model = _asking(
+        Same(described), spec.asked, spec.adapters, _counts_said(spec, described), filled.rows if filled else 0.0
+    )
     delta_rule = None if of_other_engine else _delta_rule(spec, model, hardware, calibration)
     # Figures of whole iterations have what is sent in them.
     exchange = exchange_figures(spec.parallel.exchange, hardware) if calibration.form == "roofline" else None
@@ -383,9 +385,7 @@ def _counts_said(spec: ReplicaSpec, model: Model) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def _asking(
-    model: Same[Model], asked: AskedOfSampler, adapters: Adapters | None, counts: bool, filled: float
-) -> Model:
+def _asking(model: Same[Model], asked: AskedOfSampler, adapters: Adapters | None, counts: bool, filled: float) -> Model:
     """The model with these adapters, whose requests ask this of the sampler; the same object for all that ask so.
     ``counts``: how the engine penalises what was said, where they ask for it (``Model.counts_said``). ``filled``: rows
     with which its kernels fill up experts (``Model.filled_rows``)."""
@@ -393,12 +393,11 @@ def _asking(
     nucleus = of.nucleus_sampling if asked.nucleus is None else asked.nucleus
     penalties = of.penalties if asked.penalties is None else asked.penalties
     counts = penalties and counts
-    # The very object: costings are shared by the identity of their model.
-    deployed = {"nucleus_sampling": nucleus, "penalties": penalties, "adapters": adapters, "counts_said": counts,
-                "filled_rows": filled}  # fmt: skip
-    if all(getattr(of, name) == value for name, value in deployed.items()):
-        return of
-    return replace(of, **deployed)
+    # The very object where nothing changes: costings are shared by the identity of their model.
+    deployed = replace(
+        of, nucleus_sampling=nucleus, penalties=penalties, adapters=adapters, counts_said=counts, filled_rows=filled
+    )
+    return of if deployed == of else deployed
 
 
 def _model(of: Model | WhatIf | str) -> Model:

@@ -123,7 +123,7 @@ def test_releases_that_fill_up_experts_with_block_scales(more, rows):
 
 
 def test_all_experts_held_are_computed_whether_or_not_a_token_comes():
-    """Two ranks hold 64 experts each, which take 128 rows for one token as for any: FLOPs, activation and visits of both."""
+    """Two ranks hold 64 experts each, of which 127 rows are computed for one token as for any."""
     one = replace(QWEN3_235B, filled_rows=127.0)
     parallel = Parallel(2, 1, 2)
     found = {each.name: each for each in operators(one, BLOCKS, parallel)}

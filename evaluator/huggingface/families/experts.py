@@ -11,8 +11,8 @@ from evaluator.huggingface.blocks import dense, experts, gated_silu, without_exp
 from evaluator.huggingface.config import Config
 from evaluator.huggingface.families.plain import (
     HUNYUAN_UNUSED,
-    NORMALISED,
     MUSE_UNUSED,
+    NORMALISED,
     QWEN_UNUSED,
     attention_kinds,
     window_if_stated,

@@ -89,8 +89,8 @@ _GEMMA3_DEFAULTS = {
 GEMMA2 = replace(GATED, tied=True, mixer_rule=every("layers_between", "full", "window", default=2),
                  keys={"layers_between": ("layers_between",)},
                  defaults={"head_dim": 256, "sliding_window": 4096})  # fmt: skip
-GEMMA3 = replace(GATED, mixers=NORMALISED, tied=True, mixer_rule=every("sliding_window_pattern", "full", "window", default=6),
-                 defaults=_GEMMA3_DEFAULTS)  # fmt: skip
+GEMMA3 = replace(GATED, mixers=NORMALISED, tied=True, defaults=_GEMMA3_DEFAULTS,
+                 mixer_rule=every("sliding_window_pattern", "full", "window", default=6))  # fmt: skip
 GEMMA3N = replace(
     GEMMA3,
     blocks={"dense": with_branch(dense(), _per_layer_columns)},

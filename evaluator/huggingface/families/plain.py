@@ -50,7 +50,7 @@ QWEN_UNUSED = keys("sliding_window max_window_layers use_sliding_window")
 LLAMA = Family(attention_kinds(softmax()), {"dense": gated_silu()})
 MISTRAL = replace(LLAMA, mixer_rule=window_if_stated)
 QWEN2 = replace(LLAMA, mixers=attention_kinds(softmax(bias=True)), ignored=QWEN_UNUSED)
-# Their code normalises queries and keys always (``q_norm`` and ``k_norm`` of transformers), and their configs have no key.
+# Their code normalises queries and keys always (``q_norm`` and ``k_norm`` of transformers); no key says so.
 NORMALISED = attention_kinds(softmax(qk_norm=True))
 QWEN3 = replace(LLAMA, mixers=NORMALISED, ignored=QWEN_UNUSED)
 # What LlamaConfig, MistralConfig and Qwen2Config of transformers have by default.

@@ -50,8 +50,8 @@ DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 BLOCK_SCALES = ("Qwen/",)
 """Whose fp8 has a scale per block of 128 x 128 weights (``weight_block_size`` of the published configurations)."""
 OWN_FP8 = ("meta-llama/Llama-3.1-405B-Instruct-FP8",)
-"""Whose fp8 is of feed-forwards alone: "we do not quantize parameters in the self-attention layers of the model" (The Llama
-3 Herd of Models, arXiv:2407.21783, section 6.2; neither are the first and the last layer, which is left out here)."""
+"""Whose fp8 is of feed-forwards alone: "we do not quantize parameters in the self-attention layers of the model"
+(The Llama 3 Herd of Models, arXiv:2407.21783, section 6.2; the first and last layer, in 16 bits too, are not told)."""
 PLACE = Place("closed batches", "sampling")
 BATCHES = (0, 8, 16, 32, 64, 128, 256, 1024)
 

@@ -126,9 +126,8 @@ def predicted_ms(part: pd.DataFrame, layout: tuple) -> np.ndarray:
 
 
 def _seconds(cost: IterationCost, computing: BatchStatistics, decoding: BatchStatistics, data: int) -> np.ndarray:
-    """Of the rank that was recorded. Other ranks have as many decodes and no prompts, which come so seldom that two ranks
-    hardly compute one at the same time: of 8,000 tokens their experts then see 1,000 each, where all that all ranks
-    had would be 8,000."""
+    """Of the rank that was recorded. Others have as many decodes and no prompts, which come so seldom that two ranks
+    hardly compute one at the same time: of 8,000 tokens of one of eight ranks their experts see 1,000 a rank."""
     own = together(computing, decoding)
     if data == 1:
         return np.asarray(iteration_time(cost, own))
