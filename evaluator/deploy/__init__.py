@@ -53,7 +53,8 @@ def deploy(
     remarks = remarks_of(design, servers)
     if not target.routes:
         files |= router_script(design, servers)
-    # Targets whose router is one of these; others route by a scheduler of their own, and say so in their file.
+    remarks += target.remarks(design, servers)
+    # Targets whose router is one of these; others route by a scheduler of their own.
     if has_router(design) and target.name in ("vllm", "sglang", "compose", "kubernetes"):
         remarks += policies(design)[1]
     # With every target: a prediction is checked by sending the load that it was made for.

@@ -48,6 +48,12 @@ SHORTEST_FIRST = (
     Panel("TTFT p99 (s)", "ttft_s", 0.99, 1, (0.2, 1, 5, 20, 100)),
     Panel("whole answer, mean (s)", "e2e_s_mean", None, 1, (2, 3, 5, 7, 12)),
 )
+AGENTS = (
+    (0, Panel("task of one agent, mean (s)", "session_s_mean", None, 1, (30, 50, 100, 200, 300))),
+    (1, Panel("task with four sub-agents, mean (s)", "session_s_mean", None, 1, (30, 50, 100, 200, 300))),
+    (1, Panel("TTFT p90 with four sub-agents (s)", "ttft_s", 0.9, 1, (0.1, 0.2, 0.5, 1, 2))),
+)
+"""Panels with the depth of the agents that they show."""
 SPECULATIVE = (
     Panel("TPOT p90 (ms)", "tpot_s", 0.9, 1e3, (5, 10, 20, 50, 100), 50),
     Panel("whole answer, mean (s)", "e2e_s_mean", None, 1, (1, 2, 5, 10, 20)),
@@ -171,9 +177,44 @@ def _draw(path: Path, name: str, label: Callable[[xr.Dataset], str], panels: tup
     save(path, picture)
 
 
-def _line(axes: Any, ds: xr.Dataset, panel: Panel, colour: str, label: str) -> None:
+def draw_agents(path: Path) -> None:
+    """How long a task takes over the replicas, of one agent and of one with sub-agents; a line for each design."""
+    from evaluator.report.picture.canvas import canvas, save
+    from evaluator.report.picture.style import COLOURS
+    from evaluator.run import sweep
+    from evaluator.scenario import load_scenario
+
+    ds = sweep(load_scenario(SCENARIOS / "agents.yaml"))
+    labels = np.array([_cache_and_router(ds.isel(config=at)) for at in range(ds.sizes["config"])])
+
+    def picture() -> Any:
+        figure = canvas(11.0, 4.0)
+        figure.set_layout_engine("constrained")
+        row = figure.subplots(1, len(AGENTS))
+        for axes, (depth, panel) in zip(row, AGENTS, strict=True):
+            for colour, one in zip(COLOURS, dict.fromkeys(labels), strict=False):
+                rows = (labels == one) & (ds["depth"].values == depth)
+                _line(axes, ds.isel(config=rows), panel, colour, one, "replicas")
+            _finish(axes, panel)
+            axes.set_xscale("log", base=2)
+            counts = np.unique(ds["replicas"].values)
+            axes.set_xticks(counts, [f"{count:g}" for count in counts])
+            axes.set_xlabel("replicas of one L40S")
+        handles, names = row[0].get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=len(names), frameon=False)
+        figure.suptitle("Twelve tasks at a time, alone or shared with four sub-agents", x=0.01, ha="left", fontsize=12)
+        return figure
+
+    save(path, picture)
+
+
+def _cache_and_router(one: xr.Dataset) -> str:
+    return str(one["router"].item()) if one["prefix_caching"].item() else "no prefix cache"
+
+
+def _line(axes: Any, ds: xr.Dataset, panel: Panel, colour: str, label: str, x: str = "rate_rps") -> None:
     values = ds[panel.variable] if panel.quantile is None else ds[panel.variable].sel(quantile=panel.quantile)
-    shown, rate = panel.scale * values.values, ds["rate_rps"].values
+    shown, rate = panel.scale * values.values, ds[x].values
     calm = ~ds["saturated"].values
     axes.plot(rate, shown, color=colour, lw=1, alpha=0.4)
     axes.plot(rate[~calm], shown[~calm], "o", color=colour, ms=4, mfc="white")

@@ -57,6 +57,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "prefix-caching.png": Command("sweep prefix-caching"),
     "conversations.png": Command("sweep conversations"),
     "conversations-apart.png": Command("sweep conversations-apart"),
+    "agents.png": designs.draw_agents,
     "late-routers.png": Command("sweep late-routers"),
     "adapters.png": Command("sweep adapters"),
     "long-prompts.png": Command("sweep long-prompts"),

@@ -146,7 +146,8 @@ def test_dynamos_planner_scales_both_sides(rule):
     assert read["pools"]["d"]["autoscaling"]["metric"] == decode["metric"] and read["autoscaling_devices"] == 9
     assert "no autoscaler is" not in text and "d: autoscaling: Dynamo's planner" in text
     assert "without cooldown_s and tolerance" in text
-    assert "# not the same: all replicas take 10 GPUs, and max_gpu_budget is 9; start with fewer\n" in text
+    budget = "all replicas take 10 GPUs, and max_gpu_budget is 9; start with fewer"
+    assert f"# not the same: {budget}\n" in text and budget in deployed.remarks
 
 
 def test_what_dynamos_planner_rounds_and_does_not_average_is_said():
@@ -256,10 +257,12 @@ CACHED = {"workload": TURNS, "replicas": 2, "kv": {"prefix_caching": True}}
     ],
 )
 def test_a_graph_of_dynamo_says_what_its_router_knows(router, envs, remark):
-    text = deploy(result(**CACHED, router=router), to="dynamo").files["dynamo.yaml"]
+    deployed = deploy(result(**CACHED, router=router), to="dynamo")
+    text = deployed.files["dynamo.yaml"]
     (graph,) = yaml.safe_load_all(text)
     assert {each["name"]: each["value"] for each in graph["spec"]["services"]["Frontend"]["envs"]} == envs
-    assert remark in text
+    # The command tells what differs, too: who applies a manifest does not read its comments.
+    assert remark in text and any(remark in told for told in deployed.remarks)
 
 
 def test_the_routers_of_the_engines_remember_what_they_sent():
@@ -284,8 +287,11 @@ def test_the_scheduler_of_llm_d_scores_adapters():
     ]
     assert "llm-d-scheduler.yaml" in files["llm-d-values.yaml"]
     knows = {**adapters, "router": {"adapter_affinity": {"sees": "places"}}}
-    files = deploy(result(workload={"adapters": {"count": 9}}, **knows), to="llm-d").files
-    assert "llm-d-scheduler.yaml" not in files and "not as the design's router" in files["llm-d-values.yaml"]
+    deployed = deploy(result(workload={"adapters": {"count": 9}}, **knows), to="llm-d")
+    told, unlike = deployed.files["llm-d-values.yaml"], "not as the design's router"
+    assert "llm-d-scheduler.yaml" not in deployed.files and unlike in told
+    assert [unlike in remark for remark in deployed.remarks][-1]
+    assert unlike not in deploy(result(), to="llm-d").files["llm-d-values.yaml"]  # one server: nothing to route
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ from typing import Any
 
 from evaluator.deploy.design import Design, router_keys, router_name
 from evaluator.deploy.launch import Launch, manifest_head
-from evaluator.deploy.targets.dynamo_planner import beyond_budget, planner_service
+from evaluator.deploy.router import has_router
+from evaluator.deploy.targets.dynamo_planner import beyond_budget, planner_config, planner_service
 from evaluator.deploy.targets.kubernetes import other_pools, too_large
 from evaluator.yaml import dumps_yaml
 
@@ -34,7 +35,7 @@ def dynamo_problem(design: Design) -> str | None:
 def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
     """``dynamo.yaml``, for ``kubectl apply``."""
     picture = f"nvcr.io/nvidia/ai-dynamo/{design.engine}-runtime:{VERSION}"
-    envs, remark = _routing(design)
+    envs, _ = _routing(design)
     frontend = {
         "componentType": "frontend",
         "replicas": 1,
@@ -42,7 +43,6 @@ def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
         "extraPodSpec": {"mainContainer": {"image": picture}},
     }
     planner = planner_service(design, launches, VERSION)
-    remark += beyond_budget(design, launches) if planner else []
     services: dict[str, Any] = {"Frontend": frontend} | ({"Planner": planner} if planner else {})
     for launch in launches:
         # All replicas, of which a planner stops those that it does not want: how many there may be stands nowhere else.
@@ -53,7 +53,14 @@ def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
         "metadata": {"name": "evaluator-design"},
         "spec": {"services": services},
     }
-    return {GRAPH: manifest_head(design, launches) + "".join(f"{line}\n" for line in remark) + dumps_yaml(graph)}
+    told = "".join(f"# not the same: {remark}\n" for remark in dynamo_remarks(design, launches))
+    return {GRAPH: manifest_head(design, launches) + told + dumps_yaml(graph)}
+
+
+def dynamo_remarks(design: Design, launches: list[Launch]) -> list[str]:
+    """What of the design the frontend and the planner do not do."""
+    of_router = _routing(design)[1] if has_router(design) else []
+    return of_router + (beyond_budget(design, launches) if planner_config(design, launches) else [])
 
 
 def _routing(design: Design) -> tuple[dict[str, str], list[str]]:
@@ -68,20 +75,16 @@ def _routing(design: Design) -> tuple[dict[str, str], list[str]]:
     if first == "prefix_approximate":
         envs |= {"DYN_ROUTER_USE_KV_EVENTS": "false", "DYN_ROUTER_TTL_SECS": str(keys.get("ttl_s", _TTL_S))}
         if "ttl_s" not in keys:
-            remarks.append(f"# not the same: router {first}: Dynamo's forgets after {_TTL_S:g} s, not by memory_blocks")
+            remarks.append(f"router {first}: Dynamo's forgets after {_TTL_S:g} s, not by memory_blocks")
     elif "predicted_ttl_s" in keys:
         envs["DYN_ROUTER_PREDICTED_TTL_SECS"] = str(keys["predicted_ttl_s"])
     if mode == "kv" and first in _MODES:
-        remarks.append(
-            f"# not the same: router {first}: Dynamo's weighs prefixes against load (kv), without thresholds"
-        )
+        remarks.append(f"router {first}: Dynamo's weighs prefixes against load (kv), without thresholds")
     if first not in _MODES:
-        remarks.append(f"# not the same: router {first}: Dynamo's routes by prefixes and load (kv)")
+        remarks.append(f"router {first}: Dynamo's routes by prefixes and load (kv)")
     decode = router_name(by_phase.get("decode", first))
     if decode != first:
-        remarks.append(
-            f"# not the same: router {decode} of the decode phase: one frontend routes both phases, by {mode}"
-        )
+        remarks.append(f"router {decode} of the decode phase: one frontend routes both phases, by {mode}")
     return envs, remarks
 
 

@@ -68,7 +68,7 @@ def beyond_budget(design: Design, launches: Sequence[Launch]) -> list[str]:
     devices, budget = _devices(launches), design.autoscaling_devices
     if budget is None or devices <= budget:
         return []
-    return [f"# not the same: all replicas take {devices} GPUs, and max_gpu_budget is {budget}; start with fewer"]
+    return [f"all replicas take {devices} GPUs, and max_gpu_budget is {budget}; start with fewer"]
 
 
 def _devices(launches: Sequence[Launch]) -> int:

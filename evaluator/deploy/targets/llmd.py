@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from evaluator.deploy.design import Design, router_keys, router_name
 from evaluator.deploy.launch import Launch, manifest_head
+from evaluator.deploy.router import has_router
 from evaluator.deploy.targets.compose import service_name
 from evaluator.deploy.targets.images import image
 from evaluator.deploy.targets.kubernetes import environment, other_pools, too_large
@@ -55,10 +56,19 @@ def llmd(design: Design, launches: list[Launch]) -> dict[str, str]:
         values[side] = {"create": False} if launch is None else _side(design, launch)
     scorers, remark = _scorers(design)
     files = {PICKER: dumps_yaml(_picker(scorers))} if scorers else {}
-    return {VALUES: manifest_head(design, launches) + remark + dumps_yaml(values), **files}
+    told = [f"not the same: {line}" for line in llmd_remarks(design, launches)]
+    told += [] if remark else [f"the design's router: {PICKER}, plugins of llm-d's inference scheduler"]
+    lines = "".join(f"# {line}\n" for line in told)
+    return {VALUES: manifest_head(design, launches) + lines + dumps_yaml(values), **files}
 
 
-def _scorers(design: Design) -> tuple[tuple[_Scorer, ...], str]:
+def llmd_remarks(design: Design, launches: list[Launch]) -> list[str]:
+    """What of the design's router the inference scheduler is not."""
+    remark = _scorers(design)[1]
+    return [remark] if remark is not None and has_router(design) else []
+
+
+def _scorers(design: Design) -> tuple[tuple[_Scorer, ...], str | None]:
     """The scorers that the inference scheduler routes by as the design's router, and what of it they are not.
 
     Their parameters are those of ``approximateprefix`` and ``loraaffinity`` in llm-d-inference-scheduler (Apache-2.0).
@@ -66,8 +76,7 @@ def _scorers(design: Design) -> tuple[tuple[_Scorer, ...], str]:
     name, keys = router_name(design.router), router_keys(design.router)
     if name == "adapter_affinity" and keys.get("sees", REQUESTS) == REQUESTS and not design.phases:
         queue = keys.get("queue_weight", AdapterAffinity.queue_weight)
-        same = f"# the design's router: {PICKER}, plugins of llm-d's inference scheduler\n"
-        return (_Scorer("lora-affinity-scorer"), _QUEUE._replace(weight=queue)), same
+        return (_Scorer("lora-affinity-scorer"), _QUEUE._replace(weight=queue)), None
     if name == "prefix_approximate" and not design.phases:
         memory: dict[str, Any] = {"autoTune": True}
         if "memory_blocks" in keys:
@@ -76,8 +85,8 @@ def _scorers(design: Design) -> tuple[tuple[_Scorer, ...], str]:
         forgets = " and without ttl_s" if "ttl_s" in keys else ""
         sums = "" if "scores" in keys else ", and the sum of its scores with their usual weights"
         remark = (
-            f"# not the same: router {name}: {PICKER} has llm-d's memory of what it sent, in blocks of 64 tokens at "
-            f"the least{forgets}{sums}\n"
+            f"router {name}: {PICKER} has llm-d's memory of what it sent, in blocks of 64 tokens at the least{forgets}"
+            f"{sums}"
         )
         weights = keys.get("scores", written(PrefixScores()))
         return (
@@ -85,7 +94,7 @@ def _scorers(design: Design) -> tuple[tuple[_Scorer, ...], str]:
             _QUEUE._replace(weight=weights["queue"]),
             _Scorer("kv-cache-utilization-scorer", weights["kv"]),
         ), remark
-    return (), "# not the same: llm-d's scheduler routes by load and prefix, and not as the design's router\n"
+    return (), f"router {name}: llm-d's scheduler routes by load and prefix, and not as the design's router"
 
 
 def _picker(scorers: tuple[_Scorer, ...]) -> dict[str, Any]:

@@ -48,7 +48,8 @@ def _latency(ds: xr.Dataset, metric: str, title: str, scale: float, unit: str, l
 
 
 def panels_of(ds: xr.Dataset, layout: Layout) -> list[Panel]:
-    """The latencies and what else matters: requests within the objectives, or output per GPU where there is none."""
+    """The latencies and what else matters: requests within the objectives, or where there is none how long a session
+    takes (a conversation, a task of agents), or output per GPU."""
     panels = [
         _latency(ds, "ttft", "TTFT", 1.0, "s", log=True),
         _latency(ds, "tpot", "TPOT", 1e3, "ms", log=bool(objectives_of(ds))),
@@ -57,6 +58,8 @@ def panels_of(ds: xr.Dataset, layout: Layout) -> list[Panel]:
         values = 100.0 * ds["slo_attainment"].values
         # Above 100, so that a curve at 100 % is not hidden by the frame.
         panels.append(Panel("requests within SLO (%)", values, None, None, top=104.0))
+    elif "session_s_mean" in ds and np.isfinite(ds["session_s_mean"].values[layout.rows]).any():
+        panels.append(Panel("session, mean (s)", ds["session_s_mean"].values, None, None))
     else:
         panels.append(Panel("output tokens/s per GPU", ds["tok_per_s_per_gpu"].values, None, None))
     # TPOT is unknown where every output has one token.

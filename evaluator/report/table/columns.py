@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 WIDTH = 100
 TEXT_WIDTH = 8  # text is not shortened below this
@@ -28,19 +28,21 @@ class Column:
 
 
 def lines_of(columns: list[Column], width: int) -> list[str]:
-    """Heading in two lines and the cells. Too wide: text is shortened, then measures are left out, and named below."""
+    """Heading in two lines and the cells. Too wide: headings of designs take both lines, then measures are left out,
+    and named below, then text is shortened."""
     columns, dropped = list(columns), []
+    if _width(columns) > width:
+        columns = [_on_two_lines(column) for column in columns]
     # A step at a time, since each changes what is the widest: the loop ends when it fits, or nothing more may go.
     while _width(columns) > width:
-        longest = max((c for c in columns if c.text and c.width > TEXT_WIDTH), key=lambda c: c.width, default=None)
         weakest = min(columns, key=lambda column: column.rank)
         # Measures go before names are cut: a page or the dataset has the measure, and a cut name may be that of two
         # designs.
         if weakest.rank < KEPT:
             columns.remove(weakest)
             dropped.append(weakest.head)
-        elif longest:
-            columns[columns.index(longest)] = _shortened(longest, longest.width - 1)
+        elif shorter := _shorter(columns):
+            columns = shorter
         else:  # which design a row is matters more than the width
             break
     heads = [_line(columns, [c.head for c in columns]), _line(columns, [c.unit for c in columns])]
@@ -53,11 +55,36 @@ def _width(columns: Sequence[Column]) -> int:
     return sum(column.width for column in columns) + len(_GAP) * (len(columns) - 1)
 
 
-def _shortened(column: Column, width: int) -> Column:
-    def cut(text: str) -> str:
-        return text if len(text) <= width else f"{text[: width - 1]}…"
+def _on_two_lines(column: Column) -> Column:
+    """The heading of a design's column without a unit over both lines, where it is what makes the column wide."""
+    words = column.head.split()
+    if column.unit or column.rank < KEPT or len(words) < 2 or len(column.head) <= max(map(len, column.cells)):
+        return column
+    halves = [(" ".join(words[:at]), " ".join(words[at:])) for at in range(1, len(words))]
+    head, below = min(halves, key=lambda both: max(map(len, both)))
+    return replace(column, head=head, unit=below)
 
-    return Column(cut(column.head), column.unit, tuple(map(cut, column.cells)), column.rank, text=True)
+
+def _shorter(columns: Sequence[Column]) -> list[Column] | None:
+    """With the widest text that can be cut by a character cut; None where none can."""
+    for column in sorted(columns, key=lambda column: -column.width):
+        if column.text and column.width > TEXT_WIDTH and (cut := _shortened(column, column.width - 1)):
+            return [cut if one is column else one for one in columns]
+    return None
+
+
+def _shortened(column: Column, width: int) -> Column | None:
+    """Its texts cut at their ends, or in their middles where names that begin alike would become one; None where these
+    would, too."""
+    for tail in (0, width // 2):
+        cells = tuple(_cut(text, width, tail) for text in column.cells)
+        if len(set(cells)) == len(set(column.cells)):
+            return replace(column, head=_cut(column.head, width), unit=_cut(column.unit, width), cells=cells)
+    return None
+
+
+def _cut(text: str, width: int, tail: int = 0) -> str:
+    return text if len(text) <= width else f"{text[: width - 1 - tail]}…{text[len(text) - tail :]}"
 
 
 def _line(columns: Sequence[Column], texts: Sequence[str]) -> str:

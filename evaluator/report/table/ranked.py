@@ -55,7 +55,7 @@ def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
     columns += latency_columns(ds, rows, cells, KEPT, 65)
     # By rank: what designs of different sizes are compared by stays, and totals go first.
     for name, head, unit, rank in (
-        ("session_s_mean", "session", "mean, s", 75),
+        ("session_s_mean", "session", "mean, s", 85),
         ("usd_per_mtok", "USD", "per Mtok", 80),
         ("tok_per_s_per_gpu", "per GPU", "tok/s", KEPT),
         ("output_tok_per_s", "output", "tok/s", 20),

@@ -110,6 +110,14 @@ def test_latencies_that_no_request_has_are_left_out(tmp_path):
 
 
 @needs_matplotlib
+def test_sessions_without_objectives_are_drawn_by_how_long_they_take():
+    ds = sweep(HARDWARE, RATE, objectives=())
+    assert [axes.get_ylabel() for axes in figure_of(ds).axes][-1] == "output tokens/s per GPU"
+    ds = ds.assign(session_s_mean=("config", 10.0 + np.arange(24.0)))
+    assert [axes.get_ylabel() for axes in figure_of(ds).axes][-1] == "session, mean (s)"
+
+
+@needs_matplotlib
 def test_a_large_sweep_is_drawn_of_its_best_designs(tmp_path):
     ds = sweep(MANY, axis("deployment.batching.max_num_seqs", *range(100, 350)), POLICY, RATE)
     assert ds.sizes["config"] == 100_000
