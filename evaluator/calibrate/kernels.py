@@ -64,7 +64,7 @@ def row_coefficients(
     zeros, ones = np.zeros(count), np.ones(count)
     kinds = [OP_CLASSES.index(kind) for kind in np.broadcast_to(op_class, count)]
     dtypes = np.broadcast_to(dtype, count)
-    columns: dict[str, Any] = {name: zeros for name in Coefficients._fields}
+    columns: dict[str, Any] = dict.fromkeys(Coefficients._fields, zeros)
     columns |= {
         "launches": ones,
         "layers": ones,

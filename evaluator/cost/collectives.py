@@ -96,26 +96,31 @@ def collective_terms(
     steps, share = [], []
     inside = 1
     for level, size in enumerate(level_sizes(ranks, reach)):
-        if collective == "all_reduce":
-            count, volume = direct_all_reduce(size) if level == 0 else halving_all_reduce(size)
+        if collective == "all_to_all":
+            count, volume = _exchange(size, inside, len(ranks), spread)
+        else:
+            if collective == "all_gather":
+                count, volume = direct_all_gather(size)
+            else:
+                count, volume = direct_all_reduce(size) if level == 0 else halving_all_reduce(size)
             # The nearer levels have scattered the message: only a slice of it crosses this one.
             volume /= inside
-        elif collective == "all_gather":
-            count, volume = direct_all_gather(size)
-            volume /= inside
-        elif spread is None:
-            # Of the parts of a message, one per rank, those for ``size - 1`` other groups of ``inside`` devices cross
-            # this level and no nearer one.
-            count, volume = 1.0 * (size > 1), (size - 1) * inside / len(ranks)
-        else:
-            # The message counts a token once per device that wants it; across this level it goes once per group of
-            # devices. The device's own group is one of ``size`` and needs nothing sent.
-            share_sent = spread.groups(len(ranks) / inside) / spread.groups(len(ranks))
-            count, volume = 1.0 * (size > 1), share_sent * (size - 1) / size
         steps.append(count)
         share.append(volume * _detour(size, reach[level], _marked(mesh, level)))
         inside *= size
     return Terms(tuple(steps), tuple(share))
+
+
+def _exchange(size: int, inside: int, ranks: int, spread: Spread | None) -> tuple[float, float]:
+    """Steps of an all-to-all across a level of ``size`` groups of ``inside`` devices, and the part of the message."""
+    if spread is None:
+        # Of the parts of a message, one per rank, those for ``size - 1`` other groups of ``inside`` devices cross this
+        # level and no nearer one.
+        return 1.0 * (size > 1), (size - 1) * inside / ranks
+    # The message counts a token once per device that wants it; across this level it goes once per group of devices.
+    # The device's own group is one of ``size`` and needs nothing sent.
+    share_sent = spread.groups(ranks / inside) / spread.groups(ranks)
+    return 1.0 * (size > 1), share_sent * (size - 1) / size
 
 
 def _marked(mesh: tuple[bool, ...], level: int) -> bool:

@@ -169,7 +169,7 @@ def _usable(memory_of: str, fraction: float, whole: float, weights: float, activ
     if memory_of == "free":
         # TensorRT-LLM: free_gpu_memory_fraction is of what is free once the model is loaded.
         # Where they do not fit, free memory is negative, and the fraction of it would leave more than there is.
-        return min(weights + active + fraction * (whole - weights - active), whole)  # where they do not fit
+        return min(weights + active + fraction * (whole - weights - active), whole)
     return fraction * whole
 
 

@@ -32,7 +32,7 @@ def choose(ds: xr.Dataset, texts: Sequence[str], where: str) -> tuple[int, str]:
     # Users copy the place from a table, where it stands as ``#3``.
     places = [text.strip().removeprefix("#") for text in texts]
     if len(places) == 1 and places[0].isdigit():
-        return _at_place(ds, order, int(places[0]), rule, where), f"number {places[0]}, by {rule}"
+        return _at_place(ds, order, int(places[0]), where), f"number {places[0]}, by {rule}"
     wanted = parse_selection(texts)
     fits = np.ones(ds.sizes["config"], dtype=bool)
     for name, text in wanted.items():
@@ -60,7 +60,7 @@ def ranking_of(ds: xr.Dataset) -> tuple[np.ndarray, str]:
     return sweep_ranking.ranking(ds, feasible) if feasible.size else (feasible, "")
 
 
-def _at_place(ds: xr.Dataset, order: np.ndarray, place: int, rule: str, where: str) -> int:
+def _at_place(ds: xr.Dataset, order: np.ndarray, place: int, where: str) -> int:
     if not order.size:
         raise InputError(f"{where}: {_why_none(ds, np.arange(ds.sizes['config']))}")
     if not 1 <= place <= order.size:

@@ -209,12 +209,10 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
 def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
     """Of one key, of which the server ``has`` another value than the design's; none where that is no difference."""
     label = serving_engine(pool.engine).label
+    if _does_the_same(pool, key, value):
+        return []
     if key == "precision.weights":
         return [f"weights in {value} are those of another repository: name one that is quantised so with --model-id"]
-    if key == "precision.activations" and value == "fp8" and get(pool.keys, "precision.weights") in (
-        "fp8", "fp8_block", "checkpoint",
-    ):  # fmt: skip
-        return []  # both engines quantise what goes into matrix products with such weights
     if key == "lora":
         return _remarks_of_adapters(label, value, has)
     if key == "kv.prefix_caching" and has:
@@ -226,21 +224,11 @@ def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
         accepted = f"the design accepts drafts with chance {acceptance}; what a server accepts depends on texts"
         head = "DRAFT_MODEL_ID stands for the repository of the EAGLE head"
         return [accepted, head] if value["method"] == "eagle" else [accepted]
-    if key == "batching.long_prefill_token_threshold" and pool.engine == "vllm":
-        return []  # above the longest request, where it bounds nothing
     if key == "batching.packing" and value == SHORTEST_FIRST and pool.engine == "vllm":
         return [
             f"{key} {value}: {label} has no flag for it; its order is that of --scheduling-policy priority, where a "
             "gateway sends the length that it predicts as the priority of each request"
         ]
-    if key in ("batching.prediction_error", "batching.aging_tokens_per_s"):
-        return []  # of who predicts the lengths, which is no server
-    if key == "batching.planning" and (value == "at_once" or (pool.engine == "sglang" and value == "asynchronous")):
-        return []  # the same where no batch is planned ahead; and SGLang does it where no flag says otherwise
-    if key == "kv.layer_groups" and pool.engine == "vllm":
-        return []  # what vLLM does with such models where no flag says otherwise
-    if key == "batching.policy" and pool.engine == "sglang" and policy(value).token_ratio:
-        return []  # SGLang's own order, which is what it does
     if key == "batching.max_num_batched_tokens" and pool.engine == "vllm":
         return [f"{key} {value}: {label} takes no fewer without chunks than the longest request has, {pool.longest}"]
     reason = _WHY.get(key, "")
@@ -248,6 +236,23 @@ def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
         f"{key} {value}: {label} has no flag for it{'' if has is None else f', and its server has {has}'}"
         f"{f' ({reason})' if reason else ''}"
     ]
+
+
+def _does_the_same(pool: PoolDesign, key: str, value: Any) -> bool:
+    """Whether a server without a flag for the key's value does all the same what the design does."""
+    if key == "precision.activations":
+        # Both engines quantise what goes into matrix products with such weights.
+        return value == "fp8" and get(pool.keys, "precision.weights") in ("fp8", "fp8_block", "checkpoint")
+    if key in ("batching.prediction_error", "batching.aging_tokens_per_s"):
+        return True  # of who predicts the lengths, which is no server
+    if key == "batching.planning":
+        # The same where no batch is planned ahead; and SGLang does it where no flag says otherwise.
+        return value == "at_once" or (pool.engine == "sglang" and value == "asynchronous")
+    if pool.engine == "vllm":
+        # A threshold above the longest request bounds nothing, and groups of layers are what vLLM keeps by itself.
+        return key in ("batching.long_prefill_token_threshold", "kv.layer_groups")
+    # SGLang's own order is what SGLang does.
+    return pool.engine == "sglang" and key == "batching.policy" and policy(value).token_ratio
 
 
 def _remarks_of_adapters(label: str, wanted: dict[str, Any], has: dict[str, Any] | None) -> list[str]:
@@ -325,7 +330,7 @@ def _in_words(figures: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def pool_notes(design: Design, launch: Launch) -> str:
+def pool_note(launch: Launch) -> str:
     """The comment by which the pool is read again (``arguments.shell``)."""
     return POOL_NOTE + json.dumps({"pool": launch.pool.name, **launch.note})
 
@@ -343,7 +348,7 @@ def fleet_note(design: Design) -> str:
 
 def manifest_head(design: Design, launch_list: Sequence[Launch]) -> str:
     """Comments at the top of a YAML, by which it is read again as well (``arguments.manifests``)."""
-    notes = [pool_notes(design, launch) for launch in launch_list]
+    notes = [pool_note(launch) for launch in launch_list]
     return "\n".join([*head(design, launch_list), fleet_note(design), *notes]) + "\n"
 
 

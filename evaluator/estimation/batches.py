@@ -78,22 +78,10 @@ def iteration_time(
     given = _columns({"prompt_tokens": prompt_tokens, "history_tokens": history_tokens, "prompts": prompts,
                       "decodes": decodes, "context_tokens": context_tokens})  # fmt: skip
     drafts = read_speculative(speculative)
-    check_layout(
-        expert_exchange, attention_backend, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel,
-        expert_parallel=expert_parallel, data_parallel=data_parallel, decode_context_parallel=decode_context_parallel,
-        prefill_context_parallel=prefill_context_parallel,
+    layout = read_layout(
+        tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts, expert_exchange,
+        decode_context_parallel, prefill_context_parallel, attention_backend, engine, engine_version,
     )  # fmt: skip
-    layout = Parallel(
-        tensor_parallel,
-        pipeline_parallel,
-        expert_parallel,
-        data_parallel,
-        redundant_experts,
-        expert_exchange,
-        decode_context_parallel,
-        prefill_context_parallel,
-        deals_decodes(engine, engine_version),
-    )
     spec = ReplicaSpec(
         model, hardware, calibration, precision or Precision(), layout, engine=engine,
         drafting=None if drafts is None else drafts.drafting,
@@ -117,17 +105,39 @@ def iteration_time(
     return np.asarray(time_of(passage(built).cost, together(computed, decoded)), dtype=float)
 
 
-def check_layout(expert_exchange: str, attention_backend: str, **devices: int) -> None:
-    """InputError for kernels that nobody knows, and numbers of devices that are none."""
-    for name, value, known in (
+def read_layout(
+    tensor_parallel: int,
+    pipeline_parallel: int,
+    expert_parallel: int,
+    data_parallel: int,
+    redundant_experts: int,
+    expert_exchange: str,
+    decode_context_parallel: int,
+    prefill_context_parallel: int,
+    attention_backend: str,
+    engine: str,
+    engine_version: str | None,
+) -> Parallel:
+    """How a replica is split over devices. InputError for kernels that are not known, and for a number of devices that
+    is not a whole one from 1 on."""
+    for name, kernels, known_kernels in (
         ("expert_exchange", expert_exchange, EXCHANGES),
         ("attention_backend", attention_backend, BACKENDS),
     ):
-        if value not in known:
-            raise InputError(f"{name}: must be one of {', '.join(known)}, not {value}")
+        if kernels not in known_kernels:
+            raise InputError(f"{name}: must be one of {', '.join(known_kernels)}, not {kernels}")
+    devices = {"tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel,
+               "expert_parallel": expert_parallel, "data_parallel": data_parallel,
+               "decode_context_parallel": decode_context_parallel,
+               "prefill_context_parallel": prefill_context_parallel}  # fmt: skip
     for name, number in devices.items():
         if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
             raise InputError(f"{name}: must be a whole number of at least 1, not {number!r}")
+    return Parallel(
+        tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts, expert_exchange,
+        decode_context_parallel, prefill_context_parallel,
+        prefill_context_parallel > 1 and deals_decodes(engine, engine_version),
+    )  # fmt: skip
 
 
 def _columns(columns: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.float64]]:

@@ -31,14 +31,13 @@ from evaluator.cost.quantities import peaks
 from evaluator.cost.speculative import SpeculativeCost
 from evaluator.cost.steady import SteadyState, steady_state
 from evaluator.errors import InputError
-from evaluator.estimation.batches import check_layout
+from evaluator.estimation.batches import read_layout
 from evaluator.estimation.drafts import Drafts, read_speculative
 from evaluator.estimation.phases import EqualSequences, PhaseEstimate, decode_time, phase
 from evaluator.keys import Place
 from evaluator.metrics.model_error import end_to_end
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild, ReplicaSpec, UnpipelinedCost, build, default_budget, kept_model, passage
-from evaluator.replica.scenario import deals_decodes
 from evaluator.scenario.adapters import Lora, NamedAdapters, read_adapters
 from evaluator.scenario.feed_forward_apart import FeedForwardApart, read_apart
 from evaluator.scenario.token_sampling import TokenSampling, asked_of_sampler
@@ -137,10 +136,9 @@ def estimate(
     rate. All sequences of a batch have contexts of one length, under a rate, too: no batch waits for a longest one, as
     those of a simulation do where the calibration set knows what that costs.
     """
-    check_layout(
-        expert_exchange, attention_backend, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel,
-        expert_parallel=expert_parallel, data_parallel=data_parallel, decode_context_parallel=decode_context_parallel,
-        prefill_context_parallel=prefill_context_parallel,
+    layout = read_layout(
+        tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts, expert_exchange,
+        decode_context_parallel, prefill_context_parallel, attention_backend, engine, engine_version,
     )  # fmt: skip
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     drafts = read_speculative(speculative)
@@ -152,10 +150,7 @@ def estimate(
             "max_num_batched_tokens": max_num_batched_tokens}  # fmt: skip
     used = _limits(usual, said, decode_tokens(drafts), prompt_tokens)
     spec = ReplicaSpec(
-        described, device, calibration, precision or Precision(),
-        Parallel(tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts,
-                 expert_exchange, decode_context_parallel, prefill_context_parallel,
-                 prefill_context_parallel > 1 and deals_decodes(engine, engine_version)),
+        described, device, calibration, precision or Precision(), layout,
         memory_fraction=used.memory_fraction, block_tokens=used.block_tokens, engine=engine,
         max_num_batched_tokens=used.max_num_batched_tokens, max_num_seqs=used.max_num_seqs,
         drafting=None if drafts is None else drafts.drafting,

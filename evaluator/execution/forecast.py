@@ -138,7 +138,7 @@ class _Work(NamedTuple):
 
 
 def _work(whole: Plan, lengths: Mapping[int, tuple[int, tuple[int, int]]]) -> _Work:
-    requests = {name: 0.0 for name in RATES}
+    requests = dict.fromkeys(RATES, 0.0)
     compiled: list[str] = []
     programs = by_token = 0
     for group in whole.groups:

@@ -33,7 +33,7 @@ def description(rows: pd.DataFrame, device: Device, name: str) -> str:
         *(f"  {dtype}: {peak[0]:.4g}" for dtype, peak in peaks.items() if peak),
         f"memory_bytes: {device.memory_bytes:.6g}",
         f"memory_bandwidth: {bandwidth[0]:.4g}",
-        *_link_lines(link, device),
+        *_link_lines(link),
         # Figures that nobody measured are null, and refused where they are asked for: no guess ends in a result.
         "power_w: null  # not measured; energy is not computed without it",
         "idle_power_w: null",
@@ -85,7 +85,7 @@ def _link(rows: pd.DataFrame) -> tuple[float, float, int] | None:
     return float(bus.max()), float(reduces["time_s"].min()) / 2, int(reduces["devices"].max())
 
 
-def _link_lines(link: tuple[float, float, int] | None, device: Device) -> list[str]:
+def _link_lines(link: tuple[float, float, int] | None) -> list[str]:
     if link is None:
         return ["links: null  # none was measured: one device, no tensor parallelism"]
     bandwidth, latency, devices = link

@@ -156,7 +156,7 @@ def _stations_problem(
             problem = problem or scaling_problem(station, phases, bool(deployment.pipeline))
             problem = problem or failures_problem(workload, station, alone)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)
-            problem = problem or planning_problem(station) or manager_problem(workload, station)
+            problem = problem or planning_problem(station) or manager_problem(station)
             problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)
             problem = problem or (
                 request_problem(workload, station) if simulator == REQUEST else queue_problem(station)

@@ -140,7 +140,7 @@ def context_parallel_problem(deployment: Deployment) -> str | None:
     return left_out("decode_context_parallel", others, "; use role mixed, or 1")
 
 
-def manager_problem(workload: Workload, station: StationPlan) -> str | None:
+def manager_problem(station: StationPlan) -> str | None:
     """Why a KV manager of one's own cannot keep the KV of a pool; None where it can, or there is none."""
     deployment = station.deployment
     registered = manager(deployment.kv.manager)

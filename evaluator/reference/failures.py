@@ -119,7 +119,7 @@ class Breakdowns:
                 self._broke(request, now)
         return noticed
 
-    def comes(self, request: Request, replica: Replica, now: float) -> bool:
+    def comes(self, request: Request, replica: Replica) -> bool:
         """A request is sent to a replica; whether that is down, so that the request is not served there."""
         request.tries += 1
         self._at[replica][request], self._where[request] = None, replica

@@ -183,7 +183,7 @@ class ReservedFirst:
         return self._first().pop()
 
     def _first(self) -> WaitingQueue:
-        return self._holding if self._holding else self._preempted
+        return self._holding or self._preempted
 
 
 PACKINGS: dict[str, type[Fcfs] | type[LeastWorkLeft]] = {

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,17 +59,8 @@ def sweep(
     check_simulator(simulator)
     task = SweepTask(loaded(scenario), simulator, chosen_inputs(sensitivity), by_seed)
     with ExitStack() as stack:
-        target = checkpoint = None
-        if out is not None:
-            target = check_output(out)
-            checkpoint = Checkpoint.beside(target, task.fingerprint)
-            # Before anything is read or removed of what lies beside the output: another process may be writing
-            # it.
-            stack.enter_context(exclusive(lock_of(target), target))
-            # Under the lock only: the parts of a writer that is alive are not left-overs.
-            clear_parts(target)
-            if fresh:
-                checkpoint.remove()
+        target = None if out is None else check_output(out)
+        checkpoint = None if target is None else stack.enter_context(_kept_beside(target, task, fresh))
         # The progress counts configurations, but its rate is of requests: configurations of short and long runs
         # differ too much for a rate of theirs to tell when the sweep ends.
         total = size(task.scenario)
@@ -80,15 +71,30 @@ def sweep(
             )
         dataset, _ = dataset_of(task, None, RunContext(checkpoint, watched, stack.enter_context(connected(cluster))))
         if target is not None and checkpoint is not None:
-            try:
-                write(dataset, target)
-            except InputError as error:
-                raise InputError(
-                    f"{error}; all finished chunks are kept in {checkpoint.folder}, and taken up again"
-                ) from error
-            # Last: a run that is killed while the result is written finds its chunks again.
-            checkpoint.remove()
+            _write(dataset, target, checkpoint)
     return dataset
+
+
+@contextmanager
+def _kept_beside(target: Path, task: SweepTask, fresh: bool) -> Iterator[Checkpoint]:
+    """The finished chunks of an output, which in here is this process's alone; none of them where it is ``fresh``."""
+    checkpoint = Checkpoint.beside(target, task.fingerprint)
+    # Before anything is read or removed of what lies beside the output: another process may be writing it.
+    with exclusive(lock_of(target), target):
+        # Under the lock only: the parts of a writer that is alive are not left-overs.
+        clear_parts(target)
+        if fresh:
+            checkpoint.remove()
+        yield checkpoint
+
+
+def _write(dataset: xr.Dataset, target: Path, checkpoint: Checkpoint) -> None:
+    try:
+        write(dataset, target)
+    except InputError as error:
+        raise InputError(f"{error}; all finished chunks are kept in {checkpoint.folder}, and taken up again") from error
+    # Last: a run that is killed while the result is written finds its chunks again.
+    checkpoint.remove()
 
 
 def sweep_shard(

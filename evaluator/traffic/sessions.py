@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,22 +88,11 @@ def turns_of(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> T
             f"workload.sessions: at {arrivals.rate_rps:g} requests/s {number:,} sessions begin before the last "
             f"request, more than {MOST_SESSIONS:,}; use a lower rate_rps, fewer turns or a shorter think_s"
         )
-    while True:
-        counts = turn_counts(sessions, seed, number)
-        starts = session_starts(arrivals, sessions, seed, number + 1)
-        session, first, last = _in_sessions(counts)
-        # Nobody thinks before the first turn of a session, which comes when the session starts.
-        think_s = np.where(np.arange(len(first)) == first, 0.0, _think_s(sessions, seed, len(first)))
-        passed = np.cumsum(think_s)
-        sent_s = starts[session] + (passed - passed[first]) - begins
-        at_once = arrivals.rate_rps is None
-        # Requests of sessions that start later than all that were drawn are missing, so that only those before count.
-        complete = len(session) if at_once else int(((sent_s >= 0.0) & (sent_s < starts[number] - begins)).sum())
-        if complete >= count:
-            break
+    while (drawn := _drawn_turns(arrivals, sessions, seed, number, begins)).complete < count:
         number *= 2
+    session, first, last, think_s, sent_s = drawn[:5]
     # Turns that were sent before the run are no requests, but what was said in them is in the prompts.
-    chosen = np.arange(count) if at_once else np.flatnonzero(sent_s >= 0.0)
+    chosen = np.arange(count) if arrivals.rate_rps is None else np.flatnonzero(sent_s >= 0.0)
     # By time, of one time by session.
     chosen = chosen[np.lexsort((chosen, sent_s[chosen]))][:count]
     row = np.full(len(session), -1)
@@ -112,6 +102,31 @@ def turns_of(arrivals: Arrivals, sessions: Sessions, seed: int, count: int) -> T
     return Turns(
         session[chosen], chosen, first[chosen], previous, think_s[chosen], sent_s[chosen], last[chosen], arrivals
     )
+
+
+class _DrawnTurns(NamedTuple):
+    """All turns of the first sessions, (turn,), session after session."""
+
+    session: NDArray[np.int64]
+    first: NDArray[np.int64]  # the first turn of its session
+    last: NDArray[np.bool_]
+    think_s: NDArray[np.float64]  # before it
+    sent_s: NDArray[np.float64]  # from the beginning of the run on; below 0 before it
+    complete: int  # requests of the run before the first that a session which was not drawn might send
+
+
+def _drawn_turns(arrivals: Arrivals, sessions: Sessions, seed: int, number: int, begins: float) -> _DrawnTurns:
+    """The turns of the first ``number`` sessions, of which the run misses those before ``begins``, in seconds."""
+    starts = session_starts(arrivals, sessions, seed, number + 1)
+    session, first, last = _in_sessions(turn_counts(sessions, seed, number))
+    # Nobody thinks before the first turn of a session, which comes when the session starts.
+    think_s = np.where(np.arange(len(first)) == first, 0.0, _think_s(sessions, seed, len(first)))
+    passed = np.cumsum(think_s)
+    sent_s = starts[session] + (passed - passed[first]) - begins
+    if arrivals.rate_rps is None:
+        return _DrawnTurns(session, first, last, think_s, sent_s, len(session))
+    complete = int(((sent_s >= 0.0) & (sent_s < starts[number] - begins)).sum())
+    return _DrawnTurns(session, first, last, think_s, sent_s, complete)
 
 
 def turns_of_trace(trace: Trace, arrivals: Arrivals, seed: int, count: int) -> Turns:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from evaluator.deploy.design import Design
-from evaluator.deploy.launch import Launch, fleet_note, head, pool_notes, quoted
+from evaluator.deploy.launch import Launch, fleet_note, head, pool_note, quoted
 from evaluator.deploy.router import BOOTSTRAP
 
 SCRIPT = "serve.sh"
@@ -39,7 +39,7 @@ def _pool(design: Design, launch: Launch) -> list[str]:
     # not share one.
     side = f"VLLM_NIXL_SIDE_CHANNEL_PORT=$((5600 + {launch.port - 8000} + replica)) " if of_transfer else ""
     return [
-        pool_notes(design, launch),
+        pool_note(launch),
         f"for replica in ${{{variable}:-{numbers}}}; do",
         # Counted in the shell and not here, so that a part of the replicas can be started on another
         # machine.

@@ -38,7 +38,7 @@ def peak_tokens(queues: Queues) -> int:
     is, for each of them, what it and those before it hold now, plus its remaining tokens for every one of them.
     """
     requests = (*queues.running, queues.waiting.head())
-    sequences = sorted((_held_and_left(queues, request) for request in requests), key=lambda sequence: -sequence[1])
+    sequences = sorted((_held_and_left(request) for request in requests), key=lambda sequence: -sequence[1])
     held = peak = 0
     # After ``left`` more decodes this one and those before it, which have at least as many to go, are still there:
     # each holds what it holds now and ``left`` tokens more; those behind it have left.
@@ -48,7 +48,7 @@ def peak_tokens(queues: Queues) -> int:
     return peak
 
 
-def _held_and_left(queues: Queues, request: Request) -> tuple[int, int]:
+def _held_and_left(request: Request) -> tuple[int, int]:
     """Tokens in the KV before the next decode, and decodes to go."""
     if request.group is not None:
         return request.group.computed(request), request.output_tokens - request.group.generated(request)

@@ -123,7 +123,7 @@ def _run(
     passes: dict[int, PhaseRun] = {}
 
     def open_pool(number: int) -> PhaseRun:
-        passes[number] = pool_run(configuration, key, seed, number, routes, observe)
+        passes[number] = pool_run(configuration, key, seed, number, observe)
         return passes[number]
 
     def step_station(stage: int, step: int) -> StepStation:

@@ -14,7 +14,6 @@ from evaluator.cost.memory import kv_units
 from evaluator.metrics.use import PoolTotals, WeightedGaps, pooled
 from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.phases import PhasePools
-from evaluator.plan.route import RequestRoutes
 from evaluator.plan.simulators import by_reports, routed_by
 from evaluator.reference import Iteration, Limits, PoolOutcome, Request
 from evaluator.reference.host_replica import replica_class
@@ -233,7 +232,6 @@ def pool_run(
     run: RunKey,
     seed: int,
     number: int,
-    routes: RequestRoutes,
     observe: Observe | None,
 ) -> PhaseRun:
     """A pool for stages, ready to run; its parts come with the visits."""

@@ -52,28 +52,11 @@ def serve_tokens(
     Runs of alike iterations are leapt over: times, gaps between tokens and totals are the same as token by token.
     ``observe`` is called after every iteration, or leap; request numbers are those within the lane.
     """
-    times, totals = RequestTimes.empty(table_shape(jobs)), PoolTotals.empty(len(configurations), len(seeds))
-    if any(
-        cached_by_content(configuration.workload, configuration.stations[station].deployment)
-        for configuration in configurations
-    ):
-        # Only where some configuration has a cache: the column is what later statistics ask for.
-        times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
-    if any(configuration.stations[station].deployment.kv.offload_bytes is not None for configuration in configurations):
-        times = replace(times, host_tokens=np.zeros(times.replica.shape, dtype=np.int64))
-    if any(
-        pool.deployment.batching.max_queued_requests
-        for pool in (configuration.stations[station] for configuration in configurations)
-    ):
-        times = replace(times, refused=np.zeros(times.replica.shape, dtype=bool))
-    fail = any(configuration.stations[station].deployment.failures is not None for configuration in configurations)
-    if fail:
-        empty = np.zeros(times.replica.shape, dtype=np.int64)
-        times = replace(times, lost=empty.astype(bool), tries=empty)
+    pools = [configuration.stations[station] for configuration in configurations]
+    times, totals = _empty_times(jobs, configurations, station), PoolTotals.empty(len(configurations), len(seeds))
     gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in configurations]
     alive: list[list[np.ndarray | None]] = [[None for _ in seeds] for _ in configurations]
     up: list[list[np.ndarray | None]] = [[None for _ in seeds] for _ in configurations]
-    pools = [configuration.stations[station] for configuration in configurations]
     for lane in lanes_of(configurations, jobs, seeds, station):
         served = serve_lane(configurations[lane.position], pools[lane.position], lane, seeds[lane.seed], observe)
         enter_outcome(times, totals, lane, served.outcome)
@@ -93,7 +76,26 @@ def serve_tokens(
     itl = [[pooled(parts) for parts in row] for row in gaps]
     use = use_of(pools, accepted(jobs, times), totals, itl, times.hit_tokens)
     scale = any(pool.deployment.autoscaling for pool in pools)
+    fail = any(pool.deployment.failures is not None for pool in pools)
     return times, replace(use, alive=alive if scale else None, up=up if fail else None)
+
+
+def _empty_times(jobs: ChunkJobs, configurations: Sequence[Configuration], station: int) -> RequestTimes:
+    """A table for the jobs. It has a column only where some pool fills it: later statistics ask whether it is there."""
+    times = RequestTimes.empty(table_shape(jobs))
+    zeros = np.zeros(times.replica.shape, dtype=np.int64)
+    deployments = [configuration.stations[station].deployment for configuration in configurations]
+    workloads = [configuration.workload for configuration in configurations]
+    columns: dict[str, np.ndarray] = {}
+    if any(map(cached_by_content, workloads, deployments)):
+        columns["hit_tokens"] = zeros.copy()
+    if any(deployment.kv.offload_bytes is not None for deployment in deployments):
+        columns["host_tokens"] = zeros.copy()
+    if any(deployment.batching.max_queued_requests for deployment in deployments):
+        columns["refused"] = zeros.astype(bool)
+    if any(deployment.failures is not None for deployment in deployments):
+        columns["lost"], columns["tries"] = zeros.astype(bool), zeros.copy()
+    return replace(times, **columns)
 
 
 class ServedLane(NamedTuple):

@@ -47,7 +47,7 @@ class FailingStation(FleetStation):
 
     def _send(self, request: Request, now: float) -> None:
         replica = self.fleet.choose(request, now)
-        if self._breakdowns.comes(request, replica, now):
+        if self._breakdowns.comes(request, replica):
             return  # to one that is down, which nobody knows yet
         self._pool.enter(request, replica, now)
         if request.refused:
