@@ -127,12 +127,14 @@ class Basis:
         """
         if self.measured is not None:
             cases, growth = (self.measured.otherwise,), 1.0 if load is None else self.measured.growth(load)
-            known = {name: growth * error for name, error in self.measured.errors}
+            measured_errors = {name: growth * error for name, error in self.measured.errors}
             # What the user's runs did not measure is no surer than without them, nor than what they did: a fit that
             # misses the one has moved figures that the other follows from.
-            least = max(known.values(), default=0.0)
+            least = max(measured_errors.values(), default=0.0)
             return tuple(
-                known[name] if name in known else float(np.fmax(errors.of(cases, f"{name}_mean"), least))
+                measured_errors[name]
+                if name in measured_errors
+                else float(np.fmax(errors.of(cases, f"{name}_mean"), least))
                 for name in METRICS.values()
             )
         at_once = None if load is None else load.concurrency
@@ -178,8 +180,8 @@ def _otherwise(built: ReplicaBuild) -> Basis:
     cases = (case, "transferred") if built.hardware.hypothetical and case in _OF_ONE_DEVICE else (case,)
     unmeasured, products = unmeasured_features(built), _long_products(built) if case in _WITHOUT_SERVERS else 0.0
     # Experts in 8 bits spread over devices are off by as much as what nobody measured is.
-    known = set(MEASURED_ELSEWHERE) - (set() if is_16_bits(built) else _IN_16_BITS)
-    if known.issuperset(unmeasured):
+    measured = set(MEASURED_ELSEWHERE) - (set() if is_16_bits(built) else _IN_16_BITS)
+    if measured.issuperset(unmeasured):
         return Basis(_once((*cases, *(MEASURED_ELSEWHERE[name] for name in unmeasured))), products=products)
     return Basis(cases, unmeasured, products=products)
 
@@ -191,17 +193,17 @@ def is_16_bits(built: ReplicaBuild) -> bool:
 
 def _long_products(built: ReplicaBuild) -> float:
     """By how much products above 1 ms, of the dtypes of the weights, are off in the median; 0: not known."""
-    known = [0.0]
+    errors = [0.0]
     for dtype in _weights(built.model, built.spec.precision.weights):
         try:
             long = built.calibration.fit["errors"][_PRODUCTS[dtype]][_LONG]
             # A fit's errors are relative to what was measured, and these here to what is predicted: by as much as
             # measurements are above a prediction that is too fast.
-            known.append(max(float(long["median"]), -long["bias"] / (1.0 + long["bias"])))
+            errors.append(max(float(long["median"]), -long["bias"] / (1.0 + long["bias"])))
         # There may be no such rows, and a set of a user's own says in its section ``fit`` what it likes.
         except (KeyError, TypeError):
             continue
-    return max(known)
+    return max(errors)
 
 
 def of_release(basis: Basis, built: ReplicaBuild, version: str | None) -> Basis:

@@ -185,10 +185,10 @@ class Errors:
 
     def _band(self, case: str, statistic: str, group: int | None = None) -> float:
         """Of one case; of an E2E that was not measured the larger of TTFT and ITL, of which it consists. NaN: none."""
-        known = self._at_load(case, statistic, group)
+        error = self._at_load(case, statistic, group)
         floor = CASES[case].at_least if case in CASES else ""
         # ``fmax``, not ``max``: a case without a figure of its own has that of the floor, and no NaN.
-        return float(np.fmax(known, self._at_load(floor, statistic, group))) if floor else known
+        return float(np.fmax(error, self._at_load(floor, statistic, group))) if floor else error
 
     def _at_load(self, case: str, statistic: str, group: int | None) -> float:
         """Of one case at a load: that of its servers with such a load. Of too few the largest of all its servers', of
@@ -209,8 +209,8 @@ class Errors:
         """Of the servers of one case alone, with such a load or the next lower one that enough of them had."""
         groups = len(_NO_LOAD) if group is None else group + 1
         at_loads = self.by_load.get(case, {}).get(statistic, _NO_LOAD)[:groups]
-        known = [error for error in at_loads if error > 0.0]  # NaN compares as False
-        return max(known) if known and group is not None else self._whole(case, statistic)
+        errors = [error for error in at_loads if error > 0.0]  # NaN compares as False
+        return max(errors) if errors and group is not None else self._whole(case, statistic)
 
     def _whole(self, case: str, statistic: str) -> float:
         measured = self.bands.get(case, {})

@@ -119,14 +119,14 @@ class CommandLine:
         flags: Flags = {} if self.model_flag is None else {self.model_flag: server.repository}
         for row in self.rows:
             value = server[row.key]
-            said = None if value is None else row.said(value)
-            if said is not None:
-                flags[row.flag] = said
+            argument = None if value is None else row.said(value)
+            if argument is not None:
+                flags[row.flag] = argument
         release = self.release(server)
         # `write` comes last, since several keys together may change what a row said of one (vLLM's
         # --max-num-batched-tokens has room for the longest request). Flags that the release does
         # not know would keep its server from starting.
-        return {flag: said for flag, said in (flags | self.write(server)).items() if self._has(flag, release)}
+        return {flag: argument for flag, argument in (flags | self.write(server)).items() if self._has(flag, release)}
 
     def release(self, server: StatedPool) -> Release:
         """The release that a server is of."""
@@ -171,7 +171,7 @@ def unsaid(line: CommandLine, server: StatedPool, flags: Flags) -> dict[str, Any
 
 def _stated(value: Any) -> Any:
     """A value without keys of its own that are None, which a reader of flags leaves out."""
-    return {key: said for key, said in value.items() if said is not None} if isinstance(value, Mapping) else value
+    return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, Mapping) else value
 
 
 def restored(tree: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:

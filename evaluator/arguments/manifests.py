@@ -115,19 +115,19 @@ def _llmd(values: Mapping[str, Any]) -> Iterator[_Container]:
     sides = {side: values.get(side) or {} for side in ("prefill", "decode")}
     # A side is there unless it says otherwise; without prefill servers those of decode do both.
     apart = bool(sides["prefill"]) and sides["prefill"].get("create", True)
-    for side, said in sides.items():
-        if not said or not said.get("create", True):
+    for side, pods in sides.items():
+        if not pods or not pods.get("create", True):
             continue
-        parallelism = said.get("parallelism") or {}
+        parallelism = pods.get("parallelism") or {}
         shared = [
             *("--tensor-parallel-size", str(parallelism.get("tensor", 1))),
             *("--data-parallel-size", str(parallelism.get("data", 1))),
         ]
-        for container in said["containers"]:
+        for container in pods["containers"]:
             words: tuple[str, ...] = (*_words(container.get("command")), *_words(container.get("args")))
             if container.get("modelCommand", "vllmServe") == "vllmServe":
                 words = ("vllm", "serve", str(model), *shared, *words)
-            replicas = int(said.get("replicas", 1))
+            replicas = int(pods.get("replicas", 1))
             yield _Container(str(container.get("name", side)), words, replicas, side if apart else "mixed")
 
 
@@ -176,13 +176,13 @@ def _router(document: Mapping[str, Any]) -> dict[str, Any]:
         container = (service.get("extraPodSpec") or {}).get("mainContainer") or {}
         words = (*_words(container.get("command")), *_words(container.get("args")))
         variables = (*(service.get("envs") or ()), *(container.get("env") or ()))
-        said = {str(env.get("name")): env.get("value") for env in reversed(variables)}
+        settings = {str(env.get("name")): env.get("value") for env in reversed(variables)}
         # A flag comes before the variable.
-        said |= {name: words[words.index(flag) + 1] for flag, name in _ROUTER_FLAGS.items() if flag in words[:-1]}
+        settings |= {name: words[words.index(flag) + 1] for flag, name in _ROUTER_FLAGS.items() if flag in words[:-1]}
         if any(flag in words for flag in ("--no-router-kv-events", "--no-kv-events")):
-            said[_EVENTS] = "false"
-        mode = str(said.get("DYN_ROUTER_MODE"))
-        router = _by_prefix(said) if mode == "kv" else _ROUTERS.get(mode)
+            settings[_EVENTS] = "false"
+        mode = str(settings.get("DYN_ROUTER_MODE"))
+        router = _by_prefix(settings) if mode == "kv" else _ROUTERS.get(mode)
         return {"router": router} if router else {}
     return {}
 

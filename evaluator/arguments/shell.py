@@ -138,17 +138,22 @@ def _pool(
     if "model" not in note:
         if repository is None:
             raise InputError(f"{where}: {' '.join(line.program)} says no model")
-        try:
-            tree["model"] = model_name(str(repository))
-        except InputError as error:
-            # Many servers load a folder, whose name tells no model: then it is for the scenario to say.
-            if model is None:
-                raise InputError(f"{where}: {error}") from None
-            tree["model"] = model
+        tree["model"] = _model_of(str(repository), where, model)
     draft = tree.get("speculative", {}).get("model")
     if draft is not None and "speculative" not in note:
         tree["speculative"]["model"] = model_name(str(draft))
     return name, restored(tree, note)
+
+
+def _model_of(repository: str, where: str, model: str | None) -> str:
+    """The catalog's name of what a server loads."""
+    try:
+        return model_name(repository)
+    except InputError as error:
+        # Many servers load a folder, whose name tells no model: then it is for the scenario to say.
+        if model is None:
+            raise InputError(f"{where}: {error}") from None
+        return model
 
 
 def check_length(text: str, where: str) -> None:

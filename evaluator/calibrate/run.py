@@ -94,11 +94,11 @@ def _as_fast_a_processor(base: Calibration, device: Hardware) -> Calibration:
     themselves, as it would be here. Where they wait for their memory they could read more than they were seen to, and
     the rate that is taken from them is too low.
     """
-    here, there = PROCESSORS.get(device.name, UNKNOWN), PROCESSORS.get(base.hardware, UNKNOWN)
-    if base.hardware == device.name or not (here.tiles and there.tiles):
+    ours, theirs = PROCESSORS.get(device.name, UNKNOWN), PROCESSORS.get(base.hardware, UNKNOWN)
+    if base.hardware == device.name or not (ours.tiles and theirs.tiles):
         return base
-    rate = load_hardware(base.hardware).memory_bandwidth / there.tiles
-    share = min(1.0, rate * here.tiles / device.memory_bandwidth)
+    rate = load_hardware(base.hardware).memory_bandwidth / theirs.tiles
+    share = min(1.0, rate * ours.tiles / device.memory_bandwidth)
     return replace(
         base,
         efficiencies={

@@ -55,8 +55,8 @@ def leave_one_out(
 def by_relatives(tables: Sequence[Table], engine: str = DEFAULT_ENGINE) -> pd.DataFrame:
     """The same of devices with relatives, each predicted from the nearest device of its architecture alone."""
     lines = []
-    there = set(pd.concat([table.rows["hardware"] for table in tables]))
-    for left_out in sorted(there & set(names("hardware"))):
+    devices = set(pd.concat([table.rows["hardware"] for table in tables]))
+    for left_out in sorted(devices & set(names("hardware"))):
         nearest = nearest_measured(load_hardware(left_out), engine)
         if nearest:
             others = {nearest: load_calibration(f"{nearest}-{engine}", nearest)}

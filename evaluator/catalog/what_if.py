@@ -270,11 +270,11 @@ def read_changed_model(document: Mapping[str, Any], where: str) -> Model:
     base = load_model(given.text("like"))
     changed_model = base
     counts = {name: given.integer(name, None) for name in MODEL_FIGURES}
-    for name, said in _SAID_BY_WORKLOAD.items():
+    for name, workload_key in _SAID_BY_WORKLOAD.items():
         if given.raw(name, None) is not None:
             raise InputError(
                 f"{given.place(name)}: what requests ask of the sampler is the workload's to say: "
-                f"workload.sampling: {{{said}}}"
+                f"workload.sampling: {{{workload_key}}}"
             )
     own_name = given.title("name", "")
     given.finish()

@@ -105,12 +105,12 @@ def list_engines() -> None:
     header = ("engine", "since", "key", "does", "simulated")
     rows, records = [], []
     for engine, rule in ((table.name, rule) for table in tables for rule in table.rules):
-        place = (engine, dotted(rule.since), rule.key)
-        records.append(dict(zip(header, (*place, rule.value, rule.simulated), strict=True)))
+        where = (engine, dotted(rule.since), rule.key)
+        records.append(dict(zip(header, (*where, rule.value, rule.simulated), strict=True)))
         simulated = "" if rule.simulated == rule.value else in_words(rule.simulated)[0]
         # A value with several sentences is one record, but as many lines of the table.
         first, *more = in_words(rule.value)
-        rows.append((*place, first, simulated))
+        rows.append((*where, first, simulated))
         rows += [("", "", "", line, "") for line in more]
     tell(format_table(header, rows, left=(0, 1, 2, 3, 4)), rules=records)
     for table in tables:

@@ -240,8 +240,8 @@ def _with_seen(table: pd.DataFrame, fitted: list[Fitted]) -> pd.DataFrame:
 
     before, after = compare.headline(table), pd.concat(seen, ignore_index=True)
     # Both errors are told, lest the second pass for a prediction.
-    said = ", ".join(f"{name} {value:.1f} %" for name, value in before.items())
-    typer.echo(f"With the fitted sets, which have seen these runs; mean absolute errors before the fit: {said}")
+    errors = ", ".join(f"{name} {value:.1f} %" for name, value in before.items())
+    typer.echo(f"With the fitted sets, which have seen these runs; mean absolute errors before the fit: {errors}")
     return pd.concat([after, table[~table["exp_id"].isin(after["exp_id"])]], ignore_index=True)
 
 

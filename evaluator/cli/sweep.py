@@ -107,11 +107,11 @@ def sweep(
         tell(str(foretold), forecast=foretold)
         return
     # What the command of another shard must say, too; --fresh is not among it, for each shard says it for itself.
-    asked = {"simulator": simulator, "sensitivity": sensitivity, "by_seed": by_seed, "cluster": cluster}
+    options_of_all = {"simulator": simulator, "sensitivity": sensitivity, "by_seed": by_seed, "cluster": cluster}
     # --resume is the default: only a sweep that says --fresh starts anew, and one that says neither goes on.
-    options = {"fresh": resume is False, **asked}
+    options = {"fresh": resume is False, **options_of_all}
     if part is not None and out is not None:
-        command = _command(scenario, changes, asked, out)
+        command = _command(scenario, changes, options_of_all, out)
         _run_shard(loaded, part, out, command, options, quiet)
         return
     dataset = _run(loaded, out, options, quiet)

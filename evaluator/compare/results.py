@@ -67,18 +67,18 @@ def serving_scenario(run: MeasuredRun, scenario: Scenario | None, overrides: Seq
     if scenario.sweep:
         raise InputError(f"{scenario.path or scenario.name}: a comparison takes one deployment, without a sweep")
     deployment = scenario.deployment
-    said: dict[str, Any] = dict(run.deployment)
+    stated_by_run: dict[str, Any] = dict(run.deployment)
     for key, name in (("model", _known(model_name, run.model)), ("hardware", _known(hardware_name, run.gpu))):
         if name is not None:
-            said[key] = name
-    said |= _formats(run, said.get("model", deployment.model))
-    pools = said.pop("pools", None)
+            stated_by_run[key] = name
+    stated_by_run |= _formats(run, stated_by_run.get("model", deployment.model))
+    pools = stated_by_run.pop("pools", None)
     if pools is not None and deployment.pools:
         _check_pools(run, pools, deployment)
     elif pools is not None:
-        said["pools"] = pools
+        stated_by_run["pools"] = pools
     # A default says nothing: the run's own figure takes its place; only what somebody wrote can contradict it.
-    for key, value in said.items():
+    for key, value in stated_by_run.items():
         stated = _stated(deployment, key)
         default = stated in (None, 1, "auto", "checkpoint", "bf16") and key not in ("model", "hardware")
         if str(stated) != str(value) and not default:
@@ -86,7 +86,7 @@ def serving_scenario(run: MeasuredRun, scenario: Scenario | None, overrides: Seq
                 f"{run.label}: was measured with {key} {value}, and the scenario has {stated}; remedy: "
                 f"--set deployment.{key}={value}, or the scenario of this server"
             )
-    differing = {key: value for key, value in said.items() if str(_stated(deployment, key)) != str(value)}
+    differing = {key: value for key, value in stated_by_run.items() if str(_stated(deployment, key)) != str(value)}
     changed = [f"deployment.{key}={_quoted(value)}" for key, value in differing.items()]
     # Read again with the run's figures, so that defaults that depend on them are those of this server.
     return load_scenario(scenario.path or _tree(scenario), [*overrides, *changed]) if changed else scenario
@@ -165,8 +165,8 @@ def _from_options(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
     if model in names("models"):  # else the loader says that there is none
         formats = {key.partition(".")[2]: value for key, value in _formats(run, model).items()}
         deployment |= {"precision": formats} if formats else {}
-    said = any(key.startswith("workload.lengths") for key in keys)
-    if run.prompt_tokens is None and not said:
+    has_lengths = any(key.startswith("workload.lengths") for key in keys)
+    if run.prompt_tokens is None and not has_lengths:
         raise InputError(f"{run.label}: says nothing of the lengths of prompts; give --scenario with workload.lengths")
     # A stand-in, since a scenario must have lengths: those of the run take its place when it is simulated.
     lengths = {"source": "fixed", "prompt_tokens": 1, "output_tokens": 1}
@@ -260,11 +260,11 @@ def predicted(simulation: Simulation, percents: Sequence[float] = (50, 90, 95, 9
 
 
 def _rows(run: MeasuredRun, scenario: Scenario, simulation: Simulation) -> list[dict]:
-    asked = [_PERCENTILE.fullmatch(name) for name in run.metrics]
+    percentiles = [_PERCENTILE.fullmatch(name) for name in run.metrics]
     percents = sorted(
         {
             float(percentile[1])
-            for percentile in asked
+            for percentile in percentiles
             if percentile is not None and float(percentile[1]) >= LEAST_PERCENT
         }
     )

@@ -122,9 +122,13 @@ def _limits(experiment: Experiment, model: Model, hardware: str) -> tuple[int, i
     """
     devices = experiment.tensor_parallel * experiment.pipeline_parallel
     usual = serving_engine(DEFAULT_ENGINE).defaults(load_hardware(hardware), devices, 1, experiment.engine_version)
-    said, longest = experiment.max_num_batched_tokens, experiment.max_model_tokens or model.max_positions
-    budget = max(usual.max_num_batched_tokens, 0 if experiment.chunked_prefill else longest) if said is None else said
-    return experiment.max_num_seqs or usual.within(said, 1).max_num_seqs, budget
+    budget_stated, longest = experiment.max_num_batched_tokens, experiment.max_model_tokens or model.max_positions
+    budget = (
+        max(usual.max_num_batched_tokens, 0 if experiment.chunked_prefill else longest)
+        if budget_stated is None
+        else budget_stated
+    )
+    return experiment.max_num_seqs or usual.within(budget_stated, 1).max_num_seqs, budget
 
 
 def _check_length(experiment: Experiment, model: Model) -> None:

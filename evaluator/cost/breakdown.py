@@ -129,14 +129,14 @@ def breakdown(
         OperatorTime(
             name=operator.name,
             op_class=operator.op_class,
-            time_s=float(times[at]),
-            share=float(times[at] / total),
-            flops=float(work.flops[at] * amounts.x[at]),
-            bytes=float(moved[at]),
-            message_bytes=float(work.message_bytes[at] * amounts.z[at]),
-            bound=BOUNDS[int(bounds[at])],
+            time_s=float(times[number]),
+            share=float(times[number] / total),
+            flops=float(work.flops[number] * amounts.x[number]),
+            bytes=float(moved[number]),
+            message_bytes=float(work.message_bytes[number] * amounts.z[number]),
+            bound=BOUNDS[int(bounds[number])],
         )
-        for at, operator in enumerate(operators)
+        for number, operator in enumerate(operators)
     ]
     return tuple(operator_times) + tuple(
         OperatorTime(name, HOST, float(time), float(time / total), 0.0, 0.0, 0.0, "overhead")

@@ -81,15 +81,6 @@ def beside_time(
     per_prompt = 1.0 / xp.maximum(prompts, 1e-9)
     whole = 1.0 / xp.maximum(share, 1e-9)
     per_decode = 1.0 / xp.maximum(decodes, 1.0)
-    filling = xp.maximum(row.filling, 1e-9)
-    alone = (
-        xp.maximum(
-            row.context + (row.spread + row.late * waiting(decodes, filling)) * per_decode, row.unsplit * per_decode
-        )
-        * context
-        + row.sequence * decodes
-        + row.join * xp.minimum(decodes, 1.0)
-    )
     # Two smooth switches from 0 to 1: the KV no longer fits the cache, and the heads no longer run together.
     much, many = context * context, decodes * decodes
     again = much / (much + row.cached * row.cached + 1e-9) * many / (many + row.resident * row.resident + 1e-9)
@@ -105,4 +96,17 @@ def beside_time(
         - roofline(walk, theirs, row.overlap)
         + (row.call + row.block * xp.ceil(tokens * per_prompt * (1.0 / CHUNK_TILE))) * decodes
     )
-    return xp.where((row.work > 0.0) & (tokens > 0.0), share * (beside - alone), 0.0)
+    return xp.where((row.work > 0.0) & (tokens > 0.0), share * (beside - _alone_s(row, decodes, context)), 0.0)
+
+
+def _alone_s(row: BesideRows, decodes: Batched, context: Batched) -> Batched:
+    """Seconds of the decodes in an iteration without prompts, by the same terms as in ``iteration``."""
+    xp = array_namespace(row.work, decodes, context)
+    per_decode = 1.0 / xp.maximum(decodes, 1.0)
+    filling = xp.maximum(row.filling, 1e-9)
+    splits = row.context + (row.spread + row.late * waiting(decodes, filling)) * per_decode
+    return (
+        xp.maximum(splits, row.unsplit * per_decode) * context
+        + row.sequence * decodes
+        + row.join * xp.minimum(decodes, 1.0)
+    )

@@ -38,8 +38,8 @@ def choose(ds: xr.Dataset, texts: Sequence[str], where: str) -> tuple[int, str]:
     for name, text in wanted.items():
         fits &= _fitting(ds, name, text, where)
     if not fits.any():
-        said = ", ".join(f"{name}={text}" for name, text in wanted.items())
-        raise InputError(f"--select {said}: no design of {where} has all of it")
+        selection = ", ".join(f"{name}={text}" for name, text in wanted.items())
+        raise InputError(f"--select {selection}: no design of {where} has all of it")
     # The order is of those that can run, so that the first that fits is the best of them.
     able = order[fits[order]]
     if not able.size:

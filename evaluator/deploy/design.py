@@ -276,53 +276,55 @@ def _predicted(ds: xr.Dataset, row: int) -> dict[str, Any]:
 
 def unsent(workload: Workload) -> list[str]:
     """What of the requests no load says, in words."""
-    said = []
+    notes = []
     if len(workload.pipelines) > 1:
-        said.append("requests of several pipelines are sent alike: what their other stages do to them is left out")
+        notes.append("requests of several pipelines are sent alike: what their other stages do to them is left out")
     of_trace = workload.trace is not None and workload.trace.priority is not None
     if of_trace or any(entry.priority for entry in workload.classes.values()):
-        said.append("requests are sent without their priorities: the load says none")
+        notes.append("requests are sent without their priorities: the load says none")
     if workload.adapters is not None:
-        said.append("requests are sent to the model itself: the load does not say which adapter each names")
+        notes.append("requests are sent to the model itself: the load does not say which adapter each names")
     if workload.reasoning.several:
-        said.append("requests with several branches are sent with one: their longest")
-    return said
+        notes.append("requests with several branches are sent with one: their longest")
+    return notes
 
 
 def _left_out(deployment: Deployment, workload: Workload) -> tuple[str, ...]:
     """What of a design no engine is started with."""
-    said = []
+    notes = []
     stages = [name for name, stage in deployment.pipeline.items() if not stage.of_llm]
     if stages:
-        said.append(
+        notes.append(
             f"the stages {', '.join(stages)} of the pipeline are left out: they are services of their own beside the "
             "LLM, and predicted times of whole requests have them; what they add to prompts is in the load"
         )
     pools = [name for name, pool in (deployment.pools or {}).items() if pool.role == STAGE]
     if pools:
-        said.append(f"the pools {', '.join(pools)}, which serve stages, are left out")
-    said += unsent(workload)
+        notes.append(f"the pools {', '.join(pools)}, which serve stages, are left out")
+    notes += unsent(workload)
     for where in (deployment, *(deployment.pools or {}).values()):
         # A device with nothing of its own but a price and a name is the one of the catalog.
         if isinstance(where.hardware, WhatIf) and device(where.hardware).hypothetical:
-            said.append(
+            notes.append(
                 f"hardware {_described(where.hardware)} is hypothetical: the flags are those of the design, and no "
                 "such device runs them; one that exists is described in a FILE.yaml"
             )
         # A pool that says nothing has the hardware beside the pools, which is told once.
         if where.hardware is not None and where.role != STAGE:
-            known = device(where.hardware) if isinstance(where.hardware, WhatIf) else load_hardware(where.hardware)
-            if known.maker not in ("NVIDIA", ""):
-                said.append(
+            known_device = (
+                device(where.hardware) if isinstance(where.hardware, WhatIf) else load_hardware(where.hardware)
+            )
+            if known_device.maker not in ("NVIDIA", ""):
+                notes.append(
                     "containers are NVIDIA's builds of the engine, and ask for nvidia.com/gpu: devices of "
-                    f"{known.maker} want their own image and resource"
+                    f"{known_device.maker} want their own image and resource"
                 )
         if isinstance(where.model, WhatIf):
-            said.append(
+            notes.append(
                 f"model {_described(where.model)} is hypothetical: name a repository that has such a model with "
                 "--model-id"
             )
-    return tuple(dict.fromkeys(said))
+    return tuple(dict.fromkeys(notes))
 
 
 def _described(what: WhatIf) -> str:

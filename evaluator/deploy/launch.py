@@ -136,14 +136,14 @@ def arguments_of(launch: Launch) -> Arguments:
 
 def version_of(launch: Launch) -> str:
     """The release that serves a pool: the one that is said, where that stands for several the recorded or first one."""
-    said, recorded = launch.pool.keys.get("engine_version"), arguments_of(launch).version
-    if said is None:
+    stated, recorded = launch.pool.keys.get("engine_version"), arguments_of(launch).version
+    if stated is None:
         return recorded
-    release = dotted(serving_engine(launch.pool.engine).release(said))
+    release = dotted(serving_engine(launch.pool.engine).release(stated))
     if f"{recorded}.".startswith(f"{release}."):
         return recorded
     # Images have tags of three numbers; a scenario may say two, which stand for every patch release.
-    return f"{release}.0" if release.count(".") == 1 else str(said).removeprefix("v")
+    return f"{release}.0" if release.count(".") == 1 else str(stated).removeprefix("v")
 
 
 def _repository(pool: PoolDesign, model_id: str | None) -> tuple[str, list[str]]:
@@ -188,7 +188,7 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
     # The note has what the flags do not say, for a reader by machine; here it is told to people, but for what makes no
     # difference to them. A key that is null in the note is one that the server has and the design has not; only a
     # missing KV capacity tells anything.
-    told = {
+    without_flag = {
         key: value for key, value in note.items() if key not in _OF_FLEET and not key.startswith((_SCALING, _FAILING))
     }
     scales = any(key.startswith(_SCALING) and value is not None for key, value in note.items())
@@ -199,7 +199,7 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
         + (resends if failures.get("requests") == RESENT else [])
         + [
             remark
-            for key, value in told.items()
+            for key, value in without_flag.items()
             if value is not None or key == "kv.capacity_tokens"
             for remark in _remarks_of(pool, key, value, get(server, key))
         ]
@@ -337,13 +337,13 @@ def pool_note(launch: Launch) -> str:
 
 def fleet_note(design: Design) -> str:
     """Likewise of what all pools have."""
-    said: dict[str, Any] = {"router": design.router}
+    note: dict[str, Any] = {"router": design.router}
     if design.phases:
         # None is a default, which a reader of the note has, too.
-        said["transfer"] = {key: value for key, value in design.transfer.items() if value is not None}
+        note["transfer"] = {key: value for key, value in design.transfer.items() if value is not None}
     if design.autoscaling_devices is not None:
-        said["autoscaling_devices"] = design.autoscaling_devices
-    return FLEET_NOTE + json.dumps(said)
+        note["autoscaling_devices"] = design.autoscaling_devices
+    return FLEET_NOTE + json.dumps(note)
 
 
 def manifest_head(design: Design, launch_list: Sequence[Launch]) -> str:

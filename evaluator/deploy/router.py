@@ -57,9 +57,11 @@ def policies(design: Design) -> tuple[dict[str, str], list[str]]:
             if keys.pop("scores", None):
                 remarks.append(f"router {name}: the router goes by thresholds and not by scores")
             # Both phases share the options: those of the prefill side, which comes first, are taken.
-            for key, said in _OF_CACHE_AWARE.items():
-                if key in keys and chosen.setdefault(said, str(keys[key])) != str(keys[key]):
-                    remarks.append(f"router {name}: the router has one {said} for both phases, {chosen[said]}")
+            for key, option_of_key in _OF_CACHE_AWARE.items():
+                if key in keys and chosen.setdefault(option_of_key, str(keys[key])) != str(keys[key]):
+                    remarks.append(
+                        f"router {name}: the router has one {option_of_key} for both phases, {chosen[option_of_key]}"
+                    )
             remarks += _unlike(name, {key: keys[key] for key in keys if key not in _OF_CACHE_AWARE})
     models = dict.fromkeys(pool.model.name for pool in design.pools)
     if len(models) > 1:

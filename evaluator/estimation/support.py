@@ -71,8 +71,8 @@ def _support(model: Model, hardware: Hardware, engine: ServingEngine, precision:
             return _known(built, hardware, engine)
         refused.append(built)
     # That weights are too large says more than that some split is impossible, and of the largest split the most.
-    told = next((built for built in reversed(refused) if built.memory is not None), refused[0])
-    return Support(hardware.name, engine.name, REFUSED, 0, (nan, nan, nan), "", "", (), told.reason)
+    largest = next((built for built in reversed(refused) if built.memory is not None), refused[0])
+    return Support(hardware.name, engine.name, REFUSED, 0, (nan, nan, nan), "", "", (), largest.reason)
 
 
 def _spec(model: Model, hardware: Hardware, engine: ServingEngine, precision: Precision, tensor: int) -> ReplicaSpec:
@@ -111,10 +111,10 @@ def _widened(model: Model, hardware: Hardware, precision: Precision) -> tuple[st
     stored = weight_dtypes(model, precision)
     # A part that no layer has says nothing: dense models have no experts.
     parts = [part for part in _WEIGHTS if part != "experts" or model.has_experts]
-    said = {}
+    widened = {}
     for dtype in dict.fromkeys(stored[part] for part in parts):
         wanted = compute_dtype(dtype, precision.activations)
         runs_in = next((peak for peak in PEAK_FALLBACKS[wanted] if peak in hardware.peak_flops), wanted)
         if runs_in != wanted:
-            said[dtype] = f"{dtype} in {runs_in}"
-    return tuple(said.values())
+            widened[dtype] = f"{dtype} in {runs_in}"
+    return tuple(widened.values())

@@ -127,7 +127,7 @@ def _new_programs_first(whole: Plan, chunks: list[ConfigurationChunk], left: lis
     for index in left:
         # By identity: a plan has one object for each program.
         stations = {id(station): station for station in whole.group_of(chunks[index][0]).stations}
-        new = [station for place, station in stations.items() if place not in begun]
+        new = [station for identity, station in stations.items() if identity not in begun]
         if new:
             begun |= stations.keys()
             # Programs that take long to compile before those that do not, as they would be waited for at the end.

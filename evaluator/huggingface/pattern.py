@@ -108,12 +108,12 @@ def _read(
     rules = list(rules)
     config.skip(*(key for key, _ in rules if key in config.absent))  # null says nothing
     present = [(key, rule) for key, rule in rules if config.has(key) and key not in silent]
-    said = [(key, words) for key, rule in present if (words := rule(config, layers)) is not None]
-    if not said:
+    spoken = [(key, words) for key, rule in present if (words := rule(config, layers)) is not None]
+    if not spoken:
         return otherwise(config, layers) or []
     # Rules stand in the order of their authority: the first that speaks counts. The others must agree, since a file
     # that says two things of one layer was edited by hand, or means something that no rule knows.
-    (first, words), *others = said
+    (first, words), *others = spoken
     for key, different in others:
         for index, (word, other) in enumerate(zip(words, different, strict=True)):
             if word != other:

@@ -34,8 +34,8 @@ def key(
     """
     # Two defaults: a record made in Python has its field's default, a file without the key may mean something else,
     # such as None for "what the engine does", which ``engine_defaults`` then fills in.
-    said = (REQUIRED if default is MISSING else default) if absent is MISSING else absent
-    metadata = {_KEY: Key(read, said, says), _KINDS: kinds}
+    without_key = (REQUIRED if default is MISSING else default) if absent is MISSING else absent
+    metadata = {_KEY: Key(read, without_key, says), _KINDS: kinds}
     if isinstance(default, dict):  # which dataclasses refuse, lest records share it
         return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)

@@ -53,16 +53,7 @@ def class_statistics(
     configs = outcomes.status.size
     for number, (of_class, statistics) in enumerate(zip(members, summaries, strict=True)):
         columns = {"class_share": over_seeds(of_class.sum(axis=-1) / window.count)}
-        for name, of_latency in statistics.items():
-            columns[f"class_{name}"] = of_latency.quantiles
-            columns[f"class_{name}_stderr"] = of_latency.quantiles_stderr
-            columns[f"class_{name}_mean"] = of_latency.mean
-            columns[f"class_{name}_mean_stderr"] = of_latency.mean_stderr
-        for name, some in gone.items():
-            columns[f"class_{name}_share"] = np.zeros(configs)
-            if some is not None:
-                of_these = (of_class & some).sum(axis=-1) / np.maximum(of_class.sum(axis=-1), 1)
-                columns[f"class_{name}_share"] = over_seeds(of_these)
+        columns |= _latencies(statistics) | _shares(of_class, gone, configs)
         attainment, parts = np.full(configs, np.nan), np.full((configs, 1), np.nan)
         if inside is not None:
             attainment, parts = mean_by_parts(np.where(of_class, inside, np.nan))
@@ -73,6 +64,27 @@ def class_statistics(
         for name, column in columns.items():
             table.setdefault(name, []).append(column)
     return {name: np.stack(columns, axis=1) for name, columns in table.items()}
+
+
+def _latencies(statistics: Mapping[str, Summary]) -> dict[str, np.ndarray]:
+    columns: dict[str, np.ndarray] = {}
+    for name, of_latency in statistics.items():
+        columns[f"class_{name}"] = of_latency.quantiles
+        columns[f"class_{name}_stderr"] = of_latency.quantiles_stderr
+        columns[f"class_{name}_mean"] = of_latency.mean
+        columns[f"class_{name}_mean_stderr"] = of_latency.mean_stderr
+    return columns
+
+
+def _shares(of_class: np.ndarray, gone: Mapping[str, np.ndarray | None], configs: int) -> dict[str, np.ndarray]:
+    """The parts of a class that were refused and lost, (config,)."""
+    columns: dict[str, np.ndarray] = {}
+    for name, some in gone.items():
+        columns[f"class_{name}_share"] = np.zeros(configs)
+        if some is not None:
+            of_these = (of_class & some).sum(axis=-1) / np.maximum(of_class.sum(axis=-1), 1)
+            columns[f"class_{name}_share"] = over_seeds(of_these)
+    return columns
 
 
 def _rates(outcomes: Outcomes, window: Window, number: int) -> dict[str, np.ndarray]:

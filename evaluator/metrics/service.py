@@ -35,15 +35,15 @@ def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
         return np.einsum("...r,...r->...", inside, np.asarray(amount), dtype=np.float64, casting="unsafe")
 
     accelerators = outcomes.summed("devices") if outcomes.accelerators is None else outcomes.accelerators
-    there = np.broadcast_to(accelerators[:, None], outcomes.makespan_s.shape)
+    devices_there = np.broadcast_to(accelerators[:, None], outcomes.makespan_s.shape)
     for use in outcomes.stations:
-        there = there - (use.devices[:, None] - use.devices_there(outcomes.makespan_s))
+        devices_there = devices_there - (use.devices[:, None] - use.devices_there(outcomes.makespan_s))
     output, prompt = done(outcomes.tokens.output_tokens), done(outcomes.tokens.prompt_tokens)
     work = {
         "throughput_rps": np.count_nonzero(inside, axis=-1).astype(np.float64),
         "output_tok_per_s": output,
         "total_tok_per_s": prompt + output,
-        "tok_per_s_per_gpu": _ratio(output, there),
+        "tok_per_s_per_gpu": _ratio(output, devices_there),
     }
     return {name: _ratio(amount, took_s) for name, amount in work.items()}
 
@@ -215,16 +215,18 @@ def price(outcomes: Outcomes, output_tok_per_s: np.ndarray) -> np.ndarray:
 def fleet(outcomes: Outcomes) -> dict[str, np.ndarray]:
     """replicas_mean and device_hours over the whole run, (config, seed): what is there and paid for, of all pools; and
     availability, the part of that time in which it served."""
-    there, paid_s, up_s = (np.zeros_like(outcomes.makespan_s) for _ in range(3))
+    replicas_there, paid_s, up_s = (np.zeros_like(outcomes.makespan_s) for _ in range(3))
     for use in outcomes.stations:
         replica_s = use.replica_s(outcomes.makespan_s)
         # A link or a delay has servers, which are no replicas: they have no devices.
-        there = there + np.where(use.devices[:, None] > 0, _ratio(replica_s, outcomes.makespan_s), 0.0)
+        replicas_there = replicas_there + np.where(
+            use.devices[:, None] > 0, _ratio(replica_s, outcomes.makespan_s), 0.0
+        )
         per_replica = np.divide(use.devices, use.replicas, out=np.zeros_like(use.devices), where=use.replicas > 0)
         paid_s = paid_s + replica_s * per_replica[:, None]
         up_s = up_s + use.up_s(outcomes.makespan_s) * per_replica[:, None]
     return {
-        "replicas_mean": there,
+        "replicas_mean": replicas_there,
         "device_hours": paid_s / SECONDS_PER_HOUR,
         "availability": np.divide(up_s, paid_s, out=np.ones_like(up_s), where=paid_s > 0),
     }

@@ -89,8 +89,8 @@ async def _checked(response: aiohttp.ClientResponse) -> None:
         raise Failed("redirect", f"to {where[:_SHOWN]}, which was not named and is not followed")
     # As much as is shown and some more for white space: a gateway's page of HTML may have megabytes.
     if response.status != 200:
-        said = await response.content.read(4 * _SHOWN)
-        raise Failed(f"HTTP {response.status}", " ".join(said.decode(errors="replace").split())[:_SHOWN])
+        page = await response.content.read(4 * _SHOWN)
+        raise Failed(f"HTTP {response.status}", " ".join(page.decode(errors="replace").split())[:_SHOWN])
     # A server that ignores `stream` gives the answer as a whole: it would have no TTFT of its own.
     if response.content_type == "application/json":
         raise Failed("broken answer", "the answer was not streamed")

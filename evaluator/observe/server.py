@@ -117,20 +117,22 @@ async def find_server(
     # The highest id: that the server's vocabulary is smaller than the scenario's shows before the load, not within it.
     prompt = [vocabulary - 1, vocabulary // 2]
     # A dict for its order: the same refusal of several rows is said once, and the first is the one that tells.
-    said: dict[str, None] = {}
+    refusals: dict[str, None] = {}
     for fields in _FIELDS:
         exchange = Exchange(-1, 0, 0.0, len(prompt))
         body = _body(models[0], prompt, _PROBE_TOKENS, fields, form)
         await ask(session, f"{base}{form.path}", body, exchange, wait_s, wait_s)
         if exchange.status == OK:
             return LiveServer(base, models, fields, form, tuple(_notes(fields, exchange, form)))
-        said[f"{exchange.status}: {exchange.error}"] = None
+        refusals[f"{exchange.status}: {exchange.error}"] = None
         if exchange.status not in ("HTTP 400", "HTTP 422"):  # not of the fields, and no others would help
             break
     remedy = "" if form.words else "; a server that takes no token ids may take --prompts words"
     if not form.chat and exchange.status == "HTTP 404":
         remedy = "; a server that only chats may take --chat"
-    raise InputError(f"{base}{form.path}: a first request of {_PROBE_PROMPT} tokens failed: {next(iter(said))}{remedy}")
+    raise InputError(
+        f"{base}{form.path}: a first request of {_PROBE_PROMPT} tokens failed: {next(iter(refusals))}{remedy}"
+    )
 
 
 async def _models(session: aiohttp.ClientSession, base: str) -> dict[str, int | None]:

@@ -93,8 +93,8 @@ def late_problem(station: StationPlan) -> str | None:
         f"policy {deployment.batching.policy}, whose cache is a tree": policy(deployment.batching.policy).token_ratio,
         f"kv.manager {deployment.kv.manager}": registered is not None and registered.reference is not None,
     }
-    said = "events_delay_s" if router.events_delay_s else "predicted_ttl_s"
-    return left_out(f"{said} of router {router.router}", others, "; leave it out, or use router prefix_approximate")
+    key = "events_delay_s" if router.events_delay_s else "predicted_ttl_s"
+    return left_out(f"{key} of router {router.router}", others, "; leave it out, or use router prefix_approximate")
 
 
 def policy_problem(deployment: Deployment, built: ReplicaBuild) -> str | None:
@@ -303,19 +303,23 @@ def ratio_problem(workload: Workload, station: StationPlan) -> str | None:
         is not None
         or kv.bytes_per_sequence > 0,
     }
-    if (problem := left_out(f"policy {record.name}", others)) is not None:
-        return problem
+    return left_out(f"policy {record.name}", others) or _pages_problem(station, record.name)
+
+
+def _pages_problem(station: StationPlan, name: str) -> str | None:
+    """Why SGLang's policy ``name`` would never admit some request with these sizes of blocks and KV."""
+    deployment, kv = station.deployment, station.design.ready.kv
     # SGLang starts only where its chunk is of whole pages; one that holds none would never admit a long prompt.
     if station.max_num_batched_tokens < kv.block_tokens:
         return (
-            f"infeasible: policy {record.name} cuts prompts where a block ends, and max_num_batched_tokens "
+            f"infeasible: policy {name} cuts prompts where a block ends, and max_num_batched_tokens "
             f"{station.max_num_batched_tokens:,} is less than a kv.block_tokens of {kv.block_tokens:,}; "
             "raise the one or lower the other"
         )
     # ``PrefillAdder.add_one_req``: prompt, answer and a page must be less than what is free.
     if station.extremes.sequence + kv.block_tokens >= kv.capacity_units * kv.block_tokens:
         return (
-            f"infeasible: policy {record.name} keeps a block free beside a request, and one of "
+            f"infeasible: policy {name} keeps a block free beside a request, and one of "
             f"{station.extremes.sequence:,} tokens fills the KV cache of {kv.capacity_tokens:,.0f}; use "
             f"{_more_room(deployment)} or shorter requests"
         )

@@ -193,8 +193,8 @@ class PipelinePlan:
 
     def price(self, name: str) -> float | None:
         """USD per hour of a device of a pool; None: not known."""
-        said = self.deployments[name].usd_per_device_hour
-        return self.pools[name].hardware.usd_per_hour if said is None else said
+        stated = self.deployments[name].usd_per_device_hour
+        return self.pools[name].hardware.usd_per_hour if stated is None else stated
 
     def walk(self, tokens: Tokens, seed: int) -> RequestRoutes:
         """Requests, as the workload has them, through all stages. InputError where a stage cannot be computed."""
@@ -307,9 +307,9 @@ def _asking(tokens: Tokens, entry: RouteStep, answered: Tokens | None, keeps_kv:
     output = tokens.output_tokens
     if answered is not None:
         # What a user and the model said is one text, with which the next prompt begins.
-        said = answered.prompt_tokens + answered.output_tokens
+        spoken = answered.prompt_tokens + answered.output_tokens
         # The last token that was given has no KV yet: it is computed with the prompt that follows.
-        cached = np.maximum(tokens.cached_tokens, said - 1) if keeps_kv else tokens.cached_tokens
+        cached = np.maximum(tokens.cached_tokens, spoken - 1) if keeps_kv else tokens.cached_tokens
         prompt = tokens.prompt_tokens + answered.output_tokens
         tokens = replace(tokens, prompt_tokens=prompt, cached_tokens=cached)
     branches = tokens.branch_tokens

@@ -138,46 +138,35 @@ def program(
 
     ``branches``: the most of any request. ``drafts``: of a decode.
     """
-    width = draft_width(drafts)
-    pipeline_ranks, peaks = deployment.pipeline_parallel, policy(deployment.batching.policy).by_future_peak
-    priorities = deployment.batching.packing in BY_PRIORITY
+    record, ahead = policy(deployment.batching.policy), plans_ahead(deployment)
+    general = CompileKey(
+        True,
+        deployment.pipeline_parallel,
+        peaks=record.by_future_peak,
+        priorities=deployment.batching.packing in BY_PRIORITY,
+        asynchronous=ahead,
+        drafts=draft_width(drafts),
+        cached=cached,
+    )
     # Before the order of requests: replicas that run together have the general moves anyway.
     if joint:
-        most, locked = together(deployment.ranks), lockstep > 1
-        return CompileKey(
-            True,
-            pipeline_ranks,
-            peaks=peaks,
-            priorities=priorities,
-            replicas=most,
+        return replace(
+            general,
+            replicas=together(deployment.ranks),
             frontend=frontend,
-            drafts=width,
-            cached=cached,
             session_turns=session_turns,
             agents=agents,
-            asynchronous=plans_ahead(deployment),
-            lockstep=locked,
+            lockstep=lockstep > 1,
             scales=deployment.autoscaling is not None,
             sheds=sheds(deployment),
         )
     swapping = swaps(deployment)
-    ahead = plans_ahead(deployment)
     # With drafts KV on demand goes to the general program at once: ``fcfs_reserved`` has no form for both.
     if cached or out_of_order(deployment) or (drafts and on_demand(deployment)):
-        return CompileKey(
-            True,
-            pipeline_ranks,
-            peaks=peaks,
-            priorities=priorities,
-            asynchronous=ahead,
-            token_ratio=policy(deployment.batching.policy).token_ratio,
-            swapping=swapping,
-            kv_manager=kv_hooks(deployment),
-            drafts=width,
-            cached=cached,
-        )
+        manager = kv_hooks(deployment)
+        return replace(general, token_ratio=record.token_ratio, swapping=swapping, kv_manager=manager)
     if drafts:
-        return CompileKey(drafts=width)
+        return CompileKey(drafts=general.drafts)
     if on_demand(deployment):
         return CompileKey(on_demand=True, swapping=swapping, asynchronous=ahead)
     if branches > 1:

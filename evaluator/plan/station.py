@@ -106,8 +106,8 @@ class StationPlan:
     @property
     def usd_per_device_hour(self) -> float | None:
         """What the scenario says, else the catalog; None: not known."""
-        said = self.deployment.usd_per_device_hour
-        return self.design.hardware.usd_per_hour if said is None else said
+        stated = self.deployment.usd_per_device_hour
+        return self.design.hardware.usd_per_hour if stated is None else stated
 
     @property
     def devices(self) -> int:

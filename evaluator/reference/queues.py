@@ -228,15 +228,7 @@ class Queues:
             return False
         units, keep_free, fits = request.kv_units, 0, 0
         if self.on_demand:
-            # A policy of whole prompts asks for the blocks of the whole prompt, one of chunks for those of this
-            # chunk. A request that only decodes needs the slot of its next token (and of its drafts).
-            slots = max(request.target if whole_kv else 0, start + (tokens or self.limits.decode_tokens))
-            units = self.sizes.computed(request, slots + padding) if tokens else self.sizes.decoding(request, slots)
-            # vLLM ``allocate_slots``: no watermark where nothing runs, or a request might never be admitted. Nor of
-            # one that has a KV reservation, which takes no more.
-            is_reserved = self.limits.kv_reserved and request.units > 0
-            keep_free = self.limits.watermark_units if self.running and not is_reserved else 0
-            fits = self.sizes.computed(request, request.target) if self.limits.full_prompt else 0
+            units, keep_free, fits = self._units_on_demand(request, start, tokens, whole_kv, padding)
         if not self.kv.admit(request, units, hit, keep_free, fits):
             return False
         self.waiting.pop()
@@ -263,6 +255,21 @@ class Queues:
         self._admissions += 1
         self.admitted += 1
         return True
+
+    def _units_on_demand(
+        self, request: Request, start: int, tokens: int, whole_kv: bool, padding: int
+    ) -> tuple[int, int, int]:
+        """KV units that an admission takes, those that it must leave free, and those of the whole prompt, where these
+        must fit, too (0: they need not)."""
+        # A policy of whole prompts asks for the blocks of the whole prompt, one of chunks for those of this chunk. A
+        # request that only decodes needs the slot of its next token (and of its drafts).
+        slots = max(request.target if whole_kv else 0, start + (tokens or self.limits.decode_tokens))
+        units = self.sizes.computed(request, slots + padding) if tokens else self.sizes.decoding(request, slots)
+        # vLLM ``allocate_slots``: no watermark where nothing runs, or a request might never be admitted. Nor of one
+        # that has a KV reservation, which takes no more.
+        is_reserved = self.limits.kv_reserved and request.units > 0
+        keep_free = self.limits.watermark_units if self.running and not is_reserved else 0
+        return units, keep_free, self.sizes.computed(request, request.target) if self.limits.full_prompt else 0
 
     def told(self, request: Request) -> int:
         """Output tokens that are known of a request: not that of a batch under way."""
@@ -325,20 +332,10 @@ class Queues:
             tokens = drafts if decodes else self._share(request.target - request.computed, room, whole=False)
             assert tokens is not None
             slots = self.decoding.computed(request) + drafts if decodes else request.computed + tokens
-            # By priority vLLM preempts the lowest that runs, of equals the last to arrive; it may be one that has been
-            # served in this very iteration, whose tokens are then free for others. Without, it is the last admitted.
             while not self.kv.extend(request, self.sizes.computed(request, slots)):
                 self.short_of_kv = True
-                victim = (
-                    max(self.running, key=lambda other: (other.priority, other.index))
-                    if self.by_priority
-                    else next(reversed(self.running))
-                )
+                victim = self._preempt_one(chunks)
                 room += taken.pop(victim, 0)
-                if victim in chunks:
-                    chunk = chunks.pop(victim)
-                    victim.computed, victim.batches_under_way = chunk.low, victim.batches_under_way - 1
-                self._preempt(victim)
                 # Nothing of lower priority is left: it goes itself. vLLM ends its loop over the running ones here, so
                 # that those behind it wait for the next iteration.
                 if victim is request:
@@ -353,6 +350,23 @@ class Queues:
             taken[request] = tokens
             room -= tokens
         return list(chunks.values()), room
+
+    def _preempt_one(self, chunks: dict[Request, PromptChunk]) -> Request:
+        """Preempt one of those that run, which is returned; its chunk in this iteration is taken back.
+
+        By priority vLLM preempts the lowest that runs, of equals the last to arrive; it may be one that has been served
+        in this very iteration, whose tokens are then free for others. Without, it is the last admitted.
+        """
+        victim = (
+            max(self.running, key=lambda other: (other.priority, other.index))
+            if self.by_priority
+            else next(reversed(self.running))
+        )
+        if victim in chunks:
+            chunk = chunks.pop(victim)
+            victim.computed, victim.batches_under_way = chunk.low, victim.batches_under_way - 1
+        self._preempt(victim)
+        return victim
 
     def _set_aside(self, requests: Iterable[Request]) -> None:
         """Decodes behind one that found no KV do not take part in the next batch."""

@@ -312,9 +312,7 @@ class Replica:
         self.running_batches.append(running_batch)
         self.queues.under_way.append(batch)
         if self._observe:
-            decodes = _sequences(batch.decodes.members) if batch.decodes else ()
-            running_batch.decodes = tuple(sorted((*decodes, *(request.index for request in batch.in_vain))))
-            running_batch.completed = _sequences([chunk.request for chunk in batch.chunks if chunk.completes])
+            _say_members(running_batch)
         for chunk in batch.chunks:
             if chunk.request.scheduled_s == math.inf:
                 chunk.request.scheduled_s = start
@@ -579,6 +577,14 @@ class Replica:
     def busy_s(self) -> float:
         """Time in which the ranks worked, averaged over them."""
         return self.pipeline.busy_s
+
+
+def _say_members(running_batch: RunningBatch) -> None:
+    """Write down for observers whose decodes and whose last chunks are in a batch, before its end changes them."""
+    batch = running_batch.batch
+    decodes = _sequences(batch.decodes.members) if batch.decodes else ()
+    running_batch.decodes = tuple(sorted((*decodes, *(request.index for request in batch.in_vain))))
+    running_batch.completed = _sequences([chunk.request for chunk in batch.chunks if chunk.completes])
 
 
 def _sequences(requests: Iterable[Request]) -> tuple[int, ...]:

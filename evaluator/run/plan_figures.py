@@ -88,9 +88,9 @@ def stage_note(whole: Plan) -> dict[str, str]:
             if stage.of_llm:
                 continue
             kind = kind_of(stage.kind)
-            said = kind.note(stage.parameters)
-            if said is not None:
-                notes[f"pipeline.{name}: {said}"] = None
+            note = kind.note(stage.parameters)
+            if note is not None:
+                notes[f"pipeline.{name}: {note}"] = None
             if answered and stage.back_to is None and not kind.streams(stage.parameters):
                 notes[f"pipeline.{name}: {HOLDS}"] = None
     return {"stage_note": "; ".join(notes)} if notes else {}

@@ -272,11 +272,11 @@ def check_engine(pool: Pool, place: Place) -> None:
         serving_engine(pool.engine).release(pool.engine_version)
     except InputError as error:
         raise place.key("engine_version").error(str(error)) from None
-    said, planning = pool.async_scheduling, pool.batching.planning
+    of_vllm, planning = pool.async_scheduling, pool.batching.planning
     # Both may be said where they agree: a deployment that was imported has vLLM's word, a sweep beside it ours.
-    if said is not None and planning is not None and said != (planning == ASYNCHRONOUS):
+    if of_vllm is not None and planning is not None and of_vllm != (planning == ASYNCHRONOUS):
         raise place.key("async_scheduling").error(
-            f"is {str(said).lower()} beside batching.planning: {planning}; say the one or the other"
+            f"is {str(of_vllm).lower()} beside batching.planning: {planning}; say the one or the other"
         )
 
 

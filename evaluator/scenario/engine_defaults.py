@@ -106,7 +106,7 @@ def _caches(deployment: Deployment, defaults: SchedulerDefaults, admission: str,
     trace, kv = workload.trace, deployment.kv
     swaps = admission == "on_demand" and kv.preemption == "swap"
     hashed = trace is not None and trace.hash_ids is not None
-    said = workload.cached_tokens or (
+    cached = workload.cached_tokens or (
         trace is not None and trace.cached_tokens is not None and trace.cached_tokens.any()
     )
     # A hash stands for whole blocks of the trace: it says what is in a block of the cache only where these fit
@@ -115,7 +115,7 @@ def _caches(deployment: Deployment, defaults: SchedulerDefaults, admission: str,
     whole_blocks = not hashed or workload.sessions.hash_block_tokens % block == 0
     return (
         deployment.role == "mixed"
-        and not (swaps or said or kv.manager or workload.reasoning.several or workload.adapters)
+        and not (swaps or cached or kv.manager or workload.reasoning.several or workload.adapters)
         and whole_blocks
         and not policy(deployment.batching.policy or defaults.policy).by_future_peak
         and _finds_prefixes(model_named(deployment.model), kv.layer_groups)
@@ -148,8 +148,8 @@ def with_engine_defaults(
         deployment = with_fields(deployment, batching=with_fields(deployment.batching, policy=chosen))
     filled: dict[str, Batching | KvCache] = {}
     for section, keys in LEFT_TO_ENGINE.items():
-        said: Any = getattr(deployment, section)
-        if any(getattr(said, key) is None for key in keys):
+        stated: Any = getattr(deployment, section)
+        if any(getattr(stated, key) is None for key in keys):
             budget = deployment.batching.max_num_batched_tokens
             defaults = of_engine().within(budget, deployment.decode_tokens)
             if policy(defaults.policy).token_ratio and not policy(deployment.batching.policy).token_ratio:
@@ -161,8 +161,8 @@ def with_engine_defaults(
                 )
                 caches = alone and not whole_requests and _caches(deployment, defaults, admission, workload)
                 defaults = with_fields(defaults, admission=admission, prefix_caching=caches)
-            unsaid = {key: getattr(defaults, key) for key in keys if getattr(said, key) is None}
-            filled[section] = with_fields(said, **unsaid)
+            unsaid = {key: getattr(defaults, key) for key in keys if getattr(stated, key) is None}
+            filled[section] = with_fields(stated, **unsaid)
     if deployment.async_scheduling is not None:  # what it says is in ``planning`` now
         return with_fields(deployment, async_scheduling=None, **filled)
     # Itself, not a copy: points that say everything share one deployment, by whose identity plans are shared.

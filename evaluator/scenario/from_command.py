@@ -46,6 +46,6 @@ def started_by(tree: Mapping[str, Any], place: Place) -> dict[str, Any] | None:
             f"{path} has {listed(started.unknown)}, which {versions} does not take; correct it, or write its "
             f"deployment with `evaluator catalog import {path}` and leave {FROM} out"
         )
-    said = {key: value for key, value in deployment.items() if key != FROM}
+    beside = {key: value for key, value in deployment.items() if key != FROM}
     # What is said beside ``from`` is merged over what the script says, key by key.
-    return {**tree, "deployment": put(started.tree, (), said)}
+    return {**tree, "deployment": put(started.tree, (), beside)}

@@ -182,11 +182,11 @@ def _filled(tree: Mapping[str, Any], axes: Sequence[RawAxis], place: Place) -> M
     pools = get(tree, ("deployment", "pools"))
     if isinstance(pools, Mapping) and pools:
         for key in required(deployment_reader.table):
-            said = [get(pool, (key,)) for pool in pools.values()]
+            values = [get(pool, (key,)) for pool in pools.values()]
             if get(tree, ("deployment", key)) in (MISSING, None) and not any(
-                value in (MISSING, None) for value in said
+                value in (MISSING, None) for value in values
             ):
-                tree = apply(tree, {f"deployment.{key}": said[0]}, place)
+                tree = apply(tree, {f"deployment.{key}": values[0]}, place)
     return tree
 
 

@@ -62,13 +62,13 @@ def stage_pools_of(deployment: Deployment) -> dict[str, Deployment]:
 
 
 def _pool(deployment: Deployment, pool: Pool) -> Deployment:
-    said = {name: _said(entry.read, getattr(pool, name), getattr(deployment, name)) for name, entry in POOL.items()}
-    if said["engine"] != deployment.engine:  # a release beside the pools is one of the engine there
-        said["engine_version"] = pool.engine_version
+    fields = {name: _said(entry.read, getattr(pool, name), getattr(deployment, name)) for name, entry in POOL.items()}
+    if fields["engine"] != deployment.engine:  # a release beside the pools is one of the engine there
+        fields["engine_version"] = pool.engine_version
     router = deployment.router
     if isinstance(router, Routers):
         router = getattr(router, pool.role)
-    return with_fields(deployment, **said, router=router, pools=None)
+    return with_fields(deployment, **fields, router=router, pools=None)
 
 
 def _said(read: Any, by_pool: Any, beside: Any) -> Any:

@@ -170,8 +170,10 @@ def _free_pools(scenario: Scenario) -> list[str]:
     swept = {path for axis in scenario.sweep for path in _paths(axis)}
     if "deployment.pools" in swept or REPLICAS in swept:
         return []
-    said = {name for name in pools if f"deployment.pools.{name}.replicas" in swept or pools[name].replicas is not None}
-    return [name for name in pools if name not in said and pools[name].role != STAGE]
+    stated = {
+        name for name in pools if f"deployment.pools.{name}.replicas" in swept or pools[name].replicas is not None
+    }
+    return [name for name in pools if name not in stated and pools[name].role != STAGE]
 
 
 def _filled_pools(bare: Scenario, free: Sequence[str], simulator: str, note: str) -> Designs:

@@ -93,10 +93,10 @@ def _free(scenario: Scenario) -> list[str]:
     swept = {path for axis in scenario.sweep for change in axis.changes for path in change}
     pools = scenario.deployment.pools
     if pools is None:
-        said = [key for key in KEYS if getattr(scenario.deployment, key) != 1 or f"deployment.{key}" in swept]
-        if said:
+        stated = [key for key in KEYS if getattr(scenario.deployment, key) != 1 or f"deployment.{key}" in swept]
+        if stated:
             raise InputError(
-                f"{where}: budget.layouts: deployment.{said[0]} is said; take it away, or leave out layouts"
+                f"{where}: budget.layouts: deployment.{stated[0]} is said; take it away, or leave out layouts"
             )
         return [""]
     free = [
@@ -123,8 +123,8 @@ def _described(scenario: Scenario, name: str) -> tuple[list[Model], list[Hardwar
     limits = [MOST_DEVICES]
     if budget.devices is not None:
         limits.append(budget.devices - others)
-    said = pool.usd_per_device_hour or outer.usd_per_device_hour
-    prices = [said or device.usd_per_hour for device in hardware]
+    stated_price = pool.usd_per_device_hour or outer.usd_per_device_hour
+    prices = [stated_price or device.usd_per_hour for device in hardware]
     if budget.usd_per_hour is not None and (stated := [price for price in prices if price]):
         # Prices are decimals: three devices at 3.3 must not be too dear for 9.9 by a rounding error.
         # By the cheapest device: on it the most fit, and what is too dear on others is refused by their plan.
@@ -177,7 +177,7 @@ def _fitting(whole: Plan, counts: Sequence[int]) -> list[list[int]]:
 
 
 def pruned(
-    whole: Plan, ladders: list[list[Configuration]], said: int, for_a_rate: bool
+    whole: Plan, ladders: list[list[Configuration]], stated: int, for_a_rate: bool
 ) -> tuple[list[list[Configuration]], str]:
     """The designs that may be the best by the closed form, and what to say of the others.
 
@@ -193,7 +193,7 @@ def pruned(
         # A ladder is one design with more and more replicas; the first that can run stands for it.
         promise = 0.0 if design is None else starts.rate(design) / (design.accelerators if for_a_rate else 1)
         able += design is not None
-        groups.setdefault(whole.grid.steps(ladder[0].config)[:said], []).append((promise, ladder))
+        groups.setdefault(whole.grid.steps(ladder[0].config)[:stated], []).append((promise, ladder))
     promising: list[list[Configuration]] = []
     for group in groups.values():
         # Where none can run one stays, which says why.

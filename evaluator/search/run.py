@@ -97,8 +97,8 @@ def _long_enough(scenario: Scenario) -> Scenario:
     """The scenario with runs that lengthen themselves, where it does not say how long they are."""
     workload = scenario.workload
     # From the text: the record has a number of requests whether a file says one or not.
-    said = "requests" in (loads_yaml(scenario.text, scenario.name).get("workload") or {})
-    if said or "trace" in (workload.arrivals.process, workload.lengths.source):
+    states_requests = "requests" in (loads_yaml(scenario.text, scenario.name).get("workload") or {})
+    if states_requests or "trace" in (workload.arrivals.process, workload.lengths.source):
         return scenario
     return replace(scenario, workload=replace(workload, requests=Auto(workload.requests, MOST_AUTO)))
 

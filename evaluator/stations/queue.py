@@ -39,12 +39,12 @@ def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.n
     """Serve the jobs of a chunk; ``service_s`` as of ``times_of``, ``count`` (config,) are the servers."""
     ready_s = ready_times(jobs, rest=np.inf)
     order = order_of(jobs)
-    waiting, asked = (np.take_along_axis(values, order, axis=-1) for values in (ready_s, service_s))
+    waiting, service = (np.take_along_axis(values, order, axis=-1) for values in (ready_s, service_s))
     if (count == 1).all():
         # One server, the most frequent case, is a cumulative sum; several need a loop over the jobs.
-        start, server = single_server(waiting, asked), np.zeros(waiting.shape, dtype=np.int32)
+        start, server = single_server(waiting, service), np.zeros(waiting.shape, dtype=np.int32)
     else:
-        start, server = _several(waiting, asked, count)
+        start, server = _several(waiting, service, count)
     scheduled_s, replica = np.empty_like(start), np.empty_like(server)
     np.put_along_axis(scheduled_s, order, start, axis=-1)
     np.put_along_axis(replica, order, server, axis=-1)

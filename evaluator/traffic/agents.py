@@ -119,12 +119,12 @@ class AgentGraph:
         # Rows come behind those that they wait for.
         for row, parent in enumerate(before):
             if parent < 0:
-                said = system_tokens
+                spoken = system_tokens
             elif agent[row] == agent[parent]:
-                said = prompt[parent] + output[parent] + output[self.joins[row]].sum()
+                spoken = prompt[parent] + output[parent] + output[self.joins[row]].sum()
             else:
-                said = max(system_tokens, int(share * (prompt[parent] + output[parent])))
-            prompt[row] = said + new[row]
+                spoken = max(system_tokens, int(share * (prompt[parent] + output[parent])))
+            prompt[row] = spoken + new[row]
         return prompt
 
     def sources(

@@ -151,9 +151,9 @@ def turn_tokens(workload: Workload, seed: int, turns: Turns) -> Tokens:
         new, output = new[turns.place], output[turns.place]
         prompt = turns.graph.prompts(turns.previous, new, output, share, system_tokens)
         return Tokens(prompt, output, none, none, none, inherited_tokens=prompt - new)
-    said = np.cumsum(new + output)
+    spoken = np.cumsum(new + output)
     # All that was said up to this turn, less what was said before its session began, less its own answer.
-    before = said[turns.place] - (said - new - output)[turns.first] - output[turns.place]
+    before = spoken[turns.place] - (spoken - new - output)[turns.first] - output[turns.place]
     prompt = workload.sessions.system_tokens + before
     return Tokens(prompt, output[turns.place], none, none, none)
 

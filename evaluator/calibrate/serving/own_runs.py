@@ -153,8 +153,8 @@ def _load(run: MeasuredRun) -> tuple[str, ServedLoad, str]:
     prompt, output = (
         1.0 if tokens is None else max(1.0, float(np.mean(tokens))) for tokens in (run.prompt_tokens, run.output_tokens)
     )
-    said = users or rate or run.requests
+    load = users or rate or run.requests
     text = f"{users:,} users" if users else f"{rate:g} requests/s" if rate else f"{run.requests:,} at once"
     lengths = "" if run.prompt_tokens is None else f", {prompt:,.0f} + {output:,.0f} tokens"
     kind = "users" if users else "rate" if rate else "at once"
-    return kind, ServedLoad(float(said), prompt, output), text + lengths
+    return kind, ServedLoad(float(load), prompt, output), text + lengths

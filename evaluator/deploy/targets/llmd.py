@@ -119,8 +119,8 @@ def _side(design: Design, launch: Launch) -> dict[str, Any]:
     # first.
     port = _BEHIND_PROXY if design.phases and pool.role == "decode" else _SERVED
     # The chart itself says the model, the port, and how many devices share it.
-    said = ("--tensor-parallel-size", "--data-parallel-size")
-    args = [word for flag in launch.flags if flag[0] not in said for word in flag]
+    of_chart = ("--tensor-parallel-size", "--data-parallel-size")
+    args = [word for flag in launch.flags if flag[0] not in of_chart for word in flag]
     container = {
         "name": service_name(launch),
         "image": image(launch),

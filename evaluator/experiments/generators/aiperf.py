@@ -93,7 +93,7 @@ def _load(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, list
         # neither is there, the options lie in the configuration itself.
         older = config.get("loadgen", config.get("load_generator"))
         stated = next((section for section in (stimulus, older) if isinstance(section, Mapping)), config)
-    asked = as_number(stated.get("requests", stated.get("request_count")))
+    planned = as_number(stated.get("requests", stated.get("request_count")))
     kind = str(stated.get("type", stated.get("request_rate_mode", "poisson")))
     rate = as_number(stated.get("rate", stated.get("request_rate")))
     users = as_number(stated.get("concurrency"))
@@ -104,12 +104,12 @@ def _load(config: Mapping[str, Any]) -> tuple[dict[str, Any], float | None, list
         # say whether it was reached.
         held_back = [f"concurrency {users:g} beside a rate is not modelled"] if users else []
         # Poisson is the default, and gamma with a smoothness of 1 is the same.
-        return open_loop(rate, "the request rate", 0.0 if kind == "constant" else _cv(stated)), asked, held_back
+        return open_loop(rate, "the request rate", 0.0 if kind == "constant" else _cv(stated)), planned, held_back
     if users:
-        return closed_loop(users, "concurrency"), asked, []
+        return closed_loop(users, "concurrency"), planned, []
     # After a rate and a concurrency: a burst with a concurrency is a closed loop.
     if kind in ("throughput", "burst"):
-        return dict(AT_ONCE), asked, []
+        return dict(AT_ONCE), planned, []
     raise InputError("input_config says neither a concurrency nor a request rate")
 
 

@@ -44,8 +44,8 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     if failed:
         notes.append(f"{failed:,} of {failed + requests:,} requests failed")
     server = content.get("server_info")
-    said = server if isinstance(server, Mapping) else {}
-    model = said.get("model_path")
+    info = server if isinstance(server, Mapping) else {}
+    model = info.get("model_path")
     return [
         MeasuredRun(
             label,
@@ -56,7 +56,7 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
             prompts,
             outputs,
             model=model if isinstance(model, str) else None,
-            deployment=_deployment(said),
+            deployment=_deployment(info),
             failed=failed,
             notes=tuple(notes),
         )

@@ -59,7 +59,7 @@ def _cell(value: object) -> str:
 
 def definitions(pairs: Iterable[tuple[str, str]]) -> str:
     """Terms and what is said of each."""
-    return f"<dl>{''.join(f'<dt>{escaped(term)}</dt><dd>{escaped(said)}</dd>' for term, said in pairs)}</dl>"
+    return f"<dl>{''.join(f'<dt>{escaped(term)}</dt><dd>{escaped(meaning)}</dd>' for term, meaning in pairs)}</dl>"
 
 
 def paragraph(text: str, kind: str = "") -> str:
@@ -82,8 +82,8 @@ def question(ds: xr.Dataset, axes: Sequence[ShownAxis], rule: str) -> str:
     pairs += words.sections_of(scenario, paths)
     pairs.append(("objectives", words.objectives(ds) or "none"))
     pairs.append(("ranked by", rule))
-    asked = words.own_words(scenario) or f"Which of {counted(count, 'design')} serves this workload best?"
-    return paragraph(asked, "lead") + definitions(pairs)
+    lead = words.own_words(scenario) or f"Which of {counted(count, 'design')} serves this workload best?"
+    return paragraph(lead, "lead") + definitions(pairs)
 
 
 def answer(
@@ -157,8 +157,8 @@ def breaks(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
 def _reason_row(reason: Reason, total: int) -> tuple[object, ...]:
     count = reason.count
     # Messages of memory plans have semicolons of their own before the remedy, so the word is looked for.
-    said, _, remedy = reason.example.partition("; remedy: ")
-    return count, _share(count, total), f"cannot run: {said}", remedy or reason.remedy or "as it says"
+    why, _, remedy = reason.example.partition("; remedy: ")
+    return count, _share(count, total), f"cannot run: {why}", remedy or reason.remedy or "as it says"
 
 
 def _searched(ds: xr.Dataset, state_of: np.ndarray) -> list[tuple[object, ...]]:
@@ -168,9 +168,9 @@ def _searched(ds: xr.Dataset, state_of: np.ndarray) -> list[tuple[object, ...]]:
     plain = np.where(np.isin(texts, ("bracketed", "met")), OK, texts)
     rows: list[tuple[object, ...]] = []
     for reason in reasons_of(plain):
-        said, _, remedy = reason.example.partition("; ")
-        missed = [words for metric, words in _MISSED.items() if f"{metric} " in said]
-        rows.append((reason.count, _share(reason.count, ds.sizes["config"]), said, remedy or "; ".join(missed)))
+        why, _, remedy = reason.example.partition("; ")
+        missed = [words for metric, words in _MISSED.items() if f"{metric} " in why]
+        rows.append((reason.count, _share(reason.count, ds.sizes["config"]), why, remedy or "; ".join(missed)))
     return rows
 
 

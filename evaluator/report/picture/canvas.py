@@ -125,17 +125,17 @@ def legend(figure: Any, groups: Sequence[tuple[str | None, Sequence[Any], Sequen
     """
     width, height = figure.get_size_inches()
     letters = int(((1 - right) * width - MARK) / LETTER)
-    told = [
+    legends = [
         (name, [_wrapped(text(level), letters) for level in levels], handles)
         for name, levels, handles in groups
         if name is not None
     ]
     notes = [label.get_text().count("\n") + 1 for label in figure.texts if label.get_position()[1] < 0.5]
     room = height - LEGEND_TOP - NOTE_LINE * max(notes, default=0) - 0.12
-    _grow_below(figure, max(0.0, sum(_inches(labels) for _, labels, _ in told) - room))
+    _grow_below(figure, max(0.0, sum(_inches(labels) for _, labels, _ in legends) - room))
     height = figure.get_size_inches()[1]
     top = 1 - LEGEND_TOP / height
-    for name, labels, handles in told:
+    for name, labels, handles in legends:
         figure.legend(
             handles,
             labels,
