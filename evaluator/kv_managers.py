@@ -44,7 +44,7 @@ class KvManager:
     reference: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
-        # Both or neither: hooks alone would be run by nobody but the vectorised engine, and nothing could show
+        # Both or neither: hooks alone would be run by the vectorised engine only, and nothing could show
         # whether they are right.
         if (self.hooks is None) != (self.reference is None):
             raise ValueError(f"KV manager {self.name} needs hooks and reference, which do the same, or neither")

@@ -18,7 +18,9 @@ def entry(
     duration_s=20,
     **more,
 ):
-    stages = [{"stage_index": at, "rate_req_per_s": rate, "duration_s": duration_s} for at, rate in enumerate(rates)]
+    stages = [
+        {"stage_index": number, "rate_req_per_s": rate, "duration_s": duration_s} for number, rate in enumerate(rates)
+    ]
     return {
         "exp_id": exp_id,
         "model": model,

@@ -108,7 +108,7 @@ class Arguments:
             flag, yes = self._spellings.get(spelling) or self._begun(spelling)
             if not flag:
                 unknown.append(spelling)
-                # Whether a flag that nobody knows takes a value is not known either: a word behind it is taken for one.
+                # Whether an unknown flag takes a value is not known either: a word behind it is taken for one.
                 if not equals and rest and not rest[0].startswith("-"):
                     rest.pop(0)
                 continue

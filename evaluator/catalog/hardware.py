@@ -114,7 +114,7 @@ def _optional(given: Fields, key: str, unit: str) -> float | None:
 
 def figure(given: Fields, key: str, unit: str) -> float:
     """A figure of a device in SI. Errors: InputError for one that no device can have, since its unit was forgotten."""
-    # A latency that nobody knows and a device that costs nothing may be 0; a peak of 0 would be divided by.
+    # A latency that is not known and a device that costs nothing may be 0; a peak of 0 would be divided by.
     value = given.quantity(key, unit, zero=unit in ("s", "USD/h"))
     # 80 without a unit is 80 bytes: accepted, it would be a device on which nothing fits, with a message about the
     # model.

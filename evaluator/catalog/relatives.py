@@ -77,7 +77,7 @@ def _relative_of(hardware: str, folders: tuple[str, str, int]) -> str | None:
     if not has("hardware", hardware):
         return None
     served = [name.removesuffix(_SERVING) for name in names("calibrations") if name.endswith(_SERVING)]
-    # Without its kernels alone nobody knows what of a set for serving is the server's.
+    # Without its kernels alone it is not known which part of a set for serving is the server's.
     served = [name for name in served if has("hardware", name) and has("calibrations", f"{name}-{DEFAULT_ENGINE}")]
     return nearest_alike(load_hardware(hardware), served)
 

@@ -175,7 +175,7 @@ def read_device(document: Mapping[str, Any], where: str) -> Hardware:
     figures["cores"] = given.integer("cores", base.cores)
     called = given.title("name", "")  # ``name`` stays that of the one it is like, by which its sets are found
     given.finish()
-    # Only figures that times depend on make the device one that nobody measured; another price does not.
+    # Only figures that times depend on make the device an unmeasured one; another price does not.
     return replace(base, hypothetical=not document.keys() <= {"like", "name", *_NOT_TIMED}, called=called, **figures)
 
 

@@ -42,7 +42,7 @@ class Commands(typer.core.TyperGroup):
         alone = more | {"standalone_mode": False}  # errors are to come here
         try:
             code = print_document(lambda: super(Commands, self).main(words, *others, **alone), words)
-        # ``evaluator ... | head``: the reader has what it wanted, and no message would reach anybody.
+        # ``evaluator ... | head``: the reader has what it wanted, and a message would reach no one.
         except BrokenPipeError:
             _drop_stdout()
             code = OUR_FAULT

@@ -149,7 +149,7 @@ def _from_options(run: MeasuredRun, overrides: Sequence[str]) -> Scenario:
     deployment: dict[str, Any] = dict(run.deployment)
     for key, published, catalog_name in (("model", run.model, model_name), ("hardware", run.gpu, hardware_name)):
         if f"deployment.{key}" in keys:
-            deployment[key] = "?"  # set by the option before anybody reads it
+            deployment[key] = "?"  # set by the option before it is read
         elif published is None:
             raise InputError(
                 f"{run.label}: says nothing of the {key}; say it: --set deployment.{key}=NAME, or --scenario with the "

@@ -178,7 +178,7 @@ def _sides(work: Coefficients, rate: Rates, amounts: _Amounts) -> np.ndarray:
     return np.array(
         [
             unit.flop_s * x + unit.padding_s * y + unit.filled_s,
-            # Kernels that nobody tuned take other tiles for more tokens than experts, and then read weights slower.
+            # Kernels without a tuned configuration read weights slower where tokens are more than experts.
             (unit.weight_s + unit.crowded_s * (x > unit.crowd)) * y + unit.activation_s * z + unit.traffic_s * computed,
             unit.message_s * z + unit.fixed_s - started,
             started,

@@ -80,7 +80,7 @@ def rank_cost(cost: IterationCost) -> RankCost:
         return cost
     if isinstance(cost, Dispatched):
         return cost.device
-    # A fit gives whole iterations: nobody knows which part of them is the experts'.
+    # A fit gives whole iterations: which part of them is the experts' is not known.
     raise TypeError(f"{type(cost).__name__} has no time without experts")
 
 
@@ -130,7 +130,7 @@ def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> 
     # The largest batch that vLLM captures a graph of: no rank is padded beyond (``max_cudagraph_capture_size``).
     largest = xp.minimum(2.0 * max_num_seqs, LARGEST_GRAPH)
     touched = experts_touched(device.log_expert_missed, ranks.tokens.mean, device.expert_skew)
-    # The rank ahead is behind nobody in any layer, so that what the experts of all take comes after its own time.
+    # The rank ahead waits for no other in any layer, so that what the experts of all take comes after its own time.
     device_s = ranks.ahead_s + _experts_together(device, ranks, largest)
     first_s = xp.maximum(device_s, ranks.launched_s)
     # Where any rank has prompts, the next iteration is another one anyway.

@@ -36,7 +36,7 @@ def operators(
         rank_operators += [operator.times(count) for operator in layer]
     if pipeline_rank in (None, parallel.pipeline - 1):
         rank_operators += last_operators(model, precision, parallel)
-    # The last rank has nobody to send to. For the whole model every link counts, as a token passes all of them.
+    # The last rank sends to none. For the whole model every link counts, as a token passes all of them.
     for sender in range(parallel.pipeline - 1) if pipeline_rank is None else (pipeline_rank,):
         if sender < parallel.pipeline - 1:
             rank_operators += pipeline_link(model, precision, parallel, sender)

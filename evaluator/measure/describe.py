@@ -34,7 +34,7 @@ def description(rows: pd.DataFrame, device: Device, name: str) -> str:
         f"memory_bytes: {device.memory_bytes:.6g}",
         f"memory_bandwidth: {bandwidth[0]:.4g}",
         *_link_lines(link),
-        # Figures that nobody measured are null, and refused where they are asked for: no guess ends in a result.
+        # Figures that were not measured are null, and refused where they are asked for: no guess ends in a result.
         "power_w: null  # not measured; energy is not computed without it",
         "idle_power_w: null",
         "usd_per_hour: null",

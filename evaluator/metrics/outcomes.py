@@ -87,7 +87,7 @@ class RequestTimes:
     replica: np.ndarray
     hit_tokens: np.ndarray | None = None  # int64: prompt tokens found in a prefix cache; None: there is none
     host_tokens: np.ndarray | None = None  # int64: of these, those that came from host memory; None: there is none
-    refused: np.ndarray | None = None  # bool: sent away on arrival, which the other times say; None: nobody was
+    refused: np.ndarray | None = None  # bool: sent away on arrival, which the other times say; None: none can be
     lost: np.ndarray | None = None  # bool: its replica failed, and it was not sent again; None: no replica fails
     tries: np.ndarray | None = None  # int64: how often it was sent to a replica; None: no replica fails
     visited: np.ndarray | None = None  # bool: False for requests that only passed by; None: all that came were served

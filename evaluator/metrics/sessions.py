@@ -57,7 +57,7 @@ def session_summary(
         first, last = opens & measured[run], table.last[run]
         begins_s, ends_s = np.full(took_s.shape[-1], np.nan), np.full(took_s.shape[-1], -np.inf)
         begins_s[session[first]] = arrival_s[run][first]
-        # Of a task of a trace several answers may be the last, as nobody waits for any of them.
+        # Of a task of a trace several answers may be the last: no call waits for any of them.
         np.maximum.at(ends_s, session[last], last_token_s[run][last])
         cut = np.isfinite(begins_s) & np.isinf(ends_s)
         until = int(cut.argmax()) if cut.any() else len(cut)

@@ -98,7 +98,7 @@ def _by_warmup(outcomes: Outcomes, levels: np.ndarray, find: bool) -> Found:
     """
     settled = np.ones(outcomes.times.arrival_s.shape[:-1], dtype=bool)
     longer = np.zeros(outcomes.status.size, dtype=bool)
-    # One mask for all rows: else each row has a window of its own, which nobody makes longer.
+    # One mask for all rows: else each row has a window of its own, and none is made longer.
     if outcomes.measured.size == outcomes.measured.shape[-1]:
         window = Window.of(outcomes.measured)
         passage_s = outcomes.times.last_token_s[..., : window.end] - outcomes.times.arrival_s[..., : window.end]

@@ -43,7 +43,7 @@ def routing_problem(workload: Workload, deployment: Deployment) -> str | None:
                 f"infeasible: router {record.name} without a prefix cache; use kv.prefix_caching, and "
                 "workload.sessions.turns or a trace with a column session or hash_ids, or another router"
             )
-        # Where all adapters have places every replica holds every one of them, and nobody is told who names which.
+        # Where all adapters have places every replica holds all of them, and no request is told which one it names.
         if record.by_adapter and workload.adapters is None:
             return (
                 f"infeasible: router {record.name} without adapters; use workload.adapters and deployment.lora with "
@@ -205,7 +205,7 @@ def lora_problem(workload: Workload, station: StationPlan, alone: bool) -> str |
             f"{f'deployment.pools.{station.name}.' if named_pool else ''}lora: {{max_loras: {min(named.count, 8)}}}, "
             "or leave out workload.adapters"
         )
-    # A prompt's KV depends on the adapter, so that blocks of equal tokens are found by nobody who names another one.
+    # A prompt's KV depends on the adapter: no request with another adapter finds its blocks, though tokens are equal.
     cached = cached_by_content(workload, deployment) or shared_tokens(workload, deployment)
     others = {
         "kv.prefix_caching; use prefix_caching: false": bool(cached),

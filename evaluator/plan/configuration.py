@@ -204,7 +204,7 @@ def _simulator_of(feasibility: Feasibility, setting: PlanContext) -> str:
         return TOKEN
     if setting.simulator != AUTO:
         return setting.simulator
-    # By the requests of the whole sweep and not of this configuration's group, which nobody knows before all are
+    # By the requests of the whole sweep and not of this configuration's group, which is not known before all are
     # planned: so each shard of a sweep, and each worker, comes to the same answer.
     return TOKEN if setting.requests < feasibility.worth_compiling else ITERATION
 

@@ -265,7 +265,7 @@ def has_frontend(workload: Workload, calibration: Calibration) -> bool:
     # Users who think have a calendar of their answers anyway (``CompileKey.session_turns``).
     if workload.feedback:
         return False
-    # With as many users as requests nobody sends a second one, so that no answer is waited for.
+    # With as many users as requests none sends a second one, so that no answer is waited for.
     return calibration.frontend_s > 0 or calibration.lookahead_steps > 0
 
 

@@ -50,7 +50,7 @@ class BlockPool:
         self._name: list[Hashable] = [None] * blocks  # of the content, where the block is whole
         self._blocks_named: dict[Hashable, list[int]] = {}  # several may hold the same
         self.known = 0  # blocks with a name
-        self.taken: list[int] | None = None  # blocks that requests were given, if somebody asks
+        self.taken: list[int] | None = None  # blocks that requests were given, where host memory wants to know
         self.hears: Callable[[Hashable, bool], None] | None = None  # told of each block that gets a name or loses it
         self._names = PrefixNames()
 
@@ -103,7 +103,7 @@ class BlockPool:
                 self._named[block] = None
         for block in reversed(blocks):
             if not self._users[block] and self._name[block] is None:
-                # Nobody can find it again: it goes before all that hold something (vLLM ``BlockPool.free_blocks``
+                # No request can find it again: it goes before all that hold something (vLLM ``BlockPool.free_blocks``
                 # prepends blocks without a hash to the free queue since PR 42656; before, all went to its end).
                 self._nameless[block] = None
                 self._nameless.move_to_end(block, last=False)

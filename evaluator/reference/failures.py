@@ -71,7 +71,7 @@ class Breakdowns:
         self._span: dict[Replica, int] = {}
         self.up: list[list[float]] = []  # of each replica that served: from when until when
         self.waiting: list[Request] = []
-        self.lost: list[Request] = []  # since somebody asked; for the asker to empty
+        self.lost: list[Request] = []  # since ``FailingStation`` last took them
 
     @property
     def next_s(self) -> float:

@@ -172,7 +172,7 @@ class HostCache:
                 break
             pending |= there is None
             found += 1
-        # What somebody else loads already is found on the device when it has come.
+        # Blocks that another request loads already are found on the device once they have come.
         pending |= any(name in self._loading for name in known.names[first:found])
         self.blocks.touch(known.names)
         return None if pending else (found - first) * self._block

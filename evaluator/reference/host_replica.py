@@ -44,7 +44,7 @@ class HostQueues(Queues):
     def may_pass(self, request: Request, hit: int) -> bool | None:
         """vLLM ``Scheduler.schedule``, ``load_kv_async``: it gets the blocks of what is loaded, and no seat."""
         if self.seats + request.width > self.limits.max_num_seqs:
-            return False  # whoever is looked at counts as a user of the blocks that it finds on the host
+            return False  # a request that is looked at uses the blocks that it finds on the host
         if request in self.loading:
             if not self.loading[request]:
                 if not self.host.take_load(request):
@@ -154,7 +154,7 @@ class HostReplica(Replica):
     def take_off(self, batch: Batch, sums: BatchStatistics, start: float, end: float) -> RunningBatch:
         """Launches the batch; planned asynchronously, it writes to the blocks of its requests until it has ended."""
         if self.limits.asynchronous:
-            # Before whoever has its last token with this batch leaves the group of its decodes.
+            # Before requests whose last token is in this batch leave the group of its decodes.
             self.queues.writing = {chunk.request for chunk in batch.chunks}
             self.queues.writing.update(batch.decodes.members if batch.decodes else ())
         return super().take_off(batch, sums, start, end)
@@ -164,7 +164,7 @@ class HostReplica(Replica):
         host = self.queues.host
         while True:
             start, ended = host.begin(now)
-            if start > now:  # blocks that somebody is to load into are still being stored
+            if start > now:  # blocks to load into are still being stored
                 return self._stand(RunningBatch(batch, self.weigh(batch)[0], now, start, busy=False, ended=ended))
             host.tell(ended)
             if not (ended or self.queues.preempted) and host.has_begun_all:

@@ -137,7 +137,7 @@ class Clients:
         place = self._place[request.index]
         after = self._after.get(place, ())
         if not after and not self._line:
-            return  # this answer releases nobody, as none does in an open loop
+            return  # no request waits for this answer, as in an open loop
         seen_s = now if self._delay_s is None else now + self._delay_s(request)
         if not after:
             heapq.heappush(self._calendar, (seen_s + self._follows.rest_s[place], -1))

@@ -36,7 +36,7 @@ class PrefixCache(OnBlockPool):
             more = max(units, fits) - request.units
             return max(more, 0) + keep_free <= self.free and self.extend(request, units)
         shared = self._shared_blocks(request, hit_tokens // self._block)
-        # Shared blocks that nobody uses count as free. To take them uses up as many free ones without a new block.
+        # Shared blocks without a user count as free. To take them uses up as many free ones without a new block.
         idle = sum(self.users(block) == 0 for block in shared)  # they leave the free list, too
         if max(units, fits) - len(shared) + idle + keep_free > self.free:
             return False

@@ -49,7 +49,7 @@ class Queues:
         self.decode_iterations = 0  # so far
         self.looked_at = 0  # decode iterations when lightllm last admitted
         self.preempted: list[Request] = []  # in this iteration
-        self.short_of_kv = False  # in this iteration a running request did not get KV at once: nobody new comes in
+        self.short_of_kv = False  # in this iteration a running request did not get KV at once: none is admitted
         self.admitted = 0  # in this iteration
         self.continued = False  # in this iteration a prompt under way goes on
         self.newcomers: list[Request] = []  # since the last batch with decodes: who had nothing to compute
@@ -133,7 +133,7 @@ class Queues:
         whole prompt at once. ``wanted`` may stop before each.
         """
         chunks = []
-        # Only where the rest of the batch decodes: no prompt under way goes on, and somebody decodes.
+        # Only where the rest of the batch decodes: no prompt under way goes on, and some request decodes.
         pads = self.limits.batch_queue and self.limits.drafts and len(self.decoding) and not self.continued
         skipped: list[Request] = []
         # vLLM ``Scheduler.schedule``, ``scheduled_loras``: of those that take part in the batch. Planned ahead, who has

@@ -30,7 +30,7 @@ class Replica:
     """
 
     leaps = True  # iterations of an unchanged batch may be computed as one
-    keeps_empty = False  # an empty batch takes its turn without a batch queue, too, even where it preempted somebody
+    keeps_empty = False  # an empty batch takes its turn without a batch queue, too, even where it preempted a request
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Replica:
         self.queues = self._make_queues()
         self.adapters = AdapterPlaces(self.limits.max_adapters) if self.limits.max_adapters else None
         self.running_batches: deque[RunningBatch] = deque()
-        self.granted: list[Request] = []  # who got a KV reservation since somebody asked; for the asker to empty
+        self.granted: list[Request] = []  # requests that got a KV reservation since the station last took them
         self.outstanding = 0  # requests that were sent here and have not finished
         self.keeps = 0  # requests that have finished, and whose KV stays until it has been sent on
         self.iterations = 0
@@ -112,9 +112,9 @@ class Replica:
 
     def _arrive(self, request: Request, now: float) -> RunningBatch | None:
         queues = self.queues
-        # A leap was sent because nobody could be admitted before its end. That stays true for an arrival that has to
-        # stand behind others who wait; one that may stand first could be admitted in the next iteration.
-        # With adapters one that may not be admitted yet is passed by those behind it.
+        # A leap was sent because no request could be admitted before its end. That stays true for an arrival that
+        # stands behind others; one that may stand first could be admitted in the next iteration. With adapters one that
+        # may not be admitted yet is passed by those behind it.
         joins_early = not queues.waiting or not queues.waiting.stable or self.adapters is not None
         queues.arrive(request)
         return self._cut_short(now) if joins_early else None
@@ -134,7 +134,7 @@ class Replica:
         self.catch_up(now)  # blocks that a leap has filled by now can be found
         self._integrate_kv(now)
         self._reserve()
-        # Whoever has no room yet may find more of its prompt with every block that is filled, and then needs less.
+        # A request without a reservation may find more of its prompt with every block that is filled, and need less.
         return self._cut_short(now) if self.queues.reservations.expected and self.limits.prefix_caching else None
 
     def report_before(self, now: float) -> None:
@@ -184,7 +184,7 @@ class Replica:
             done = leap.iterations_until(now)
             done -= leap.end_of(done) > now
         if leap is not None and done:
-            # Nobody has the last token before the last iteration of a leap.
+            # No request has its last token before the last iteration of a leap.
             leap.iterations, leap.end_s = done, leap.end_of(done)
             self.finish(leap)
             self.pipeline.busy_s += now - leap.end_s
@@ -232,7 +232,7 @@ class Replica:
             if self.queues.running or self.queues.waiting or self.queues.reservations.expected:
                 batch = self.form(now)
                 running_batch = self._send(batch, now) if batch else None
-                # An empty batch with nothing under way and nobody preempted will be empty for ever: stop planning, or
+                # An empty batch with nothing under way and no request preempted stays empty for ever: stop planning, or
                 # this loop would not end.
                 if running_batch is None and not self.running_batches and not self.queues.preempted:
                     self._batches.clear()
@@ -243,7 +243,7 @@ class Replica:
                     continue
             elif not self._batches:
                 if self._policy.token_ratio:
-                    self.form(now)  # with nobody there SGLang's ratio starts anew
+                    self.form(now)  # without requests SGLang's ratio starts anew
                 break
             if self._batches[0] is None:
                 self._batches.popleft()
@@ -268,7 +268,7 @@ class Replica:
             if batch or not self.queues.preempted or self._queued or self.keeps_empty:
                 batch.decodes = batch.decodes or None
                 return batch
-            # Whoever ran was preempted: that takes no time, and the next look may admit it.
+            # All that ran were preempted: that takes no time, and the next look may admit them.
 
     def _send(self, batch: Batch, now: float) -> RunningBatch:
         sums, copy_s = self.weigh(batch)
@@ -341,7 +341,7 @@ class Replica:
     def _send_decodes(self, batch: Batch, running_batch: RunningBatch) -> None:
         queues, group = self.queues, batch.decodes
         assert group is not None
-        # Whoever was preempted for want of KV since it came in, or left out of this batch, has no token with it.
+        # A newcomer that was preempted for want of KV since, or left out of this batch, has no token with it.
         running_batch.newcomers = [request for request in queues.newcomers if request.group is group]
         queues.newcomers = [request for request in queues.newcomers if request.group not in (None, group)]
         queues.decode_iterations += 1
@@ -508,7 +508,7 @@ class Replica:
             request.batches_under_way -= 1
             self._deliver(request, now, finished)
         group.preempted.clear()
-        # Groups are merged by moving members one by one. Where nobody decodes beside it, the group itself is the next
+        # Groups are merged by moving members one by one. Where no other decodes are there, the group itself is the next
         # one, which saves that for the plain case: a single rank.
         if not queues.decoding:
             queues.decoding = group

@@ -65,7 +65,7 @@ class Request:
     preemptions: int = 0
     refused: bool = False  # too many waited: it was sent away when it came, which all its times say
     tries: int = 0  # how often it was sent to a replica, where replicas fail
-    lost: bool = False  # its replica failed, and nobody sends it again: ``last_token_s`` says when its user hears of it
+    lost: bool = False  # its replica failed, and it is not sent again: ``last_token_s`` says when its user hears of it
     aged: bool = False  # ``priority`` has what it gains while it waits
     hit_tokens: int = 0  # prompt tokens found in the prefix cache on the first admission
     host_tokens: int = 0  # those behind them that were loaded from the host before it

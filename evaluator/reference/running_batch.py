@@ -34,7 +34,7 @@ class RunningBatch:
     cached: Sequence[tuple[int, int]] = ()  # admitted into this batch: (request, tokens found in the prefix cache)
     planned_units: int = 0  # KV units in use once the batch is planned
     tokens: dict[Request, int] = field(default_factory=dict)  # where layers have KV groups: of each request
-    busy: bool = True  # somebody takes part; False: a rank that waits for others
+    busy: bool = True  # it has requests; False: of a rank that waits for others
     decodes: tuple[int, ...] = ()  # who decodes, for an observer
     completed: tuple[int, ...] = ()  # whose prompt is complete, for an observer
     finished: Sequence[Request] = ()  # who will leave with it, where that is known when it is planned
@@ -83,7 +83,7 @@ class Iteration:
     decodes: tuple[int, ...]  # a request as often as it has branches that decode
     chunks: tuple[tuple[int, int], ...]  # (request, tokens)
     preempted: tuple[int, ...]  # since the batch before was sent, in this order
-    kv_units: int  # in use at its end, before anybody leaves
+    kv_units: int  # in use at its end, before any request leaves
     waiting: int
     completed: tuple[int, ...] = ()  # requests that got a token because a chunk was the last of their prompt
     first_s: float = 0.0  # of the iterations of a leap the first, each next one ``slope_s`` longer

@@ -99,9 +99,9 @@ H100 = Hardware(
 
 def calibration(flops=0.7, bandwidth=0.8, knee=0.2, launch_s=1.5e-6, link=0.8, step_s=1e-3, sequence_s=1e-5):
     """The same efficiencies for every operator class."""
-    each = OperatorEfficiency(flops, bandwidth, knee, launch_s)
+    efficiency = OperatorEfficiency(flops, bandwidth, knee, launch_s)
     return Calibration(
-        "test", "any", "datasheet", dict.fromkeys(OPERATOR_CLASSES, each), link, step_s, sequence_s, sources={}
+        "test", "any", "datasheet", dict.fromkeys(OPERATOR_CLASSES, efficiency), link, step_s, sequence_s, sources={}
     )
 
 

@@ -86,31 +86,36 @@ def verdicts(trees: Sequence[Tree], programs: int, most: int) -> Iterator[Verdic
                 yield _broken(number, "reference", error)
             else:
                 yield Verdict(number, "reference", ", ".join(configuration.lacking))
-    groups = [group for group in whole.groups if any(one.config in able for one in group.configurations)]
+    groups = [
+        group for group in whole.groups if any(configuration.config in able for configuration in group.configurations)
+    ]
     compiled: set[Any] = set()
     left = most
     for group in sorted(
-        with_few_programs(groups), key=lambda one: -sum(each.config in able for each in one.configurations)
+        with_few_programs(groups),
+        key=lambda group: -sum(configuration.config in able for configuration in group.configurations),
     ):
-        some = [one for one in group.configurations if one.config in able]
+        some = [configuration for configuration in group.configurations if configuration.config in able]
         wanted = compiled | set(group.stations)
         if (len(wanted) > programs and compiled) or not left:
-            yield from (Verdict(places[one.config], "not run") for one in some)
+            yield from (Verdict(places[configuration.config], "not run") for configuration in some)
             continue
         compiled, some, later = wanted, some[:left], some[left:]
         left -= len(some)
-        yield from (Verdict(places[one.config], "not run") for one in later)
+        yield from (Verdict(places[configuration.config], "not run") for configuration in later)
         try:
             for verdict in _compared(replace(whole, groups=[group]), some):
                 yield replace(verdict, number=places[verdict.number])
         except Exception as error:
-            yield from (_broken(places[one.config], "compared", error) for one in some)
+            yield from (_broken(places[configuration.config], "compared", error) for configuration in some)
 
 
 def _broken(number: int, outcome: str, error: Exception) -> Verdict:
     """Of a system on which a simulator ends with an error."""
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    return Verdict(number, outcome, "", np.inf, f"{type(error).__name__}: {error} ({at.name}, line {at.lineno})"[:300])
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return Verdict(
+        number, outcome, "", np.inf, f"{type(error).__name__}: {error} ({last.name}, line {last.lineno})"[:300]
+    )
 
 
 def _reference(whole: Plan, configuration: Configuration) -> Outcomes:
@@ -157,11 +162,11 @@ def _differences(fast: Outcomes, place: int, exact: Outcomes) -> Iterator[tuple[
     for name in TIMES:
         yield _apart(getattr(fast.times, name)[place], getattr(exact.times, name)[0]), name
     for name in COUNTS:
-        one, other = getattr(fast.times, name), getattr(exact.times, name)
-        if one is not None or other is not None:
-            one = np.zeros_like(other) if one is None else one[place]
-            other = np.zeros_like(one) if other is None else other[0]
-            yield float("inf") if (one != other).any() else 0.0, name
+        fast_times, exact_times = getattr(fast.times, name), getattr(exact.times, name)
+        if fast_times is not None or exact_times is not None:
+            fast_times = np.zeros_like(exact_times) if fast_times is None else fast_times[place]
+            exact_times = np.zeros_like(fast_times) if exact_times is None else exact_times[0]
+            yield float("inf") if (fast_times != exact_times).any() else 0.0, name
     for use, known in zip(fast.stations, exact.stations, strict=True):
         for name in USES:
             yield _apart(use.figure(name)[place], known.figure(name)[0]), f"{name} of {known.name}"
@@ -174,12 +179,12 @@ def _gaps(outcomes: Outcomes, place: int) -> list[float]:
     return [] if outcomes.itl is None else [float(weights.sum()) for _, weights in outcomes.itl[place]]
 
 
-def _apart(one: np.ndarray, other: np.ndarray) -> float:
-    one, other = np.asarray(one, dtype=np.float64), np.asarray(other, dtype=np.float64)
+def _apart(first: np.ndarray, second: np.ndarray) -> float:
+    first, second = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     with np.errstate(divide="ignore", invalid="ignore"):
         # Times near the start of a run are held to a microsecond, of which 1e-9 is below what a clock resolves.
-        relative = np.abs(one - other) / np.maximum(np.abs(other), 1e-6)
-    relative = np.where(one == other, 0.0, np.where(np.isnan(relative), np.inf, relative))
+        relative = np.abs(first - second) / np.maximum(np.abs(second), 1e-6)
+    relative = np.where(first == second, 0.0, np.where(np.isnan(relative), np.inf, relative))
     return float(relative.max(initial=0.0))
 
 

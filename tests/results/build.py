@@ -90,9 +90,9 @@ def sweep(*axes: Axis, objectives: tuple[Objective, ...] = OBJECTIVES, price: bo
     return to_dataset(metrics, LEVELS, axes, attributes("which gpu", "name: x\n", [0, 1], "datasheet", objectives))
 
 
-def same(one: xr.Dataset, other: xr.Dataset) -> None:
+def same(first: xr.Dataset, second: xr.Dataset) -> None:
     """Equal to the bit but for the attributes."""
-    xr.testing.assert_equal(one, other)
+    xr.testing.assert_equal(first, second)
 
 
 def measured(axes=(), **changes):

@@ -40,10 +40,10 @@ def on_s(edges_s: np.ndarray, spans: Sequence[np.ndarray]) -> np.ndarray:
     return np.mean([np.diff(run) for run in runs], axis=0)
 
 
-def shuffled(one: Jobs, seed: int = 0) -> Jobs:
+def shuffled(run_jobs: Jobs, seed: int = 0) -> Jobs:
     """The same jobs in another order."""
-    at = np.random.default_rng(seed).permutation(len(one))
-    return Jobs(one.id[at], one.ready_s[at], one.demand[at], one.measured[at])
+    order = np.random.default_rng(seed).permutation(len(run_jobs))
+    return Jobs(run_jobs.id[order], run_jobs.ready_s[order], run_jobs.demand[order], run_jobs.measured[order])
 
 
 def plan_of_pools(*overrides: str, simulator: str = "iteration") -> Plan:

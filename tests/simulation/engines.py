@@ -33,7 +33,7 @@ def outcomes(simulator: str, *overrides: str, observe: Observe | None = None) ->
 
 def column_of(outcomes: Outcomes, name: str) -> np.ndarray:
     """An array of the outcomes, of their times or of their tokens."""
-    return next(getattr(one, name) for one in (outcomes.times, outcomes.tokens, outcomes) if hasattr(one, name))
+    return next(getattr(table, name) for table in (outcomes.times, outcomes.tokens, outcomes) if hasattr(table, name))
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,10 @@ class Designs:
     def groups(self) -> list[Group]:
         """Of all designs, numbered as they come."""
         configurations = [
-            replace(one.configurations[0], config=number) for number, one in enumerate(self.plans["iteration"])
+            replace(whole.configurations[0], config=number) for number, whole in enumerate(self.plans["iteration"])
         ]
         groups = groups_of(
-            configurations, tuple(sorted({seed for one in self.plans["iteration"] for seed in one.seeds}))
+            configurations, tuple(sorted({seed for whole in self.plans["iteration"] for seed in whole.seeds}))
         )
         return groups if THOROUGH else with_few_programs(groups)
 
@@ -103,9 +103,11 @@ class Designs:
         config = list(self.designs).index(name)
         status = self.plans["iteration"][config].configurations[0].status
         assert status == OK, f"{name}: {status}"  # nothing would be compared
-        seeds = [one.seeds for one in self.plans["iteration"]]
+        seeds = [whole.seeds for whole in self.plans["iteration"]]
         group = next(
-            one for one in self.groups if any(configuration.config == config for configuration in one.configurations)
+            group
+            for group in self.groups
+            if any(configuration.config == config for configuration in group.configurations)
         )
         configurations = [
             configuration for configuration in group.configurations if seeds[configuration.config] == seeds[config]
@@ -138,11 +140,14 @@ def with_few_programs(groups: Sequence[Group]) -> list[Group]:
 
     def wide(station: StationGroup) -> StationGroup:
         some = alike[_without_parts(station.key)]
-        parts = {part: any(getattr(one.key, part) for one in some) for part in PARTS}
-        branches = max(one.key.branches for one in some)
-        sizes = {size: max(getattr(one, size) for one in some) for size in ("ring", "lane_requests", "looks")}
-        blocks = max(one.block_tokens for one in some) if station.block_tokens else 0
-        rows = RowCounts(*map(max, zip(*(one.rows for one in some), strict=True)))
+        parts = {part: any(getattr(station_group.key, part) for station_group in some) for part in PARTS}
+        branches = max(station_group.key.branches for station_group in some)
+        sizes = {
+            size: max(getattr(station_group, size) for station_group in some)
+            for size in ("ring", "lane_requests", "looks")
+        }
+        blocks = max(station_group.block_tokens for station_group in some) if station.block_tokens else 0
+        rows = RowCounts(*map(max, zip(*(station_group.rows for station_group in some), strict=True)))
         key = replace(station.key, branches=branches, **parts)
         return replace(station, key=key, rows=rows, block_tokens=blocks, **sizes)
 
@@ -165,12 +170,12 @@ def both_engines(*overrides: str) -> Pair:
 
 def assert_agree(pair: Pair) -> None:
     """The same times, totals and gaps between tokens."""
-    chunk, at = pair.chunk, pair.place
-    assert (chunk.fast.engine[at], chunk.exact.engine[at]) == ("iteration", "token")
+    chunk, place = pair.chunk, pair.place
+    assert (chunk.fast.engine[place], chunk.exact.engine[place]) == ("iteration", "token")
     for name in (*TIMES, "makespan_s"):
         np.testing.assert_allclose(*pair.column(name), rtol=1e-9, err_msg=name)
     for name in TOTALS:
         np.testing.assert_allclose(*pair.summed(name), rtol=1e-9, err_msg=name)
-    for one, other in zip(chunk.fast.itl[at], chunk.exact.itl[at], strict=True):
-        assert one[1].sum() == other[1].sum()
-    np.testing.assert_allclose(chunk.found["itl_s"][at], chunk.known["itl_s"][at], rtol=0.01)
+    for fast_gaps, exact_gaps in zip(chunk.fast.itl[place], chunk.exact.itl[place], strict=True):
+        assert fast_gaps[1].sum() == exact_gaps[1].sum()
+    np.testing.assert_allclose(chunk.found["itl_s"][place], chunk.known["itl_s"][place], rtol=0.01)

@@ -66,7 +66,7 @@ class ByTokenRatio:
                 self._sent, self._order = self._sent + self._order, []
                 batch.decodes = queues.decoding
         elif self._order and self._decode(queues, ratio):
-            # Whoever waits is looked at again before every decode, but where the batch counts as full; and a tree is
+            # Waiting requests are looked at before every decode, but where the batch counts as full; and a tree is
             # grown and evicted from step by step.
             replans = (queues.waiting and not self._full) or isinstance(queues.kv, RadixCache)
             batch = Batch(decodes=queues.decoding, most=1 if replans else 1 << 30, in_vain=self._grow(queues))
@@ -93,7 +93,7 @@ class ByTokenRatio:
         if self._sent:
             stay = [request for request in self._sent if request in queues.running and request is not self._chunked]
             self._full = self._full and len(stay) == len(self._sent)
-            # Where nobody decoded the batch of prompts takes the place of the running one, whose flag goes with it.
+            # Where no request decoded the batch of prompts takes the place of the running one, whose flag goes with it.
             self._full = self._full and not (stay and not self._order)
             self._order = self._order + stay
             self._sent = []

@@ -13,6 +13,6 @@ def drained(queues: Queues, policy: BatchingPolicy) -> Batch:
         queues.grow_decodes()
         return Batch(decodes=queues.decoding)
     chunks = queues.admit_all(queues.limits.max_num_batched_tokens, whole=True)
-    # Without chunks, either nobody could be admitted, or those who were came with a prompt that is resident and
+    # Without chunks, either no request could be admitted, or those that were came with a prompt that is resident and
     # decode.
     return Batch(chunks) if chunks else Batch(decodes=queues.decoding)

@@ -26,7 +26,7 @@ def looking(queues: Queues, policy: BatchingPolicy) -> Batch:
         if chunks:
             return Batch(chunks)
     queues.grow_decodes()
-    # A leap ends with the decode before the next look; where nobody waits nothing is looked at, and an arrival ends
+    # A leap ends with the decode before the next look; where no request waits nothing is looked at, and an arrival ends
     # it.
     return Batch(decodes=queues.decoding, most=every - waited % every if queues.waiting else 1 << 30)
 

@@ -16,7 +16,7 @@ def prompts_first(queues: Queues, policy: BatchingPolicy) -> Batch:
     chunks = queues.admit_all(queues.limits.max_num_batched_tokens, whole=True, wanted=queues.head_computes)
     if chunks:
         return Batch(chunks)
-    # Before anybody is admitted beside them: those who run take precedence.
+    # Before any request is admitted beside them: those that run take precedence.
     queues.grow_decodes()
     if not queues.short_of_kv:
         queues.admit_all(queues.limits.max_num_batched_tokens, whole=True, wanted=lambda: not queues.head_computes())

@@ -321,7 +321,7 @@ def _step_visit(
             times.put(key, request, replica=replica)
             visited[key][request] = True
         now_s[key][run_jobs.id] = times.last_token_s[key][run_jobs.id]
-    # None where nobody passes it by, as the chain says it: the gaps between tokens that it holds are then known
+    # None where all requests stop there, as the chain says it: the gaps between tokens that it holds are then known
     # (``simulation.chain``).
     all_came = all(visited[key][run_jobs.id].all() for key, run_jobs in by_run(jobs) if key in runs)
     stage = step_station.stage(0)

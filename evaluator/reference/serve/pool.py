@@ -143,7 +143,7 @@ def serve_lane(
         seed=seed,
         # A rank reports between its iterations, of which a leap has none.
         leap=not by_reports(deployment),
-        # As many users as requests wait for nobody: an open loop, whose arrivals are all there at the start.
+        # As many users as requests wait for no answer: an open loop, whose arrivals are all there at the start.
         users=lane.users if lane.users < lane.count else None,
         delay_s=late_s,
         follows=followers(lane.jobs, lane.served),
