@@ -69,6 +69,16 @@ def test_loops_are_compiled_whole_and_other_flags_kept(anew):
     assert len(flags) == 2 and "xla_cpu_small_while_loop_byte_threshold" in flags[1]
 
 
+@pytest.mark.filterwarnings("ignore:JAX was in use")
+def test_options_of_llvm_are_given_to_releases_that_know_them_alone(anew, monkeypatch):
+    for release, count in (("0.10.2", 2), ("0.7.1", 0)):
+        monkeypatch.setattr("jaxlib.version.__version__", release)
+        configure.cache_clear()
+        anew("")
+        configure()
+        assert os.environ["XLA_FLAGS"].count("-instcombine-") == count
+
+
 def test_a_threshold_of_the_user_is_left_as_it_is(anew):
     chosen = "--xla_backend_extra_options=xla_cpu_small_while_loop_byte_threshold=7"
     anew(chosen)
