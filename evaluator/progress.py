@@ -143,7 +143,7 @@ class Progress:
 
 
 class NotebookProgress(Progress):
-    """The same as a bar and a line under a cell of a notebook, which is drawn anew in its place."""
+    """Progress as a bar and a line under a cell of a notebook, drawn anew in its place."""
 
     def __init__(self, total: int, unit: str = "configurations", requests_per_unit: float = 0.0) -> None:
         super().__init__(total, unit, requests_per_unit)

@@ -11,7 +11,7 @@ class PartRecord(Protocol):
 
     @property
     def name(self) -> str:
-        """In scenario files."""
+        """Its name in scenario files."""
 
 
 Part = TypeVar("Part", bound=PartRecord)

@@ -67,7 +67,7 @@ MEASURED_ELSEWHERE = {
 """What no server had that a set was fitted to, but those of other campaigns -> the case of these. Of SGLang no server
 was measured at all: its kernels and its host are composed as TensorRT-LLM's are, whose errors stand for both."""
 _IN_16_BITS = {SPREAD, STATES}
-"""Of which these campaigns' servers had weights in 16 bits alone."""
+"""Features that the campaigns measured with weights in 16 bits only."""
 
 _UNSEEN = (
     ({LatentAttention}, "latent attention"),
@@ -90,7 +90,7 @@ class Basis:
     products: float = 0.0
 
     def joined(self, other: Basis) -> Basis:
-        """Of a configuration that rests on both."""
+        """The basis of a configuration that rests on both."""
         return Basis(
             _once(self.cases + other.cases), _once(self.unmeasured + other.unmeasured), self.own or other.own,
             max(self.products, other.products),
@@ -102,7 +102,7 @@ class Basis:
         return self.own if self.cases == (OWN_SERVER,) and not self.unmeasured else None
 
     def text(self, errors: Errors, concurrency: float | None = None) -> str:
-        """In words, the weakest case first where there are several, with the runs and devices that tell of each, and
+        """The basis in words, the weakest case first of several, with the runs and devices that tell of each, and
         which of them had too few servers with so many requests at a time on a replica (None: not asked)."""
         if self.measured is not None:
             loads = [run.concurrency for run in self.measured.runs]
@@ -158,7 +158,7 @@ def has_host(text: str) -> bool:
 
 
 def design_basis(built: ReplicaBuild) -> Basis:
-    """Of one replica."""
+    """What the prediction of one replica rests on."""
     own = built.calibration.own_server
     if own is not None and dict(own.design) == served_design(built):
         return Basis((OWN_SERVER,), own=own)  # whatever it has that no other measured server had, this one has
@@ -166,7 +166,7 @@ def design_basis(built: ReplicaBuild) -> Basis:
 
 
 def _otherwise(built: ReplicaBuild) -> Basis:
-    """Of a replica that is not its user's own server."""
+    """The basis of a replica without measurements of its user's own server."""
     calibration, model, own = built.calibration, built.model, built.calibration.own_server
     case = calibration.rests_on if own is None else own.otherwise
     layouts = calibration.serving_runs.get(built.hardware.name, {}).get(model.name, ())

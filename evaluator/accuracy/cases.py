@@ -20,7 +20,7 @@ from evaluator.catalog.store import has
 from evaluator.errors import InputError
 
 SHARE = 0.68
-"""Of the measured values those that lie within the error of their prediction, as of a standard deviation."""
+"""The part of measured values that shall lie within a stated error: as within one standard deviation."""
 STATISTICS = ("ttft_mean", "ttft_p90", "ttft_p99", "itl_mean", "e2e_mean", "e2e_p90", "e2e_p99")
 """What was measured of serving runs; their ITL is (mean E2E - mean TTFT) / (mean output tokens - 1), as TPOT is."""
 LOADS = (48.0, 160.0)
@@ -184,16 +184,18 @@ class Errors:
         return bool(groups_told) and max(groups_told) < group
 
     def _band(self, case: str, statistic: str, group: int | None = None) -> float:
-        """Of one case; of an E2E that was not measured the larger of TTFT and ITL, of which it consists. NaN: none."""
+        """The band of one case; that of an E2E that was not measured is the larger one of TTFT and ITL. NaN: none."""
         error = self._at_load(case, statistic, group)
         floor = CASES[case].at_least if case in CASES else ""
         # ``fmax``, not ``max``: a case without a figure of its own has that of the floor, and no NaN.
         return float(np.fmax(error, self._at_load(floor, statistic, group))) if floor else error
 
     def _at_load(self, case: str, statistic: str, group: int | None) -> float:
-        """Of one case at a load: that of its servers with such a load. Of too few the largest of all its servers', of
-        those with lower loads, and of those with such a load that are the next to be asked. No load is surer than a
-        lower one, whatever a table says of the two."""
+        """The band of one case at a load: that of its servers with such a load.
+
+        Where too few had it, the largest of three: of all its servers, of lower loads, and of the next case
+        (``farther``) at this load. No load is surer than a lower one, whatever a table says of the two.
+        """
         whole, at_loads = self._whole(case, statistic), self.by_load.get(case, {}).get(statistic, _NO_LOAD)
         # Of a case whose loads are not known, as of iterations, nothing is known by load either.
         if group is None or all(math.isnan(error) for error in at_loads):
@@ -206,7 +208,7 @@ class Errors:
         return float(np.fmax.reduce([whole, lower, next_asked]))
 
     def _own(self, case: str, statistic: str, group: int | None) -> float:
-        """Of the servers of one case alone, with such a load or the next lower one that enough of them had."""
+        """The band of one case by its own servers, at such a load or the next lower one that enough of them had."""
         groups = len(_NO_LOAD) if group is None else group + 1
         at_loads = self.by_load.get(case, {}).get(statistic, _NO_LOAD)[:groups]
         errors = [error for error in at_loads if error > 0.0]  # NaN compares as False

@@ -264,7 +264,7 @@ def _weakest(sensitivity: np.ndarray, free: np.ndarray) -> int | None:
 
 
 def _standard_errors(residuals: np.ndarray, sensitivity: np.ndarray) -> np.ndarray:
-    """Of the coordinates: robust sandwich (Huber 1967), the loss' weights and the residuals' spread row by row.
+    """Standard errors of the coordinates by the sandwich (Huber 1967): the loss' weights and the spread of each row.
 
     Infinite with too few rows: parameters that meet every row leave no residuals to tell an error from.
     """

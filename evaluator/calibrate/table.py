@@ -46,7 +46,7 @@ _ABSENT = {"expert_parallel": 1.0, "past_tokens": 0.0}
 """Numbers that an iteration may leave out, and what that means."""
 
 LARGEST = 1e15
-"""Of a shape, bytes or tokens: no device holds as much, and its products still fit integers."""
+"""The most of any column: no device holds as many bytes or tokens, and products of two still fit integers."""
 
 SUFFIXES = (".csv", ".parquet")
 

@@ -53,7 +53,7 @@ def leave_one_out(
 
 
 def by_relatives(tables: Sequence[Table], engine: str = DEFAULT_ENGINE) -> pd.DataFrame:
-    """The same of devices with relatives, each predicted from the nearest device of its architecture alone."""
+    """Errors of the devices with relatives, each predicted from the nearest device of its architecture alone."""
     lines = []
     devices = set(pd.concat([table.rows["hardware"] for table in tables]))
     for left_out in sorted(devices & set(names("hardware"))):

@@ -45,7 +45,7 @@ is used beyond what it was fitted to, a fit."""
 TRANSFERRED = "transferred"
 """The name of the median of other devices' sets, and the provenance of what is made of them."""
 MEASURED_MAKER = "NVIDIA"
-"""Of the devices of which kernels and servers were measured."""
+"""The maker of all devices whose kernels and servers were measured."""
 HOST = (
     "step_overhead_s",
     "sequence_overhead_s",

@@ -91,5 +91,5 @@ def _standing_in(of: Calibration, engine: str) -> Calibration:
 
 @lru_cache(maxsize=64)
 def _for_engine(of: Same[Calibration], engine: str) -> Calibration:
-    """The same once for the same set: a sweep over devices asks each time, and caches of rates go by identity."""
+    """The set for another engine, made once: a sweep over devices asks often, and caches of rates go by identity."""
     return replace(of.of, name=f"{of.of.name}, for {engine}", provenance="extrapolated")

@@ -124,8 +124,8 @@ class ServingEngine:
         return self.rules.read_until if version is None else self.release(version)
 
     def defaults(self, hardware: Hardware, devices: int, ranks: int, version: str | None = None) -> SchedulerDefaults:
-        """Those on a device, for a replica of so many of them, which are divided into so many data-parallel ranks that
-        share experts (1: into none). Limits are those of one rank. InputError for an unknown release."""
+        """The engine's defaults on a device, for a replica of ``devices`` that are divided into so many data-parallel
+        ``ranks`` which share experts (1: into none). Limits are those of one rank. InputError: unknown release."""
         table = self.rules  # once: each time its file is looked for
         release = table.release(version)
         limits, rules = table.limits(release, hardware), table.at(release)

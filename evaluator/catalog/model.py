@@ -293,17 +293,17 @@ class Model:
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """Those of its notes that say what was assumed because its config.json does not."""
+        """The notes that tell what was assumed because the config.json does not say it."""
         return tuple(note for note in self.notes if note.startswith("assumed"))
 
     @property
     def gives_tokens(self) -> bool:
-        """It can generate; else it is for one pass over a text."""
+        """Whether it generates; else it makes one pass over a text."""
         return self.output == "tokens"
 
     @property
     def has_experts(self) -> bool:
-        """Some layer has routed experts."""
+        """Whether any layer has routed experts."""
         return any(isinstance(kind.feed_forward, MoeFeedForward) for kind in self.layers)
 
     @property
@@ -314,5 +314,5 @@ class Model:
 
     @property
     def whole_texts(self) -> bool:
-        """Some layer attends in both directions, so that a prompt cannot be computed in chunks."""
+        """Whether any layer attends in both directions, so that a prompt cannot be computed in chunks."""
         return any(isinstance(kind.mixer, SoftmaxAttention) and kind.mixer.bidirectional for kind in self.layers)

@@ -28,7 +28,7 @@ class ServedLoad:
     output_tokens: float
 
     def distance(self, others: Sequence[ServedLoad]) -> float:
-        """To the nearest of ``others``: the largest log ratio of concurrency, prompts and outputs; 0 without any."""
+        """The distance to the nearest of ``others``: the largest log ratio of their figures; 0 without any."""
         return min((self._to(other) for other in others), default=0.0)
 
     def _to(self, other: ServedLoad) -> float:

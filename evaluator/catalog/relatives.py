@@ -37,7 +37,7 @@ def served_by_relative(kernels: Calibration, hardware: str) -> Calibration | Non
 
 @lru_cache(maxsize=64)
 def _served_as(of: Same[Calibration], as_isolated: Same[Calibration], as_serving: Same[Calibration]) -> Calibration:
-    """The same once for the same files: a sweep over devices asks each time, and caches of rates go by identity."""
+    """The set made once for the same files: a sweep over devices asks each time, and caches of rates go by identity."""
     kernels, isolated, serving = of.of, as_isolated.of, as_serving.of
     served = with_host(as_served(kernels, isolated, serving), serving)
     # The errors to expect are those of the device's own kernels under servers of others, also of a relative that lends
@@ -89,7 +89,7 @@ def nearest_figures(device: Hardware, known: Mapping[str, Figures]) -> Figures |
 
 
 def nearest_alike(device: Hardware, others: Sequence[str]) -> str | None:
-    """Of other devices (names of the catalog) the one of its architecture with the nearest data sheet, if any is."""
+    """The one of other devices (names of the catalog) of this architecture with the nearest data sheet; None: none."""
     if not device.architecture:
         return None
     alike = _alike(device.maker, device.architecture, tuple(others), catalog_folders())

@@ -11,13 +11,13 @@ from evaluator.catalog.store import ENTRY_KINDS, data_folder
 
 @cache
 def code_here() -> str:
-    """Of the code that computes: a checkout keeps its version number from one change to the next."""
+    """A hash of the code that computes: a checkout keeps its version number from one change to the next."""
     # Sorted, since the order of a folder's entries is the file system's own, and the hash of the same code must be one.
     return _of_files(sorted(Path(__file__).parents[1].rglob("*.py")))
 
 
 def catalog_here() -> str:
-    """Of all models, devices, defaults of engines, calibrations and so on that a name can mean here."""
+    """A hash of all models, devices, defaults of engines, calibrations and so on that a name can mean here."""
     # A scenario's own text is in what depends on it; those of the catalog decide no number of another one.
     kinds = [kind for kind in ENTRY_KINDS if kind != "scenarios"]
     return _of_files([path for kind in kinds for folder in data_folder(kind) for path in sorted(folder.glob("*"))])

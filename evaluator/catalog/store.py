@@ -118,7 +118,7 @@ def _search(kind: str, name: str) -> Path:
 
 
 def close_matches(word: str, allowed: list[str]) -> str:
-    """Of a message about an unknown word: what was meant, where anything is close."""
+    """The part of a message about an unknown word that tells what may have been meant; empty where nothing is close."""
     meant = str(word).lower()
     alike = difflib.get_close_matches(meant, allowed, n=3, cutoff=0.5)
     # Variants of the word first: of H100 there are h100-sxm and h100-pcie, though h800 has as many letters in common.

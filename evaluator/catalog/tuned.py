@@ -28,7 +28,7 @@ class ExpertShape(NamedTuple):
 
 
 class ExpertProducts(NamedTuple):
-    """Of a library's kernel on one device, as ``OperatorEfficiency`` has them."""
+    """Figures of a library's kernel on one device, as ``OperatorEfficiency`` has them."""
 
     flops_efficiency: float
     bandwidth_efficiency: float
@@ -71,8 +71,8 @@ def tuned_experts(engine: str, hardware: str) -> frozenset[ExpertShape]:
 
 
 def crowded_bandwidth(engine: str, hardware: str, release: Release) -> float | None:
-    """Of the bandwidth, what the default tiles of a release read weights with, once more tokens than it holds experts
-    come to a device; None where it has the tiles that sets are fitted to. Errors: as of ``tuned_experts``."""
+    """The part of the bandwidth with which a release's default tiles read weights, once more tokens come to a device
+    than it holds experts; None where it has the tiles that sets are fitted to. Errors: as of ``tuned_experts``."""
     tiles = _tiles(engine)
     if release[: len(tiles.before)] >= tiles.before:
         return None

@@ -46,7 +46,7 @@ LINK_FIGURES = {"bandwidth": "byte/s", "latency_s": "s"}
 HERE = "@"
 """The place of a description in messages: where it stands is for the scenario to say."""
 MOST_TIMES = 1e6
-"""Of what a figure was: more is no device, and overflows."""
+"""The most that a figure may be changed by, as a factor: more is no device, and overflows."""
 MODEL_FIGURES = ("layers", "heads", "kv_heads", "experts", "experts_per_token", "max_positions")
 _SAID_BY_WORKLOAD = {"nucleus_sampling": "top_p: 0.95}, or {greedy: true", "penalties": "penalties: true"}
 """What requests ask of the sampler, by what stood for it here, and what to say in its place."""
@@ -98,7 +98,7 @@ def in_si(value: Any, path: tuple[str, ...]) -> Any:
 
 
 MOST_DEVICES = 1 << 17
-"""As many as a large sweep has, since one after the other is asked for, several times."""
+"""Devices that are kept: as many as a large sweep has, which asks for one after the other, several times."""
 _DEVICES: dict[tuple[str, str, int], dict[WhatIf, Hardware]] = {}
 
 

@@ -95,7 +95,7 @@ def adapter_operators(model: Model, kind: LayerKind, precision: Precision, paral
 
 
 def naming(cost: Any, adapters: float) -> Any:
-    """The same cost of a batch of which it is known how many adapters it names."""
+    """The cost of batches that name so many adapters, instead of as many as are expected."""
     if hasattr(cost, "adapter_groups"):
         # So many adapters of which each is named for certain, whatever the number of sequences.
         return cost._replace(adapter_groups=AdapterGroups((adapters,), (-1e9,), (adapters,)))

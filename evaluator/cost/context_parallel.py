@@ -18,7 +18,7 @@ from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 
 _LSE_BYTES = 4.0
-"""Of the logarithm of a head's sum of exponentials, in fp32."""
+"""Bytes of the logarithm of a head's sum of exponentials, in fp32."""
 
 
 def split_along_context(
@@ -68,7 +68,7 @@ def split_along_context(
 
 
 KEEPING_A_PART = "layers with sliding windows, sparse attention (an index that chooses tokens) or another layer's KV"
-"""Those of ``keeps_a_part``, in words."""
+"""In words, the mixers of ``keeps_a_part``."""
 
 
 def keeps_a_part(mixer: SoftmaxAttention | LatentAttention) -> bool:

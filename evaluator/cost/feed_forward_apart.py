@@ -53,7 +53,7 @@ class Apart:
 
     @property
     def split(self) -> Parallel:
-        """Of the feed-forwards: each device has whole experts, and tokens of its own."""
+        """How the feed-forwards are split: each device has whole experts, and tokens of its own."""
         return Parallel(tensor=1, expert=self.devices, data=self.devices)
 
 
@@ -73,7 +73,7 @@ class PingPong(NamedTuple):
 
     @property
     def log_expert_missed(self) -> Batched:
-        """Of one token; that of the feed-forwards is of a token of each of their devices."""
+        """That of one token; the feed-forwards' is of one token on each of their devices."""
         return self.feed_forward.log_expert_missed / self.devices
 
     @property
@@ -94,7 +94,7 @@ class PingPong(NamedTuple):
         return xp.minimum(self.micro_batches, xp.maximum(tokens, 1.0))
 
     def _of_rank(self, batch: BatchStatistics) -> BatchStatistics:
-        """Of the attention rank with most sequences: whole sequences and prompts are dealt out to the ranks."""
+        """The batch of the attention rank with most sequences; ranks are dealt whole sequences and prompts."""
         xp = array_namespace(self.ranks, *batch)
         decoding, computing = self._share(xp, batch.decodes), self._share(xp, batch.prefill_sequences)
         # Three statistics are of decodes, the other six of prompts.
@@ -103,7 +103,7 @@ class PingPong(NamedTuple):
         )
 
     def _micro_batch(self, batch: BatchStatistics) -> BatchStatistics:
-        """Of that rank, in the mean of its micro-batches.
+        """One micro-batch of that rank, the mean of them.
 
         The mean and not the largest: all of them pass the slowest side, which takes the sum of their times.
         """
@@ -111,7 +111,7 @@ class PingPong(NamedTuple):
         return BatchStatistics(*(statistic / parts for statistic in self._of_rank(batch)))
 
     def _share(self, xp: Any, sequences: Batched) -> Batched:
-        """Of so many sequences the part that the rank with most of them has."""
+        """The part of so many sequences that the rank with most of them has."""
         return xp.ceil(sequences / self.ranks) / xp.maximum(sequences, 1.0)
 
     def _stages(self, batch: BatchStatistics) -> tuple[Batched, Batched, Batched]:

@@ -23,7 +23,7 @@ class Frontend:
 
     @classmethod
     def of(cls, calibration: Calibration, tokens_per_iteration: float = 1.0) -> Frontend:
-        """Of a replica whose decode iterations give a sequence so many tokens on average (above 1: with drafts)."""
+        """The frontend of a replica whose decode iterations give a sequence so many tokens (above 1: with drafts)."""
         return cls(calibration.frontend_s, calibration.lookahead_steps * tokens_per_iteration)
 
 

@@ -33,7 +33,7 @@ def units(kv: KvUnits, tokens: Batched) -> Batched:
 
 
 def beyond(kv: KvUnits, tokens: Batched, prefix_tokens: Batched) -> Batched:
-    """The same without the whole blocks of a prefix in the layers that keep every token, which others keep for it."""
+    """Units of a sequence without a prefix's whole blocks, which others keep, in layers that keep every token."""
     xp = array_namespace(kv.unit, tokens)
     held = xp.ceil(tokens / kv.block_tokens) * kv.block_tokens
     # vLLM forks by whole blocks (Kwon et al., section 4.4): the prefix's last, partly filled one is copied.

@@ -39,7 +39,7 @@ class KvGroup:
             raise ValueError("a chunk has a window")
 
     def passed_tokens(self, computed: int) -> int:
-        """Of so many computed tokens those that no token to come attends to.
+        """How many of the ``computed`` tokens no token to come attends to.
 
         vLLM ``get_num_skipped_tokens`` of ``SlidingWindowManager`` and ``ChunkedLocalAttentionManager``.
         """
@@ -71,7 +71,7 @@ class GroupedLayers:
 
     @property
     def block_bytes(self) -> float:
-        """Of a block in all layers of a group."""
+        """Bytes of a block in all layers of a group."""
         return self.page_bytes * self.layers
 
 
@@ -91,7 +91,7 @@ def grouping_problem(model: Model, precision: Precision, parallel: Parallel) -> 
 
 
 def is_hybrid(model: Model) -> bool:
-    """Some layers keep less than every token."""
+    """Whether some layers keep less than every token."""
     return any(group is not None and group != KvGroup() for group in map(_group, (kind.mixer for kind in model.layers)))
 
 

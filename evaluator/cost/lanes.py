@@ -94,7 +94,7 @@ def rooflines(cost: IterationCost) -> tuple[CostParameters, ...]:
 
 
 def _shapes(values: Any) -> Hashable:
-    """By type, because a cost may have its structure in the type of a part, which then has no numbers at all."""
+    """Shapes of nested records, with their types: a part may have its structure in its type, and no numbers at all."""
     if isinstance(values, tuple):
         return type(values).__name__, *map(_shapes, values)
     return np.shape(values)

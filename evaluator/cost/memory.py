@@ -27,8 +27,8 @@ from evaluator.cost.precision import Precision
 from evaluator.cost.weights import resident_bytes, weight_bytes
 
 DRIVER_SHARE = 0.01
-"""Of a device's memory the driver keeps: PyTorch sees 79.2 GiB of 80 (H100, A100: vllm-project/vllm pull request 10511)
-and 23.6 of 24 (pull request 14447)."""
+"""The part of a device's memory that the driver keeps: PyTorch sees 79.2 GiB of 80 (H100, A100: vllm-project/vllm pull
+request 10511) and 23.6 of 24 (pull request 14447)."""
 
 CONTEXT_BYTES = 0.11e9
 """Bytes per device of the CUDA context: what the KV blocks that vLLM 0.15 reported on H100 leave over beside the other
@@ -203,7 +203,7 @@ def _layout(
 
 
 def _grouped_layout(layout: KvLayout, of: GroupedLayers, under_way_tokens: int, free: float) -> KvLayout:
-    """The same memory as blocks that any group of layers may take."""
+    """The layout of the same memory in blocks that any group of layers may take."""
     block, unit = of.block_tokens, of.block_bytes
     states = sum(group.state for group in of.groups)
     windows = [most for group in of.groups if (most := group.most_blocks(under_way_tokens, block)) is not None]

@@ -25,7 +25,7 @@ class OneOf(NamedTuple):
     which: Batched  # int32
 
     def chosen(self, values: Sequence[Batched]) -> Batched:
-        """Of a value of each form that of the one that counts."""
+        """The value of the form that counts, of one value for each form."""
         # Values that are not chosen may be of a batch that their form was never fitted to: any number, never an error.
         counted, xp = values[0], array_namespace(self.which, *values)
         for number, value in enumerate(values[1:], 1):

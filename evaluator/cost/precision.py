@@ -9,7 +9,7 @@ from evaluator.keys import choice, key
 DTYPES = ("fp32", "bf16", "fp16", "fp8", "int8", "int4", "mxfp4", "nvfp4")
 
 WEIGHTS = (*DTYPES, "fp8_block")
-"""Those of weights: fp8 with a scale per block of 128 x 128, as DeepSeek publishes it, too."""
+"""Dtypes of weights: also fp8 with a scale per block of 128 x 128, as DeepSeek publishes it, too."""
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from evaluator.catalog.model import (
 from evaluator.cost.projections import Projection
 
 HEAD_DIM, MOST_KV_HEADS = 128, 8
-"""Of an EAGLE-3 head for a model whose own attention has no KV heads (MLA): 8 KV heads of 128 as those for DeepSeek-V3
+"""Attention of an EAGLE-3 head for a model whose own has no KV heads (MLA): 8 KV heads of 128 as those for DeepSeek-V3
 have (SpecForge, ``configs/deepseek-v3-671b-eagle3.json``)."""
 
 

@@ -45,7 +45,7 @@ class PromptsSplit(NamedTuple):
 
     @property
     def log_expert_missed(self) -> Batched:
-        """Of one token; the rank's is of a token of every rank."""
+        """That of one token; the device's is of one token on every rank."""
         return self.device.log_expert_missed / self.parts
 
     @property

@@ -41,7 +41,7 @@ GROUPED = ("all_reduce", "all_gather", "all_to_all", "dispatch", "combine")
 """Collectives that have such figures; the ``size`` axis is GROUP_SIZES of the first, then of the second, and so on."""
 
 PIPELINED = slice(GROUPED.index("dispatch") * len(GROUP_SIZES), None)
-"""Those of the ``size`` axis whose kernels send inside a node and between nodes at the same time."""
+"""The part of the ``size`` axis whose kernels send inside a node and between nodes at the same time."""
 
 HANDOVER_BYTES = 8.0 * 2**20
 """Message from which vLLM leaves an all-reduce to NCCL (``CustomAllreduce``, ``max_size``)."""

@@ -66,7 +66,7 @@ class SpeculativeCost(NamedTuple):
         return array_namespace(device_s, least_s).maximum(device_s, least_s)
 
     def device_s(self, batch: BatchStatistics, of: Callable[..., Batched] = device_time) -> Batched:
-        """The same however fast the host launches it; ``of``: what to count of each pass."""
+        """Seconds of an iteration however fast the host launches it; ``of``: what to count of each pass."""
         # The host's time counts once per sequence; only the device has the rows of drafts behind it.
         host_s = self.sequence_s * (batch.decodes + batch.prefill_sequences)
         return host_s + of(self.target, self.verified(batch), queries=self.queries) + self.drafting_s(batch, of)

@@ -126,7 +126,7 @@ def router_name(router: Any) -> str:
 
 
 def router_keys(router: Any) -> dict[str, Any]:
-    """Its keys, where they say something."""
+    """The router's keys that are set."""
     keys = {} if isinstance(router, str) else router[router_name(router)]
     return {key: value for key, value in keys.items() if value is not None}
 

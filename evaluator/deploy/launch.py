@@ -207,7 +207,7 @@ def _remarks(pool: PoolDesign, note: dict[str, Any], server: dict[str, Any]) -> 
 
 
 def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
-    """Of one key, of which the server ``has`` another value than the design's; none where that is no difference."""
+    """Remarks on a key of which the server ``has`` another value than the design; none where that is no difference."""
     label = serving_engine(pool.engine).label
     if _does_the_same(pool, key, value):
         return []
@@ -336,7 +336,7 @@ def pool_note(launch: Launch) -> str:
 
 
 def fleet_note(design: Design) -> str:
-    """Likewise of what all pools have."""
+    """The comment by which what all pools share is read again."""
     note: dict[str, Any] = {"router": design.router}
     if design.phases:
         # None is a default, which a reader of the note has, too.

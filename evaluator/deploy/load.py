@@ -95,7 +95,7 @@ def load_requests(traffic: SentTraffic) -> Iterator[dict[str, Any]]:
 
 
 def _prompt(traffic: SentTraffic, sharing: Sharing | None, row: int, tokens: int, cached: int) -> list[list[Any]]:
-    """Of what a prompt is made, [source, tokens] one after the other."""
+    """The parts of a prompt in order, [source, tokens] each: equal sources are equal text."""
     sessions = traffic.workload.sessions
     if sharing is not None and sharing.hashes is not None:
         block = sharing.hash_block_tokens

@@ -28,7 +28,7 @@ Variant = tuple[int, tuple[Change | RateChange, ...]]
 
 
 def processors() -> int:
-    """Those that this process may use."""
+    """How many processors this process may use."""
     # Not ``os.cpu_count``, which is the whole machine also where a container or ``taskset`` leaves two of its cores.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -39,7 +39,7 @@ def task_of(whole: Plan, simulator: str, levels: np.ndarray) -> bytes:
 
 
 def plan_of_task(task: BinaryIO) -> tuple[Plan, np.ndarray]:
-    """In that process: the plan of the sweep and the levels of its quantiles."""
+    """In the worker process: the plan of the sweep, without configurations yet, and the levels of its quantiles."""
     scenario, simulator, inputs, by_seed, levels = pickle.load(task)
     # Of no row: those of a chunk are planned when it is asked for (``configurations_of``).
     return plan(scenario, np.zeros(0, dtype=np.int64), simulator, inputs, by_seed), levels
@@ -53,7 +53,7 @@ def variants_of(chunk: list[Configuration]) -> list[Variant]:
 
 
 def configurations_of(whole: Plan, asked: list[Variant]) -> tuple[Plan, list[Configuration]]:
-    """In that process: the plan of the configurations of a chunk, which are of one group, and their variants."""
+    """In the worker process: the plan of a chunk's configurations, which are of one group, and their variants."""
     chunk = whole.of(np.unique([config for config, _ in asked]))
     configurations = {configuration.config: configuration for configuration in chunk.configurations}
     return chunk, [reduce(chunk.changed, changes, configurations[config]) for config, changes in asked]
@@ -135,7 +135,7 @@ def _close_pipes(worker: subprocess.Popen) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The same package as here, wherever it was imported from; one thread each."""
+    """The environment of a worker: this very package, wherever it was imported from, and one thread."""
     package = str(Path(evaluator.__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     # One thread each, since there is a worker for every processor; BLAS would start as many again in each of them.

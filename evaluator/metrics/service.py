@@ -130,7 +130,7 @@ def prefix_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
 
 
 def host_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
-    """Those of them that were loaded from host memory / all prompt tokens."""
+    """Prompt tokens that were loaded from host memory / all prompt tokens."""
     return _of_prompts(outcomes, window, outcomes.tokens.host_tokens)
 
 
@@ -233,8 +233,8 @@ def fleet(outcomes: Outcomes) -> dict[str, np.ndarray]:
 
 
 def fleet_of_pools(outcomes: Outcomes) -> dict[str, np.ndarray]:
-    """The same of each pool, (config, pool), where replicas of one of several come and go; NaN of pools that a
-    configuration has not."""
+    """pool_replicas_mean and pool_device_hours, (config, pool), where replicas of one of several pools come and go; NaN
+    of pools that a configuration has not."""
     names, configs = outcomes.pool_names, outcomes.status.size
     if not names:
         return {}

@@ -13,7 +13,7 @@ from evaluator.metrics.window import Window
 
 @dataclass(frozen=True, eq=False)
 class StageTimes:
-    """Of one stage, or of one step of a stage; NaN for requests that do not pass it.
+    """Times at one stage, or at one step of a stage; NaN for requests that do not pass it.
 
     ``utilisation`` is that of its servers or replicas; NaN where there is no end of them.
     """

@@ -153,7 +153,7 @@ def summary(values: np.ndarray, levels: np.ndarray) -> Summary:
 
 
 def _summary(means: np.ndarray, tails: np.ndarray) -> Summary:
-    """Of statistics by seed, (config, seed) and (config, seed, quantile)."""
+    """The summary of means and quantiles by seed, (config, seed) and (config, seed, quantile)."""
     return Summary(over_seeds(means), seed_stderr(means), over_seeds(tails), seed_stderr(tails), means, tails)
 
 

@@ -331,7 +331,7 @@ def _holds(
     by_class: Sequence[Mapping[str, Summary]],
     levels: np.ndarray,
 ) -> list[np.ndarray]:
-    """Of each objective whether it holds at its own statistic, (config,); true where a configuration has it not."""
+    """For each objective whether it holds at its own statistic, (config,); true where a configuration has it not."""
     holds = []
     for bound in outcomes.objectives:
         name, statistics = VARIABLE[bound.metric], summaries

@@ -23,7 +23,7 @@ class Window:
 
     @staticmethod
     def of(measured: np.ndarray, first: np.ndarray | None = None) -> Window:
-        """Of a mask (request,) or one that broadcasts to (config, seed, request).
+        """The window of a mask, (request,) or of a shape that broadcasts to (config, seed, request).
 
         ``first`` (config, seed): numbers of the requests with which the statistics start, where that is later.
         Errors: ValueError without any measured request.
@@ -47,7 +47,7 @@ class Window:
 
     @property
     def end(self) -> int:
-        """Behind the last measured request of any configuration."""
+        """The number behind the last measured request of any configuration."""
         measured = np.atleast_1d(self.mask.reshape(-1, self.mask.shape[-1]).any(axis=0))
         return measured.size - int(np.argmax(measured[::-1]))
 

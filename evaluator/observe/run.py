@@ -127,7 +127,7 @@ def _key(name: str) -> str:
 
 
 def _make_room(connections: int) -> None:
-    """As many open files as connections and some more; InputError where the system allows fewer.
+    """Raise the limit of open files to the connections and some more; InputError where the system allows fewer.
 
     A shell's limit is often 1,024, and what it refuses would look like a server that refuses connections.
     """

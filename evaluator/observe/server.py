@@ -41,7 +41,7 @@ class PromptForm:
 
     @property
     def path(self) -> str:
-        """Behind the address of a server."""
+        """The path behind the address of a server."""
         return "/v1/chat/completions" if self.chat else "/v1/completions"
 
 

@@ -71,7 +71,7 @@ class Configuration:
 
     @property
     def devices(self) -> int:
-        """Of all pools."""
+        """Devices of all pools."""
         return sum(devices for devices, _ in self._priced)
 
     @property
@@ -107,7 +107,7 @@ class Configuration:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Of all devices; None where the price of one is not known."""
+        """The price of all devices; None where that of one is not known."""
         # One unknown price makes the sum unknown: a design whose CPUs have none would else rank as the
         # cheapest.
         if any(price is None for _, price in self._priced):
@@ -116,7 +116,7 @@ class Configuration:
 
     @property
     def users(self) -> int | None:
-        """Of a closed loop."""
+        """Users of a closed loop; None: an open loop."""
         return self.workload.arrivals.users if self.workload.arrivals.process == "closed_loop" else None
 
 

@@ -303,7 +303,7 @@ def _stations(
 
 
 def _with_largest(station: StationPlan, asked: Sequence[Demand]) -> StationPlan:
-    """With what the largest job takes of the KV cache, where jobs have several branches; ``asked`` (seed,)."""
+    """The station with the KV units of its largest job, where jobs have several branches; ``asked`` (seed,)."""
     replica = station.design.replica
     if replica is None or station.extremes.branches == 1:
         return station

@@ -61,7 +61,7 @@ class Group:
     stations: tuple[StationGroup, ...] = ()
 
     def of_station(self, number: int) -> StationGroup:
-        """That of a station of the configurations."""
+        """The group of a station of the configurations, by its number."""
         # Pools in one loop have one entry together, at the front: so many station numbers more than entries
         # there are.
         joint = len(self.configurations[0].stations) - len(self.stations)
@@ -144,7 +144,7 @@ def _key(workload: Workload, station: StationPlan) -> CompileKey:
 
 
 def _with_costs(which: CompileKey, replicas: Sequence[RunnableReplica], requests: int) -> CompileKey:
-    """With what is compiled in because of the replicas: forms of cost, windows of the KV, experts."""
+    """The key with what the replicas compile in: forms of cost, windows of the KV, experts."""
     # Experts in any replica make the program compute the touched share, for all lanes.
     costs = [replica.costing.typical[0] for replica in replicas]
     forms = _forms(which.pipeline_ranks, replicas)
@@ -171,7 +171,7 @@ def _forms(pipeline_ranks: int, replicas: Sequence[RunnableReplica]) -> tuple[tu
 
 
 def _key_of_pools(configuration: Configuration) -> CompileKey:
-    """Of pools that run in one loop."""
+    """The key of pools that run in one loop."""
     workload = configuration.workload
     pools, staged = configuration.answering, configuration.pipeline is not None
     frontend = any(has_frontend(workload, station.design.calibration) for station in pools)

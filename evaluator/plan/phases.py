@@ -41,7 +41,7 @@ class PhasePools:
 
     @property
     def looks(self) -> bool:
-        """Its router looks at the state of the replicas."""
+        """Whether its router looks at the state of the replicas."""
         router = router_of(self.router)
         return router.counts is not None or router.by_prefix
 

@@ -65,7 +65,7 @@ def _stage_pool(name: str, pool: Deployment) -> StagePool:
 
 
 def with_steps(pipeline: PipelinePlan, routes: RequestRoutes, first_station: int) -> PipelinePlan:
-    """With the steps that its stages are found to have. Engines that run them are numbered from ``first_station``."""
+    """The pipeline with the steps of its stages; pools that compute them are numbered from ``first_station``."""
     stages = []
     engines: dict[str | None, int] = {}  # a pool computes one model, for all steps that run on it
     for stage_number, stage in enumerate(pipeline.stages):
@@ -146,7 +146,7 @@ def pass_stations(pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]) -
 
 
 def _whole_texts(pool: Deployment) -> Deployment:
-    """With a policy that computes whole prompts, where none is said and the model is an encoder, which needs that."""
+    """The pool with a policy of whole prompts, where it states none and its model is an encoder, which needs one."""
     if pool.batching.policy is not None or not model_named(pool.model).whole_texts:
         return pool
     return replace(pool, batching=replace(pool.batching, policy=ENCODING.name))

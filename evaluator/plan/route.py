@@ -277,7 +277,7 @@ class PipelinePlan:
         )
 
     def changed(self, change: Change) -> PipelinePlan:
-        """With an input of the hardware changed; itself where that makes no difference to any step."""
+        """The pipeline with an input of the hardware changed; itself where that makes no difference to any step."""
         pools = {
             name: replace(pool, hardware=changed_hardware(pool.hardware, change)) for name, pool in self.pools.items()
         }

@@ -138,7 +138,7 @@ def _prompt_rate(station: StationPlan, within_s: float) -> float:
 
 
 def _prompts_s(station: StationPlan) -> tuple[np.ndarray, np.ndarray]:
-    """Of prompts of the workload, each by itself: until its first token, and how long it keeps a replica busy."""
+    """Seconds to the first token of each drawn prompt alone, and those that it keeps a replica busy, (prompt,)."""
     assert station.lengths is not None
     whole = policy(station.deployment.batching.policy).whole_prompts
     return _prompt_times(station.design, station.lengths.prompts, None if whole else station.max_num_batched_tokens)
@@ -166,7 +166,7 @@ def _sequences(station: StationPlan, within_s: float) -> float:
 
 
 def _most_sequences(station: StationPlan) -> float:
-    """As many as have seats and KV."""
+    """How many sequences have seats and KV on a replica."""
     assert station.lengths is not None
     kv = station.design.ready.kv
     fits = kv.capacity_units // max(float(kv_units(kv, int(station.lengths.context))), 1.0)
@@ -184,7 +184,7 @@ def _decodes_s(station: StationPlan, sequences: np.ndarray) -> np.ndarray:
 
 
 def start_up_s(station: StationPlan) -> float:
-    """From the decision to start a replica of a fleet until it serves: what the scenario says, and its weights."""
+    """Seconds from the decision to start a replica until it serves: what the scenario says, and loading its weights."""
     scaling, replica = station.deployment.autoscaling, station.design.ready
     assert scaling is not None
     if scaling.weights_over is None:

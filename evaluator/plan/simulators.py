@@ -22,7 +22,7 @@ from evaluator.traffic.roles import ROLES
 AUTO, REQUEST, ITERATION, TOKEN = "auto", "request", "iteration", "token"
 SIMULATORS = (AUTO, ITERATION, REQUEST, TOKEN)
 PLAIN = (REQUEST, TOKEN)
-"""Those in plain Python: nothing is compiled for them, and a process of them keeps to one processor."""
+"""Simulators in plain Python: nothing is compiled for them, and a process of them keeps to one processor."""
 
 WORTH_COMPILING = {
     "fcfs_reserved": 5_000,
@@ -117,10 +117,10 @@ FEWEST_TOGETHER = 8
 """Replicas that a program for several has room for: a few more than there are cost nothing."""
 SMALLEST_RING = 256
 RING_BYTES = 1 << 30
-"""Of all rings of replicas that run together: a fourth of what a worker of 4 GB has. A call on a CPU has one lane at a
-time; on an accelerator so many lanes go together that all of them fit (``simulation.lanes``)."""
+"""Most bytes of all rings of replicas that run together: a fourth of what a worker of 4 GB has. A call on a CPU has one
+lane at a time; on an accelerator so many lanes go together that all of them fit (``simulation.lanes``)."""
 CACHE_BYTES, FEW_CACHES = 1 << 30, 128
-"""The same of their prefix caches; those of so few replicas run whatever they take at the most."""
+"""Most bytes of their prefix caches; those of at most FEW_CACHES replicas run whatever they take."""
 
 
 def program(
@@ -221,7 +221,7 @@ def ring_of(longest_output: int) -> int:
 
 
 def ring_bytes(replicas: int, ring: int, pipeline_ranks: int = 1, windowed: bool = False, drafts: bool = False) -> int:
-    """Of the rings of replicas that run together, see ``preemptive.state.Rings``.
+    """Bytes of the rings of replicas that run together, see ``preemptive.state.Rings``.
 
     Each replica has a decode group, or in a pipeline one for every batch under way and one that is schedulable. A step
     of a group is a list (4 bytes) and a count of KV (8), with sliding windows a count of those that fill theirs (8),

@@ -23,12 +23,12 @@ from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, Role
 
 _SHARES = 200
-"""Of the prompts whose lengths an autoscaler goes by: half a percent each."""
+"""How many prompt lengths an autoscaler goes by, at even shares of the requests: half a percent each."""
 
 
 @dataclass(frozen=True)
 class DrawnLengths:
-    """Of the requests that come to a pool: prompt tokens to compute, at even shares of them, and the tokens that a
+    """Lengths of the requests that come to a pool: prompt tokens to compute, at even shares, and the tokens that a
     decoding sequence holds in the mean over its decodes."""
 
     prompts: tuple[float, ...]
@@ -36,7 +36,7 @@ class DrawnLengths:
 
     @staticmethod
     def of(demands: Sequence[Demand]) -> DrawnLengths:
-        """Of the requests of all seeds."""
+        """The lengths of the requests of all seeds."""
         prompts = np.concatenate([demand.compute_tokens for demand in demands])
         places = (np.arange(_SHARES) + 0.5) / _SHARES
         held = np.concatenate([demand.prompt_tokens + 0.5 * demand.output_tokens for demand in demands])
@@ -111,7 +111,7 @@ class StationPlan:
 
     @property
     def devices(self) -> int:
-        """Of all replicas."""
+        """Devices of all replicas."""
         return self.design.devices * self.deployment.replicas
 
 
@@ -157,7 +157,7 @@ def host_space(station: StationPlan) -> tuple[int, float]:
 
 
 def swap_space(station: StationPlan) -> tuple[float, float]:
-    """Of preemption by swapping: (KV units that host memory has room for, seconds in which one is copied there)."""
+    """For preemption by swapping: (KV units that host memory has room for, seconds in which one is copied there)."""
     kv, layout = station.deployment.kv, station.design.ready.kv
     bandwidth = _to_host(station, kv.swap_bandwidth)
     # Whole units: half a block in host memory is of no use.

@@ -64,7 +64,7 @@ def exact_statistics(batch: Batch, window: int) -> BatchStatistics:
 
 
 def statistics(batch: Batch, window: int) -> BatchStatistics:
-    """The same from the sums that the group keeps and the area of each chunk in closed form."""
+    """The statistics of a batch, from the sums that its group keeps and the area of each chunk in closed form."""
     tokens = area = window_area = context = window_context = sequences = 0
     for low, high in (span for chunk in batch.chunks for span in chunk.request.spans(chunk.low, chunk.high)):
         sequences += 1

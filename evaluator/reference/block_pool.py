@@ -91,7 +91,7 @@ class BlockPool:
         return block
 
     def note(self, blocks: Sequence[int]) -> None:
-        """They are some request's from now on."""
+        """Note that a request got these blocks."""
         if self.taken is not None:
             self.taken += blocks
 
@@ -109,11 +109,11 @@ class BlockPool:
                 self._nameless.move_to_end(block, last=False)
 
     def name(self, block: int) -> Hashable:
-        """Of its content; None where it has none."""
+        """The name of a block's content; None where it has none."""
         return self._name[block]
 
     def give_name(self, block: int, name: Hashable) -> None:
-        """It holds what the name stands for, and can be found from now on."""
+        """Name a block by what it holds: it can be found from now on."""
         self._name[block] = name
         self.known += 1
         self._blocks_named.setdefault(name, []).append(block)

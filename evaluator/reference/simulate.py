@@ -36,7 +36,7 @@ class PoolOutcome:
 
     @property
     def alive(self) -> list[list[float]]:
-        """Of a fleet: from when until when each replica was there, the last answer at the latest."""
+        """From when until when each replica of a fleet was there, the last answer at the latest."""
         return self._until_the_last([] if self.fleet is None else self.fleet.alive)
 
     @property
@@ -75,7 +75,7 @@ class PoolOutcome:
 
     @property
     def decoded(self) -> int:
-        """With drafts: decode iterations, summed over the sequences."""
+        """Decode iterations, summed over the sequences; counted with drafts only."""
         return sum(replica.decoded for replica in self.replicas)
 
     @property

@@ -70,7 +70,7 @@ class Costing:
         return cost._replace(target=launched)
 
     def operators(self, pipeline_rank: int | None = None) -> tuple[Operator, ...]:
-        """Those of a pipeline rank, of the last one with what it computes for what drafts; None: of all layers."""
+        """Operators of a pipeline rank (None: of all layers); the last rank has those for what drafts as well."""
         rank_operators = operators(self.model, self.precision, self.parallel, pipeline_rank)
         return (
             (*rank_operators, *self.drafts.joins)
@@ -82,7 +82,7 @@ class Costing:
         return pipeline_rank in (None, self.parallel.pipeline - 1)
 
     def costs_on(self, devices: Sequence[Hardware]) -> tuple[IterationCost, ...]:
-        """The same on many such devices, with a trailing axis ``device`` in every field."""
+        """The costs on many such devices, with a trailing axis ``device`` in every field."""
         if self.drafts is not None or self.apart is not None:
             # Several folds, of the model and of what drafts, have no form for many devices: each device is folded by
             # itself.

@@ -34,7 +34,7 @@ class Wanted(NamedTuple):
 
     @property
     def drafting(self) -> Drafting:
-        """Of the spec, which has one."""
+        """The drafting of the spec, which has one."""
         assert self.spec.drafting is not None
         return self.spec.drafting
 
@@ -128,7 +128,7 @@ def _split(parallel: Parallel, draft: Model) -> Parallel:
 
 
 def _layer_bytes(single_layer: Model, precision: Precision, parallel: Parallel) -> float:
-    """Of a layer of a model that has a single one."""
+    """Bytes of the weights of one layer, of a model that has a single one."""
     # The weights of two layers less those of one: embedding, head and norms, which both have, cancel.
     two = replace(single_layer, layers=(replace(single_layer.layers[0], count=2),))
     return weight_bytes(two, precision, parallel) - weight_bytes(single_layer, precision, parallel)
@@ -194,7 +194,7 @@ def _modules_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | N
 
 
 def _eagle_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | None:
-    """Of a head for the model: its vocabulary is a part of the model's."""
+    """What is wrong with an EAGLE head for the model: its vocabulary must be a part of the model's."""
     model, vocabulary = wanted.model, wanted.drafting.vocabulary
     if vocabulary is not None and vocabulary > model.vocabulary:
         return (
@@ -206,7 +206,8 @@ def _eagle_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | Non
 
 
 def _model_problem(wanted: Wanted, hardware: Hardware) -> tuple[str, bool] | None:
-    """Of a draft model. Tokens are compared by their numbers: vLLM, too, demands equal vocabularies (``config``)."""
+    """What is wrong with a draft model. Tokens are compared by their numbers, so that vocabularies must be equal, as in
+    vLLM (``config``)."""
     spec, model, draft = wanted.spec, wanted.model, wanted.load(wanted.drafting.model)
     if not draft.gives_tokens:
         return f"speculative.model {draft.name} gives a vector and no tokens; use a language model", True

@@ -56,7 +56,7 @@ class RunnableReplica:
 
     @cached_property
     def ideals(self) -> tuple[IdealTime, IdealTime]:
-        """Its work in seconds at peak FLOP/s, for MFU, and at full bandwidth, for MBU; summed over the ranks."""
+        """Seconds of its work at peak FLOP/s, for MFU, and at full bandwidth, for MBU; summed over the ranks."""
         return self.costing.ideals_on([self.hardware])[0]
 
     @property
@@ -124,7 +124,7 @@ class ReplicaBuild:
 
     @property
     def provenance(self) -> str:
-        """Of the calibration set."""
+        """The provenance of its calibration set."""
         return self.calibration.provenance
 
     @property

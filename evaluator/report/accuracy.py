@@ -60,7 +60,7 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
 
 
 def _errors(ds: xr.Dataset, growth: LatencyGrowth | None, rows: np.ndarray, basis: str) -> str:
-    """Those of the designs at ``rows`` that rest on ``basis``, in words."""
+    """The expected errors of the designs at ``rows`` that rest on ``basis``, in words."""
     mine = rows[ds["model_error_basis"].values[rows].astype(str) == basis]
     by_label = {}
     for name, label in _SHOWN.items():

@@ -25,7 +25,7 @@ RATES = ("memory_bandwidth", "flops", "link_bandwidth")
 ARRIVALS = ("swept: workload.arrivals.rate_rps", "swept: workload.arrivals.scale")
 """Descriptions of the axes that tell how a latency grows with the rate."""
 WAITING = 1.0 / 3.0
-"""Of TTFT: where the wait for admission is more, a queue decides, in which errors of the service grow several times."""
+"""Part of TTFT: where the wait for admission is more, a queue decides, in which errors of the service grow."""
 
 
 class LatencyGrowth:
@@ -38,7 +38,7 @@ class LatencyGrowth:
         self._near = None if self._rate is None else _neighbours(ds, self._rate)
 
     def of(self, name: str, rows: np.ndarray) -> np.ndarray:
-        """Of the latency ``name`` in the designs at the positions ``rows``, (row,), at least 1; NaN: not known."""
+        """The growth of the latency ``name`` in the designs at positions ``rows``, (row,), at least 1; NaN: unknown."""
         # Sensitivities first: they are of the design itself, where neighbouring rates are as far apart as the axis.
         factor = self._by_inputs(name, rows)
         factor = np.where(np.isnan(factor), self._by_rate(name, rows), factor)

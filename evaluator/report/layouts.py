@@ -27,7 +27,7 @@ def pool_of(name: str) -> str | None:
 
 
 def laid_out(names: Sequence[str]) -> dict[str, list[str]]:
-    """Of swept quantities those that lay out a pool, by pool, where a pool has several of them."""
+    """The swept quantities that lay out a pool, by pool, where a pool has several of them."""
     pools: dict[str, list[str]] = {}
     for name in names:
         if (pool := pool_of(name)) is not None:

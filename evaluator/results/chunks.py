@@ -28,7 +28,7 @@ class Checkpoint:
 
     @staticmethod
     def beside(output: Path, fingerprint: str, shards: int | None = None) -> Checkpoint:
-        """Of the sweep with this fingerprint that is to be written to ``output``, whole or in ``shards``."""
+        """The checkpoint of the sweep with this fingerprint that is written to ``output``, whole or in ``shards``."""
         name = fingerprint[:_NAME_LENGTH]
         return Checkpoint(chunks_folder(output) / (name if shards is None else f"{name}-in-{shards}"))
 
@@ -37,7 +37,7 @@ class Checkpoint:
         return Checkpoint(self.folder / name)
 
     def finished(self, configs: Sequence[np.ndarray]) -> dict[int, dict[str, np.ndarray]]:
-        """Those that need not be computed, by number; ``configs`` are the rows of every chunk, in their order."""
+        """Chunks that need not be computed, by number; ``configs`` are the rows of every chunk, in their order."""
         chunks = read_chunks(self.folder)
         return {
             index: values

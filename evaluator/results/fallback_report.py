@@ -14,7 +14,7 @@ from evaluator.plan.simulators import REQUEST, TOKEN, TOO_FEW
 
 @dataclass(frozen=True)
 class FallbackReport:
-    """Of ``designs`` those ``left`` to the reference, by what the vectorised engine lacks for them."""
+    """How many of ``designs`` were ``left`` to the reference, by what the vectorised engine lacks for them."""
 
     simulator: str
     designs: int = 0
@@ -23,7 +23,7 @@ class FallbackReport:
 
     @staticmethod
     def of(whole: Plan) -> FallbackReport:
-        """Of all configurations of a plan; under the engines request and token nothing is left."""
+        """The report of all configurations of a plan; under the simulators request and token nothing is left."""
         reference = [
             configuration
             for configuration in whole.configurations
@@ -41,7 +41,7 @@ class FallbackReport:
 
     @property
     def note(self) -> dict[str, str]:
-        """As an attribute of the dataset, with how far an approximation is off; nothing where all is exact."""
+        """The report as an attribute of the dataset, with how far an approximation is off; empty where all is exact."""
         if self.simulator == REQUEST:
             return {"engine_note": ERROR_NOTE}
         if not self.left:

@@ -151,7 +151,7 @@ class _Windows:
 
 
 def _runs(requests: pd.DataFrame, spans: Sequence[np.ndarray]) -> np.ndarray:
-    """Of each seed from when until when its run is on, (seed, 2), by the ``spans`` in which its replicas are there."""
+    """From when until when the run of each seed is on, (seed, 2), by the ``spans`` in which its replicas are there."""
     begins = np.array([of_seed[:, 0].min() for of_seed in spans])
     ends = np.array([of_seed[:, 1].max() for of_seed in spans])
     if "lost" in requests:

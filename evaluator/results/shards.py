@@ -31,7 +31,7 @@ SWEEP, STORE = "sweep.json", "store.zarr"
 FINGERPRINT = "sweep_fingerprint"
 """The attribute of a gathered store by which its shards know that they are in it."""
 PLACE = "{shard}"
-"""In the command of a sweep: where the number of the shard belongs."""
+"""What stands for the number of the shard in the command of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Shard:
         return f"{self.number}/{self.count}"
 
     def rows(self, total: int) -> range:
-        """Its rows of a sweep with ``total``; the last shards may have fewer, or none."""
+        """The shard's rows of a sweep with ``total``; the last shards may have fewer, or none."""
         size = shard_rows(total, self.count)
         return range(min((self.number - 1) * size, total), min(self.number * size, total))
 

@@ -128,7 +128,7 @@ def _zarr() -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without warnings that one file for all metadata, and text, are no part of Zarr's specification yet.
+    """Silences warnings that one file for all metadata, and text, are no part of Zarr's specification yet.
 
     Pieces in which nothing is known are written as well, so that one that is not there is known to be lost. An array
     that is opened again forgets what it was created with, so that it is set here.

@@ -39,7 +39,7 @@ class SweepTask:
 
     @property
     def requests(self) -> int:
-        """Of a configuration."""
+        """Requests of a configuration, over all seeds."""
         return self.scenario.workload.requests * len(self.scenario.workload.seeds)
 
 

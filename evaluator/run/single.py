@@ -122,7 +122,7 @@ def _presence(outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _alive(outcomes: Outcomes) -> dict[str, tuple[np.ndarray, ...]]:
-    """Of each pool and seed from when until when every replica was there, (replica, 2); none where all always are."""
+    """By pool and seed, from when until when every replica was there, (replica, 2); empty where all always are."""
     if all(use.alive is None for use in outcomes.stations):
         return {}
     begin_s = outcomes.times.arrival_s[0].min(axis=-1)

@@ -59,7 +59,7 @@ class NamedAdapters:
 
     @property
     def chances(self) -> np.ndarray:
-        """With what chance a request names each of them, (adapter,)."""
+        """The chance that a request names each adapter, (adapter,)."""
         weights = np.arange(1.0, self.count + 1.0) ** -self.zipf
         return weights / weights.sum()
 
@@ -92,7 +92,7 @@ adapters_reader = Reader(_named.read, lambda: schema_of(_named))
 def read_adapters(
     lora: Lora | Mapping[str, Any] | None, named: NamedAdapters | Mapping[str, Any] | None, place: Place
 ) -> Adapters | None:
-    """From the mappings that a scenario has at ``deployment.lora`` and ``workload.adapters``. Errors: InputError."""
+    """Adapters, of the mappings at ``deployment.lora`` and ``workload.adapters``. Errors: InputError, naming the key."""
     # All that is neither None nor a record goes to the reader, which says what it must be.
     held: Lora | None = lora if isinstance(lora, Lora | None) else lora_reader(lora, place.key("lora"))
     use: NamedAdapters | None = (

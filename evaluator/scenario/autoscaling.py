@@ -12,7 +12,7 @@ OUTSTANDING, TTFT, TPOT = "outstanding", "ttft", "tpot"
 PROMPT_TOKENS, PROMPT_RATE, OUTPUT_RATE = "prompt_tokens", "prompt_rate", "output_rate"
 METRICS = (OUTSTANDING, "waiting", "kv", TTFT, PROMPT_TOKENS, PROMPT_RATE, OUTPUT_RATE, TPOT)
 LATENCIES = (TTFT, TPOT)
-"""Those of requests, of which there is no sum over replicas."""
+"""Metrics of requests: they have a mean over a fleet, and no sum over its replicas."""
 MEAN, TREND = "mean", "trend"
 
 

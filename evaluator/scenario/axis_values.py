@@ -86,7 +86,7 @@ def sections(entries: Any, where: Place) -> list[Any]:
 
 
 def _range(arguments: Any, where: Place) -> list[Any]:
-    """From the first to the second, which is included where the steps meet it."""
+    """Values from the first to the second, which is included where the steps meet it."""
     (first, last, step), suffix = numbers(arguments, where, "[first, last, step]", 3)
     if step == 0 or (last - first) * step < 0:
         raise where.error(f"the step must lead from the first to the last, got {shown(arguments)}")

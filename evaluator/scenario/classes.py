@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from evaluator.scenario.workload import Workload
 
 HIGHEST_PRIORITY = 10**6
-"""Of either sign. The programs keep a priority as a 32-bit integer, and add to it."""
+"""The largest priority, of either sign: the programs keep it as a 32-bit integer, and add to it."""
 
 
 def _class_objectives(value: Any, place: Place) -> tuple[Objective, ...]:
@@ -28,7 +28,7 @@ def _class_objectives(value: Any, place: Place) -> tuple[Objective, ...]:
 
 @dataclass(frozen=True)
 class RequestClass:
-    """Of the requests those of one class: ``share`` of all, relative to the others.
+    """A class of requests: ``share`` of all requests, relative to the other classes.
 
     ``slo`` holds for the requests of the class alone, beside what the scenario asks of all. ``lengths`` None: as those
     of the workload. What is None a trace says, or the default.

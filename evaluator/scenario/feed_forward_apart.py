@@ -40,7 +40,7 @@ class FeedForwardApart:
 
     @property
     def apart(self) -> Apart:
-        """As the cost has it."""
+        """The record that costs are made of."""
         link = load_link(self.link) if isinstance(self.link, str) else self.link
         latency_s = link.latency if isinstance(link, LinkFigures) else link.latency_s
         return Apart(self.devices, self.attention_ranks, self.micro_batches, link.bandwidth, latency_s)
@@ -52,7 +52,7 @@ feed_forward_apart_reader = Reader(_section.read, lambda: schema_of(_section))
 
 
 def read_apart(given: FeedForwardApart | Mapping[str, Any] | None, place: Place) -> Apart | None:
-    """From the mapping that a scenario has at ``deployment.feed_forward_apart``. Errors: InputError, naming the key."""
+    """The layout, of the mapping that a scenario has at ``deployment.feed_forward_apart``. Errors: InputError."""
     if given is None:
         return None
     apart: FeedForwardApart = given if isinstance(given, FeedForwardApart) else feed_forward_apart_reader(given, place)

@@ -152,7 +152,7 @@ class _ValuesOfKeys:
         self._by_path: dict[str, np.ndarray] = {}
 
     def __call__(self, name: str, where: Place) -> np.ndarray:
-        """Of the key that a condition names so."""
+        """The values of the key that a condition calls ``name``."""
         path = _key_of(name, self.owners, where)
         if path not in self._by_path:
             # A key that nobody says has the engine's default, which may follow from swept keys: of the device, for
@@ -201,8 +201,8 @@ def _key_of(name: str, owners: Mapping[str, int], place: Place) -> str:
 
 
 def _movers(path: str, owners: Mapping[str, int], deployment: Deployment) -> list[str]:
-    """Of a key path that the scenario leaves to the engine, what is swept and moves its default, or says it in some
-    points; of another one nothing."""
+    """Swept keys that decide the value of a key path which the scenario leaves to the engine: the key itself, in some
+    points, and those that its default follows from. Empty for any other key path."""
     section, *keys = split_path(path)
     if section != "deployment" or len(keys) != 2 or keys[1] not in LEFT_TO_ENGINE.get(keys[0], {}):
         return []

@@ -14,7 +14,7 @@ MISSING: Any = object()
 FIGURES = ("model", "hardware")
 """Keys of a deployment, and of its pools, that hold a name, or in its place a section of figures."""
 WHOLE = (*FIGURES, "speculative")
-"""The same, and keys with a section of which one replaces another as a whole: keys of one say nothing of the other."""
+"""These, and keys whose sections replace one another as a whole: keys of one section say nothing of the other."""
 
 
 def get(tree: Any, keys: Sequence[str]) -> Any:

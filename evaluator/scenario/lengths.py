@@ -135,7 +135,7 @@ share_reader = number(above=0)
 
 @dataclass(frozen=True)
 class ModelShare:
-    """Of the requests those that ask for one model, or take one pipeline: ``share`` of all, relative to the others.
+    """Requests that ask for one model, or take one pipeline: ``share`` of all requests, relative to the others.
 
     ``lengths`` None: as those of the workload.
     """

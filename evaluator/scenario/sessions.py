@@ -89,7 +89,7 @@ class Agents:
 
 
 MOST_CALLS = 10_000
-"""Of a task in the mean: four levels of 64 sub-agents would be 17 million."""
+"""Most calls of a task in the mean: four levels of 64 sub-agents would be 17 million."""
 
 
 @dataclass(frozen=True)

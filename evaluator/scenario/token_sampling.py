@@ -55,7 +55,7 @@ sampling_reader = whole(section(TokenSampling, _check))
 
 
 def asked_of_sampler(given: TokenSampling | Mapping[str, Any] | None, place: Place) -> AskedOfSampler:
-    """From the mapping that a scenario has at ``workload.sampling``. Errors: InputError, naming the key."""
+    """What requests ask of the sampler, of the mapping at ``workload.sampling``. Errors: InputError, naming the key."""
     if given is None:
         return AS_PUBLISHED
     return (given if isinstance(given, TokenSampling) else sampling_reader(given, place)).asked

@@ -40,7 +40,7 @@ class Fewest:
         return np.flatnonzero(met & ~self.reported.values["steady"])
 
     def replaced(self, designs: np.ndarray, other: Fewest) -> Fewest:
-        """The same with what another search found of some designs."""
+        """These results, with those of another search in the rows of some designs."""
         configurations, status = list(self.configurations), self.status.copy()
         for design, configuration in zip(designs.tolist(), other.configurations, strict=True):
             configurations[design] = configuration

@@ -20,7 +20,7 @@ from evaluator.traffic.arrivals import at_rate
 RATES = ("workload.arrivals.rate_rps", "workload.arrivals.scale")
 REPLICAS = "deployment.replicas"
 MOST_REPLICAS = 512
-"""Of a design in the search for the fewest; more than that is a fleet whose parts are better looked at alone."""
+"""Most replicas in the search for the fewest; a larger fleet is better searched part by part."""
 MOST_SPLITS = 50_000
 """Splits of a budget over pools, all layouts together, that are planned in some minutes at most."""
 BEYOND = 3.0
@@ -205,7 +205,7 @@ def _filled_pools(bare: Scenario, free: Sequence[str], simulator: str, note: str
 
 
 def _fullest(splits: dict[tuple[int, ...], Configuration]) -> list[Configuration]:
-    """Of one layout those that the budget takes and that have no room for another replica; else the smallest."""
+    """The splits of one layout that are within the budget and leave no room for another replica; else the smallest."""
     taken = {split: design for split, design in splits.items() if not design.status.startswith("over budget")}
     # A split stays if one replica more in any of its pools is over the budget: the Pareto front of the splits.
     full = [

@@ -22,7 +22,7 @@ from evaluator.search.start import Starts
 from evaluator.search.trials import Objectives, ReportedRuns, run, unsteady
 
 FIRST_STRIDE = 0.15
-"""Of the first step away from the closed form's rate, in the logarithm."""
+"""The first step away from the closed form's rate, in the logarithm."""
 LOWEST, HIGHEST = 1e-3, 1e6
 """Parts of the closed form's rate between which is searched: below requests are alone, above they all come at once."""
 UNBOUNDED = 8.0
@@ -69,7 +69,7 @@ class Goodput:
         return np.flatnonzero(np.isinf(self.high_rps) & (self.rate_rps > 0.0) & self.open_loop)
 
     def replaced(self, designs: np.ndarray, other: Goodput) -> Goodput:
-        """The same with what another search found of some designs."""
+        """These results, with those of another search in the rows of some designs."""
         names = ("rate_rps", "high_rps", "stderr_rps", "model_error", "status", "limit", "open_loop")
         columns = {name: getattr(self, name).copy() for name in names}
         for name, column in columns.items():
@@ -240,7 +240,7 @@ class _Search:
         return bound.name, float(relative), float(model_error)
 
     def _model_error(self, metric: str, design: int) -> float:
-        """That of a latency in the run at the goodput; a wait in the queue is as sure as the time of service."""
+        """The model error of a latency in the run at the goodput; a wait in the queue is as sure as the service."""
         name = f"{VARIABLE[metric]}_model_error"
         return float(self.reported.values.get(name, self.reported.values["e2e_s_model_error"])[design])
 

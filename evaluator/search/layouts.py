@@ -156,7 +156,7 @@ def short(layout: Layout) -> str:
 
 
 def _alone(scenario: Scenario) -> Scenario:
-    """With one replica of each pool that says none. It does not fail: outages name replicas that one alone has not."""
+    """The scenario with one replica of each pool that states none, without failures: outages name further replicas."""
     pools = scenario.deployment.pools
     if pools is None:
         return replace(scenario, deployment=replace(scenario.deployment, replicas=1, failures=None))

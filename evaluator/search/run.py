@@ -278,7 +278,7 @@ def _per_device_and_price(configurations: Sequence[Configuration], values: Value
 
 
 def _gone(design: Configuration, values: Values, row: int, pool_names: Sequence[str]) -> tuple[float, float]:
-    """Of replicas that come and go those that are not there on the mean: their devices, and USD per hour."""
+    """Devices, and USD per hour, of the replicas of scaling pools that are not there on the mean."""
     devices = usd_per_hour = 0.0
     for station in design.answering:
         if station.deployment.autoscaling is None:

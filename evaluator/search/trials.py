@@ -26,7 +26,7 @@ class Objectives:
 
     @staticmethod
     def of(whole: Plan, configurations: Sequence[Configuration], levels: np.ndarray) -> Objectives:
-        """Of one configuration for each design."""
+        """The objectives of one configuration for each design."""
         bounds = bounds_of([configuration.objectives for configuration in configurations])
         return Objectives(bounds, levels, whole.class_names)
 
@@ -61,7 +61,7 @@ def _time(seconds: float) -> str:
 
 @dataclass
 class ReportedRuns:
-    """Of every design the run that is to be reported. Rows of designs that were never run are NaN, false or empty."""
+    """The run of every design that is to be reported. Rows of designs that were never run are NaN, false or empty."""
 
     designs: int
     values: Values = field(default_factory=dict)

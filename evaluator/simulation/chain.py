@@ -75,7 +75,7 @@ class ChainResult:
         return self.gaps(0.0)
 
     def gaps(self, longer_s: np.ndarray | float) -> Gaps | None:
-        """The same as clients see them: behind a prefill side the gap before the second token is longer.
+        """Gaps between tokens as clients see them: behind a prefill side the gap before the second token is longer.
 
         ``longer_s`` (config, seed, request) is how much later the tokens after the first come than the first itself,
         beyond what the engines say.
@@ -264,7 +264,7 @@ def _measured(visit: StationVisit) -> np.ndarray:
 
 
 def _later_tokens(result: ChainResult, visit: StationVisit, itl: Gaps | None) -> ChainResult:
-    """With the tokens that a later engine gives, and the gap before the first of them."""
+    """The result with the tokens that a later engine gives, and the gap before the first of them."""
     last_token_s, tokens = result.times.last_token_s.copy(), _copied(result.tokens)
     if visit.times.hit_tokens is not None:
         tokens = replace(tokens, decode_hit_tokens=np.zeros_like(tokens.prompt_tokens))
@@ -293,7 +293,7 @@ def _later_tokens(result: ChainResult, visit: StationVisit, itl: Gaps | None) ->
 
 
 def _another_answer(result: ChainResult, visit: StationVisit) -> ChainResult:
-    """With the answer of a later visit, for those who come again: the client sees the last one, the others are calls.
+    """The result with the answers of a later visit. The client sees a request's last one; those before are calls.
 
     How the gaps between tokens are spread over the answers is not known.
     """
@@ -313,12 +313,12 @@ def _another_answer(result: ChainResult, visit: StationVisit) -> ChainResult:
 
 
 def _copied(tokens: TokenCounts) -> TokenCounts:
-    """To be written to."""
+    """A copy that may be written to."""
     return TokenCounts(**{name: values.copy() for name, values in vars(tokens).items() if values is not None})
 
 
 def _behind(result: ChainResult, visit: StationVisit) -> ChainResult:
-    """With what a station behind the last engine does to the answers: it passes on each token, or holds them all."""
+    """The result behind a station after the last engine, which passes on each token or holds all until the last."""
     first_token_s, last_token_s = result.times.first_token_s.copy(), result.times.last_token_s.copy()
     for run, jobs in by_run(visit.jobs):
         left_s = visit.times.last_token_s[run][jobs.id]

@@ -16,8 +16,8 @@ PREFILL, TRANSFER, DECODE = LLM_TIMES
 
 @dataclass(frozen=True, eq=False)
 class Span:
-    """When requests came to a stage, their service began and they left; (config, seed, request), NaN of those who did
-    not come."""
+    """When requests came to a stage, their service began and they left; (config, seed, request), NaN for requests that
+    did not come."""
 
     name: str
     came_s: np.ndarray
@@ -78,7 +78,7 @@ def stage_times(station_visits: Sequence[StationVisit], makespan_s: np.ndarray) 
 
 
 def _once_more(first: StageTimes, again: StageTimes) -> StageTimes:
-    """With what a later visit takes, of those who come again."""
+    """Times of a stage with what a later visit of the same requests takes."""
     return replace(first, wait_s=_plus(first.wait_s, again.wait_s), service_s=_plus(first.service_s, again.service_s))
 
 

@@ -51,7 +51,7 @@ def _may_get_stuck(configuration: Configuration) -> bool:
 
 
 def accepted(jobs: ChunkJobs, times: RequestTimes) -> ChunkJobs:
-    """The jobs without those that were refused, for whom nothing was computed, or lost, for whom it was in vain."""
+    """The jobs that were answered: refused ones used nothing, and what lost ones used was in vain."""
     if times.unanswered is None:
         return jobs
     kept: list[list[Jobs]] = [[] for _ in jobs]

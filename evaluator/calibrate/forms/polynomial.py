@@ -62,7 +62,7 @@ def _told_apart(columns: np.ndarray) -> np.ndarray:
 
 
 def _errors(columns: np.ndarray, measured: np.ndarray) -> list[float]:
-    """Of least squares of ``measured`` (row,) on the columns."""
+    """Standard errors of the coefficients of least squares of ``measured`` (row,) on the columns."""
     bread = np.linalg.pinv(columns.T @ columns)
     scores = columns * (measured - columns @ (bread @ (columns.T @ measured)))[:, None]
     return np.sqrt(np.diag(bread @ (scores.T @ scores) @ bread)).tolist()

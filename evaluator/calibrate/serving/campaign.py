@@ -102,7 +102,7 @@ def held_out(
 def held_out_by_kernels(
     experiments: Sequence[Experiment], partition: str, base: str, seeds: Sequence[int], kernels: Sequence[str]
 ) -> dict[str, pd.DataFrame]:
-    """The same by several ``kernels`` (OWN, HOST_ALONE, TRANSFERRED), of one fit each, as tables by their names."""
+    """Held-out predictions by several ``kernels`` (OWN, HOST_ALONE, TRANSFERRED), of one fit each: name -> table."""
     import pandas as pd
 
     ready, bases = runnable(experiments, base), _bases(experiments, base)

@@ -116,7 +116,7 @@ class OwnFit:
 
     @property
     def values(self) -> dict[str, float]:
-        """Of the parameters that are not held."""
+        """The fitted values by name, without parameters that are held at their prior."""
         return {parameter.name: parameter.value for parameter in self.parameters if not parameter.held}
 
 
@@ -187,7 +187,7 @@ class _OwnProblem:
         return self._predicted[number, name]
 
     def load(self, number: int) -> ServedLoad:
-        """As simulated the last time."""
+        """The load of a run, as its latest simulation had it."""
         return self._loads[number]
 
     def _file(self, deviations: np.ndarray) -> str:
@@ -423,12 +423,12 @@ def _solve(
 
 
 def _weights(residuals: np.ndarray) -> np.ndarray:
-    """Of squares that have the gradient of the soft l1 loss here."""
+    """Weights of the squared residuals under which these have the gradient of the soft l1 loss here."""
     return 1.0 / np.sqrt(1.0 + (residuals / _SCALE) ** 2)
 
 
 def _covariance(residuals: np.ndarray, jacobian: np.ndarray) -> tuple[np.ndarray, float]:
-    """Of the deviations, with the priors; and how many times the noise the residuals are, at least one.
+    """The covariance of the deviations, priors included; and how many times the noise the residuals are, at least 1.
 
     Residuals larger than the noise widen the noise, and not the priors: these say what servers differ by, whatever the
     runs of one of them are like.

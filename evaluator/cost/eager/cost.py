@@ -20,7 +20,7 @@ from evaluator.cost.request_times import PromptBatch
 LEAPS = (16.0, 4096.0)
 """Steps of decoding, the shortest first."""
 ROUNDING = 1e-15
-"""Of a time, relative: the growth of one step is a difference of two, and its error is multiplied by a leap's steps."""
+"""Relative error of a time. The growth of a step is a difference of two, whose error a leap multiplies by its steps."""
 
 
 class EagerCost(NamedTuple):

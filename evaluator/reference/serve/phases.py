@@ -280,7 +280,7 @@ def _pool_served(run: PhaseRun, replicas: list[Replica], served: JobColumns) -> 
 
 
 def _gaps_of(gaps: TokenGaps, replica: int, jobs: Jobs, served: JobColumns) -> WeightedGaps:
-    """Those of one replica after the first token of the first measured job that came to it."""
+    """The gaps of one replica after the first token of the first measured job that came to it."""
     here = jobs.measured & (served["replica"] == replica)
     if not here.any():
         return gaps.after(np.inf)

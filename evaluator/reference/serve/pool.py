@@ -305,7 +305,7 @@ def say_priorities(requests: Iterable[Request], priority: np.ndarray | None) -> 
 
 
 def branches_of(tokens: np.ndarray, units: np.ndarray) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Of each job the lengths of its branches and their KV units, from arrays (job, branch) with empty cells."""
+    """For each job the lengths of its branches and their KV units, from arrays (job, branch) with empty cells."""
     return [
         # Rows are right-aligned: a request with fewer branches has its empty cells in front.
         (tuple(lengths[-count:]), tuple(held[-count:]))
@@ -398,7 +398,7 @@ class TokenGaps:
             self._last[members] = iteration.end_s
 
     def forget(self, request: int) -> None:
-        """It begins anew: its next token is a first one, with no gap before it."""
+        """A request begins anew: its next token is a first one, with no gap before it."""
         self._last[request] = np.nan
 
     def after(self, since_s: float) -> WeightedGaps:

@@ -306,7 +306,7 @@ class ReplicaFleet:
             self._come(now)
 
     def _stop(self, number: int, now: float) -> None:
-        """Those that do not serve yet go first, the newest of them; then those with the fewest requests."""
+        """Stop so many replicas: those that do not serve yet, the newest first; then those with the fewest requests."""
         while number and self._starting:
             _, replica = self._starting.pop()
             self._gone(replica, now)

@@ -21,7 +21,7 @@ class ParallelSequences:
 
     @property
     def next_s(self) -> float:
-        """That of the side."""
+        """When the phase of its sequences does something next."""
         return self.phase.next_s
 
     def finish(self, now: float) -> list[Request]:

@@ -48,7 +48,7 @@ def pareto(ds: xr.Dataset, layout: Layout) -> Any:
 
 
 def handles_of(shades: Sequence[Any], levels: Sequence[list[Any]], sizes: np.ndarray) -> list[list[Any]]:
-    """Of a legend for colours, markers and sizes."""
+    """Handles of the legends for colours, markers and sizes."""
     return [
         [spot(color=shade) for shade in shades],
         [spot(marker=MARKERS[index]) for index in range(len(levels[1]))],

@@ -73,7 +73,7 @@ def _in_system(ds: xr.Dataset) -> _Panel:
 
 
 def _replicas(ds: xr.Dataset) -> _Panel:
-    """Of several pools each, else all; of replicas that fail those that serve beside them."""
+    """Replicas of each of several pools, else of all; where replicas fail, those that serve beside them."""
     pools = ds["pool"].values.tolist() if "pool_replicas" in ds else []
     lines = [_Line(ds["pool_replicas"].sel(pool=pool).values, number, pool) for number, pool in enumerate(pools)]
     if "replicas" in ds and not pools:

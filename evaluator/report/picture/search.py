@@ -138,7 +138,7 @@ ABOVE = (5, 6)
 WIDER = 1.1
 """By how much a label may be wider in the file than measured here: hinted letters do not grow with the resolution."""
 MOST_ROOM = 1.5
-"""As many times as long an axis may become to make room for labels."""
+"""How many times as long an axis may become to make room for labels."""
 
 
 def _beyond(axes: Any, labels: list[Any], less: bool) -> None:

@@ -66,7 +66,7 @@ def _on_two_lines(column: Column) -> Column:
 
 
 def _shorter(columns: Sequence[Column]) -> list[Column] | None:
-    """With the widest text that can be cut by a character cut; None where none can."""
+    """The columns with the widest text cut by a character; None where none can be cut."""
     for column in sorted(columns, key=lambda column: -column.width):
         if column.text and column.width > TEXT_WIDTH and (cut := _shortened(column, column.width - 1)):
             return [cut if one is column else one for one in columns]
@@ -74,8 +74,8 @@ def _shorter(columns: Sequence[Column]) -> list[Column] | None:
 
 
 def _shortened(column: Column, width: int) -> Column | None:
-    """Its texts cut at their ends, or in their middles where names that begin alike would become one; None where these
-    would, too."""
+    """The column with its texts cut at their ends, or in their middles where names that begin alike would become one;
+    None where these would, too."""
     for tail in (0, width // 2):
         cells = tuple(_cut(text, width, tail) for text in column.cells)
         if len(set(cells)) == len(set(column.cells)):
