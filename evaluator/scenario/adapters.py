@@ -92,7 +92,7 @@ adapters_reader = Reader(_named.read, lambda: schema_of(_named))
 def read_adapters(
     lora: Lora | Mapping[str, Any] | None, named: NamedAdapters | Mapping[str, Any] | None, place: Place
 ) -> Adapters | None:
-    """Adapters, of the mappings at ``deployment.lora`` and ``workload.adapters``. Errors: InputError, naming the key."""
+    """Adapters, of the mappings at ``deployment.lora`` and ``workload.adapters``. Errors: InputError."""
     # All that is neither None nor a record goes to the reader, which says what it must be.
     held: Lora | None = lora if isinstance(lora, Lora | None) else lora_reader(lora, place.key("lora"))
     use: NamedAdapters | None = (

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from evaluator.errors import InputError
 from evaluator.scenario import Arrivals, Exponential, Geometric, Sessions
 from evaluator.scenario.trace import Ragged, Trace, ragged
-from evaluator.traffic.agents import AgentGraph, agents_drawn, calls_of
+from evaluator.traffic.agents import AgentGraph, Calls, agents_drawn, calls_of
 from evaluator.traffic.arrivals import arrival_times, stream
 
 _TURNS, _THINK, _SYSTEM = 3, 4, 5  # random streams
@@ -217,18 +217,12 @@ def _calls_of_agents(arrivals: Arrivals, sessions: Sessions, seed: int, count: i
     tools_s, place = _think_s(sessions, seed, len(calls)), np.arange(count)
     opens = before < 0
     think_s = np.where(opens, 0.0, tools_s)
-    sent_s = np.zeros(len(calls))
+    made_at: NDArray[np.int64] | NDArray[np.float64]
     if arrivals.process == "closed_loop":
-        assert arrivals.users is not None
-        steps = calls.steps()
-        longest = np.zeros(task[-1] + 1, dtype=np.int64)
-        np.maximum.at(longest, task, steps + 1)
-        made_at = _begins(longest, arrivals.users)[task] + steps
+        sent_s, made_at = np.zeros(len(calls)), _steps_of_users(calls, task, arrivals)
     else:
         starts = session_starts(arrivals, sessions, seed, int(task[-1]) + 1)
-        for number in range(len(calls)):
-            ready = (sent_s[parent] for parent in calls.parents(number))
-            sent_s[number] = max(ready, default=starts[task[number]]) + think_s[number]
+        sent_s = _sent_without_answers(calls, starts[task], think_s)
         made_at = sent_s
     order = np.lexsort((place, made_at[:count]))
     row = np.empty(count, dtype=np.int64)
@@ -249,6 +243,26 @@ def _calls_of_agents(arrivals: Arrivals, sessions: Sessions, seed: int, count: i
             Ragged(np.concatenate([np.zeros(0, dtype=np.int64), *joins]), np.cumsum([0, *map(len, joins)])),
         ),
     )
+
+
+def _steps_of_users(calls: Calls, task: NDArray[np.int64], arrivals: Arrivals) -> NDArray[np.int64]:
+    """When calls are made in a closed loop, (call,), if all of them take one step."""
+    assert arrivals.users is not None
+    steps = calls.steps()
+    longest = np.zeros(task[-1] + 1, dtype=np.int64)
+    np.maximum.at(longest, task, steps + 1)
+    return _begins(longest, arrivals.users)[task] + steps
+
+
+def _sent_without_answers(
+    calls: Calls, starts: NDArray[np.float64], think_s: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """When calls are made in an open loop, (call,), if answers take no time; ``starts``: of the task of each."""
+    sent_s = np.zeros(len(calls))
+    for number in range(len(calls)):  # a call comes behind those that it waits for
+        ready = (sent_s[parent] for parent in calls.parents(number))
+        sent_s[number] = max(ready, default=starts[number]) + think_s[number]
+    return sent_s
 
 
 def _in_sessions(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:

@@ -189,16 +189,7 @@ def _choose(
         branches_of(tokens, branch_units(jobs.demand, pool.design.ready.kv)) for pool in pools if tokens is not None
     ]
     contents = [_contents(configuration, pool, jobs) for pool in pools]
-    router: Callable[..., Replica]  # of one pool without groups, of a side with them
-    if serving is not None:
-        router = serving
-    elif phase.replicas is None:
-        router = chooser(phase.router, replicas, seed, phase.stations.start)
-    else:
-        # By id and not by place: jobs of a decode phase are those that prefill handed on, in whatever order.
-        models = np.zeros(_until(jobs), dtype=np.int64)
-        models[jobs.id] = jobs.demand.model
-        router = PhaseRouter(phase.replicas, phase.router, replicas, models.tolist(), stream(seed, phase.number))
+    router = serving if serving is not None else _router(seed, phase, jobs, replicas)
 
     def choose(request: Request, now: float, group: int | None = None) -> Replica:
         position = places[request.index]
@@ -216,6 +207,16 @@ def _choose(
         return replica
 
     return choose
+
+
+def _router(seed: int, phase: PhasePools, jobs: Jobs, replicas: Sequence[Replica]) -> Callable[..., Replica]:
+    """The router of one pool without groups, or of a side with them."""
+    if phase.replicas is None:
+        return chooser(phase.router, replicas, seed, phase.stations.start)
+    # By id and not by place: jobs of a decode phase are those that prefill handed on, in whatever order.
+    models = np.zeros(_until(jobs), dtype=np.int64)
+    models[jobs.id] = jobs.demand.model
+    return PhaseRouter(phase.replicas, phase.router, replicas, models.tolist(), stream(seed, phase.number))
 
 
 def _contents(configuration: Configuration, pool: StationPlan, jobs: Jobs) -> list[PrefixContent]:
