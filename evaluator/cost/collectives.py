@@ -96,15 +96,15 @@ def collective_terms(
     steps, share = [], []
     inside = 1
     for level, size in enumerate(level_sizes(ranks, reach)):
-        if collective == "all_to_all":
-            count, volume = _exchange(size, inside, len(ranks), spread)
-        else:
-            if collective == "all_gather":
-                count, volume = direct_all_gather(size)
-            else:
-                count, volume = direct_all_reduce(size) if level == 0 else halving_all_reduce(size)
-            # The nearer levels have scattered the message: only a slice of it crosses this one.
+        # The nearer levels of the first two have scattered the message: only a slice of it crosses this one.
+        if collective == "all_reduce":
+            count, volume = direct_all_reduce(size) if level == 0 else halving_all_reduce(size)
             volume /= inside
+        elif collective == "all_gather":
+            count, volume = direct_all_gather(size)
+            volume /= inside
+        else:
+            count, volume = _exchange(size, inside, len(ranks), spread)
         steps.append(count)
         share.append(volume * _detour(size, reach[level], _marked(mesh, level)))
         inside *= size
