@@ -36,6 +36,9 @@ CONTENT = ("session", "hash_ids")
 """Columns that say what prompts share: sessions, and hashes of blocks."""
 _WAITS = ("wait_for", "wait_s")
 """Columns that ``_in_order_of_waits`` adds. In a file they would mean something else, and are not read."""
+_ORDER = "order"
+"""Beside these: the places in the file of requests in the order of the trace, where rows wait for others. Rows are
+checked in the order of the file, so that messages count them as its reader does."""
 WORDS = (*NAMES, *CONTENT)
 
 Columns = tuple[dict[str, np.ndarray], dict[str, Sequence[Any]], tuple[str, ...]]
@@ -73,6 +76,7 @@ class Trace:
     hash_ids: Ragged | None = None  # of the blocks of each prompt: the same number, the same tokens and all before
     wait_for: Ragged | None = None  # the rows, all before it, whose answers a request waits for; of such ``arrival_s``
     wait_s: np.ndarray | None = None  # is that of the first request, and it is sent so long after the last answer
+    places: np.ndarray | None = None  # int64: of each request in the file, where rows that wait are in another order
 
 
 def read_trace(file: str, columns: Iterable[str] = TIMES + LENGTHS) -> Trace:
@@ -91,7 +95,8 @@ def read_trace(file: str, columns: Iterable[str] = TIMES + LENGTHS) -> Trace:
         raise InputError(f"{file}: there is no such trace file") from None
     # The file's time and size are a part of the key: a notebook that writes a trace anew reads the new one.
     trace, present = _read(file, stamp.st_mtime_ns, stamp.st_size)
-    missing = [name for name in columns if name not in present]
+    of_mooncake = {ours: f"{ours} or {theirs}" for theirs, ours in _MOONCAKE.items() if path.suffix == ".jsonl"}
+    missing = [of_mooncake.get(name, name) for name in columns if name not in present]
     if missing:
         raise InputError(
             f"{file}: no column {', '.join(missing)}; the columns there are {', '.join(present) or 'none'}"
@@ -108,37 +113,41 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
     rows = max((len(column) for column in columns.values()), default=-1)
     if rows == 0:
         raise InputError(f"{file}: the trace has no rows")
-    _check_columns(file, columns)
+    order = np.array(content.pop(_ORDER, range(rows)))
+    _check_columns(file, columns, order)
     named: dict[str, tuple[str, ...]] = {}
     for name, names in NAMES.items():
         if name in content:
             named[names], columns[name] = _named(file, name, content[name])
     if PRIORITY in columns:
         columns[PRIORITY] = _priorities(file, columns[PRIORITY])
+    hashes = _hash_ids(file, content["hash_ids"]) if "hash_ids" in content else None
+    columns = {name: column[order] for name, column in columns.items()}
     if "session" in content:
-        columns["session"] = _session_numbers(content["session"])
+        columns["session"] = _session_numbers([content["session"][place] for place in order])
     for column in columns.values():
         # One trace is shared by all points and by the draws that are kept of it: a slip that wrote into it would
         # change them all.
         column.setflags(write=False)
     numbers: dict[str, Any] = {name: columns.get(name) for name in (*wanted, "model", "pipeline", "session")}
-    hashes = _hash_ids(file, content["hash_ids"]) if "hash_ids" in content else None
     numbers |= {"request_class": columns.get("class"), **named}
     wait_for, wait_s = content.get("wait_for"), content.get("wait_s")
     return Trace(
         **numbers,
         requests=rows,
-        hash_ids=hashes,
-        wait_for=None if wait_for is None else ragged(wait_for),
-        wait_s=None if wait_s is None else np.array(wait_s, dtype=np.float64),
+        hash_ids=None if hashes is None else ragged([hashes[place] for place in order]),
+        wait_for=None if wait_for is None else ragged([wait_for[place] for place in order]),
+        wait_s=None if wait_s is None else np.array(wait_s, dtype=np.float64)[order],
+        places=None if wait_for is None else order,
     ), present
 
 
-def _check_columns(file: str, columns: dict[str, np.ndarray]) -> None:
+def _check_columns(file: str, columns: dict[str, np.ndarray], order: NDArray[np.int64]) -> None:
     """Times from the first one on, and tokens as integers; InputError for what is none."""
     if "arrival_s" in columns:
-        _check_times(file, columns["arrival_s"])
-        columns["arrival_s"] = _from_its_start(columns["arrival_s"])
+        times = columns["arrival_s"][order]
+        _check_times(file, times)
+        columns["arrival_s"][order] = _from_its_start(times)
     for name in (*LENGTHS, *_OPTIONAL):
         if name in columns:
             columns[name] = _tokens(file, name, columns[name])
@@ -194,9 +203,9 @@ def _read_jsonl(file: str, wanted: Iterable[str]) -> Columns:
         rows.append({str(_MOONCAKE.get(key, key)): value for key, value in row.items()})  # by our names
         if "timestamp" in row and isinstance(row["timestamp"], int | float):
             rows[-1]["arrival_s"] = _float(row["timestamp"]) / 1000.0
-    words = WORDS
+    words, content = WORDS, {}
     if any("wait_for" in row for row in rows):
-        rows, words = _in_order_of_waits(file, rows), (*WORDS, *_WAITS)
+        content[_ORDER], words = _with_waits(file, rows), (*WORDS, *_WAITS)
     header: tuple[str, ...] = tuple(dict.fromkeys(key for row in rows for key in row))
     columns: dict[str, list[Any]] = {}
     for name in (name for name in (*wanted, *words) if name in header):
@@ -205,12 +214,12 @@ def _read_jsonl(file: str, wanted: Iterable[str]) -> Columns:
                 raise InputError(f"{file}: row {number} has no {name}")
         columns[name] = [row[name] for row in rows]
     numbers = {name: _numbers(file, name, values) for name, values in columns.items() if name not in words}
-    return numbers, {name: columns[name] for name in words if name in columns}, header
+    return numbers, content | {name: columns[name] for name in words if name in columns}, header
 
 
-def _in_order_of_waits(file: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of an agentic trace (Dynamo's ``AgenticMooncakeRow``), sorted, with ``wait_for`` and ``wait_s`` as we have
-    them.
+def _with_waits(file: str, rows: list[dict[str, Any]]) -> list[int]:
+    """Gives rows of an agentic trace (Dynamo's ``AgenticMooncakeRow``) ``wait_for`` and ``wait_s`` as we have them, and
+    gives the order of the trace: the place in the file of each request.
 
     ``wait_for`` names by their ``request_id`` the rows whose answers a request waits for, after which it is sent
     ``delay`` and ``tool_wait_ms`` later, both in milliseconds; a row that waits for none has a ``timestamp``. Those of
@@ -234,6 +243,9 @@ def _in_order_of_waits(file: str, rows: list[dict[str, Any]]) -> list[dict[str, 
             row["arrival_s"] = max(parent["arrival_s"] for parent in before)
         elif type(row.get("arrival_s")) not in (int, float):
             raise InputError(f"{file}: row {number} waits for no other and has no timestamp, a number of milliseconds")
+        elif not 0 <= _float(row["arrival_s"]) < math.inf:
+            said = 1e3 * _float(row["arrival_s"])
+            raise InputError(f"{file}: row {number}, timestamp: must be milliseconds of at least 0, got {said:g}")
         of_task = row.get("session_id")
         if of_task is None:
             of_task = before[0]["session"] if before else name
@@ -243,7 +255,7 @@ def _in_order_of_waits(file: str, rows: list[dict[str, Any]]) -> list[dict[str, 
     moved = {place: number for number, place in enumerate(order)}
     for row in rows:
         row["wait_for"] = [moved[places[name]] for name in row["wait_for"]]
-    return [rows[place] for place in order]
+    return order
 
 
 def _milliseconds(file: str, number: int, name: str, value: Any) -> float:
@@ -343,7 +355,7 @@ def _session_numbers(names: Sequence[Any]) -> NDArray[np.int64]:
     return np.array([numbers.setdefault(name, len(numbers)) for name in map(str, names)], dtype=np.int64)
 
 
-def _hash_ids(file: str, rows: Sequence[Any]) -> Ragged:
+def _hash_ids(file: str, rows: Sequence[Any]) -> list[list[int]]:
     """Lists of integers, or their texts in JSON. Errors: InputError naming the row that holds anything else."""
     lists = []
     for number, row in enumerate(rows, 1):
@@ -354,7 +366,7 @@ def _hash_ids(file: str, rows: Sequence[Any]) -> Ragged:
         if not isinstance(values, list) or not all(type(value) is int and abs(value) < 2**62 for value in values):
             raise InputError(f"{file}: row {number}, hash_ids: must be a list of integers, got {str(row)[:60]!r}")
         lists.append(values)
-    return ragged(lists)
+    return lists
 
 
 def ragged(lists: Sequence[Sequence[int]]) -> Ragged:

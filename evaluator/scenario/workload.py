@@ -34,7 +34,7 @@ from evaluator.scenario.lengths import Lengths, ModelShare, lengths_reader, mode
 from evaluator.scenario.reasoning import Reasoning, reasoning_reader
 from evaluator.scenario.sessions import Sessions, sessions_reader
 from evaluator.scenario.token_sampling import TokenSampling, sampling_reader
-from evaluator.scenario.trace import LENGTHS, TIMES, Ragged, Trace, read_trace, trace_requests
+from evaluator.scenario.trace import LENGTHS, TIMES, Trace, read_trace, trace_requests
 
 DEFAULT_REQUESTS = 1000
 MOST_REQUESTS = 10_000_000
@@ -421,8 +421,7 @@ def _check_sessions(workload: Workload, place: Place) -> None:
             f"{workload.lengths.file} has a column hash_ids, which says what prompts share; leave out the one or the "
             "other"
         )
-    assert trace.prompt_tokens is not None
-    _check_hashes(str(workload.lengths.file), trace.hash_ids, trace.prompt_tokens, sessions.hash_block_tokens)
+    _check_hashes(str(workload.lengths.file), trace, sessions.hash_block_tokens)
 
 
 def _check_turns(workload: Workload, place: Place) -> None:
@@ -456,15 +455,17 @@ def _check_turns(workload: Workload, place: Place) -> None:
         )
 
 
-def _check_hashes(file: str, hashes: Ragged, prompt_tokens: np.ndarray, block_tokens: int) -> None:
-    counts = np.diff(hashes.offsets)
+def _check_hashes(file: str, trace: Trace, block_tokens: int) -> None:
+    assert trace.hash_ids is not None and trace.prompt_tokens is not None
+    counts, prompt_tokens = np.diff(trace.hash_ids.offsets), trace.prompt_tokens
     # Rounded up: Mooncake's traces hash the last block of a prompt whether it is full or not. Another count means
     # another block size, and hits would be computed of the wrong tokens without a word.
     bad = counts != -(-prompt_tokens // block_tokens)
     if bad.any():
         row = int(np.argmax(bad))
+        place = row if trace.places is None else int(trace.places[row])
         wanted = -(-int(prompt_tokens[row]) // block_tokens)
         raise InputError(
-            f"{file}: row {row + 1}, hash_ids: {int(counts[row])} blocks for a prompt of {int(prompt_tokens[row])} "
+            f"{file}: row {place + 1}, hash_ids: {int(counts[row])} blocks for a prompt of {int(prompt_tokens[row])} "
             f"tokens, which are {wanted} of {block_tokens} tokens (workload.sessions.hash_block_tokens)"
         )

@@ -136,8 +136,9 @@ def turns_of_trace(trace: Trace, arrivals: Arrivals, seed: int, count: int) -> T
     session, whole = trace.session[:count], np.ones(int(trace.session.max()) + 1, dtype=bool)
     whole[trace.session[count:]] = False
     last = whole[session]
-    for waited in rows:
-        last[waited] = False  # a task ends with the last of the answers that nobody waits for
+    for waited, of in zip(rows, session, strict=True):
+        # A session ends with the last of the answers that nobody in it waits for: another session may go on from there.
+        last[waited[session[waited] == of]] = False
     # Which request of its session it is: in a stable sort by session the rows of each stand together, in their order.
     order = np.argsort(session, kind="stable")
     turn = np.empty(count, dtype=np.int64)

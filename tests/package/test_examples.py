@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from evaluator import simulate
 from evaluator.cli.app import app
 from evaluator.plan import plan
 from evaluator.scenario import load_scenario
@@ -100,9 +101,9 @@ def test_the_scenarios_of_the_docs_can_run():
     assert len(plan(load_scenario(text | {"sweep": where})).configurations) == 3
 
 
-def test_the_deployments_of_the_docs_can_run():
+def test_the_deployments_of_the_docs_can_run(tmp_path, monkeypatch):
     text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
-    pools, drafts, lora, affinity, offloaded, apart, users, agents, late = map(
+    pools, drafts, lora, affinity, offloaded, apart, users, agents, tasks, late = map(
         loads_yaml, blocks("deployments.md", "yaml")
     )
     assert len(feasible({key: text[key] for key in ("name", "workload", "slo")} | pools)) == 4
@@ -113,6 +114,12 @@ def test_the_deployments_of_the_docs_can_run():
     assert len(feasible(affinity)) == 5 and len(feasible(late)) > 1
     for each in (users, users | {"deployment": users["deployment"] | offloaded["deployment"]}, apart, agents):
         assert len(feasible(each)) == 1
+    (calls,) = blocks("deployments.md", "json")
+    (tmp_path / "tasks.jsonl").write_text(calls, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    found = simulate(tasks)
+    assert found.requests["cached_tokens"].tolist() == [0, 1024, 1024, 1200]
+    assert found.summary["session_s_mean"].item() == pytest.approx(7.98, abs=0.05)
 
 
 def test_the_traffic_of_the_docs_can_run(capsys):

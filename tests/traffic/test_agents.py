@@ -203,6 +203,20 @@ def test_the_last_of_several_answers_ends_a_task(tmp_path):
     assert ran.summary["session_s_mean"].item() == pytest.approx(ran.requests["last_token_s"].max())
 
 
+def test_a_session_that_another_goes_on_from_ends_with_its_own_last_answer(tmp_path):
+    """As sub-agents with sessions of their own, which begin with an answer of the session that starts them."""
+    of_a, of_b = {"session_id": "a"}, {"session_id": "b"}
+    asked = trace_of(
+        tmp_path / "t.jsonl",
+        row("a1", timestamp=0, **of_a), row("b1", ["a1"], delay=500, **of_b), row("b2", ["b1"], **of_b),
+    )  # fmt: skip
+    ran = simulate(scenario(asked))
+    sent, answered = ran.requests["arrival_s"], ran.requests["last_token_s"]
+    assert ran.requests["session"].tolist() == [0, 1, 1] and sent[1] == pytest.approx(answered[0] + 0.5)
+    spans = [answered[0] - sent[0], answered[2] - sent[1]]
+    assert ran.summary["session_s_mean"].item() == pytest.approx(np.mean(spans))
+
+
 BAD = {
     "unknown": ((row("a", timestamp=0), row("b", ["c"])), r"row 2, wait_for: no row before it has the request_id 'c'"),
     "behind": ((row("a", ["b"]), row("b", timestamp=0)), r"row 1, wait_for: no row before it has the request_id 'b'"),
@@ -211,6 +225,21 @@ BAD = {
     "no number": ((row("a", timestamp="0"),), r"row 1 waits for no other and has no timestamp, a number"),
     "null": ((row("a", timestamp=None),), r"row 1 waits for no other and has no timestamp, a number"),
     "no time": ((row("a"),), r"row 1 waits for no other and has no timestamp"),
+    "negative": ((row("a", timestamp=-5),), r"row 1, timestamp: must be milliseconds of at least 0, got -5"),
+    # Rows are counted as in the file, whatever their order in time.
+    "no tokens": (
+        (row("a", timestamp=9000), row("b", timestamp=0, output_length=0)),
+        r"row 2, output_tokens: must be an integer of at least 1, got 0",
+    ),
+    "some hashes": ((row("a", timestamp=9000, hash_ids=[1, 2]), row("b", timestamp=0)), r"row 2 has no hash_ids"),
+    "too few hashes": (
+        (row("a", timestamp=9000, hash_ids=[1, 2]), row("b", timestamp=0, hash_ids=[1])),
+        r"row 2, hash_ids: 1 blocks for a prompt of 600 tokens, which are 2 of 512",
+    ),
+    "no lengths": (
+        ({"request_id": "a", "wait_for": [], "timestamp": 0, "input_length": 9},),
+        r"no column output_tokens or output_length;",
+    ),
     "delay": ((row("a", timestamp=0), row("b", ["a"], delay=-1)), r"row 2, delay: must be milliseconds of at least 0"),
 }
 
