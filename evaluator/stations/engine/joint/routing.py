@@ -112,8 +112,12 @@ def _next_request(given: Given, cluster: ClusterState) -> tuple[ClusterState, In
     answers = state.answers
     if answers is None:
         return cluster, _in_order(given, i)
+    # Always true. The clock has gone to the time on top of the calendar, and XLA must have read that before it is taken
+    # off: else it copies the calendar for each request (``common.rings``).
+    read_before = state.clock >= 0.0
     if given.session_turns is None:
-        return cluster._replace(state=state._replace(answers=answers.without_first(i >= state.released))), i
+        taken = (i >= state.released) & read_before
+        return cluster._replace(state=state._replace(answers=answers.without_first(taken))), i
     _, i, waited, opens = _next_of_talks(given, cluster)
     opened = state.released + opens
     # Users who are free after the last session was opened leave. Their entries are taken out when they are on top,
@@ -124,7 +128,7 @@ def _next_request(given: Given, cluster: ClusterState) -> tuple[ClusterState, In
     def leaves(answers: Calendar) -> Flag:
         return all_opened & (answers.size > 0) & (answers.first()[1] == NONE)
 
-    answers = answers.without_first(waited)
+    answers = answers.without_first(waited & read_before)
     answers = lax.while_loop(leaves, lambda answers: answers.without_first(leaves(answers)), answers)
     return cluster._replace(state=state._replace(answers=answers, released=opened)), i
 

@@ -239,7 +239,7 @@ def take(given: Given, state: State, i: Int, one: Candidate, start_s: Float) -> 
         gives = has_room & (not kv_of(given).reserves_blocks)  # else it was admitted with those that it has
         freed = jnp.where(gives, _needed_units(given, i, one), 0.0)
         state = _move_in(given, state, i, freed, start_s, scheduled_s == jnp.inf)
-    state = pop(given, state, i)
+    state = pop(given, state, i, scheduled_s < jnp.inf)
     sentinel = state.replica.sentinel
     state = state.at_replica(running_count=state.replica.running_count + 1)._replace(
         running=state.running.append(sentinel, i, True),

@@ -317,12 +317,14 @@ def give_back(
 
     ``seated`` is False of one that was preempted after its last token was planned, and has neither any more.
     """
-    here, done = on if seated is None else seated, jnp.where(on, i, given.padding())
+    here = on if seated is None else seated
+    # Before the first token's time is read below: both are columns of one array, of which XLA would else copy all
+    # requests for each that leaves.
+    last_token_s = write(state.sequences.last_token_s, jnp.where(on, i, given.padding()), end_s)
+    state = state._replace(sequences=state.sequences._replace(last_token_s=last_token_s))
     if state.seen_latencies is not None:
         seen, steps = state.seen_latencies, read(given.requests.output_tokens, i) - 1
-        first_s = read_once(state.sequences.first_token_s, i)
-        done = behind(done, first_s)  # where the last token is written, which is a column of the same array
-        tpot_s = (end_s - first_s) / jnp.maximum(steps, 1)
+        tpot_s = (end_s - read_once(state.sequences.first_token_s, i)) / jnp.maximum(steps, 1)
         several = on & (steps > 0)
         seen = seen._replace(done=seen.done + several, tpot_s=seen.tpot_s + jnp.where(several, tpot_s, 0.0))
         state = state._replace(seen_latencies=seen)
@@ -343,7 +345,6 @@ def give_back(
     else:
         state = state._replace(listed=state.listed.push(i, on))
     return state.at_replica(running_count=state.replica.running_count - here)._replace(
-        sequences=state.sequences._replace(last_token_s=write(state.sequences.last_token_s, done, end_s)),
         running=state.running.remove(i, here),
         by_end=state.by_end.remove(i, on) if given.structure.peaks else state.by_end,
         finished=state.finished + on,

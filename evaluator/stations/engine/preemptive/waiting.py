@@ -72,8 +72,8 @@ def arrival_goes_first(given: Given, line: Flag, heap: Flag) -> Flag:
     return given.rules.least_work | ~(line | heap)
 
 
-def pop(given: Given, state: State, i: Int) -> State:
-    """The state without the head of the waiting queue, which is ``i``."""
+def pop(given: Given, state: State, i: Int, preempted: Flag) -> State:
+    """The state without the head of the waiting queue, which is ``i``; it waits there again if it was ``preempted``."""
     ends, links = state.replica.queue, state.queue_links
     after = ends.first + 1 if given.structure.alone else read_once(links.next, i)
     # ``after`` is never less than NONE. Without that condition the heap's writes would not depend on what was read
@@ -83,7 +83,7 @@ def pop(given: Given, state: State, i: Int) -> State:
     links, top = where(from_heap, lambda heap: _without_top(*heap, from_heap), (links, ends.top))
     ends = ends._replace(first=jnp.where(from_heap, ends.first, after), top=top)
     if ends.preempted is not None:
-        ends = ends._replace(preempted=ends.preempted - (read_once(state.sequences.scheduled_s, i) < jnp.inf))
+        ends = ends._replace(preempted=ends.preempted - preempted)
     return state.at_replica(queue=ends)._replace(queue_links=links)
 
 
