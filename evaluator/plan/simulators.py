@@ -84,6 +84,8 @@ class CompileKey:
     drafts: int = 0  # of a decode, as many or fewer
     cached: bool = False  # replicas have prefix caches
     kv_seen: bool = False  # in ``joint``: some router goes by the KV of replicas, its amount or what is in it
+    guesses: bool = False  # with prefix caches: some router goes by scores, or by what it has sent alone, or
+    late: bool = False  # by what was in the caches some time ago
     admits_first: bool = False  # in ``preemptive`` and ``joint``: some policy computes prompts alone
     session_turns: bool = False  # users think about answers before they send the next request
     # With that, a request may wait for several answers, and share text with others than its session.
@@ -157,6 +159,8 @@ def program(
             session_turns=session_turns,
             agents=agents,
             lockstep=lockstep > 1,
+            guesses=deployment.ranks > 1 and guesses_prefixes(deployment),
+            late=deployment.ranks > 1 and knows_late(deployment),
             scales=deployment.autoscaling is not None,
             sheds=sheds(deployment),
         )
@@ -310,13 +314,15 @@ def by_reports(deployment: Deployment) -> bool:
     return deployment.ranks > 1 and not isinstance(router, Routers) and router_of(router).by_reports
 
 
-def guesses_prefixes(deployment: Deployment) -> str | None:
-    """The router, where it knows late of prefixes, or what it has sent alone, or goes by scores; None where not."""
+def guesses_prefixes(deployment: Deployment) -> bool:
+    """Whether the router goes by prefixes, but not by what is in the caches now, or by scores."""
     router = deployment.router
-    if not isinstance(router, PrefixRule) or (router.exact and router.scores is None):
-        return None
-    late = " that knows late" if isinstance(router, PrefixAware) and not router.exact else ""
-    return f"router {router.router}{late or ' by scores' * router.exact}"
+    return isinstance(router, PrefixRule) and not (router.exact and router.scores is None)
+
+
+def knows_late(deployment: Deployment) -> bool:
+    """Whether the router goes by what was in the caches some time ago, or is foreseen to come into them."""
+    return isinstance(deployment.router, PrefixAware) and not deployment.router.exact
 
 
 def _branches(workload: Workload, deployment: Deployment) -> bool:
@@ -376,9 +382,10 @@ def lacking(
         keys |= _lacking_of_fleets(workload, deployment, deployment.autoscaling, alone)
     if by_reports(deployment):
         keys[f"router {name_of(deployment.router)}"] = True
-    if (guesses := guesses_prefixes(deployment)) is not None:
-        # Whatever the number of replicas: what was in a cache some time ago, or was sent there, has no arrays.
-        keys[guesses] = True
+    if guesses_prefixes(deployment) and not alone:
+        # What was sent, and what caches had some time ago, has arrays for the replicas of one pool.
+        late = " that knows late" if knows_late(deployment) else " that guesses or goes by scores"
+        keys[f"router {name_of(routed_by(deployment))}{late} over several pools"] = True
     apart, branches = out_of_order(deployment), _branches(workload, deployment)
     if apart is None and on_demand(deployment):
         apart = "kv.admission on_demand"

@@ -14,9 +14,14 @@ def queue_scores(waiting: Sequence[int]) -> list[float]:
     return [(most - length) / (most - least) if most > least else 1.0 for length in waiting]
 
 
+ALIKE = 1e-9
+"""Scores that differ by less, relatively, are alike: the last bits of a sum depend on how it is added up."""
+
+
 def highest(scores: Sequence[float], requests: Sequence[int]) -> int:
     """The number of the replica with the highest score; of several that with the fewest requests (llm-d: any)."""
-    return min(range(len(scores)), key=lambda number: (-scores[number], requests[number]))
+    least = (1.0 - ALIKE) * max(scores)
+    return min((n for n, score in enumerate(scores) if score >= least), key=lambda number: requests[number])
 
 
 @dataclass(frozen=True)

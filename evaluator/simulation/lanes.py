@@ -31,7 +31,14 @@ from evaluator.policies.token_ratio import ratios
 from evaluator.replica.batched_costs import costs_of as replica_costs
 from evaluator.scenario.autoscaling import METRICS, TREND
 from evaluator.scenario.deployment import BY_PRIORITY
-from evaluator.simulation.request_dependencies import PoolJobs, by_prefix, cache_shape, contents_of, session_turns_of
+from evaluator.simulation.request_dependencies import (
+    PoolJobs,
+    by_prefix,
+    cache_shape,
+    contents_of,
+    events_of,
+    session_turns_of,
+)
 from evaluator.simulation.routing_tables import tables_of_pool
 from evaluator.speculation import keys
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests, decisions, fcfs_reserved, joint, preemptive
@@ -73,15 +80,17 @@ def run_lanes(
 
 
 def run_calls(
-    group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], most: int = LANES_PER_CALL
+    group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], most: int = LANES_PER_CALL, room: int = 1
 ) -> Iterator[LanesOfCall]:
     """The results of all lanes, call after call, so that the tables of one call at a time are in memory.
 
     ``pools`` are those of the configurations of the chunk, by position; ``most``: lanes of a call. Where KV is taken on
-    demand, all lanes first run as if it never ran short; those that did short run again in the general program.
+    demand, all lanes first run as if it never ran short; those that did short run again in the general program. Where a
+    router hears late of caches, those in which more was to be heard than there is room for run again with more
+    ``room``.
     """
     short: list[int] = []
-    for some, result in _run_once(group, pools, lanes, most):
+    for some, result in _run_once(group, pools, lanes, most, room):
         numbers = np.arange(some.start, some.stop)
         if result.ran_short is None or not result.ran_short.any():
             yield LanesOfCall(numbers, result)
@@ -93,15 +102,15 @@ def run_calls(
             yield LanesOfCall(numbers[ample], _of_lanes(result, ample))
     if short:
         general = replace(group, key=in_any_order(group.key))
-        for some, result in _run_once(general, pools, [lanes[number] for number in short], most):
-            yield LanesOfCall(np.array(short[some]), result)
+        for call in run_calls(general, pools, [lanes[number] for number in short], most, 4 * room):
+            yield LanesOfCall(np.array(short)[call.numbers], call.result)
 
 
 def _run_once(
-    group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], most: int
+    group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], most: int, room: int
 ) -> Iterator[tuple[slice, LaneResult]]:
     """The results of all lanes of the group's program, by calls."""
-    cache = cache_shape(_at_pools(pools, lanes)) if group.key.cached and lanes else None
+    cache = _cache_shape(group, _at_pools(pools, lanes), room) if group.key.cached and lanes else None
     if group.key.preemptive and any(policy(pool.deployment.batching.policy).drain_first for pool in pools):
         # A request that has its KV may then wait beside prompts that are computed alone: its growth is noted by step.
         group = replace(group, block_tokens=0)
@@ -115,6 +124,11 @@ def _run_once(
         return _lanes(group, serving, part, costs_of_lanes), _requests(group, serving, part)
 
     return _calls(run, given, len(lanes), size)
+
+
+def _cache_shape(group: StationGroup, lanes: Sequence[PoolJobs], room: int) -> CacheShape:
+    shape = cache_shape(lanes)
+    return shape._replace(events=room * events_of(lanes)) if group.key.late else shape
 
 
 def _at_pools(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs]) -> list[PoolJobs]:
@@ -131,6 +145,7 @@ def lanes_per_call(group: StationGroup, most: int = LANES_PER_CALL, cache: Cache
         size = min(size, RING_BYTES_PER_CALL // rings)
     if cache is not None:
         cells = (2 * cache.names + 9 * cache.blocks) * group.key.replicas  # as ``block_runs.Runs`` has them
+        cells += cache.names * group.key.replicas * key.guesses  # ``joint.sent_blocks``
         # One lane's cache at a time on a CPU, but arrays of all lanes of a call are made and cleared, also of those
         # that only fill it up.
         size = min(size, CACHE_CELLS_PER_CALL // cells)

@@ -8,13 +8,25 @@ from typing import NamedTuple
 import numpy as np
 
 from evaluator.plan import StationGroup, StationPlan
-from evaluator.routing import Choice, PrefixAware, router_of
-from evaluator.stations.engine.preemptive import AgentCalls, BlockContent, ByPrefix, CacheShape, SessionTurns
+from evaluator.routing import Choice, PrefixApproximate, PrefixAware, PrefixRule, router_of
+from evaluator.routing.scores import PrefixScores
+from evaluator.stations.engine.preemptive import (
+    AgentCalls,
+    BlockContent,
+    ByPrefix,
+    CacheShape,
+    Late,
+    Remembered,
+    ScoreWeights,
+    SessionTurns,
+)
 from evaluator.stations.lane_jobs import follows_of
 from evaluator.traffic.block_names import BlockNames, block_names
 from evaluator.traffic.jobs import Jobs
 
 SMALLEST = 256
+MOST_BLOCKS = 1 << 30
+"""Beyond what any router remembers of a replica."""
 
 
 class PoolJobs(NamedTuple):
@@ -49,6 +61,13 @@ def cache_shape(lanes: Sequence[PoolJobs]) -> CacheShape:
         _rounded(max(sizes)) for sizes in zip(*((lane.names.count, lane.blocks) for lane in lanes), strict=True)
     )
     return CacheShape(names, blocks, 1 << (most_due - 1).bit_length())
+
+
+def events_of(lanes: Sequence[PoolJobs]) -> int:
+    """Events of caches that there is room for where a router is to hear of them: about all of a lane's run."""
+    # Prompts come and go in a few runs, a decode fills its blocks one by one.
+    filled = max(int((lane.jobs.demand.output_tokens[lane.served] // lane.block_tokens + 8).sum()) for lane in lanes)
+    return _rounded(filled)
 
 
 def contents_of(
@@ -113,16 +132,53 @@ def session_turns_of(
 
 
 def by_prefix(group: StationGroup, routers: Sequence[Choice]) -> ByPrefix | None:
-    """The keys of the routers that go by what is in the caches; None where no lane of the group has any."""
-    if not (group.key.cached and group.key.kv_seen):
+    """The keys of the routers that go by prefixes; None where no lane of the group has any."""
+    key = group.key
+    return rules_of(routers, key.guesses, key.late) if key.cached and key.kv_seen else None
+
+
+def rules_of(routers: Sequence[Choice], guesses: bool, late: bool) -> ByPrefix:
+    """The keys of routers, (router,), of which some go by prefixes; ``guesses`` and ``late`` as of ``CompileKey``."""
+    rules = [_rule(choice) for choice in routers]
+    keys = [rule or PrefixAware() for rule in rules]
+    figures = np.array([(rule.threshold, rule.imbalance, rule.imbalance_ratio) for rule in keys]).T
+    chosen = np.array([rule is not None for rule in rules])
+    by = ByPrefix(chosen, *figures)
+    if not guesses:
+        return by
+    return by._replace(scores=_weights(keys), remembered=_remembered(keys), late=_late(keys) if late else None)
+
+
+def _rule(choice: Choice) -> PrefixRule | None:
+    if not router_of(choice).by_prefix:
         return None
-    figures = np.zeros((4, len(routers)))
-    for number, choice in enumerate(routers):
-        if router_of(choice).by_prefix:
-            keys = PrefixAware() if isinstance(choice, str) else choice
-            assert isinstance(keys, PrefixAware)
-            figures[:, number] = 1.0, keys.threshold, keys.imbalance, keys.imbalance_ratio
-    return ByPrefix(figures[0] > 0.0, *figures[1:])
+    rule = PrefixAware() if isinstance(choice, str) else choice
+    assert isinstance(rule, PrefixRule)
+    return rule
+
+
+def _weights(rules: Sequence[PrefixRule]) -> ScoreWeights:
+    scores = [rule.scores or PrefixScores() for rule in rules]
+    weights = np.array([(each.prefix, each.queue, each.kv) for each in scores]).T
+    return ScoreWeights(np.array([rule.scores is not None for rule in rules]), *weights)
+
+
+def _remembered(rules: Sequence[PrefixRule]) -> Remembered:
+    blocks, ttl_s = np.full(len(rules), MOST_BLOCKS, np.int32), np.full(len(rules), np.inf)
+    for row, rule in enumerate(rules):
+        if isinstance(rule, PrefixApproximate):
+            # A memory that is larger than any cache forgets nothing either.
+            blocks[row] = -1 if rule.memory_blocks is None else min(rule.memory_blocks, MOST_BLOCKS)
+        kept_s = rule.ttl_s if isinstance(rule, PrefixApproximate) else getattr(rule, "predicted_ttl_s", None)
+        ttl_s[row] = np.inf if kept_s is None else kept_s
+    return Remembered(np.array([isinstance(rule, PrefixApproximate) for rule in rules]), blocks, ttl_s)
+
+
+def _late(rules: Sequence[PrefixRule]) -> Late:
+    late = [rule if isinstance(rule, PrefixAware) and not rule.exact else None for rule in rules]
+    delay_s = [0.0 if rule is None else rule.events_delay_s for rule in late]
+    predicts = [rule is not None and rule.predicted_ttl_s is not None for rule in late]
+    return Late(np.array([rule is not None for rule in late]), np.array(delay_s), np.array(predicts))
 
 
 def _rounded(size: int) -> int:

@@ -36,6 +36,9 @@ RUNS: dict[str, tuple[str, int, str, tuple[str, ...]]] = {
     "four replicas, session": (APART, 4, "session", ()),
     "four replicas, prefix_aware, users think about answers": (TALKS, 4, "prefix_aware", ()),
     "the same, planned ahead": (TALKS, 4, "prefix_aware", AHEAD),
+    "the same, by what the router has sent": (TALKS, 4, "prefix_approximate", ()),
+    "the same, by scores": (TALKS, 4, "{prefix_aware: {scores: {}}}", ()),
+    "the same, by the caches ten seconds ago": (TALKS, 4, "{prefix_aware: {events_delay_s: 10s}}", ()),
     "four replicas, prefix_aware, agents that start others": (TASKS, 4, "prefix_aware", ()),
 }
 

@@ -467,3 +467,29 @@ def test_a_program_sees_into_leaps_where_a_router_goes_by_kv(router, seen):
     fleet = {"deployment__replicas": 4, "deployment__router": router, "deployment__kv__admission": "on_demand"}
     (group,) = plan(scenario(**fleet), simulator="iteration").groups
     assert group.stations[0].key.kv_seen == seen
+
+
+def test_routers_that_guess_or_hear_late_have_programs_of_their_own():
+    """Who knows the caches keeps the one without what these remember; a single replica is no choice."""
+    cached = {"deployment__kv__prefix_caching": True, "workload__sessions": {"turns": 3}}
+    routers = [
+        "prefix_aware",
+        "least_outstanding",
+        "prefix_approximate",
+        {"prefix_aware": {"scores": {}}},
+        {"prefix_aware": {"events_delay_s": 1}},
+        {"prefix_aware": {"predicted_ttl_s": 1}},
+    ]
+
+    def keys(replicas: int) -> list[tuple[bool, bool]]:
+        whole = plan(
+            scenario(**cached, deployment__replicas=replicas, sweep={"deployment.router": routers}),
+            simulator="iteration",
+        )
+        assert {each.simulator for each in whole.configurations} == {"iteration"}
+        of_group = {each.config: group.stations[0].key for group in whole.groups for each in group.configurations}
+        return [(key.guesses, key.late) for _, key in sorted(of_group.items(), key=lambda item: item[0])]
+
+    sent, late = (True, False), (True, True)
+    assert keys(3) == [(False, False), (False, False), sent, sent, late, late]
+    assert keys(1) == [(False, False)] * len(routers)

@@ -262,8 +262,8 @@ def _router(parts: Tree, draw: Draw, several: bool = False) -> Any:
         return "vllm_ranks"
     if parts["looks"]:
         looking: list[Any] = list(LOOKING)
-        if parts["cached"] and parts["layout"] == "one":
-            looking += [{"prefix_aware": {"threshold": draw.one(0.0, 0.3), "imbalance": draw.one(1, 4)}}] * 3
+        if parts["cached"] and not several:
+            looking += [_by_prefixes(draw)] * 5
         return draw.one(*looking)
     sharing: list[Any] = list(SHARING)
     if parts["layout"] == "one":
@@ -271,6 +271,17 @@ def _router(parts: Tree, draw: Draw, several: bool = False) -> Any:
         if parts["client"] in ("turns", "conversations"):
             sharing += ["session", "session"]
     return draw.one(*sharing)
+
+
+def _by_prefixes(draw: Draw) -> Tree:
+    keys: Tree = {"threshold": draw.one(0.0, 0.3), "imbalance": draw.one(1, 4)}
+    if draw.one(True, False, False):
+        keys["scores"] = draw.one({}, {"queue": 0.0}, {"prefix": 1.0, "kv": 0.0})
+    if draw.one(True, False):
+        late = {"events_delay_s": draw.one(0.0, 0.05, 1.0), "predicted_ttl_s": draw.one(None, None, 0.5)}
+        return {"prefix_aware": keys | {name: value for name, value in late.items() if value is not None}}
+    kept = {"memory_blocks": draw.one(None, 3, 30, 300), "ttl_s": draw.one(None, 0.3, 3.0)}
+    return {"prefix_approximate": keys | {name: value for name, value in kept.items() if value is not None}}
 
 
 def _pool(parts: Tree, draw: Draw, role: str = "mixed") -> Tree:
@@ -450,7 +461,17 @@ def features(tree: Tree) -> frozenset[str]:
         "back-pressure": bool(deployment.get("transfer", {}).get("backpressure")),
         "several replicas": several,
         "routers that look": several and bool(names & {*LOOKING, "shared_queue", "vllm_ranks"}),
-        "router by prefixes": "prefix_aware" in names,
+        "router by prefixes": bool(names & {"prefix_aware", "prefix_approximate"}),
+        "router by what it sent": "prefix_approximate" in names,
+        "router that hears late": any(
+            keys.get("events_delay_s") or keys.get("predicted_ttl_s")
+            for each in routers
+            if isinstance(each, dict)
+            for keys in each.values()
+        ),
+        "router by scores": any(
+            "scores" in keys for each in routers if isinstance(each, dict) for keys in each.values()
+        ),
         "router by sessions": "session" in names,
         "pipeline ranks": any(pool.get("pipeline_parallel", 1) > 1 for pool in pools),
         "data-parallel ranks": any(pool.get("data_parallel", 1) > 1 for pool in pools),

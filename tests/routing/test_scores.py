@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evaluator.plan import plan
+from evaluator.plan import Configuration, plan
 from evaluator.reference import PoolOutcome
 from evaluator.routing import PrefixApproximate, PrefixAware
-from evaluator.routing.scores import PrefixScores
+from evaluator.routing.scores import PrefixScores, highest
 from tests.reference.build import random_scenario
 from tests.scenario.build import scenario
 from tests.thorough import tried
@@ -57,12 +57,27 @@ def test_the_queue_alone_is_told_by_the_times_of_the_run():
         assert asked.replica == min(range(3), key=lambda n: (waiting[n], len(there[n]))), index
 
 
-def test_scores_are_left_to_the_reference():
-    cached = ("deployment.kv.prefix_caching=true", "workload.sessions={turns: 3}", "deployment.replicas=2")
-    (configuration,) = plan(scenario("deployment.router={prefix_aware: {scores: {}}}", *cached)).configurations
-    assert configuration.lacking == ("router prefix_aware by scores",) and configuration.simulator == "token"
-    (late,) = plan(
-        scenario("deployment.router={prefix_aware: {scores: {kv: 0}, events_delay_s: 1s}}", *cached)
-    ).configurations
-    assert late.lacking == ("router prefix_aware that knows late",)
-    assert str(late.stations[0].deployment.router) == "prefix_aware by scores 3:2:0, 1 s late"
+def test_what_is_left_to_the_reference():
+    cached = ("deployment.kv.prefix_caching=true", "workload.sessions={turns: 3}")
+
+    def planned(router: str, *more: str) -> Configuration:
+        (configuration,) = plan(scenario(f"deployment.router={router}", *cached, *more)).configurations
+        return configuration
+
+    scored, late = "{prefix_aware: {scores: {}}}", "{prefix_aware: {scores: {kv: 0}, events_delay_s: 1s}}"
+    pools = "deployment={pools: {a: {role: mixed, replicas: 1}, b: {role: mixed, replicas: 1}}, replicas: null}"
+    for router, why in {
+        scored: "router prefix_aware that guesses or goes by scores over several pools",
+        late: "router prefix_aware that knows late over several pools",
+        "prefix_approximate": "router prefix_approximate that guesses or goes by scores over several pools",
+    }.items():
+        assert planned(router).lacking == planned(router, "deployment.replicas=2").lacking == (), router
+        assert planned(router, pools).lacking == (why,)
+    assert str(planned(late).stations[0].deployment.router) == "prefix_aware by scores 3:2:0, 1 s late"
+
+
+def test_scores_that_differ_in_their_last_bits_are_alike():
+    """Shares that add up to the same: the sum is another in its last bits, and the fewest requests decide."""
+    assert 0.1 + 0.2 > 0.3
+    assert highest([0.1 + 0.2, 0.3], [5, 1]) == 1 and highest([0.3, 0.1 + 0.2], [1, 1]) == 0
+    assert highest([0.3 + 1e-6, 0.3], [5, 1]) == 0 and highest([0.0, 0.0], [2, 1]) == 1

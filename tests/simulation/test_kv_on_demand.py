@@ -35,9 +35,9 @@ def lanes_by_program(monkeypatch):
     """How many lanes ran in the fast and in the general program."""
     count, run_once = {False: 0, True: 0}, simulation_lanes._run_once
 
-    def counted(group, pools, slots, most):
+    def counted(group, pools, slots, *more):
         count[group.key.preemptive] += len(slots)
-        return run_once(group, pools, slots, most)
+        return run_once(group, pools, slots, *more)
 
     monkeypatch.setattr(simulation_lanes, "_run_once", counted)
     return count

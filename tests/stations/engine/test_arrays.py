@@ -74,6 +74,7 @@ def axes_of(structure: Any) -> dict[str, int]:
     axes = {"request": SLOTS, "ring": RING, "group": decode_groups, "rank": ranks, "bin": BINS, "peak": 0}
     axes["draft"] = in_order_build.MOST_DRAFTS
     cache = {"name": CACHE.names, "block": CACHE.blocks, "source": SOURCES}
+    cache["event"] = coupled_build.EVENTS
     return axes | cache | {"replica": getattr(structure, "replicas", 1)}
 
 

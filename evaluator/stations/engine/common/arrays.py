@@ -9,8 +9,8 @@ The axes: ``request`` is the number of request slots of the lane, ``ring`` the n
 sequence drafts in an iteration, ``replica`` the most replicas of a lane in which several run together (else 1),
 ``counter`` the number of things that their router may count, ``bin`` and ``peak`` the lengths of the histogram of gaps
 and of the peaks of a fitted cost. Of a prefix cache ``name`` and ``block`` are the contents and the blocks of a
-replica, ``source`` the sources of text; ``entry`` is of an answer and who waits for it. The ``+ 1``
-is the padding cell that masked writes go to, see ``rings``.
+replica, ``source`` the sources of text, ``event`` the changes that a router has yet to hear of; ``entry`` is of an
+answer and who waits for it. The ``+ 1`` is the padding cell that masked writes go to, see ``rings``.
 
 The second part of each annotation is dtype and shape as text, which a test reads to check what the loop carries.
 """
@@ -60,6 +60,8 @@ Peaks = Annotated[Any, "float64", "peak"]
 
 IntPerRing = Annotated[Any, "int32", "2 * name * replica"]
 IntPerRun = Annotated[Any, "int32", "block * replica + replica"]  # with a sentinel for each replica
+IntPerEvent = Annotated[Any, "int32", "event + 1"]
+FloatPerEvent = Annotated[Any, "float64", "event + 1"]
 IntPerSource = Annotated[Any, "int32", "source"]
 
 IntPerEntry = Annotated[Any, "int32", "entry"]

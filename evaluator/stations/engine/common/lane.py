@@ -87,7 +87,9 @@ class LaneResult(NamedTuple):
     totals: PoolTotals  # one number each, but for ``peaks``, which is empty under a roofline
     itl_histogram: Bins  # gaps between tokens, see ``histogram``
     hit_tokens: RequestTokens | None = None  # prompt tokens found in the prefix cache; None: there is none
-    ran_short: Flag | None = None  # KV on demand was asked for that was not there: the rest is void; None: cannot be
+    # KV on demand was asked for that was not there, or routers were to hear of more than there is room for: the rest is
+    # void; None: cannot be.
+    ran_short: Flag | None = None
     # Of replicas that run together: which of them served each request; ``refused_at`` one that refused it.
     replica: RequestReplicas | None = None
     sent_s: RequestTimes | None = None  # of several pools: when a job came to its phase

@@ -290,11 +290,16 @@ def _launch_any(given: Given, cluster: ClusterState) -> ClusterState:
     return where(~together, functools.partial(alone, given), cluster)
 
 
+def _goes_on(cluster: ClusterState) -> Flag:
+    goes_on = ~cluster.state.stuck
+    return goes_on if cluster.late is None else goes_on & ~cluster.late.missed
+
+
 def _run(given: Given, start: ClusterState) -> LaneResult:
     # Of two phases each request is two jobs, but for those of one token, which are done with their prefill.
     jobs = given.limits.requests if given.network is None else given.network.jobs
     final = lax.while_loop(
-        lambda cluster: (cluster.state.finished < jobs) & ~cluster.state.stuck,
+        lambda cluster: (cluster.state.finished < jobs) & _goes_on(cluster),
         lambda cluster: _loop_step(given, cluster),
         start,
     )
@@ -302,7 +307,8 @@ def _run(given: Given, start: ClusterState) -> LaneResult:
     # Of several pools the totals are by replica: pools are told apart outside of the loop (``simulation.joint_pools``).
     result = result_of(state if final.totals is None else state._replace(totals=final.totals))
     fleet = None if final.fleet is None else final.fleet.spans
-    result = result._replace(replica=final.replica[:-1], fleet=fleet)
+    missed = None if final.late is None else final.late.missed
+    result = result._replace(replica=final.replica[:-1], fleet=fleet, ran_short=missed)
     if final.planned is not None:
         # Behind those of the pools are those of batches under way.
         result = result._replace(itl_histogram=result.itl_histogram[: given.structure.pools * BINS])

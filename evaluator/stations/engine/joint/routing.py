@@ -17,13 +17,13 @@ from evaluator.stations.engine.common.arrays import (
     Float,
     FloatPerReplica,
     Int,
-    IntPerReplica,
 )
 from evaluator.stations.engine.common.calendar import Calendar
 from evaluator.stations.engine.common.lane import refused_at
 from evaluator.stations.engine.common.rings import NONE, read, read_once, where, write
 from evaluator.stations.engine.joint.lockstep_leap import cut_together, first_rank, waits_together
 from evaluator.stations.engine.joint.pools import given_at
+from evaluator.stations.engine.joint.prefix_choice import choose_by_prefix, looks_at_kv
 from evaluator.stations.engine.joint.state import (
     ClusterState,
     ends_at,
@@ -31,13 +31,12 @@ from evaluator.stations.engine.joint.state import (
     not_waiting,
     put_back,
     replica_at_hand,
-    row_of,
     with_kv_unit_s,
 )
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens
-from evaluator.stations.engine.preemptive.lane import ByPrefix, Given
+from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.preemption import growth_of
-from evaluator.stations.engine.preemptive.prefix_cache import look_up, next_due, take_step
+from evaluator.stations.engine.preemptive.prefix_cache import at_step, next_due, take_step
 from evaluator.stations.engine.preemptive.state import State
 from evaluator.stations.engine.preemptive.waiting import Queue, arrival_goes_first, come_in
 
@@ -285,7 +284,10 @@ def choice(given: Given, cluster: ClusterState, i: Int) -> tuple[ClusterState, I
     # Loads are sums over all replicas: a router with a table does not compute them (on a CPU; ``vmap`` does).
     # Of a fleet no table knows who serves: without a counter its replicas are dealt in turn.
     r = lax.cond(counter >= 0, least, (lambda: known) if fleet is None else fleet.in_turn)
-    return cluster, r if by is None else jnp.where(by.chosen, _choose_by_prefix(given, cluster, by, i, able()), r)
+    if by is None:
+        return cluster, r
+    cluster, by_prefix = choose_by_prefix(given, cluster, by, i, able())
+    return cluster, jnp.where(by.chosen, by_prefix, r)
 
 
 def _place(given: Given, cluster: ClusterState, i: Int) -> tuple[Int, Int]:
@@ -345,38 +347,6 @@ def _least(load: FloatPerReplica, able: FlagPerReplica) -> Int:
     return jnp.argmin(jnp.where(able, load, jnp.inf)).astype(jnp.int32)
 
 
-def _choose_by_prefix(given: Given, cluster: ClusterState, by: ByPrefix, i: Int, there: FlagPerReplica) -> Int:
-    """Of the replicas that are ``there`` that of request ``i``, as ``routing.PrefixAware.choose`` says: an empty cache
-    has nothing of it."""
-    blocks = cluster.replicas.blocks
-    assert blocks is not None
-
-    # Caches are walked one by one: what is found depends on what each has evicted up to now, of which there is no index
-    # over all replicas (SGLang's router keeps an approximate tree of its own; here the caches themselves are asked).
-    def look(carry: tuple[Int, IntPerReplica]) -> tuple[Int, IntPerReplica]:
-        r, hits = carry
-        here = cluster.state._replace(replica=row_of(cluster, r))
-        pool_given = given_at(given, r, cluster.several)
-        return r + 1, write(hits, r, look_up(pool_given, here, i, by.chosen & read(there, r))[0])
-
-    start = (jnp.int32(0), jnp.zeros(there.shape, jnp.int32))
-    hits = lax.while_loop(lambda carry: carry[0] < given.together.replicas, look, start)[1]
-    requests = cluster.counts[:, REQUESTS]
-    most, least = jnp.where(there, requests, -jnp.inf).max(), jnp.where(there, requests, jnp.inf).min()
-    uneven = (most - least > by.imbalance) & (most > by.imbalance_ratio * least)
-    longest = hits.max()
-    # Pools of one side have blocks of one size under this router (``plan.phases``).
-    block = given_at(given, jnp.argmax(there).astype(jnp.int32), cluster.several).block()
-    share = longest * block / read(given.requests.prompt_tokens, i)
-    # SGLang's cache-aware router: the longest prefix where enough of the prompt is found, else, or where loads are too
-    # uneven, the fewest requests (``routing.PrefixAware``).
-    prefers = (longest > 0) & (share >= by.threshold) & ~uneven
-    having = there & (~prefers | (hits == longest))
-    fewest = having & (requests == jnp.where(having, requests, jnp.inf).min())
-    known = jnp.where(prefers, 0, blocks.known)  # of several with as few requests the one that knows the least
-    return jnp.argmin(jnp.where(fewest, known, jnp.iinfo(jnp.int32).max)).astype(jnp.int32)
-
-
 def _come_in(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     state, replicas = cluster.state, cluster.replicas
     # The links are by request and shared by all queues; only where this one begins and ends is the replica's own.
@@ -406,7 +376,7 @@ def sees_kv(given: Given, phase: Int) -> Flag:
     # Reserved KV changes at ends of batches alone, where the counters do: nothing is to be caught up with.
     sees = (read(router.counter, phase) == KV) & given.rules.on_demand.any()
     if router.by_prefix is not None:
-        chosen = router.by_prefix.chosen
+        chosen = looks_at_kv(router.by_prefix)
         sees = sees | (chosen if given.network is None else read(chosen, phase))
     if given.structure.cache is not None and given.structure.kv_reservation:  # on demand room is given between batches
         sees = sees | ((phase > 0) & ~given.rules.on_demand.all())
@@ -489,13 +459,17 @@ def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> C
 
     end = step + until.astype(jnp.int32)
 
+    def begins_s(seen: Float) -> Float:
+        return start_s + seen * (first_s + 0.5 * slope_s * (seen - 1.0))
+
     def take(carry: tuple[Float, State]) -> tuple[Float, State]:
         seen, state = carry
         at = step + seen.astype(jnp.int32)
         counted_s = state.replica.counted_s
+        if state.block_cache.events is not None:
+            state = at_step(state, begins_s(seen))
         if counted_s is not None:  # the KV before this step, whenever somebody has looked at it last
-            begins_s = start_s + seen * (first_s + 0.5 * slope_s * (seen - 1.0))
-            held_s = jnp.maximum(begins_s - counted_s, 0.0)
+            held_s = jnp.maximum(begins_s(seen) - counted_s, 0.0)
             state = state.in_totals(kv_unit_s=state.totals.kv_unit_s + state.replica.kv * held_s)
             state = state.at_replica(counted_s=counted_s + held_s)
         state = take_step(pool_given, state, at, seen < until)
@@ -508,6 +482,8 @@ def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> C
         return seen + steps, state.in_totals(kv_unit_s=state.totals.kv_unit_s + grown)
 
     seen, state = lax.while_loop(lambda carry: carry[0] < until, take, (read(running_batches.seen, r), state))
+    if state.block_cache.events is not None:
+        state = at_step(state, jnp.float64(-1.0))
     return put_back(cluster, r, state)._replace(
         running_batches=running_batches._replace(seen=write(running_batches.seen, r, seen))
     )

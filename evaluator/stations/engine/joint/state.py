@@ -30,7 +30,9 @@ from evaluator.stations.engine.common.arrays import (
 )
 from evaluator.stations.engine.common.rings import NONE, read, write
 from evaluator.stations.engine.joint.fleet import FleetState, initial_fleet
+from evaluator.stations.engine.joint.late_caches import LateCaches, nothing_heard
 from evaluator.stations.engine.joint.pools import PoolStates, nothing_yet
+from evaluator.stations.engine.joint.sent_blocks import RememberedBlocks, nothing_sent
 from evaluator.stations.engine.preemptive.iteration import LaunchedBatch
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import (
@@ -133,6 +135,8 @@ class ClusterState(NamedTuple):
     together: Together | None = None  # None: no ranks in lockstep
     fleet: FleetState | None = None  # None: all replicas are there all the time
     planned: PlannedBatches | None = None  # None: a batch is planned when the one before has ended
+    sent: RememberedBlocks | None = None  # None: no router remembers what it has sent where
+    late: LateCaches | None = None  # None: no router hears of the caches late
 
 
 def initial_cluster(given: Given) -> ClusterState:
@@ -162,6 +166,8 @@ def initial_cluster(given: Given) -> ClusterState:
         planned=PlannedBatches(zeros, jnp.zeros(replicas, jnp.int32), none, none, jnp.zeros(2 * replicas, bool))
         if given.structure.asynchronous
         else None,
+        sent=nothing_sent(given),
+        late=nothing_heard(given),
     )
 
 

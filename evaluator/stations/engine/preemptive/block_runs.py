@@ -23,8 +23,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.stations.engine.common.arrays import Flag, Int, IntPerRing, IntPerRun
+from evaluator.stations.engine.common.arrays import Flag, Float, Int, IntPerRing, IntPerRun
 from evaluator.stations.engine.common.rings import NONE, read, read_each, read_once, where, write
+from evaluator.stations.engine.preemptive.cache_events import CacheEvents, EventQueue
 from evaluator.stations.engine.preemptive.linked_lists import LinkedList
 
 
@@ -130,6 +131,18 @@ class ReplicaRuns(NamedTuple):
     counts: BlockCounts
     first: Int  # slot of the replica
     sentinel: Int  # of its runs in ``idle``
+    events: CacheEvents | None = None  # None: nobody listens, else also
+    queue: EventQueue | None = None
+    now: Float | None = None
+
+    def told(self, ring: Int, found: Int) -> ReplicaRuns:
+        """Who listens, as somebody must, is told how many blocks of a text are found now.
+
+        ``ring`` NONE: as many as before, but other blocks with names came or went.
+        """
+        assert self.events is not None and self.queue is not None and self.now is not None
+        events, queue = self.events.told(self.queue, self.now, ring, found, self.counts.known)
+        return self._replace(events=events, queue=queue)
 
     def cut(self, r: Int, at: Int) -> ReplicaRuns:
         """Run ``r`` in two at the name ``at``: ``r`` is its end from now on, a new one (``older``) its beginning."""
@@ -201,7 +214,10 @@ class ReplicaRuns(NamedTuple):
         runs, counts = here.runs, here.counts
         blocks = write(runs.blocks, slot, read_once(runs.blocks, slot) + (stop - place))
         counts = counts._replace(known=counts.known + (stop - place))
-        return here._replace(runs=runs._replace(blocks=blocks), counts=counts), slot, stop
+        here = here._replace(runs=runs._replace(blocks=blocks), counts=counts)
+        if here.events is not None:
+            here = here.told(jnp.where(copies, NONE, text.ring), stop - text.first)
+        return here, slot, stop
 
     def share(self, r: Int, stop: Int) -> tuple[ReplicaRuns, Int]:
         """One user more of a run up to the name ``stop``, where it is cut: (the runs, that one)."""
@@ -289,6 +305,8 @@ def _evict_some(carry: tuple[Int, ReplicaRuns]) -> tuple[Int, ReplicaRuns]:
     here = here._replace(
         runs=runs._replace(blocks=write(runs.blocks, r, left)), counts=counts._replace(known=counts.known - evicted)
     )
+    if here.events is not None:
+        here = here.told(jnp.where(finds & (copy < 0), ring, NONE), start + left - ring)
 
     def forget(here: ReplicaRuns) -> ReplicaRuns:
         return here._replace(runs=here.runs._replace(idle=here.runs.idle.remove(r))).freed(r)

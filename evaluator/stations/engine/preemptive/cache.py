@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from evaluator.stations.engine.common.arrays import Int, IntPerRequest
 from evaluator.stations.engine.common.rings import NONE
 from evaluator.stations.engine.preemptive.block_runs import Runs
+from evaluator.stations.engine.preemptive.cache_events import CacheEvents
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.linked_lists import LinkedList
 
@@ -41,6 +42,7 @@ class Cache(NamedTuple):
     hits: Int  # leading blocks of the waiting queue's head that are there, and
     idle_hits: Int  # those of them that nobody uses
     drafted: DraftedVisits | None = None  # None where every decode gives one token
+    events: CacheEvents | None = None  # None: no router hears of changes later
 
 
 def initial_cache(given: Given) -> Cache | None:
@@ -56,4 +58,5 @@ def initial_cache(given: Given) -> Cache | None:
         due=LinkedList.empty(slots + shape.due * given.structure.decode_groups()),
         hits=number, idle_hits=number,
         drafted=None if given.speculation is None else DraftedVisits(zeros, zeros, number),
+        events=CacheEvents.empty(shape.events) if shape.events else None,
     )  # fmt: skip

@@ -98,15 +98,44 @@ class CacheShape(NamedTuple):
     names: int
     blocks: int  # that are ever used: at most the capacity
     due: int  # tokens of a block, with drafts one more
+    events: int = 0  # changes of all caches that a router may have yet to hear of; 0: none hears of any late
+
+
+class ScoreWeights(NamedTuple):
+    """The highest sum of scores decides (``routing.scores.PrefixScores``), if that is ``chosen``, and no threshold."""
+
+    chosen: Flag
+    prefix: Float
+    queue: Float
+    kv: Float
+
+
+class Remembered(NamedTuple):
+    """The router knows what it has sent alone (``routing.PrefixApproximate``), if that is ``chosen``."""
+
+    chosen: Flag
+    blocks: Int  # that it remembers of a replica; below 0: as many as its cache has
+    ttl_s: Float  # it forgets a block so long after it was sent; infinite: never
+
+
+class Late(NamedTuple):
+    """The router knows what the caches had some time ago (``routing.PrefixAware``), if that is ``chosen``."""
+
+    chosen: Flag
+    delay_s: Float
+    predicts: Flag  # what was sent counts, too, for the ``ttl_s`` of what is remembered
 
 
 class ByPrefix(NamedTuple):
-    """The keys of the router ``prefix_aware`` (``routing.PrefixAware``), if it is ``chosen``."""
+    """The keys of a router that goes by prefixes (``routing.PrefixRule``), if one is ``chosen``."""
 
     chosen: Flag
     threshold: Float
     imbalance: Float
     imbalance_ratio: Float
+    scores: ScoreWeights | None = None  # these two where some lane of the program has either
+    remembered: Remembered | None = None
+    late: Late | None = None  # with both of these
 
 
 class RouterChoices(NamedTuple):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.stations.engine.common.arrays import Flag, Int
+from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.rings import NONE, read, read_each, read_once, write
 from evaluator.stations.engine.preemptive.block_runs import ReplicaRuns, Text
 from evaluator.stations.engine.preemptive.cache import Cache
@@ -175,11 +175,23 @@ def _runs(given: Given, state: State) -> ReplicaRuns:
     assert shape is not None and replica.blocks is not None
     # Sentinels of all replicas are behind the runs of all, in the order of those of requests.
     sentinel = shape.blocks * given.structure.replicas + (replica.sentinel - (given.requests.arrival_s.shape[0] - 1))
-    return ReplicaRuns(_cache(state).runs, replica.blocks, replica.number * shape.blocks, sentinel)
+    first, runs, events = replica.number * shape.blocks, _cache(state).runs, _cache(state).events
+    if events is None:
+        return ReplicaRuns(runs, replica.blocks, first, sentinel)
+    now = jnp.where(events.step_s >= 0.0, events.step_s, state.clock)
+    return ReplicaRuns(runs, replica.blocks, first, sentinel, events, replica.events, now)
 
 
 def _with_runs(state: State, here: ReplicaRuns) -> State:
-    return state.at_replica(blocks=here.counts)._replace(cache=_cache(state)._replace(runs=here.runs))
+    cache = _cache(state)._replace(runs=here.runs, events=here.events)
+    return state.at_replica(blocks=here.counts, events=here.queue)._replace(cache=cache)
+
+
+def at_step(state: State, begins_s: Float) -> State:
+    """What changes now in a leap does so where a step of it begins; below 0: all changes are of now."""
+    cache = _cache(state)
+    assert cache.events is not None
+    return state._replace(cache=cache._replace(events=cache.events._replace(step_s=begins_s)))
 
 
 # -- decodes

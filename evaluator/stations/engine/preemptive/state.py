@@ -49,6 +49,7 @@ from evaluator.stations.engine.common.rings import NONE, WORD, read_once, write
 from evaluator.stations.engine.common.speculation import AcceptedTokens, nothing_accepted
 from evaluator.stations.engine.preemptive.block_runs import BlockCounts
 from evaluator.stations.engine.preemptive.cache import Cache, initial_cache
+from evaluator.stations.engine.preemptive.cache_events import EventQueue
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.linked_lists import LinkedList
 
@@ -218,6 +219,7 @@ class ReplicaState(NamedTuple):
     blocks: BlockCounts | None = None  # None: no prefix cache
     counted_s: Float | None = None  # up to when the integral of the KV in use goes (``Structure.integrates``)
     unseated: Float | None = None  # planned ahead: who was preempted when the last token was to come (``PlannedAhead``)
+    events: EventQueue | None = None  # of its prefix cache, where a router hears of them later
     own_kv: Any = None  # of a user's KV manager, what its hooks carry (``kv.KvPart.initial``)
 
 
@@ -401,6 +403,7 @@ def initial_replica(given: Given) -> ReplicaState:
         blocks=None if structure.cache is None else BlockCounts(number, number, number),
         counted_s=zero if structure.integrates else None,
         unseated=zero if structure.asynchronous and not structure.alone else None,
+        events=EventQueue(jnp.int32(NONE), jnp.int32(NONE)) if structure.cache and structure.cache.events else None,
         own_kv=None if structure.kv_manager is None else structure.kv_manager.hooks.initial(given),
     )  # fmt: skip
 

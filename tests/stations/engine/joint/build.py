@@ -11,16 +11,30 @@ import numpy as np
 from evaluator.cost.dispatched import Dispatched
 from evaluator.device import configure
 from evaluator.reference import PoolOutcome, Request, simulate
-from evaluator.routing import COUNTERS, Choice, HeavyLight, PrefixAware, Sent, assign, router_of, stream
+from evaluator.routing import (
+    COUNTERS,
+    Choice,
+    HeavyLight,
+    PrefixApproximate,
+    PrefixAware,
+    PrefixRule,
+    Sent,
+    assign,
+    router_of,
+    stream,
+)
+from evaluator.routing.scores import PrefixScores
+from evaluator.simulation.request_dependencies import rules_of
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.joint import run_lanes
-from evaluator.stations.engine.preemptive import NO_COUNTER, ByPrefix, Cluster, Lane, RouterChoices, Structure
+from evaluator.stations.engine.preemptive import NO_COUNTER, Cluster, Lane, RouterChoices, Structure
 from tests.reference.build import CHOICES, random_cost
 from tests.stations.engine.fcfs_reserved.build import LANES, cut, in_calls, set_curves
 from tests.stations.engine.preemptive import build as preemptive
 from tests.stations.engine.preemptive.build import Kind
 
 MOST = 8  # replicas
+EVENTS = 1 << 13  # of caches that a router hears of late: more than any case has
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +61,9 @@ class Case:
 
 
 def structure_of(kind: Kind, frontend: bool = False, lockstep: bool = False) -> Structure:
-    return kind.structure._replace(replicas=MOST, frontend=frontend, lockstep=lockstep)
+    shape = kind.structure.cache
+    cache = None if shape is None else shape._replace(events=EVENTS)
+    return kind.structure._replace(replicas=MOST, frontend=frontend, lockstep=lockstep, cache=cache)
 
 
 def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
@@ -68,8 +84,8 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
     choice = CHOICES[int(rng.integers(len(CHOICES)))]
     if isinstance(choice, HeavyLight):
         choice = HeavyLight(int(rng.integers(1, 100)), int(rng.integers(1, replicas + 1)))
-    if kind.cached and rng.random() < 0.5:
-        choice = PrefixAware(float(rng.choice([0.0, 0.3, 0.8])), int(rng.choice([0, 2, 64])), float(rng.choice([1, 2])))
+    if kind.cached and rng.random() < 0.75:
+        choice = prefix_rule(rng, seed % 2 > 0)
     case, costs = replace(one.case, limits=limits, users=users, arrival_s=arrival_s), one.costs
     if rng.random() < 1 / 3:
         free = random_cost(rng, experts=kind.experts, windowed=kind.windowed, scale=0.0)
@@ -78,6 +94,18 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
     around = (float(rng.choice([0.0, 0.1, 3.0])), float(rng.choice([0.0, 1.2]))) if frontend else (0.0, 0.0)
     one = replace(one, case=case, costs=costs)
     return Case(preemptive.drafted(one, seed, kind) if kind.speculating else one, replicas, choice, seed, around)
+
+
+def prefix_rule(rng: np.random.Generator, knows: bool) -> PrefixRule:
+    """A router by prefixes that ``knows`` the caches, or what it has sent; by thresholds or by scores."""
+    weights = PrefixScores(*(float(rng.choice([0.0, 1.0, 3.0])) for _ in PrefixScores.__dataclass_fields__))
+    keys = float(rng.choice([0.0, 0.3, 0.8])), int(rng.choice([0, 2, 64])), float(rng.choice([1, 2]))
+    scores = weights if rng.random() < 0.3 else None
+    if knows:
+        late = (float(rng.choice([0.0, 0.7, 5.0])), rng.choice([None, 2.0])) if rng.random() < 0.6 else ()
+        return PrefixAware(*keys, scores, *late)
+    blocks, ttl_s = rng.choice([None, 1, 5, 40]), rng.choice([None, 1.0, 10.0, 300.0])
+    return PrefixApproximate(*keys, scores, blocks, ttl_s)
 
 
 @cache
@@ -115,11 +143,10 @@ def stacked(cases: Sequence[Case]) -> tuple[Lane, tuple]:
     width = requests.arrival_s.shape[1]
     assigned = np.zeros((len(cases), 1, width), np.int32)
     counters = np.full((len(cases), 1), NO_COUNTER, np.int32)
-    prefixes = np.zeros((4, len(cases)))
     for row, given in enumerate(cases):
         router, prompts = router_of(given.router), given.one.case.prompt_tokens
-        if isinstance(given.router, PrefixAware):
-            prefixes[:, row] = 1, given.router.threshold, given.router.imbalance, given.router.imbalance_ratio
+        if isinstance(given.router, PrefixRule):
+            pass
         elif router.counts is None:
             sent = Sent(prompts, given.replicas, stream(given.seed))
             assigned[row, 0, : len(prompts)] = assign(given.router, sent)
@@ -128,7 +155,7 @@ def stacked(cases: Sequence[Case]) -> tuple[Lane, tuple]:
     replicas = np.array([given.replicas for given in cases], np.int32)
     around = np.array([given.frontend for given in cases])
     lanes = lanes._replace(rules=lanes.rules._replace(frontend_s=around[:, 0], lookahead_steps=around[:, 1]))
-    by_prefix = ByPrefix(prefixes[0] > 0, *prefixes[1:]) if cases[0].one.contents else None
+    by_prefix = rules_of([given.router for given in cases], guesses=True, late=True) if cases[0].one.contents else None
     ranks = np.array([given.ranks for given in cases], np.int32)
     router = RouterChoices(counters, assigned, by_prefix=by_prefix)
     return lanes._replace(cluster=Cluster(replicas, router, ranks if ranks.max() > 1 else None)), requests

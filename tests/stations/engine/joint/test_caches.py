@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from evaluator.routing import PrefixAware, name_of
+from evaluator.routing import PREFIX_APPROXIMATE, PREFIX_AWARE, name_of
 from tests.stations.engine.joint.build import dispatched, mostly_in_lockstep, random_cases
 from tests.stations.engine.joint.compare import assert_equal, preemptions
 from tests.stations.engine.preemptive.build import Kind
@@ -24,7 +24,8 @@ CASES = tried(120)
 def test_equal_to_the_reference():
     cases = [dispatched(given, 3e-2) for given in mostly_in_lockstep(random_cases(CACHED, CASES))]
     routers = Counter((name_of(given.router), given.ranks > 1) for given in cases if given.replicas > 1)
-    assert min(routers[PrefixAware().router, lockstep] for lockstep in (False, True)) >= CASES // 15
+    by_prefixes = (PREFIX_AWARE.name, PREFIX_APPROXIMATE.name)
+    assert min(routers[name, lockstep] for name in by_prefixes for lockstep in (False, True)) >= CASES // 15
     outcomes = assert_equal(cases, CACHED)
     hits = sum(request.hit_tokens > 0 for outcome in outcomes for request in outcome.requests)
     assert preemptions(outcomes) > CASES // 4 and hits > 2 * CASES

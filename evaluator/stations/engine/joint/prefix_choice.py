@@ -1,0 +1,150 @@
+"""The replica that a router by prefixes chooses, as ``routing.PrefixRule`` and ``routing.scores`` say.
+
+What it knows is what the caches have, had some time ago (``late_caches``), or what it has sent (``sent_blocks``).
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jax import lax
+
+from evaluator.routing import COUNTERS
+from evaluator.routing.scores import ALIKE
+from evaluator.stations.engine.common.arrays import Flag, FlagPerReplica, FloatPerReplica, Int, IntPerReplica
+from evaluator.stations.engine.common.rings import read, write
+from evaluator.stations.engine.joint.late_caches import Heard, hear, late_blocks
+from evaluator.stations.engine.joint.pools import given_at
+from evaluator.stations.engine.joint.sent_blocks import remember, remembered_blocks, without_expired
+from evaluator.stations.engine.joint.state import ClusterState, not_waiting, row_of
+from evaluator.stations.engine.preemptive.lane import ByPrefix, Given, Late, ScoreWeights
+from evaluator.stations.engine.preemptive.prefix_cache import look_up
+
+REQUESTS = COUNTERS.index("requests")
+
+
+def looks_at_kv(by: ByPrefix) -> Flag:
+    """A router by prefixes goes by the caches as of now, by their events, or by how full they are."""
+    if by.remembered is None or by.scores is None:
+        return by.chosen
+    return by.chosen & (~by.remembered.chosen | by.scores.chosen)
+
+
+def choose_by_prefix(
+    given: Given, cluster: ClusterState, by: ByPrefix, i: Int, there: FlagPerReplica
+) -> tuple[ClusterState, Int]:
+    """Of the replicas that are ``there`` that of request ``i``, and the cluster as the router remembers it."""
+    if cluster.sent is not None:
+        sent = without_expired(given, cluster.sent, cluster.state.clock, _remembers(by))
+        cluster = cluster._replace(sent=sent)
+    cluster, hits, known = _known_blocks(given, cluster, by, i, there)
+    chosen = _by_rule(given, cluster, by, i, there, hits, known)
+    if by.scores is not None:
+        requests = cluster.counts[:, REQUESTS]
+        block, used = given.block(), cluster.replicas.kv / given.limits.kv_units
+        # llm-d counts blocks, of which a prompt has whole ones alone; one of less than a block has none anywhere.
+        share = hits / jnp.maximum(read(given.requests.prompt_tokens, i) // block, 1)
+        waiting = requests - not_waiting(cluster.replicas)
+        scored = _by_scores(by.scores, there, requests, share, waiting, used)
+        chosen = jnp.where(by.scores.chosen, scored, chosen)
+    if cluster.sent is not None:
+        cluster = cluster._replace(sent=remember(given, cluster.sent, i, chosen, cluster.state.clock, _remembers(by)))
+    return cluster, chosen
+
+
+def _remembers(by: ByPrefix) -> Flag:
+    """What was sent counts, alone or beside what events tell."""
+    assert by.remembered is not None
+    return by.remembered.chosen if by.late is None else by.remembered.chosen | by.late.predicts
+
+
+def _known_blocks(
+    given: Given, cluster: ClusterState, by: ByPrefix, i: Int, there: FlagPerReplica
+) -> tuple[ClusterState, IntPerReplica, IntPerReplica]:
+    """By replica: blocks of the prompt that it is thought to have, and all that it is thought to know.
+
+    The cluster where the router has heard of what it is to hear of by now.
+    """
+    blocks, sent, remembered, late = cluster.replicas.blocks, cluster.sent, by.remembered, by.late
+    assert blocks is not None
+    if sent is None or remembered is None:
+        return cluster, _found_blocks(given, cluster, i, there, by.chosen), blocks.known
+    exact = by.chosen & ~remembered.chosen
+    known = jnp.where(remembered.chosen, sent.known, blocks.known)
+    hits = remembered_blocks(given, sent, i, remembered.chosen)
+    if late is None:
+        return cluster, hits + _found_blocks(given, cluster, i, there, exact), known
+    cluster = _hear(given, cluster, late)
+    assert cluster.late is not None
+    hits = hits + _found_blocks(given, cluster, i, there, exact & ~late.chosen)
+    hits = hits + late_blocks(given, cluster.late, sent, i, late.chosen, late.predicts)
+    told = cluster.late.known + jnp.where(late.predicts, sent.known, 0)
+    return cluster, hits, jnp.where(late.chosen, told, known)
+
+
+def _hear(given: Given, cluster: ClusterState, late: Late) -> ClusterState:
+    """The cluster where the router has heard of what happened so long ago."""
+    cache, queues = cluster.state.block_cache, cluster.replicas.events
+    assert cluster.late is not None and cache.events is not None and queues is not None
+    heard = hear(given, Heard(cluster.late, cache.events, queues), cluster.state.clock, late.delay_s)
+    return cluster._replace(
+        late=heard.late,
+        state=cluster.state._replace(cache=cache._replace(events=heard.events)),
+        replicas=cluster.replicas._replace(events=heard.queues),
+    )
+
+
+def _found_blocks(given: Given, cluster: ClusterState, i: Int, there: FlagPerReplica, on: Flag) -> IntPerReplica:
+    """How many blocks of the prompt each cache has, if ``on``; an empty one has nothing of it."""
+
+    # Caches are walked one by one: what is found depends on what each has evicted up to now, of which there is no index
+    # over all replicas (SGLang's router keeps an approximate tree of its own; here the caches themselves are asked).
+    def look(carry: tuple[Int, IntPerReplica]) -> tuple[Int, IntPerReplica]:
+        r, hits = carry
+        here = cluster.state._replace(replica=row_of(cluster, r))
+        pool_given = given_at(given, r, cluster.several)
+        return r + 1, write(hits, r, look_up(pool_given, here, i, on & read(there, r))[0])
+
+    start = (jnp.int32(0), jnp.zeros(there.shape, jnp.int32))
+    return lax.while_loop(lambda carry: carry[0] < given.together.replicas, look, start)[1]
+
+
+def _by_rule(
+    given: Given,
+    cluster: ClusterState,
+    by: ByPrefix,
+    i: Int,
+    there: FlagPerReplica,
+    hits: IntPerReplica,
+    blocks_known: IntPerReplica,
+) -> Int:
+    """``routing.PrefixRule.choose``."""
+    requests = cluster.counts[:, REQUESTS]
+    most, least = jnp.where(there, requests, -jnp.inf).max(), jnp.where(there, requests, jnp.inf).min()
+    uneven = (most - least > by.imbalance) & (most > by.imbalance_ratio * least)
+    longest = hits.max()
+    # Pools of one side have blocks of one size under this router (``plan.phases``).
+    block = given_at(given, jnp.argmax(there).astype(jnp.int32), cluster.several).block()
+    share = longest * block / read(given.requests.prompt_tokens, i)
+    # SGLang's cache-aware router: the longest prefix where enough of the prompt is found, else, or where loads are too
+    # uneven, the fewest requests (``routing.PrefixAware``).
+    prefers = (longest > 0) & (share >= by.threshold) & ~uneven
+    having = there & (~prefers | (hits == longest))
+    fewest = having & (requests == jnp.where(having, requests, jnp.inf).min())
+    known = jnp.where(prefers, 0, blocks_known)  # of several with as few requests the one that knows the least
+    return jnp.argmin(jnp.where(fewest, known, jnp.iinfo(jnp.int32).max)).astype(jnp.int32)
+
+
+def _by_scores(
+    weights: ScoreWeights,
+    there: FlagPerReplica,
+    requests: FloatPerReplica,
+    share: FloatPerReplica,
+    waiting: FloatPerReplica,
+    used: FloatPerReplica,
+) -> Int:
+    """``routing.scores.PrefixScores.choose``."""
+    most, least = jnp.where(there, waiting, -jnp.inf).max(), jnp.where(there, waiting, jnp.inf).min()
+    short = jnp.where(most > least, (most - waiting) / (most - least), 1.0)
+    score = weights.prefix * share + weights.queue * short + weights.kv * (1.0 - used)
+    having = there & (score >= (1.0 - ALIKE) * jnp.where(there, score, -jnp.inf).max())
+    return jnp.argmin(jnp.where(having, requests, jnp.inf)).astype(jnp.int32)
