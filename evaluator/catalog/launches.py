@@ -25,6 +25,7 @@ class Launches:
     experts_s: float  # per layer with them, beyond the graphs
     gathered_s: float  # per layer whose tokens go to the experts of other data-parallel ranks and come back
     agreed_s: float  # per iteration of any kind of such ranks, which agree on its size before
+    gathered_beyond_s: float = 0.0  # on top of ``gathered_s``, beyond the graphs
     unjoined_s: float = 0.0  # per layer beyond the graphs of tensor-parallel groups that are such ranks
     prepared_s: float = 0.0  # per iteration beyond the graphs of a model with recurrent layers: the device waits for it
 

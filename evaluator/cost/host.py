@@ -94,14 +94,21 @@ def _layers_s(model: Model, figures: Launches, parallel: Parallel, pipeline_rank
     kinds = rank_kinds(model, parallel.pipeline, pipeline_rank)
     return (
         sum(count * _pieces_s(kind, figures, parallel) for kind, count in kinds),
-        sum(count * (_between_s(kind, figures) + _unjoined_s(model, figures, parallel)) for kind, count in kinds),
+        sum(
+            count * (_between_s(kind, figures, parallel) + _unjoined_s(model, figures, parallel))
+            for kind, count in kinds
+        ),
     )
 
 
 def _pieces_s(kind: LayerKind, figures: Launches, parallel: Parallel) -> float:
     """Seconds of a layer for what no graph holds."""
-    gathered = parallel.token_ranks > 1 and isinstance(kind.feed_forward, MoeFeedForward)
-    return _mixer_s(kind.mixer, figures) + gathered * figures.gathered_s
+    return _mixer_s(kind.mixer, figures) + _is_gathered(kind, parallel) * figures.gathered_s
+
+
+def _is_gathered(kind: LayerKind, parallel: Parallel) -> bool:
+    """Whether a layer's tokens go to the experts of other data-parallel ranks."""
+    return parallel.token_ranks > 1 and isinstance(kind.feed_forward, MoeFeedForward)
 
 
 def _unjoined_s(model: Model, figures: Launches, parallel: Parallel) -> float:
@@ -128,11 +135,12 @@ def _mixer_s(mixer: Mixer | None, figures: Launches) -> float:
     return figures.recurrent_s
 
 
-def _between_s(kind: LayerKind, figures: Launches) -> float:
+def _between_s(kind: LayerKind, figures: Launches, parallel: Parallel) -> float:
     """Seconds of a layer for what a piecewise graph holds, where the batch is too large for one.
 
     Of a hybrid, whose layers have a mixer or a feed-forward, those with a mixer alone have next to nothing between.
     """
     if kind.feed_forward is None:
         return 0.0
-    return figures.experts_s if isinstance(kind.feed_forward, MoeFeedForward) else figures.dense_s
+    experts_s = figures.experts_s + _is_gathered(kind, parallel) * figures.gathered_beyond_s
+    return experts_s if isinstance(kind.feed_forward, MoeFeedForward) else figures.dense_s

@@ -27,7 +27,7 @@ from evaluator.replica.changes import Change, changed_calibration
 from tests.cost.fixtures import DEEPSEEK_V3, H100, LLAMA_8B, QWEN3_235B
 
 LAUNCHES = Launches(captured_tokens=512.0, attention_s=1.0, recurrent_s=10.0, state_space_s=20.0, sparse_s=100.0,
-                    dense_s=0.1, experts_s=0.2, gathered_s=0.01, agreed_s=0.0)  # fmt: skip
+                    dense_s=0.1, experts_s=0.2, gathered_s=0.01, agreed_s=0.0, gathered_beyond_s=0.02)  # fmt: skip
 SET = replace(load_calibration("h100-sxm-vllm", "h100-sxm"), launches=LAUNCHES)
 
 
@@ -49,6 +49,8 @@ def test_layers_cost_their_kind_and_more_beyond_the_graphs():
     assert floor_of(8192, **sparse) == pytest.approx(1.1 * dense + 1.2 * routed)
     among_ranks = floor_of(100, model=QWEN3_235B, parallel=Parallel(1, 1, 8, 8))
     assert among_ranks == pytest.approx(1.01 * sum(kind.count for kind in QWEN3_235B.layers))
+    beyond = floor_of(513, model=QWEN3_235B, parallel=Parallel(1, 1, 8, 8))
+    assert beyond == pytest.approx((1.01 + 0.2 + 0.02) * sum(kind.count for kind in QWEN3_235B.layers))
 
 
 def test_the_device_waits_for_recurrent_layers_beyond_the_graphs_alone():

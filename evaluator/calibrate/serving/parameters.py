@@ -143,8 +143,9 @@ LAUNCHES = Launches(
     sparse_s=0.8e-3,
     dense_s=0.145e-3,
     experts_s=0.63e-3,
-    gathered_s=0.18e-3,
+    gathered_s=0.11e-3,
     agreed_s=0.5e-3,
+    gathered_beyond_s=0.07e-3,
     unjoined_s=0.21e-3,
     prepared_s=9.0e-3,
 )
