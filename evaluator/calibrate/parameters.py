@@ -74,7 +74,7 @@ FITTED["mla_decode"] = tuple(
 )
 FITTED |= {f"gemm_{bits}": (*FITTED["gemm"], *_NARROW) for bits in ("8bit", "block", "4bit")}
 FITTED |= {f"expert_elementwise_{bits}": FITTED["expert_elementwise"] for bits in ("4bit", "w4", "mx4")}
-FITTED |= {f"grouped_gemm_{kind}": FITTED["grouped_gemm"] for kind in ("tuned", "8bit", "4bit", "w4", "mx4")}
+FITTED |= {f"grouped_gemm_{kind}": FITTED["grouped_gemm"] for kind in ("tuned", "8bit", "block", "4bit", "w4", "mx4")}
 # Of kernels without a tuned configuration alone: tuned ones read weights as fast for many tokens as for few.
 FITTED["grouped_gemm"] += ("crowded_bandwidth",)
 

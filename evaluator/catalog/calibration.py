@@ -20,12 +20,15 @@ from evaluator.errors import InputError
 COMPUTE_CLASSES = ("gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise")
 COLLECTIVE_CLASSES = ("all_reduce", "all_to_all", "p2p")
 OPERATOR_CLASSES = COMPUTE_CLASSES + COLLECTIVE_CLASSES
+BLOCK_EXPERTS = "grouped_gemm_block"
+"""Experts of fp8 weights with block scales, where an engine has kernels for them that are not those of other fp8."""
 OPTIONAL_CLASSES = {
     "gemm_8bit": "gemm", "gemm_block": "gemm_8bit", "grouped_gemm_8bit": "grouped_gemm", "gemm_4bit": "gemm_8bit",
     "grouped_gemm_4bit": "grouped_gemm_8bit", "expert_elementwise": "elementwise", "mla_prefill": "attention_prefill",
     "mla_decode": "attention_decode", "grouped_gemm_tuned": "grouped_gemm", "grouped_gemm_w4": "grouped_gemm",
     "expert_elementwise_4bit": "expert_elementwise", "expert_elementwise_w4": "expert_elementwise",
     "grouped_gemm_mx4": "grouped_gemm_w4", "expert_elementwise_mx4": "expert_elementwise_w4",
+    BLOCK_EXPERTS: "grouped_gemm_8bit",
 }  # fmt: skip
 """Classes that a set may have, and whose figures they take where it has not: products computed in 8 bits and in 4,
 dense ones of fp8 weights with block scales (of 128 x 128, as DeepSeek publishes them), what permutes, activates and

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from evaluator.catalog.calibration import MEASURED_MAKER, TRANSFERRED, Calibration, named_set
+from evaluator.catalog.calibration import BLOCK_EXPERTS, MEASURED_MAKER, TRANSFERRED, Calibration, named_set
 from evaluator.catalog.efficiency import GroupEfficiency, OperatorEfficiency
 from evaluator.catalog.engines import DEFAULT_ENGINE
 from evaluator.catalog.fields import catalog_folders
@@ -170,9 +170,10 @@ def transferred(sets: Sequence[Calibration], name: str = TRANSFERRED, link: Sequ
         rests_on=TRANSFERRED,
         efficiencies={
             op_class: _median(
-                [calibration.efficiencies[op_class] for calibration in known(op_class)
-                 if op_class in calibration.efficiencies]
+                [calibration.of(op_class) for calibration in known(op_class)
+                 if op_class in calibration.efficiencies or op_class == BLOCK_EXPERTS]
             )
+            # Experts with block scales have kernels of their own on one device alone: on the others they are all fp8's.
             for op_class in classes
         },
         sources={

@@ -11,6 +11,7 @@ from evaluator.cost.collectives import Spread
 OpClass = Literal[
     "gemm", "grouped_gemm", "attention_prefill", "attention_decode", "elementwise", "expert_elementwise", "all_reduce",
     "all_to_all", "p2p", "sort", "mla_prefill", "mla_decode", "gemm_block", "grouped_gemm_tuned", "grouped_gemm_w4",
+    "grouped_gemm_block",
     "expert_elementwise_4bit", "expert_elementwise_w4", "expert_elementwise_mx4",
 ]  # fmt: skip
 Scaling = Literal[

@@ -78,10 +78,57 @@ def test_products_of_deepgemm_stand_for_all_engines_that_call_it(data_folder):
         ("trtllm", "h100-sxm"): {""}, ("trtllm", "h200-sxm"): {""},
         ("trtllm", "b200-sxm"): {"DeepGEMM"}, ("trtllm", "b300-sxm"): {"DeepGEMM"},
     }  # fmt: skip
-    fp8 = rows[(rows["dtype"] == "fp8") & (rows["engine"] == "trtllm")]  # block scales stand for all its fp8
+    fp8 = rows[(rows["dtype"] == "fp8") & (rows["engine"] == "trtllm")]  # its own, for no other engine
     assert len(fp8) == 80 and set(fp8["library"]) == {""}
     parts, _ = select([Table("t", "", "own", checked(rows, "t"))], "b200-sxm", UNKNOWN, "sglang")
     assert {part.label: set(part.rows["engine"]) for part in parts}["gemm_block"] == {"trtllm"}
+
+
+def test_products_of_tensorrt_llm_are_without_the_search_for_a_scale():
+    """What tiny products take longer than with block scales, and one more pass over the input."""
+    call = {"gpu": "h200_sxm", "engine": "trtllm", "engine_version": "1", "kernel": "torch_flow"}
+    calls = [
+        ("fp8", 1, 512, 12.0),
+        ("fp8_block", 1, 512, 4.0),
+        ("fp8", 4096, 8192, 500.0),
+        ("fp8_block", 4096, 8192, 550.0),
+    ]
+    frame = pd.DataFrame([call | {"dtype": dtype, "m": m, "n": size, "k": size, "latency_us": us}
+                          for dtype, m, size, us in calls])  # fmt: skip
+    bandwidth = load_hardware("h200-sxm").memory_bandwidth
+    searched, blocks, long, long_blocks = aiconfigurator.gemm(frame)["time_s"]
+    assert (blocks, long_blocks) == pytest.approx((4e-6, 550e-6))
+    assert searched == pytest.approx(4e-6 - 2 * 512 / bandwidth)
+    assert long == pytest.approx(492e-6 - 2 * 4096 * 8192 / bandwidth)
+    # Another engine's calls have a scale, and a table without tiny calls tells of no search.
+    assert set(aiconfigurator.gemm(frame.assign(engine="sglang"))["time_s"].round(9)) == {12e-6, 4e-6, 500e-6, 550e-6}
+    assert aiconfigurator.gemm(frame[frame["m"] > 1])["time_s"].tolist() == pytest.approx([500e-6, 550e-6])
+
+
+def test_experts_with_block_scales_are_a_class_where_kernels_differ():
+    """TensorRT-LLM computes them with Triton on the chip for workstations; elsewhere they stand for all fp8."""
+    call = {"engine": "trtllm", "engine_version": "1", "routing_distribution": "balanced", "moe_tp_size": 1, "num_tokens": 64,
+            "moe_ep_size": 1, "num_experts": 8, "top_k": 2, "hidden_size": 4096, "intermediate_size": 14336}  # fmt: skip
+    kernels_of = {"fp8": ("moe_torch_flow_cutlass", 976.0), "fp8_block": ("moe_torch_flow_triton_fp8_block", 1464.0)}
+    frame = pd.DataFrame([call | {"gpu": gpu, "dtype": dtype, "kernel": kernel, "latency_us": us}
+                          for gpu in ("rtx_pro_6000_server", "h200_sxm")
+                          for dtype, (kernel, us) in kernels_of.items()])  # fmt: skip
+    rows = checked(aiconfigurator.moe(frame), "t")
+    labels = {(hardware, label): us for hardware, label, us in
+              zip(rows["hardware"], kernels.classes(rows)[0], rows["time_s"] * 1e6, strict=True)}  # fmt: skip
+    assert labels == pytest.approx({
+        ("rtx-pro-6000-server", "grouped_gemm_8bit"): 976.0,
+        ("rtx-pro-6000-server", "grouped_gemm_block"): 1464.0,
+        ("h200-sxm", "grouped_gemm_8bit"): 1464.0,
+    })  # fmt: skip
+    workstation = load_calibration("rtx-pro-6000-server-trtllm", "rtx-pro-6000-server")
+    assert (
+        workstation.of("grouped_gemm_block").flops_efficiency
+        < 0.3
+        < workstation.of("grouped_gemm_8bit").flops_efficiency
+    )
+    data_centre = load_calibration("h200-sxm-trtllm", "h200-sxm")
+    assert data_centre.of("grouped_gemm_block") is data_centre.of("grouped_gemm_8bit")
 
 
 def test_weights_of_four_bits_under_wider_activations_are_a_class():
@@ -167,7 +214,7 @@ def test_known_sources(data_folder, name):
     generated = rows["kernel"] == "moe_torch_flow_min_latency"
     cutlass = rows["kernel"].str.startswith("moe_torch_flow") & ~generated
     assert not (cutlass & (rows["dtype"] == "nvfp4")).any() and set(rows.loc[generated, "dtype"].unique()) <= {"nvfp4"}
-    if name == "aic_engines_gemm.parquet":  # fp8 with one scale per tensor finds the scale at each call
+    if name == "aic_engines_gemm.parquet":
         assert not (rows["kernel"].isin(["torch_flow", "deepgemm"]) & (rows["engine"] == "sglang")).any()
         assert set(rows.loc[rows["engine"] == "trtllm", "dtype"]) == {"bf16", "fp8", "fp8_block", "nvfp4"}
     if name == "aic_mla.parquet":

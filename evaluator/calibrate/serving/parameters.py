@@ -85,7 +85,9 @@ def _sort_start(base: Calibration, seconds: float) -> Calibration:
 BANDWIDTH = ("bandwidth_efficiency", "activation_efficiency")
 LAUNCH = ("launch_s",)
 DENSE = ("gemm", "gemm_8bit", "gemm_block", "gemm_4bit")
-ROUTED = ("grouped_gemm", "grouped_gemm_8bit", "grouped_gemm_4bit", "grouped_gemm_w4", "grouped_gemm_mx4")
+ROUTED = (
+    "grouped_gemm", "grouped_gemm_8bit", "grouped_gemm_block", "grouped_gemm_4bit", "grouped_gemm_w4", "grouped_gemm_mx4",
+)  # fmt: skip
 ATTENTION = ("attention_decode",)
 KERNELS = (*COMPUTE_CLASSES, *OPTIONAL_CLASSES)
 

@@ -15,12 +15,16 @@ import numpy as np
 import pandas as pd
 
 from evaluator.calibrate.sources.columns import dtype, hardware
+from evaluator.catalog.hardware import load_hardware
 from evaluator.calibrate.sources.routing import GROUPS, balanced_visits, power_law_visits
 
 BLACKWELL = ("b200_sxm", "b300_sxm", "gb200", "gb300")
 
 WORKSTATION = "rtx_pro_6000_server"
 """Blackwell's chip for workstations (GB202), for which engines have other kernels than for data centres."""
+
+TINY_ROWS, TINY = 4, 1024
+"""Products of so few rows, and inputs and outputs at most, take the time in which their kernels start."""
 
 TRTLLM_GROUP = 32
 """Query heads per KV head for which TensorRT-LLM has decode kernels (XQA); it decodes others ten times slower."""
@@ -67,24 +71,42 @@ def _library(kernel: pd.Series) -> pd.Series:
 def gemm(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_gemm``: products with what quantises their inputs.
 
-    Of TensorRT-LLM fp8 with block scales stands for all fp8, and each row is there twice.
+    TensorRT-LLM's fp8 with one scale per tensor is taken without its search for the scale (``_scale_known``).
     """
     frame = _sound(frame)
     blocks = frame["dtype"] == "fp8_block"
     engine = frame.get("engine", pd.Series("vllm", frame.index))
     # vLLM's block scales were measured with their launches from Python (60 to 180 us), and SGLang's on Blackwell with
-    # 12 us that TensorRT-LLM's calls of the same library, DeepGEMM, do not take. TensorRT-LLM's fp8 with one scale per
-    # tensor was measured without a scale of the input, so that each call looks for it first, in kernels of 6 us and
-    # more, which no checkpoint with static scales does; the products alone take as long as those with block scales.
+    # 12 us that TensorRT-LLM's calls of the same library, DeepGEMM, do not take.
     late = (engine == "vllm") | ((engine == "sglang") & frame["gpu"].isin(BLACKWELL))
-    frame = frame[~(blocks & late) & ~((frame["dtype"] == "fp8") & (engine == "trtllm"))]
+    frame = frame[~(blocks & late)]
     kernel = frame["kernel"].astype(str)
     library = _library(kernel).mask(kernel.str.contains("deepgemm"), "DeepGEMM")
     sizes = {name: frame[name] for name in "mnk"} | {"library": library}
     rows = pd.DataFrame(_common(frame, "gemm") | {"dtype": dtype(frame["dtype"])} | sizes)
-    # Of no library, else another engine would take TensorRT-LLM's stand-in for its own fp8 (`selection.select`).
-    twice = rows[(rows["engine"] == "trtllm") & (rows["dtype"] == "fp8_block")].assign(dtype="fp8", library="")
-    return pd.concat([rows, twice], ignore_index=True)
+    return rows.assign(time_s=_scale_known(rows))
+
+
+def _scale_known(rows: pd.DataFrame) -> pd.Series:
+    """The times of products, those of TensorRT-LLM in fp8 with one scale per tensor as if the scale of their input were
+    in the checkpoint, as it is in published ones (ModelOpt's).
+
+    Its collector gives the layer none (``collect_gemm.py``: no ``input_scale``), so that each call looks for the
+    largest element first: it reads the input once more, in kernels whose start tiny products tell. These take 8 us more
+    than with block scales, whose quantising is one kernel, as that with a known scale is.
+    """
+    own = rows[rows["engine"] == "trtllm"]
+    tiny = own[(own["m"] <= TINY_ROWS) & (own["n"] <= TINY) & (own["k"] <= TINY)]
+    medians = tiny.groupby(["hardware", "dtype"], observed=True)["time_s"].median().unstack()
+    if not {"fp8", "fp8_block"} <= set(medians):
+        return rows["time_s"]
+    searched = (rows["engine"] == "trtllm") & (rows["dtype"] == "fp8")
+    started_s = rows["hardware"].map(medians["fp8"] - medians["fp8_block"]).astype(float)
+    bandwidth = (
+        rows["hardware"].map({name: load_hardware(name).memory_bandwidth for name in medians.index}).astype(float)
+    )
+    read_s = 2.0 * rows["m"] * rows["k"] / bandwidth
+    return rows["time_s"].where(~searched, rows["time_s"] - started_s - read_s)
 
 
 def _attention(frame: pd.DataFrame, op_class: str) -> dict[str, object]:
@@ -164,7 +186,7 @@ def mla(frame: pd.DataFrame) -> pd.DataFrame:
 def moe(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_moe``: both grouped products of a call, with routing and permutation.
 
-    Block-scaled fp8 counts as fp8. Weights of 4 bits under activations of 16 bits or, on Blackwell, in mxfp8 are
+    Block-scaled fp8 counts as fp8, but where both were measured on kernels that engines choose. Weights of 4 bits under activations of 16 bits or, on Blackwell, in mxfp8 are
     those of Kimi K2 (int4) and gpt-oss (mxfp4).
     """
     frame = _sound(frame)
@@ -176,7 +198,7 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
     rows = pd.DataFrame(
         _common(frame, "grouped_gemm")
         | {
-            "dtype": dtype(frame["dtype"]).replace("fp8_block", "fp8"),
+            "dtype": dtype(frame["dtype"]).mask(_blocks_alone(frame), "fp8"),
             "activations": frame["dtype"].isin(WEIGHTS_ALONE).map({True: "bf16", False: ""}),
             "library": _library(frame["kernel"]),
             "tokens": frame["num_tokens"],
@@ -190,6 +212,11 @@ def moe(frame: pd.DataFrame) -> pd.DataFrame:
         }
     )
     return rows.join(_visits(frame))
+
+
+def _blocks_alone(frame: pd.DataFrame) -> pd.Series:
+    """Calls in fp8 with block scales that stand for all of an engine's fp8 on their device."""
+    return (frame["dtype"] == "fp8_block") & ~((frame["engine"] == "trtllm") & (frame["gpu"] == WORKSTATION))
 
 
 def _routed_by_groups(frame: pd.DataFrame) -> pd.Series:
@@ -237,8 +264,10 @@ def _usual_experts(frame: pd.DataFrame) -> pd.Series:
     left = kernel.str.startswith("vllm_modeloptfp8moe_flashinfer_cutlass") & ~workstation
     # fp8 with one scale per tensor, of TensorRT-LLM and of its kernels that vLLM calls on B200: block scales, with
     # which checkpoints of MoE models are published, take up to 1.7 times as long on Hopper, and 1.2 (few tokens) to 2.5
-    # times (many) on B200.
-    left |= (engine.eq("trtllm") | kernel.str.contains("trtllm_trtllmfp8")) & (frame["dtype"] == "fp8")
+    # times (many) on B200. On the chip for workstations TensorRT-LLM computes block scales with Triton, in up to three
+    # times the time of CUTLASS, and both are of use.
+    own = engine.eq("trtllm") & ~workstation
+    left |= (own | kernel.str.contains("trtllm_trtllmfp8")) & (frame["dtype"] == "fp8")
     # nvfp4 on CUTLASS: three times as slow as the kernels of TensorRT-LLM's own generator, which its recipes for
     # DeepSeek choose on Blackwell (`moe_config.backend: TRTLLM`) and FlashInfer has, too.
     cutlass = kernel.str.startswith("moe_torch_flow") | kernel.str.contains("nvfp4moe_flashinfer_cutlass")

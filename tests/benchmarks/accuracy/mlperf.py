@@ -4,12 +4,14 @@ Runs give the tokens per second and the mean time per token. Their product is ho
 replica its share of them (Little's law); the mean iteration with so many is predicted, and compared with the mean time
 per token. So nothing of a queue is judged, which near saturation a few per cent of a service make as long as one likes.
 Prompts come as often as answers end, and are computed whole. Lengths are the data set's, outputs scaled to the mean of
-the run (``mlperf_lengths.parquet``).
+the run (``mlperf_lengths.parquet``). Answers are greedy, as the benchmark's rules ask for (``language/*/SUT_*.py`` of
+mlcommons/inference: top-k 1, or no sampling), so that nothing is sorted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +19,8 @@ import pandas as pd
 
 import evaluator
 from evaluator.accuracy.cases import STATISTICS, plain
+from evaluator.catalog import load_model
+from evaluator.catalog.model import Model
 from evaluator.compare.expected import ROW
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
@@ -58,7 +62,7 @@ def errors_of_cases(data: Path) -> pd.DataFrame:
     """Rows of the case that each run tells of (``told_by``); the mean iteration is of an E2E all but its TTFT."""
     listed = []
     for number, row in _runs(data).iterrows():
-        spec = ReplicaSpec(row["model"], row["hardware"], "auto", _precision(row), _layout(row), engine=row["engine"])
+        spec = ReplicaSpec(_greedy(row["model"]), row["hardware"], "auto", _precision(row), _layout(row), engine=row["engine"])
         case = told_by(spec, None)
         if case is None:
             continue
@@ -111,12 +115,16 @@ def _predicted(row: pd.Series, prompt: float, generated: float) -> dict[str, flo
     asked = {"precision": _precision(row), "engine": row["engine"], **split}
 
     def seconds(**prompts: float) -> float:
-        return float(evaluator.iteration_time(row["model"], row["hardware"], **asked, **batch, **prompts))
+        return float(evaluator.iteration_time(_greedy(row["model"]), row["hardware"], **asked, **batch, **prompts))
 
     per_iteration = decodes / ranks / answer
     share = -np.expm1(-per_iteration)  # of the iterations that have a prompt, or more
     alone_s, with_s = seconds(), seconds(prompt_tokens=prompt, prompts=per_iteration / share)
     return {"decodes": decodes, "predicted_ms": 1e3 * (alone_s + share * (with_s - alone_s))}
+
+
+def _greedy(name: str) -> Model:
+    return replace(load_model(name), nucleus_sampling=False)
 
 
 def _layout(row: pd.Series) -> Parallel:
