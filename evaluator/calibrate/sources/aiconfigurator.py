@@ -186,8 +186,8 @@ def mla(frame: pd.DataFrame) -> pd.DataFrame:
 def moe(frame: pd.DataFrame) -> pd.DataFrame:
     """``aic_moe``: both grouped products of a call, with routing and permutation.
 
-    Block-scaled fp8 counts as fp8, but where both were measured on kernels that engines choose. Weights of 4 bits under activations of 16 bits or, on Blackwell, in mxfp8 are
-    those of Kimi K2 (int4) and gpt-oss (mxfp4).
+    Block-scaled fp8 counts as fp8, but where both were measured on kernels that engines choose. Weights of 4 bits under
+    activations of 16 bits or, on Blackwell, in mxfp8 are those of Kimi K2 (int4) and gpt-oss (mxfp4).
     """
     frame = _sound(frame)
     frame = frame[_usual_experts(frame)]

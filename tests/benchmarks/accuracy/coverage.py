@@ -45,7 +45,7 @@ def table_of(rows: pd.DataFrame) -> dict[str, dict]:
 
 def coverage(rows: pd.DataFrame) -> pd.DataFrame:
     """A line per campaign, case, load and statistic: values, servers, and of both ways to judge how many are inside
-    and the median of what is stated, in %."""
+    and the median of what is stated, in %; of the first way also how many where each server has one vote."""
     rows = rows.assign(
         campaign=[_campaign(source) for source in rows["source"]],
         load=[LOAD_NAMES[load_group(at)] if np.isfinite(at) else "not known" for at in rows["concurrency"]],
@@ -58,6 +58,8 @@ def coverage(rows: pd.DataFrame) -> pd.DataFrame:
             "rows": grouped.size(),
             "servers": grouped["server"].nunique(),
             "inside_pct": 100.0 * grouped["inside"].mean(),
+            # A band is said of one more server: submitters of one design are no independent values.
+            "servers_inside_pct": 100.0 * grouped.apply(lambda of: of.groupby("server")["inside"].mean().mean()),
             "stated_pct": 100.0 * grouped["stated"].median(),
             "inside_by_others_pct": 100.0 * grouped["inside_by_others"].mean(),
             "stated_by_others_pct": 100.0 * grouped["stated_by_others"].median(),
