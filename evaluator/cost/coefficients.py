@@ -143,8 +143,8 @@ def product_class(weight: str, activations: str) -> OpClass:
 
 
 def experts_class(weight: str, activations: str) -> OpClass:
-    """The class of the routed experts' products before ``efficiency_class``: unpacked weights have one of their own, and
-    so have weights in fp8 with block scales."""
+    """The class of the routed experts' products before ``efficiency_class``: unpacked weights have one of their own,
+    and so have weights in fp8 with block scales."""
     if is_unpacked(weight, activations):
         return "grouped_gemm_w4"
     blocks = weight == "fp8_block" and experts_dtype(weight, activations) == "fp8"

@@ -107,8 +107,9 @@ def test_products_of_tensorrt_llm_are_without_the_search_for_a_scale():
 
 def test_experts_with_block_scales_are_a_class_where_kernels_differ():
     """TensorRT-LLM computes them with Triton on the chip for workstations; elsewhere they stand for all fp8."""
-    call = {"engine": "trtllm", "engine_version": "1", "routing_distribution": "balanced", "moe_tp_size": 1, "num_tokens": 64,
-            "moe_ep_size": 1, "num_experts": 8, "top_k": 2, "hidden_size": 4096, "intermediate_size": 14336}  # fmt: skip
+    call = {"engine": "trtllm", "engine_version": "1", "routing_distribution": "balanced", "num_tokens": 64,
+            "moe_tp_size": 1, "moe_ep_size": 1, "num_experts": 8, "top_k": 2, "hidden_size": 4096,
+            "intermediate_size": 14336}  # fmt: skip
     kernels_of = {"fp8": ("moe_torch_flow_cutlass", 976.0), "fp8_block": ("moe_torch_flow_triton_fp8_block", 1464.0)}
     frame = pd.DataFrame([call | {"gpu": gpu, "dtype": dtype, "kernel": kernel, "latency_us": us}
                           for gpu in ("rtx_pro_6000_server", "h200_sxm")

@@ -86,7 +86,8 @@ BANDWIDTH = ("bandwidth_efficiency", "activation_efficiency")
 LAUNCH = ("launch_s",)
 DENSE = ("gemm", "gemm_8bit", "gemm_block", "gemm_4bit")
 ROUTED = (
-    "grouped_gemm", "grouped_gemm_8bit", "grouped_gemm_block", "grouped_gemm_4bit", "grouped_gemm_w4", "grouped_gemm_mx4",
+    "grouped_gemm", "grouped_gemm_8bit", "grouped_gemm_block", "grouped_gemm_4bit", "grouped_gemm_w4",
+    "grouped_gemm_mx4",
 )  # fmt: skip
 ATTENTION = ("attention_decode",)
 KERNELS = (*COMPUTE_CLASSES, *OPTIONAL_CLASSES)

@@ -15,8 +15,8 @@ import numpy as np
 import pandas as pd
 
 from evaluator.calibrate.sources.columns import dtype, hardware
-from evaluator.catalog.hardware import load_hardware
 from evaluator.calibrate.sources.routing import GROUPS, balanced_visits, power_law_visits
+from evaluator.catalog.hardware import load_hardware
 
 BLACKWELL = ("b200_sxm", "b300_sxm", "gb200", "gb300")
 

@@ -62,7 +62,9 @@ def errors_of_cases(data: Path) -> pd.DataFrame:
     """Rows of the case that each run tells of (``told_by``); the mean iteration is of an E2E all but its TTFT."""
     listed = []
     for number, row in _runs(data).iterrows():
-        spec = ReplicaSpec(_greedy(row["model"]), row["hardware"], "auto", _precision(row), _layout(row), engine=row["engine"])
+        spec = ReplicaSpec(
+            _greedy(row["model"]), row["hardware"], "auto", _precision(row), _layout(row), engine=row["engine"]
+        )
         case = told_by(spec, None)
         if case is None:
             continue
