@@ -2,8 +2,8 @@
 
 The room ``run`` builds them of what stands here. A sweep's: ``dataset`` with its ``coordinates``, ``texts`` and what it
 says of itself, ``schema`` and ``fallback_report``; one run's: ``requests``, ``iterations``, ``over_time``;
-``selection`` finds one configuration. On disk: ``files`` and ``zarr_store``, under a ``lock``; of a sweep that goes on:
-``chunks``, ``fingerprint``, ``shards``, ``gather``.
+``selection`` finds one configuration. On disk: ``files``, of which ``netcdf`` reads our own, and ``zarr_store``, under
+a ``lock``; of a sweep that goes on: ``chunks``, ``fingerprint``, ``shards``, ``gather``.
 """
 
 from evaluator.results.dataset import unstack

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from evaluator.errors import InputError
 from evaluator.records import without_collecting
+from evaluator.results.netcdf import read_own
 from evaluator.results.schema import SCHEMA_VERSION, problem_of
 from evaluator.results.texts import as_objects, is_text, text_bytes, text_variable
 from evaluator.results.zarr_store import ROWS, WHOLE, create, finish, lost_pieces, piece_rows, write_rows
@@ -144,6 +145,21 @@ def _let_go(error: BaseException | None) -> None:
         sys.unraisablehook = hook
 
 
+def _loaded(opened: xr.Dataset) -> xr.Dataset:
+    with opened as lazy:
+        return lazy.load()
+
+
+def _netcdf(path: Path) -> xr.Dataset:
+    import xarray as xr
+
+    try:
+        return read_own(path)
+    except Exception as error:  # of somebody else's form, or damaged: what is the matter xarray says
+        _let_go(error)
+    return _loaded(xr.open_dataset(path, engine=ENGINE))
+
+
 @without_collecting()  # for `_let_go`
 def read(path: str | Path) -> xr.Dataset:
     """A dataset written by ``write``, wholly in memory. Errors: InputError where it is not there or not one of ours."""
@@ -156,10 +172,8 @@ def read(path: str | Path) -> xr.Dataset:
     problem = None
     try:
         problem = lost_pieces(path) if kind == "zarr" else None
-        opened = xr.open_zarr(path, consolidated=False) if kind == "zarr" else xr.open_dataset(path, engine=ENGINE)
-        with opened as lazy:
-            # In memory, so that the file may be replaced, by the same sweep for instance, while its dataset is in use.
-            ds = lazy.load()
+        # In memory, so that the file may be replaced, by the same sweep for instance, while its dataset is in use.
+        ds = _netcdf(path) if kind == "netcdf" else _loaded(xr.open_zarr(path, consolidated=False))
         ds.attrs.pop(WHOLE, None)  # of the store, not of the dataset, which others may write in other pieces
     except Exception as error:  # damaged files make HDF5 and Zarr fail in all ways
         problem = " ".join(str(error).split())

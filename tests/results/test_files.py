@@ -1,10 +1,11 @@
 import sys
 
+import numpy as np
 import pytest
 import xarray as xr
 
 from evaluator.errors import InputError
-from evaluator.results import files, read, unstack, write
+from evaluator.results import files, netcdf, read, unstack, write
 from tests.results.build import BATCHING, HARDWARE, RATE, axis, measured
 
 
@@ -18,6 +19,53 @@ def test_round_trip_of_all_kinds_of_coordinates(tmp_path):
     assert back["saturated"].dtype == bool
     xr.testing.assert_identical(unstack(ds), unstack(back))
     assert [p.name for p in path.parent.iterdir()] == ["result.nc"]
+
+
+def _by_xarray(path, monkeypatch):
+    """The file as it is read where ``read_own`` cannot."""
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "read_own", lambda path: 1 / 0)
+        return read(path)
+
+
+def test_a_file_of_ours_is_read_as_xarray_reads_it(tmp_path, monkeypatch):
+    ds = measured((HARDWARE, BATCHING, axis("deployment.flag", True, False), RATE))
+    ds["counts"] = xr.Variable("config", np.arange(ds.sizes["config"]), {"limits": np.array([1.5, 2.5]), "level": 3})
+    ds["größe"] = xr.Variable((), "ein Wort", {"units": ""})
+    path = write(ds, tmp_path / "a.nc")
+    own, by_xarray = netcdf.read_own(path), _by_xarray(path, monkeypatch)
+    assert own.encoding["source"] == str(path)
+    monkeypatch.setattr(xr, "open_dataset", None)  # not asked
+    found = read(path)
+    xr.testing.assert_identical(found, by_xarray)
+    assert [*found.data_vars] == [*by_xarray.data_vars] and [*found.coords] == [*by_xarray.coords]
+    for name, variable in by_xarray.variables.items():
+        assert found[name].dtype == variable.dtype, name
+        assert [*found[name].attrs] == [*variable.attrs], name
+        assert list(map(type, found[name].attrs.values())) == list(map(type, variable.attrs.values())), name
+
+
+@pytest.mark.parametrize(
+    ("change", "encoding"),
+    [
+        (lambda ds: ds.assign(other=("config", np.arange(ds.sizes["config"]) * 1.5)), {"_FillValue": -1.0}),
+        (lambda ds: ds.assign(other=("config", np.arange(ds.sizes["config"]) * 1.5)), {"zlib": True}),
+        (lambda ds: ds.assign(other=("config", np.arange(ds.sizes["config"]) > 1)), {}),
+        (lambda ds: ds.assign(other=("config", [b"ab"] * ds.sizes["config"])), {}),
+        (lambda ds: ds.assign(other=("config", np.array(["2026-01-01"] * ds.sizes["config"], "M8[ns]"))), {}),
+        (lambda ds: ds.assign(other=(("config", "free"), np.ones((ds.sizes["config"], 3)))), {}),
+        (lambda ds: ds.assign_attrs(words=["a", "b"], nothing=np.array([])), {}),
+    ],
+    ids=["another fill value", "compressed", "truth", "bytes", "dates", "no coordinate", "lists"],
+)
+def test_what_others_put_in_is_read_all_the_same(tmp_path, monkeypatch, change, encoding):
+    ds = change(measured())
+    ds.to_netcdf(tmp_path / "a.nc", engine="h5netcdf", encoding={"other": encoding} if encoding else {})
+    found, by_xarray = read(tmp_path / "a.nc"), _by_xarray(tmp_path / "a.nc", monkeypatch)
+    xr.testing.assert_identical(found, by_xarray)
+    assert [found[name].dtype for name in by_xarray.variables] == [
+        by_xarray[name].dtype for name in by_xarray.variables
+    ]
 
 
 def test_long_scenarios_and_odd_text_survive(tmp_path):
