@@ -169,7 +169,9 @@ def _expert_rows(work: Coefficients, times: UnitTimes, rate: Rates) -> OperatorR
         share = xp.stack(
             [xp.asarray(1.0 if held is None else slowest_share(held, rate.expert_skew)) for held in placed]
         )
-        expert_rows = expert_rows._replace(flop=share * expert_rows.flop, activation=share * expert_rows.activation)
+        # Kernels that fill up experts compute the visits of all devices on each of them.
+        computed = xp.where(expert_rows.filled > 0.0, 1.0, share)
+        expert_rows = expert_rows._replace(flop=computed * expert_rows.flop, activation=share * expert_rows.activation)
     if len(gathered):
         expert_rows = expert_rows._replace(
             activation=expert_rows.activation + _take(times.message_s, indices) + _take(times.quantise_s, indices)

@@ -233,6 +233,12 @@ class Filled(NamedTuple):
     rows: float
     products: ExpertProducts
 
+    def put_into(self, calibration: Calibration) -> Calibration:
+        """The set with these products; the start of a call, in which are the kernels around them, is the set's own."""
+        reached = self.products._asdict() | {"prologue": 0.0, "fill_rows": 0.0, "filled_rows": self.rows}
+        experts = replace(calibration.of(EXPERTS_8BIT), **reached)
+        return replace(calibration, efficiencies={**calibration.efficiencies, EXPERTS_8BIT: experts})
+
 
 class Libraries(NamedTuple):
     """Kernels that no set has figures of, or other ones than it has; None: there are none, or a set's own run."""
@@ -274,22 +280,22 @@ def _as_used(
     if libraries.delta_rule is not None:
         efficiency_of = replace(efficiency_of, delta_rule=libraries.delta_rule)
     if crowded is not None:
-        experts = efficiency_of.of("grouped_gemm")
-        # What stands in for tuned experts, and for those in 8 and 4 bits, whose kernels are others, keeps its figures.
-        default = {name: efficiency_of.of(name) for name, of in OPTIONAL_CLASSES.items() if of == "grouped_gemm"}
-        default["grouped_gemm"] = replace(experts, crowded_bandwidth=crowded)
-        efficiency_of = replace(efficiency_of, efficiencies={**efficiency_of.efficiencies, **default})
+        efficiency_of = _with_crowded(efficiency_of, crowded)
     if libraries.filled is not None:
-        rows, products = libraries.filled
-        # The start of a call is the set's, in which are the kernels around the products; these are much the same here.
-        reached = products._asdict() | {"prologue": 0.0, "fill_rows": 0.0, "filled_rows": rows}
-        filled = {EXPERTS_8BIT: replace(efficiency_of.of(EXPERTS_8BIT), **reached)}
-        efficiency_of = replace(efficiency_of, efficiencies={**efficiency_of.efficiencies, **filled})
+        efficiency_of = libraries.filled.put_into(efficiency_of)
     if libraries.exchange is not None:
         efficiency_of = with_exchange(efficiency_of, libraries.exchange)
     if libraries.decodes is not None:
         efficiency_of = libraries.decodes.put_into(efficiency_of)
     return efficiency_of if change is None else changed_calibration(efficiency_of, change)
+
+
+def _with_crowded(calibration: Calibration, crowded: float) -> Calibration:
+    """The set with experts in 16 bits whose default tiles leave so much of the bandwidth."""
+    # What stands in for tuned experts, and for those in 8 and 4 bits, whose kernels are others, keeps its figures.
+    experts = {name: calibration.of(name) for name, of in OPTIONAL_CLASSES.items() if of == "grouped_gemm"}
+    experts["grouped_gemm"] = replace(calibration.of("grouped_gemm"), crowded_bandwidth=crowded)
+    return replace(calibration, efficiencies={**calibration.efficiencies, **experts})
 
 
 def _exchange_problem(parallel: Parallel, model: Model, hardware: Hardware, calibration: Calibration) -> Problem | None:

@@ -133,6 +133,9 @@ def test_all_experts_held_are_computed_whether_or_not_a_token_comes():
     times = [time_of(up, calibration, tokens) for tokens in (1.0, 10_000.0, 20_000.0)]
     row_s = 94 * 2 * 4096 * 2 * 1536 / 1979e12
     assert times[0] == pytest.approx((64 * 127 + 8) * row_s, rel=1e-6)
+    # Whichever device gets most visits: each computes those of all.
+    uneven = replace(calibration, expert_skew=0.5)
+    assert time_of(up, uneven, 10_000.0) == pytest.approx(times[1], rel=1e-6)
     # Visits of both ranks, also those of the other one's experts.
     assert times[2] - times[1] == pytest.approx(10_000 * 8 * row_s, rel=1e-6)
     extra = found["experts.filled"]
