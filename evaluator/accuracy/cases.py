@@ -155,9 +155,11 @@ class Errors:
         ``concurrency``: requests at a time on a replica; None: as the measured servers had, whatever their load.
         ``unmeasured``: something of it is in no measured run. Then it is taken to be no better than the worst of the
         cases that know as much of the host: what is not known are its kernels and what its devices send. So is a
-        statistic that nobody measured of one of the cases. Where a case is not in the table it is the worst of all.
+        statistic that nobody measured of one of the cases. A case of which the table tells nothing has the error of
+        those that stand in for it (``_standing_in``); where there are none it is the worst of all.
         """
         group = None if concurrency is None else load_group(concurrency)
+        cases = list(dict.fromkeys(stand_in for case in cases for stand_in in self._standing_in(case)))
         bands = [self._band(case, statistic, group) for case in cases]
         # Asked without the load: at one, a case has figures of others where its own servers had too few such loads.
         untold = [case for case in cases if not self._band(case, statistic) > 0.0]  # NaN compares as False
@@ -176,6 +178,27 @@ class Errors:
             ]
             bands += [math.hypot(of_kernels, of_servers) for of_kernels in of_device for of_servers in beside]
         return max((error for error in bands if error > 0.0), default=math.nan)
+
+    def _standing_in(self, case: str) -> tuple[str, ...]:
+        """The cases whose errors stand for those of one of which the table tells nothing; itself, where it does.
+
+        What no server had that a set was fitted to (FEATURES) is off as the others of these are, which nobody had
+        measured before either: the largest of them. Of the rest it is the next one in CASES, which knows less.
+        """
+        if self.bands.get(case) or case not in CASES:
+            return (case,)
+        measured = [name for name in CASES if self.bands.get(name)]
+        if case in FEATURES:
+            return tuple(name for name in measured if name in FEATURES) or (case,)
+        order = list(CASES)
+        farther = (
+            name
+            for name in measured
+            # Whole iterations are of fits to one model, which tell of no other.
+            if order.index(name) > order.index(case) and name not in (*FEATURES, ITERATIONS)
+            and CASES[name].host == CASES[case].host
+        )  # fmt: skip
+        return (next(farther, case),)
 
     def is_beyond(self, case: str, statistic: str, group: int) -> bool:
         """Whether too few servers of a case had such a load, or a larger one; False where no load of it is known."""
@@ -342,6 +365,8 @@ def _figures(case: Fields, statistic: str) -> tuple[float, tuple[float, ...]]:
 
 ITERATIONS, OTHER_RELEASES, SPREAD_EXPERTS = "iterations", "other_releases", "spread_experts"
 STATE_LAYERS, OTHER_ENGINES = "state_layers", "other_engines"
+FEATURES = (SPREAD_EXPERTS, STATE_LAYERS, OTHER_ENGINES)
+"""Cases of what no server had that a set was fitted to, and servers of others have."""
 
 
 def cases_of(held_out: str | None, calibration: str) -> list[str]:

@@ -146,6 +146,27 @@ def test_shipped_errors_of_large_batches_are_larger():
     assert all(CASES[case].farther in ("", *CASES) for case in CASES)
 
 
+def test_what_nobody_measured_has_the_errors_of_the_next_case_that_was():
+    """The next one that knows less; of what no fitted server had, the largest of what else none had."""
+    known = {"itl_mean": 0.1}
+    few = Errors(
+        {"other_releases": known, "other_devices": {"itl_mean": 0.06}, "iterations": {"itl_mean": 0.01},
+         "spread_experts": {"itl_mean": 0.2}, "state_layers": {}, "other_engines": {"itl_mean": 0.15},
+         "kernels": {"itl_mean": 0.3}},
+        {},
+    )  # fmt: skip
+    stated = {case: few.of((case,), "itl_mean") for case in CASES if case not in few.bands or not few.bands[case]}
+    assert stated.pop("state_layers") == 0.2
+    nearer = ("runs", "other_layouts", "other_models")
+    assert {case: stated.pop(case) for case in nearer} == dict.fromkeys(nearer, 0.1)
+    # Behind the last case that is known: the worst of all. Nothing but the kernels without a host is no host's case.
+    assert stated.pop("datasheet") == 0.3 and set(stated.values()) == {0.3}
+    assert few.of(("runs", "state_layers"), "itl_mean") == 0.2
+    without = Errors({name: of for name, of in few.bands.items() if name != "other_releases"}, {})
+    assert without.of(("other_models",), "itl_mean") == without.of(("other_releases",), "itl_mean") == 0.06
+    assert Errors({"kernels": {"itl_mean": 0.3}}, {}).of(("other_engines",), "itl_mean") == 0.3
+
+
 def test_what_a_case_does_not_tell_is_as_what_nobody_measured():
     """Of spread experts no TTFT was measured."""
     shipped = load_errors()

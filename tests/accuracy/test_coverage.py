@@ -83,6 +83,29 @@ def test_servers_with_many_requests_at_a_time_are_within_the_errors():
     assert (inside[list(LOAD_NAMES[:2])] < 100 * (SHARE + 1.5 * TOGETHER)).all() and inside[LOAD_NAMES[2]] < 90, inside
 
 
+def test_whole_campaigns_are_within_what_the_others_state():
+    """Without its only campaign a case had the error of data sheets, or that of another model: 42 % or 2.4 %."""
+    rows = pd.read_csv(find("errors", "serving").with_suffix(".csv"), dtype={"run": str})
+    slices = coverage_by_load(rows[rows["itl_mean"].notna()]).reset_index()
+    slices = slices[slices["metric"].eq("itl_mean")]
+    of_case = slices.groupby(["campaign", "case"]).apply(
+        lambda of: pd.Series({
+            "inside": np.average(of["inside_by_others_pct"], weights=of["rows"]),
+            "stated": of["stated_by_others_pct"].max(),
+        }), include_groups=False,
+    )  # fmt: skip
+    releases, spread = (of_case.loc[("ML.ENERGY", case)] for case in ("other_releases", "spread_experts"))
+    assert 58 < releases["inside"] < 80 and releases["stated"] < 8
+    assert 58 < spread["inside"] < 80 and spread["stated"] < 15
+    # By others they are said to be less sure than they are, but by half of what data sheets' error would say.
+    assert of_case.loc[("MLPerf", "other_engines"), "stated"] < 26
+    assert of_case.loc[("inference-sim", "other_models"), "stated"] < 12
+    assert (of_case.loc[[("MLPerf", "other_engines"), ("inference-sim", "other_models")], "inside"] > 68).all()
+    # Submitters of one design share a vote: of four servers three are inside, of their values two fifths.
+    at_some = slices[slices["case"].eq("other_engines") & slices["load"].eq(LOAD_NAMES[1])].iloc[0]
+    assert at_some["servers_inside_pct"] == 75 and at_some["inside_pct"] < 50
+
+
 def test_no_load_is_surer_than_a_lower_one():
     shipped, loads = load_errors(), (8.0, 100.0, 1000.0)
     for case in CASES:
