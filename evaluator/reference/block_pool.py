@@ -30,7 +30,7 @@ class PrefixNames:
         return self._names.setdefault((before, request.content[position]), len(self._names) + 1)
 
     def first(self, request: Request, blocks: int) -> Iterator[Hashable]:
-        """Those of the first blocks of a request, one after the other as they are asked for."""
+        """Names of the first blocks of a request, made one after the other as they are asked for."""
         name: Hashable = ROOT
         for position in range(blocks):
             name = self.of(request, position, name)
@@ -121,7 +121,7 @@ class BlockPool:
             self.hears(name, True)
 
     def find(self, name: Hashable) -> int | None:
-        """Of several blocks with the same content the one that was named first (vLLM ``get_cached_block``)."""
+        """The block of this content that was named first (vLLM ``get_cached_block``); None: no block has it."""
         blocks = self._blocks_named.get(name)
         return blocks[0] if blocks else None
 

@@ -15,7 +15,7 @@ from evaluator.reference.request import Request
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """Of each slot either ``outages`` that are known, (from, until) in order of time, or draws of exponential times.
+    """When each slot is down: known ``outages``, (from, until) in order of time, or draws of exponential times.
 
     ``tries``: how often a request is sent at most. ``keeps``: those that come while no replica serves wait for one,
     else they are lost. ``draws`` gives the random numbers of a slot.
@@ -80,7 +80,7 @@ class Breakdowns:
         return min(noticed_s, self._due[0][0] if self._due else math.inf)
 
     def serves(self, replica: Replica, now: float) -> None:
-        """From now on, until it fails or has gone."""
+        """A replica serves from now on, until it fails or has gone."""
         slot = replica.index
         if slot not in self._outages:
             self._outages[slot] = Outages(self._policy, slot)
@@ -91,7 +91,7 @@ class Breakdowns:
             heapq.heappush(self._due, (fails_s, self._span[replica], repaired_s, replica))
 
     def gone(self, replica: Replica, now: float) -> None:
-        """It was stopped and has answered all; nothing can happen to it any more."""
+        """A replica was stopped and has answered all: it cannot fail any more."""
         self._ends(replica, now)
         self._at.pop(replica, None)
         self._down.pop(replica, None)

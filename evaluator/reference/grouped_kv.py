@@ -118,7 +118,7 @@ class GroupedKv(OnBlockPool):
         request.units = 0
 
     def _settled(self, request: Request) -> int:
-        """Its tokens whose KV is computed, without those of batches under way, which still read their windows."""
+        """Computed tokens of a request, without those of batches under way, which still read their windows."""
         computed = request.computed if request.group is None else request.group.computed(request)
         return max(computed - request.under_way, 0)
 

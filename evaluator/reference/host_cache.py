@@ -88,13 +88,13 @@ class HostBlocks:
         return False if users is None else None if users == _STORING else True
 
     def touch(self, names: Sequence[Hashable]) -> None:
-        """They were asked for: the last block of a request goes before its first."""
+        """Mark blocks as used just now: the last block of a request will go before its first."""
         for name in reversed(names):
             if name in self._idle:
                 self._idle.move_to_end(name)
 
     def make_room(self, names: Sequence[Hashable]) -> list[Hashable] | None:
-        """Those of the blocks that are not there, for which there is room now; None: there is too little."""
+        """Make room for the blocks that are not there, which are returned; None: there is too little."""
         new = [name for name in names if name not in self._users]
         short = len(self._users) + len(new) - self._blocks
         if short > 0:
@@ -117,7 +117,7 @@ class HostBlocks:
             self._idle[name] = None
 
     def hold(self, names: Iterable[Hashable]) -> None:
-        """They are being loaded."""
+        """The blocks are being loaded: they stay until ``let_go``."""
         for name in names:
             self._users[name] += 1
             self._idle.pop(name, None)
@@ -178,7 +178,7 @@ class HostCache:
         return None if pending else (found - first) * self._block
 
     def load(self, request: Request, hit_tokens: int, tokens: int) -> None:
-        """Its blocks behind those found on the device, which it has got, are to be filled from the host."""
+        """Plan to fill a request's blocks behind those found on the device from the host; it has got these blocks."""
         known = self._known[request]
         known.looked_at = (hit_tokens + tokens) // self._block
         names = known.names[hit_tokens // self._block : known.looked_at]
@@ -201,7 +201,7 @@ class HostCache:
         self._pool.note(request.blocks)
 
     def preempt(self, request: Request) -> None:
-        """It is about to give its blocks back."""
+        """A request is preempted, and about to give its blocks back."""
         self._known[request].blocks = list(request.blocks)
 
     def finish(self, request: Request) -> None:

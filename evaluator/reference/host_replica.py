@@ -186,7 +186,7 @@ class HostReplica(Replica):
         return running_batch
 
     def _fill_batch_queue(self, now: float) -> list[RunningBatch]:
-        """As without a host, but that empty batches tell of copies, too, which keep the engine going."""
+        """Fills the batch queue as without a host; empty batches that report copies keep the engine going, too."""
         launched: list[RunningBatch] = []
         host, in_vain = self.queues.host, 0
         while not self._waits and not self._is_stuck:
@@ -253,7 +253,7 @@ class HostReplica(Replica):
         return finished
 
     def _leave_late(self, request: Request) -> None:
-        """Also of one that was preempted with its last token under way, vLLM stores what its blocks hold."""
+        """Delivers the token; vLLM stores the blocks of a request preempted with its last token under way, too."""
         if request not in self.queues.leaving:
             self.queues.host.finish(request)
         super()._leave_late(request)

@@ -42,7 +42,7 @@ class Kv(Protocol):
         """Take back what it has beyond ``units``."""
 
     def register(self, request: Request, tokens: int) -> None:
-        """Its first ``tokens`` tokens are computed (or are in this iteration): others may share its whole blocks."""
+        """A request's first ``tokens`` are computed (or are in this iteration): others may share its whole blocks."""
 
     def release(self, request: Request) -> None:
         """Take all units back."""

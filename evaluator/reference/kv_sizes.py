@@ -10,7 +10,7 @@ from evaluator.reference.request import DecodeGroup, Request
 
 
 class KvSizes:
-    """Without branches that is what the cache says of so many tokens; branches share the prompt's whole blocks."""
+    """KV units of so many computed tokens; branches of a request share the whole blocks of its prompt."""
 
     def __init__(self, limits: Limits, kv: Kv) -> None:
         self.limits, self.kv = limits, kv
@@ -23,7 +23,7 @@ class KvSizes:
         return self._forked(request, [(high, 1) for _, high in request.spans(request.prompt_tokens, tokens)])
 
     def decoding(self, request: Request, tokens: int) -> int:
-        """The same of each of its sequences, of which all that go on have so many tokens."""
+        """KV units of a request whose sequences that go on have so many tokens each."""
         if not request.branches:
             return self.computed(request, tokens)
         return self._forked(request, [(tokens, request.width_at(request.generated_by_now))])

@@ -29,7 +29,7 @@ from evaluator.reference.running_batch import RunningBatch
 
 
 def in_lockstep(replicas: Sequence[Replica], ranks: int) -> Sequence[Replica]:
-    """The same, every ``ranks`` of which, in their order, are one replica in lockstep; 1: each goes by itself."""
+    """Put replicas into lockstep: every ``ranks`` of them, in their order, are one replica; 1: each goes by itself."""
     for first in range(0, len(replicas), ranks) if ranks > 1 else ():
         group = tuple(replicas[first : first + ranks])
         for rank in group:

@@ -62,7 +62,7 @@ Onward = Callable[[EventStation, Request], tuple[EventStation, Request]]
 
 @dataclass(frozen=True)
 class Follows:
-    """Of requests, by their places: those whose answers each waits for, and how long it is then until it is sent.
+    """For each request, by its place: those whose answers it waits for, and how long after them it is sent.
 
     A request that waits for none opens a session. The one that no other waits for ends it, and ``rest_s`` is from its
     answer until the user may open another one.

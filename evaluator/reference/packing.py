@@ -32,7 +32,7 @@ class WaitingQueue(Protocol):
         """The first one, which leaves."""
 
     def skip(self, requests: Sequence[Request]) -> None:
-        """Those that could not be looked at are put back, in their order, before all others."""
+        """Put requests back that could not be admitted now, in their order, before all others."""
 
     def remove(self, request: Request) -> None:
         """One that needs no place any more."""
@@ -146,7 +146,7 @@ class ByPriority(LeastWorkLeft):
 
 
 class ReservedFirst:
-    """Those that hold KV, since room was reserved for them, before those that lost theirs in a preemption.
+    """Requests with a KV reservation before those that lost their KV in a preemption.
 
     Else a preempted request that finds no KV would keep from running the very requests that have it.
     """

@@ -14,7 +14,7 @@ from evaluator.cost.quantities import batch_tokens
 
 
 def plain(cost: Any) -> Any:
-    """The same parameters as Python floats: the cost of one batch is computed faster with them than with NumPy."""
+    """Cost parameters as Python floats: the cost of one batch is computed faster with them than with NumPy."""
     if hasattr(cost, "_fields"):
         return type(cost)(*map(plain, cost))
     if isinstance(cost, tuple) or np.ndim(cost):
@@ -57,7 +57,7 @@ class RankPipeline:
         return self.pass_through(now, [iteration_time(cost, batch) + more_s for cost in costs or self.costs])
 
     def pass_through(self, now: float, took_s: Sequence[float]) -> tuple[float, float]:
-        """The same of a batch that takes each rank as long as is said."""
+        """Send a batch that takes each rank so many seconds; when it starts, and when it ends."""
         start = clock = max(now, self._free_s[0])
         works_s: list[tuple[float, float]] = []
         for pipeline_rank, took in enumerate(took_s):

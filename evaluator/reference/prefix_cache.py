@@ -75,7 +75,7 @@ class PrefixCache(OnBlockPool):
         self.shrink(request, 0)
 
     def give_up(self, request: Request) -> list[int]:
-        """Its blocks, which it has no longer and nobody else gets: ``give_back`` takes them."""
+        """Take a request's blocks from it without freeing them: ``give_back`` does that later."""
         blocks, request.blocks, request.units = request.blocks, [], 0
         return blocks
 

@@ -46,7 +46,7 @@ class SentBlocks:
         self._sent_s: OrderedDict[Hashable, float] = OrderedDict()  # when each was sent last, the longest ago first
 
     def add(self, names: Iterable[Hashable], now: float) -> None:
-        """They are sent now; beyond the most the first ones are forgotten (llm-d ``indexer.Add``, one by one)."""
+        """Note blocks that are sent now; beyond the most the oldest are forgotten (llm-d ``indexer.Add``)."""
         for name in names:
             self._sent_s[name] = now
             self._sent_s.move_to_end(name)
@@ -70,7 +70,7 @@ class PrefixKnowledge(Protocol):
     """What a router asks."""
 
     def known_tokens(self, request: Request, now: float) -> tuple[list[int], list[int]]:
-        """By replica: tokens of a prompt that it is thought to have, and blocks that it is thought to know."""
+        """For each replica the tokens of a prompt, and the blocks of any, that it is thought to have."""
 
     def sent(self, request: Request, to: int, now: float) -> None:
         """The request that was asked for last goes to the replica of this number."""

@@ -75,7 +75,7 @@ class Queues:
 
     @property
     def watches_blocks(self) -> bool:
-        """It matters which step fills a block or opens one."""
+        """Whether it matters which step fills a block or opens one."""
         return self.on_demand or self.limits.prefix_caching
 
     def begin(self) -> None:
@@ -421,7 +421,7 @@ class Queues:
         self._register_filled(group, ahead)
 
     def growing_ahead(self, group: DecodeGroup, steps: range) -> Sequence[int]:
-        """Those of the steps ahead for which ``grow_ahead`` has anything to do."""
+        """The steps ahead for which ``grow_ahead`` has anything to do."""
         return group.opening(steps, self.on_demand, self.limits.prefix_caching)
 
     def units_ahead(self, group: DecodeGroup, step: int) -> int:
@@ -429,7 +429,7 @@ class Queues:
         return self.sizes.lacking(group, group.members, step) if self.on_demand else 0
 
     def register(self, request: Request, tokens: int) -> None:
-        """Its first ``tokens`` tokens are computed, now or once all that run have their part of the iteration."""
+        """A request's first ``tokens`` are computed: named now, or once all have their part of an iteration."""
         if self._fills is None:
             self.kv.register(request, tokens)
         else:
@@ -485,7 +485,7 @@ class Queues:
         self._preempt(request)
 
     def _take_back(self, request: Request) -> None:
-        """Its token of the batch under way, which was counted when that was planned (SGLang ``is_retracted``)."""
+        """Take back a request's token of the batch under way, which was counted already (SGLang ``is_retracted``)."""
         self.under_way[-1].gives.remove(request)
         if request.group is not None:
             request.group.leave(request)

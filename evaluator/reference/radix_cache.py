@@ -58,7 +58,7 @@ class RadixCache:
     # -- requests
 
     def lookup(self, request: Request) -> int:
-        """As a router asks, which leaves no trace."""
+        """Tokens that a router would find, which leaves no trace."""
         pages, node, at = self._pages(request, request.target - 1), self._root, 0
         while at < len(pages) and (child := node.children.get(pages[at])) is not None:
             same = _alike(child.key, pages, at)
@@ -110,7 +110,7 @@ class RadixCache:
         return tokens <= self._unused * self._page
 
     def checkpoint(self, request: Request, tokens: int) -> None:
-        """Its first tokens are computed: the tree takes their whole pages (``RadixCache.checkpoint``)."""
+        """A request's first tokens are computed: the tree takes their whole pages (``RadixCache.checkpoint``)."""
         pages = self._pages(request, tokens)
         prompt = min(request.prompt_tokens, tokens) // self._page
         known = self._insert(pages)
@@ -129,7 +129,7 @@ class RadixCache:
         """Nothing is known of a batch before it has ended, see ``checkpoint``."""
 
     def release(self, request: Request) -> None:
-        """It has its last token; the tree gets what it has computed when the batch is looked at."""
+        """A request has its last token; the tree gets what it has computed when the batch is looked at."""
         if request in self._shared:
             self._left[request] = request.computed
 
@@ -139,7 +139,7 @@ class RadixCache:
         self.drop(request)
 
     def drop(self, request: Request) -> None:
-        """It gives up what it has; what the tree has of it stays there."""
+        """A request gives up its KV; what the tree has of it stays there."""
         self._unused += request.units - self._shared.pop(request)
         request.units = 0
         self.unlock(request)
@@ -148,7 +148,7 @@ class RadixCache:
         raise NotImplementedError("a radix cache has no branches")
 
     def ended(self, request: Request) -> bool:
-        """It has its last token and was not looked at since."""
+        """Whether a request has its last token and was not looked at since."""
         return request in self._left
 
     # -- the tree

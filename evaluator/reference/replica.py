@@ -176,7 +176,7 @@ class Replica:
         return None
 
     def fail(self, now: float) -> None:
-        """It is down: iterations that have ended by now have given their tokens, what is under way gives nothing."""
+        """The replica is down: iterations that have ended gave their tokens, what is under way gives nothing."""
         self.catch_up(now)
         leap = self.running_batches[0] if self.running_batches and self.running_batches[0].iterations > 1 else None
         done = 0
@@ -197,7 +197,7 @@ class Replica:
         self.queues.under_way.clear()
 
     def discard_cache(self) -> None:
-        """It is gone for good and only its totals are asked for: the blocks of a large cache take megabytes."""
+        """Drop the caches of a replica that is gone for good, whose totals alone are asked for: they take megabytes."""
         self.queues.kv = CountedKv(self.limits)
         self.queues.sizes = KvSizes(self.limits, self.queues.kv)
 

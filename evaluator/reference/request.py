@@ -88,7 +88,7 @@ class Request:
 
     @property
     def resident(self) -> bool:
-        """Its prompt's KV comes from elsewhere."""
+        """Whether the KV of its prompt comes from elsewhere."""
         return self.compute_tokens == 0
 
     @property
@@ -223,7 +223,7 @@ class DecodeGroup:
         return self.sequences
 
     def join(self, request: Request) -> None:
-        """Its next token is made by the next step."""
+        """A request joins: its next token is made by the next step."""
         request.group = self
         request.since = self.step
         self.members[request] = None
@@ -306,7 +306,7 @@ class DecodeGroup:
         return self._due.get((self.step + ahead) % self._block, ())
 
     def opening(self, steps: range, opened: bool, filled: bool) -> Sequence[int]:
-        """Those of the steps ahead that open a block for a member (``opened``), or fill one (``filled``)."""
+        """The steps ahead that open a block for a member (``opened``), or fill one (``filled``)."""
         if self._drafts:
             return steps
         due, block, now = self._due, self._block, self.step

@@ -220,7 +220,7 @@ def _start_prompts(
 
 
 def _resume(instance: CollocatedInstance, ready: list[WholeRequest]) -> None:
-    """Its prompts are computed: they may decode, and so may those that were suspended."""
+    """The prompts of a batch are computed: they may decode, and so may those that were suspended."""
     ready += instance.batch
     instance.batch, instance.resume_s = [], math.inf
 
