@@ -66,6 +66,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "outage.png": designs.draw_outage,
     "shortest-first.png": designs.draw_shortest_first,
     "day-apart.png": designs.draw_day_apart,
+    "encoders.png": Command("sweep encoders"),
     "rag-placement.png": rag.draw,
     "kv-storage.png": kv_storage.draw,
     "bestserve.png": bestserve.draw,
