@@ -194,16 +194,14 @@ LACKING: dict[tuple[str, ...], dict[str, Any]] = {
     },
     ("kv.layer_groups",): {"deployment__model": "gpt-oss-20b", "deployment__kv__layer_groups": True},
     **{
-        (said,): {
+        (f"deployment.autoscaling with router {next(iter(router))}",): {
             "deployment__router": router,
             "deployment__replicas": 2,
+            "deployment__autoscaling": "{target: 8}",
             "deployment__kv__prefix_caching": True,
-            "workload__sessions": "{turns: 3}",
+            "workload__sessions": "{turns: 3, think_from: arrival}",
         }
-        for said, router in (
-            ("router prefix_aware that knows late", "{prefix_aware: {events_delay_s: 1s}}"),
-            ("router prefix_approximate", "prefix_approximate"),
-        )
+        for router in ({"prefix_aware": {"events_delay_s": 1}}, {"prefix_approximate": {}})
     },
     ("router vllm_ranks",): {"deployment__router": "vllm_ranks", "deployment__data_parallel": 2},
     **{
