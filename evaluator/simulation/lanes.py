@@ -110,7 +110,7 @@ def _run_once(
     group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], most: int, room: int
 ) -> Iterator[tuple[slice, LaneResult]]:
     """The results of all lanes of the group's program, by calls."""
-    cache = _cache_shape(group, _at_pools(pools, lanes), room) if group.key.cached and lanes else None
+    cache = _cache_shape(group, pools, lanes, room) if group.key.cached and lanes else None
     if group.key.preemptive and any(policy(pool.deployment.batching.policy).drain_first for pool in pools):
         # A request that has its KV may then wait beside prompts that are computed alone: its growth is noted by step.
         group = replace(group, block_tokens=0)
@@ -126,9 +126,11 @@ def _run_once(
     return _calls(run, given, len(lanes), size)
 
 
-def _cache_shape(group: StationGroup, lanes: Sequence[PoolJobs], room: int) -> CacheShape:
-    shape = cache_shape(lanes)
-    return shape._replace(events=room * events_of(lanes)) if group.key.late else shape
+def _cache_shape(group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], room: int) -> CacheShape:
+    at_pools = _at_pools(pools, lanes)
+    most = 1 if group.key.replicas == 1 else max(pool.deployment.ranks for pool in pools)
+    shape = cache_shape(at_pools, most)
+    return shape._replace(events=room * events_of(at_pools)) if group.key.late else shape
 
 
 def _at_pools(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs]) -> list[PoolJobs]:
@@ -144,7 +146,7 @@ def lanes_per_call(group: StationGroup, most: int = LANES_PER_CALL, cache: Cache
         rings = ring_bytes(key.replicas, group.ring, key.pipeline_ranks, key.windowed, key.drafts > 0)
         size = min(size, RING_BYTES_PER_CALL // rings)
     if cache is not None:
-        cells = (2 * cache.names + 9 * cache.blocks) * group.key.replicas  # as ``block_runs.Runs`` has them
+        cells = (2 * cache.names + 9 * cache.blocks) * cache.replicas  # as ``block_runs.Runs`` has them
         cells += cache.names * group.key.replicas * key.guesses  # ``joint.sent_blocks``
         # One lane's cache at a time on a CPU, but arrays of all lanes of a call are made and cleared, also of those
         # that only fill it up.

@@ -54,13 +54,14 @@ class PoolJobs(NamedTuple):
         return min(asked, self.pool.design.ready.kv.capacity_units)
 
 
-def cache_shape(lanes: Sequence[PoolJobs]) -> CacheShape:
-    """Sizes that hold every one of the lanes, rounded up to powers of two so that few programs are compiled."""
+def cache_shape(lanes: Sequence[PoolJobs], replicas: int) -> CacheShape:
+    """Sizes that hold every one of the lanes, of ``replicas`` at the most; powers of two, so that few programs are
+    compiled."""
     most_due = max(lane.block_tokens for lane in lanes) + any(lane.pool.drafts for lane in lanes)
     names, blocks = (
         _rounded(max(sizes)) for sizes in zip(*((lane.names.count, lane.blocks) for lane in lanes), strict=True)
     )
-    return CacheShape(names, blocks, 1 << (most_due - 1).bit_length())
+    return CacheShape(names, blocks, 1 << (most_due - 1).bit_length(), 1 << (replicas - 1).bit_length())
 
 
 def events_of(lanes: Sequence[PoolJobs]) -> int:

@@ -47,13 +47,13 @@ class Cache(NamedTuple):
 
 def initial_cache(given: Given) -> Cache | None:
     """Empty blocks; None where there is no prefix cache."""
-    shape, replicas = given.structure.cache, given.structure.replicas
+    shape = given.structure.cache
     if shape is None:
         return None
     slots = given.requests.arrival_s.shape[0]
     number, zeros = jnp.zeros((), jnp.int32), jnp.zeros(slots, jnp.int32)
     return Cache(
-        runs=Runs.empty(shape.names, shape.blocks, replicas),
+        runs=Runs.empty(shape.names, shape.blocks, shape.replicas),
         tail=zeros, units=zeros, named=zeros, hit_tokens=zeros + NONE,
         due=LinkedList.empty(slots + shape.due * given.structure.decode_groups()),
         hits=number, idle_hits=number,

@@ -174,7 +174,7 @@ def _runs(given: Given, state: State) -> ReplicaRuns:
     shape, replica = given.structure.cache, state.replica
     assert shape is not None and replica.blocks is not None
     # Sentinels of all replicas are behind the runs of all, in the order of those of requests.
-    sentinel = shape.blocks * given.structure.replicas + (replica.sentinel - (given.requests.arrival_s.shape[0] - 1))
+    sentinel = shape.blocks * shape.replicas + (replica.sentinel - (given.requests.arrival_s.shape[0] - 1))
     first, runs, events = replica.number * shape.blocks, _cache(state).runs, _cache(state).events
     if events is None:
         return ReplicaRuns(runs, replica.blocks, first, sentinel)

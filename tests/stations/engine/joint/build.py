@@ -62,7 +62,7 @@ class Case:
 
 def structure_of(kind: Kind, frontend: bool = False, lockstep: bool = False) -> Structure:
     shape = kind.structure.cache
-    cache = None if shape is None else shape._replace(events=EVENTS)
+    cache = None if shape is None else shape._replace(events=EVENTS, replicas=MOST)
     return kind.structure._replace(replicas=MOST, frontend=frontend, lockstep=lockstep, cache=cache)
 
 
