@@ -1,7 +1,7 @@
 """The dataset as people read it. Public: the tables of a sweep, of a search and of elasticities, and pictures.
 
 ``table/``, ``picture/`` and ``page/`` have a file for each; ``accessor`` is ``dataset.evaluator``, ``estimate`` the
-text of one. What they share: ``ranking``, ``axes`` and ``layouts`` of what was swept, the words of ``labels``,
+text of one. What they share: ``ranking`` and ``axes`` of what was swept, the words of ``labels``,
 ``search`` and ``elasticities`` of such datasets, ``accuracy`` and ``growth`` of expected errors.
 """
 

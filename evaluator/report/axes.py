@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluator.report.labels import axis_title, name_and_unit, text, title
-from evaluator.report.layouts import laid_out, short_layout
+from evaluator.report.labels import axis_title, laid_out, name_and_unit, short_layout, text, title
 from evaluator.report.ranking import is_constant, quantities
 from evaluator.report.search import in_layout
 from evaluator.results.schema import axes_of

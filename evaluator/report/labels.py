@@ -1,4 +1,4 @@
-"""Axes and levels in a reader's words."""
+"""Axes, levels and layouts of designs in a reader's words; the keys that lay out a pool are one name: ``dp8 ep8``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluator.report.layouts import laid_out, short_layout
-
 if TYPE_CHECKING:
     import xarray as xr
 
+SHORT = {
+    "tensor_parallel": "tp",
+    "prefill_context_parallel": "pcp",
+    "decode_context_parallel": "dcp",
+    "pipeline_parallel": "pp",
+    "data_parallel": "dp",
+    "expert_parallel": "ep",
+}
 _NAMES = {"rate_rps": "arrival rate (requests/s)", "users": "concurrent users"}
 
 
@@ -52,3 +58,31 @@ def in_words(ds: xr.Dataset, row: int, names: Sequence[str]) -> str:
         if name not in in_layouts
     ]
     return ", ".join(parts)
+
+
+# --- layouts of pools: ``tp2``, ``dp8 ep8``
+
+
+def pool_of(name: str) -> str | None:
+    """The pool, or ``""`` for all, whose devices a swept quantity lays out; None for a quantity of anything else."""
+    for key in SHORT:
+        if name == key or name.endswith(f"_{key}"):
+            return name.removesuffix(key).removesuffix("_")
+    return None
+
+
+def laid_out(names: Sequence[str]) -> dict[str, list[str]]:
+    """The swept quantities that lay out a pool, by pool, where a pool has several of them."""
+    pools: dict[str, list[str]] = {}
+    for name in names:
+        if (pool := pool_of(name)) is not None:
+            pools.setdefault(pool, []).append(name)
+    # One quantity alone keeps its own column: ``tensor parallel 4`` says more than ``tp4``.
+    return {pool: of_pool for pool, of_pool in pools.items() if len(of_pool) > 1}
+
+
+def short_layout(ds: xr.Dataset, names: Sequence[str], row: int) -> str:
+    """``dp8 ep8`` of these quantities of a pool; what is not set, or one, is left out (``tp1`` if all are)."""
+    values = {key: ds.variables[name].values[row] for name in names for key in SHORT if name.endswith(key)}
+    parts = [f"{SHORT[key]}{int(values[key])}" for key in SHORT if key in values and values[key] > 1]
+    return " ".join(parts) or f"{SHORT[next(key for key in SHORT if key in values)]}1"

@@ -10,7 +10,7 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
 from evaluator.report.accuracy import expected_errors, mixtures
-from evaluator.report.layouts import SHORT, laid_out, pool_of, short_layout
+from evaluator.report.labels import SHORT, laid_out, pool_of, short_layout
 from evaluator.report.ranking import is_constant, quantities, ranking, too_short
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_at, latency_columns

@@ -1,4 +1,4 @@
-"""Short names of layouts in tables, pictures and pages."""
+"""Words for axes, levels and layouts in tables, pictures and pages."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import pytest
 
 import evaluator
 from evaluator.report.axes import axes_shown
-from evaluator.report.labels import in_words
-from evaluator.report.layouts import laid_out, pool_of, short_layout
+from evaluator.report.labels import in_words, laid_out, pool_of, short_layout
 from evaluator.report.table.ranked import ranked_table
 
 STEPS = [
