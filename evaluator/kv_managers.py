@@ -63,6 +63,6 @@ def manager(name: str | None) -> KvManager | None:
     if name is None:
         return None
     if name not in MANAGERS:
-        known = f"; those registered are {', '.join(MANAGERS)}" if MANAGERS else ""
-        raise InputError(f"no KV manager {name!r} is registered{known}; see docs/parts.md")
+        registered_names = f"; those registered are {', '.join(MANAGERS)}" if MANAGERS else ""
+        raise InputError(f"no KV manager {name!r} is registered{registered_names}; see docs/parts.md")
     return MANAGERS[name]

@@ -115,10 +115,14 @@ class Basis:
             # The cases' own errors do not hold here: their figures would promise what nobody measured.
             resting_on = ", and ".join(CASES[case].told if case in CASES else OTHERS[case] for case in cases)
             return f"{resting_on}; no measured server had {', '.join(self.unmeasured)}: the largest measured error"
-        told = ", and ".join(_told(case, errors) + _beyond_loads(case, errors, concurrency) for case in cases)
+        cases_in_words = ", and ".join(_told(case, errors) + _beyond_loads(case, errors, concurrency) for case in cases)
         # Said where it decides: of most sets long products are missed by less than TTFT is.
         decides = self.products > errors.of(self.cases, "ttft_mean", concurrency=concurrency)
-        return f"{told}; its products above 1 ms are missed by {self.products:.0%}" if decides else told
+        return (
+            f"{cases_in_words}; its products above 1 ms are missed by {self.products:.0%}"
+            if decides
+            else cases_in_words
+        )
 
     def bands(self, errors: Errors, load: ServedLoad | None = None) -> tuple[float, ...]:
         """The expected relative error of the mean of each of METRICS; NaN without a table of errors.

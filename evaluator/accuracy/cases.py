@@ -289,14 +289,14 @@ def bands_by_load(
     said to be surer than a lower one: where its values would say so, both groups have the band of their values
     together, until none is left (the isotonic regression of the bands, by adjacent violators).
     """
-    known = np.flatnonzero(np.isfinite(errors) & np.isfinite(concurrency)).tolist()
+    rows = np.flatnonzero(np.isfinite(errors) & np.isfinite(concurrency)).tolist()
 
     def band_of(places: list[int]) -> float:
         return band(errors[places], servers=[servers[place] for place in places] if by_server else None)
 
     blocks: list[tuple[list[int], list[int]]] = []  # groups, and the values of all of them
     for group in range(len(LOAD_NAMES)):
-        groups, places = [group], [place for place in known if load_group(concurrency[place]) == group]
+        groups, places = [group], [place for place in rows if load_group(concurrency[place]) == group]
         if len({servers[place] for place in places}) < FEWEST_SERVERS:
             continue
         while blocks and band_of(places) < band_of(blocks[-1][1]):
@@ -371,12 +371,12 @@ FEATURES = (SPREAD_EXPERTS, STATE_LAYERS, OTHER_ENGINES)
 
 def cases_of(held_out: str | None, calibration: str) -> list[str]:
     """The cases whose errors a comparison with these options tells. InputError where it tells of none."""
-    asked = (held_out, calibration)
+    key = (held_out, calibration)
     # A case with a command of its own is measured by another tool than ``compare``.
-    names = [name for name, case in CASES.items() if not case.command and (case.held_out, case.calibration) == asked]
+    names = [name for name, case in CASES.items() if not case.command and (case.held_out, case.calibration) == key]
     if not names:
         options = "; ".join(dict.fromkeys(_options(case) for case in CASES.values() if not case.command))
-        raise InputError(f"--errors: {_options(Case('', *asked))} measures no case; those that do are: {options}")
+        raise InputError(f"--errors: {_options(Case('', *key))} measures no case; those that do are: {options}")
     return names
 
 

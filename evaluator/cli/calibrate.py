@@ -208,10 +208,10 @@ def _fit_server(runs: list[OwnRun], out: Path, quiet: bool) -> OwnFit:
     from evaluator.results.files import replacing
     from evaluator.scenario import with_engine_defaults
 
-    kept = "no set was written, as a fit is of all of its runs; the same command begins anew"
+    what_is_kept = "no set was written, as a fit is of all of its runs; the same command begins anew"
     total = expected_simulations(len(runs), len({run.load for run in runs}))
     with (
-        interrupted(kept),
+        interrupted(what_is_kept),
         TemporaryDirectory() as folder,
         nullcontext() if quiet else Progress(total, "simulations") as progress,
     ):

@@ -203,9 +203,9 @@ def _described(summary: xarray.Dataset) -> str:
         if label is None:
             lines.append((name, _shown(values, errors)))
             continue
-        for index, at in enumerate(values[label].values.tolist()):
+        for index, entry in enumerate(values[label].values.tolist()):
             its_errors = None if errors is None else errors.isel({label: index})
-            lines.append((f"{name} {at}", _shown(values.isel({label: index}), its_errors)))
+            lines.append((f"{name} {entry}", _shown(values.isel({label: index}), its_errors)))
     # A price that is not known, or an error from one seed.
     shown = [(name, text) for name, text in lines if not text.removeprefix("p50 ").startswith("nan")]
     width = max(len(name) for name, _ in shown)

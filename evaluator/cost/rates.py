@@ -191,8 +191,8 @@ def _figures(
     # A set that does not state a collective has the figures of another (``catalog``), whose groups are of other
     # messages: size 0 asks for figures without any.
     groups = [
-        efficiency.of.among(size if own else 0)
-        for efficiency, own in zip(grouped, stated, strict=True)
+        efficiency.of.among(size if is_stated else 0)
+        for efficiency, is_stated in zip(grouped, stated, strict=True)
         for size in GROUP_SIZES
     ]
     by_size = {

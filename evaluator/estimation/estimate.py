@@ -146,9 +146,9 @@ def estimate(
     # Ranks of a dense model are replicas, each with the whole limits of its engine.
     ranks = data_parallel if described.has_experts else 1
     usual = serving_engine(engine).defaults(device, tensor_parallel * pipeline_parallel * ranks, ranks, engine_version)
-    said = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
+    stated = {"memory_fraction": memory_fraction, "block_tokens": block_tokens, "max_num_seqs": max_num_seqs,
             "max_num_batched_tokens": max_num_batched_tokens}  # fmt: skip
-    used = _limits(usual, said, decode_tokens(drafts), prompt_tokens)
+    used = _limits(usual, stated, decode_tokens(drafts), prompt_tokens)
     spec = ReplicaSpec(
         described, device, calibration, precision or Precision(), layout,
         memory_fraction=used.memory_fraction, block_tokens=used.block_tokens, engine=engine,
@@ -369,10 +369,10 @@ def _range(
 
 
 def _limits(
-    usual: SchedulerDefaults, said: Mapping[str, float | None], decode_tokens: int, prompt_tokens: int
+    usual: SchedulerDefaults, given: Mapping[str, float | None], decode_tokens: int, prompt_tokens: int
 ) -> SchedulerDefaults:
     """The engine's own limits with those that are said (None: is not), for decodes of so many tokens."""
-    stated: dict[str, Any] = {name: value for name, value in said.items() if value is not None}
+    stated: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name, value in stated.items():
         if name != "memory_fraction" and value < 1:
             raise InputError(f"{name}: must be at least 1, not {value}")

@@ -58,8 +58,8 @@ def support(model: Model, hardware: Sequence[Hardware] = (), precision: Precisio
     if not model.gives_tokens:
         raise InputError(f"{model.name}: gives a vector and no tokens, so that no engine serves it by itself")
     devices = hardware or [load_hardware(name) for name in names("hardware")]
-    asked = precision or Precision()
-    return [_support(model, device, engine, asked) for device in devices for engine in ENGINES.values()]
+    formats = precision or Precision()
+    return [_support(model, device, engine, formats) for device in devices for engine in ENGINES.values()]
 
 
 def _support(model: Model, hardware: Hardware, engine: ServingEngine, precision: Precision) -> Support:

@@ -71,11 +71,11 @@ def undecided(whole: Plan, values: Mapping[str, np.ndarray], levels: np.ndarray)
     """
     configurations = {configuration.config: configuration for configuration in whole.configurations}
     rows = [configurations[int(config)] for config in values["config"]]
-    clear, asked, missed = (np.full(len(rows), flag) for flag in (True, False, False))
+    clear, bounded, missed = (np.full(len(rows), flag) for flag in (True, False, False))
     for bound in bounds_of([configuration.objectives for configuration in rows]):
         value, error = statistic_of(values, bound, levels, whole.class_names)
         apart = np.abs(value - bound.bound_s)
-        asked |= ~np.isnan(bound.bound_s)
+        bounded |= ~np.isnan(bound.bound_s)
         missed |= value > bound.bound_s
         # Without a standard error (one seed, too few batches) the distance says nothing: then it counts as within the
         # error.
@@ -84,6 +84,6 @@ def undecided(whole: Plan, values: Mapping[str, np.ndarray], levels: np.ndarray)
     precise = ~(values["e2e_s_mean_stderr"] > PRECISE * values["e2e_s_mean"])
     # A longer run of an overloaded design has longer waits: its objectives stay missed, and without objectives its
     # latencies mean nothing in any run.
-    lost = values["saturated"] & (missed | ~asked)
+    lost = values["saturated"] & (missed | ~bounded)
     decided = (values["status"] != OK) | lost | (values["steady"] & clear & precise)
     return values["config"][~decided]

@@ -78,7 +78,7 @@ def within_objectives(
     if not bounds:
         return None
     shape = next(iter(values.values())).shape
-    inside, asked = np.ones(shape, dtype=bool), np.zeros((shape[0], 1, 1), dtype=bool)
+    inside, bounded = np.ones(shape, dtype=bool), np.zeros((shape[0], 1, 1), dtype=bool)
     for bound in bounds:
         present = ~np.isnan(bound.bound_s)
         limit, held = np.where(present, bound.bound_s, np.inf)[:, None, None], present[:, None, None]
@@ -88,7 +88,7 @@ def within_objectives(
             of_class = (members or {})[bound.request_class]
             misses, held = misses & of_class, held & of_class
         inside &= ~misses
-        asked = asked | held
+        bounded = bounded | held
     if refused is not None:
         inside &= ~refused
-    return np.where(asked, inside, np.nan)
+    return np.where(bounded, inside, np.nan)

@@ -173,8 +173,8 @@ def attained(outcomes: Outcomes, window: Window, inside: np.ndarray | None) -> n
     took_s = window.largest(arrival_s) - window.least(arrival_s)
     # So many gaps as requests but one lie between the first arrival and the last.
     scale = (window.count - 1.0) / window.count
-    asked = np.isfinite(inside).any(axis=-1)
-    return over_seeds(np.where(asked, _ratio(scale * np.nansum(inside, axis=-1), took_s), np.nan))
+    bounded = np.isfinite(inside).any(axis=-1)
+    return over_seeds(np.where(bounded, _ratio(scale * np.nansum(inside, axis=-1), took_s), np.nan))
 
 
 def kv_used_mean(outcomes: Outcomes) -> np.ndarray:

@@ -317,12 +317,12 @@ def _met(outcomes: Outcomes, holds: list[np.ndarray], of_class: str | None = Non
 
     ``holds`` says of each objective whether it does, true where a configuration does not have it.
     """
-    met, asked = np.ones(outcomes.status.size, dtype=bool), np.zeros(outcomes.status.size, dtype=bool)
+    met, bounded = np.ones(outcomes.status.size, dtype=bool), np.zeros(outcomes.status.size, dtype=bool)
     for bound, held in zip(outcomes.objectives, holds, strict=True):
         if of_class in (None, bound.request_class):
             met &= held
-            asked |= ~np.isnan(bound.bound_s)
-    return met & asked
+            bounded |= ~np.isnan(bound.bound_s)
+    return met & bounded
 
 
 def _holds(

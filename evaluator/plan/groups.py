@@ -227,8 +227,10 @@ def _kv_seen(key: CompileKey, stations: Sequence[StationPlan]) -> bool:
     routers = [router_of(routed_by(station.deployment)) for station in stations]
     looked_at = any(router.by_prefix or router.counts == "kv_units" for router in routers)
     # A reservation asks the cache, too; on demand it is made between two batches.
-    asked = key.cached and key.kv_reservation and not all(on_demand(station.deployment) for station in stations)
-    return key.replicas > 1 and (looked_at or asked)
+    by_reservations = (
+        key.cached and key.kv_reservation and not all(on_demand(station.deployment) for station in stations)
+    )
+    return key.replicas > 1 and (looked_at or by_reservations)
 
 
 def _admits_first(key: CompileKey, stations: Sequence[StationPlan]) -> bool:

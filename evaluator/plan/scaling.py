@@ -54,12 +54,12 @@ def scaling_problem(station: StationPlan, phases: Sequence[PhasePools], staged: 
         f"metric {scaling.metric} of a {deployment.role} pool; use {use}": use is not None,
     }
     if scaling.within_s is not None:
-        known = (PROMPT_RATE,) if deployment.role == "prefill" else (OUTPUT_RATE, OUTSTANDING)
+        metrics = (PROMPT_RATE,) if deployment.role == "prefill" else (OUTPUT_RATE, OUTSTANDING)
         others |= {
             "within_s of a mixed pool, whose prompts and decodes share iterations; use target": deployment.role
             == "mixed",
-            f"within_s by metric {scaling.metric} of a {deployment.role} pool; use metric {known[0]}": scaling.metric
-            not in known,
+            f"within_s by metric {scaling.metric} of a {deployment.role} pool; use metric {metrics[0]}": scaling.metric
+            not in metrics,
         }
     return left_out("autoscaling", others, ", or leave it out") or _unattainable(station)
 

@@ -59,17 +59,17 @@ class GroupedKv(OnBlockPool):
     def admit(self, request: Request, units: int, hit_tokens: int, keep_free: int, fits: int = 0) -> bool:
         # Looked for as in ``lookup``, and not among the tokens that it found: where chunks begin within blocks, that
         # would be another prefix.
-        whole, found = self._find(request, request.target - 1) if hit_tokens else (0, [[] for _ in self._groups])
+        whole, blocks_found = self._find(request, request.target - 1) if hit_tokens else (0, [[] for _ in self._groups])
         assert whole * self._block == hit_tokens
         computed = whole * self._block
-        needed = self._first_need(units, computed, found, [None] * len(self._groups))
+        needed = self._first_need(units, computed, blocks_found, [None] * len(self._groups))
         if fits:
             # vLLM ``allocate_slots``, ``full_sequence_must_fit``: two questions, the first with a bound on windows.
-            needed = max(needed, self._first_need(fits, computed, found, self._most))
+            needed = max(needed, self._first_need(fits, computed, blocks_found, self._most))
         if needed + keep_free > self.free:
             return False
         rows = self._rows[request] = [_Row() for _ in self._groups]
-        for group, row, blocks in zip(self._groups, rows, found, strict=True):
+        for group, row, blocks in zip(self._groups, rows, blocks_found, strict=True):
             passed = min(self._passed(group, computed), len(blocks))
             row.blocks = [*(None for _ in range(passed)), *blocks[passed:]]
             row.named = len(row.blocks)

@@ -49,7 +49,7 @@ def requests_table(
     columns |= {
         name: getattr(times, name) for name in ("replica", "arrival_s", "scheduled_s", "first_token_s", "last_token_s")
     }
-    columns |= {name: found for name in ("refused", "lost", "tries") if (found := getattr(times, name)) is not None}
+    columns |= {name: column for name in ("refused", "lost", "tries") if (column := getattr(times, name)) is not None}
     columns |= latencies(outcomes)
     columns |= {
         "prompt_tokens": tokens.prompt_tokens,

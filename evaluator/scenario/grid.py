@@ -360,8 +360,8 @@ def _completed(axes: tuple[Axis, ...], firsts: list[dict[int, int]], points: lis
             at_point = {path: lookup(points[first[step]], path) for path in absent}
             # A key that has no value there either (an engine's default that depends on the prompts) stays out: a
             # coordinate cannot be None.
-            known = {path: value for path, value in at_point.items() if value is not None}
-            changes.append({path: {**known, **change}[path] for path in paths if path in known or path in change})
+            present = {path: value for path, value in at_point.items() if value is not None}
+            changes.append({path: {**present, **change}[path] for path in paths if path in present or path in change})
         completed.append(replace(axis, changes=tuple(changes)))
     return tuple(completed)
 

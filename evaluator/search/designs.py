@@ -71,8 +71,8 @@ def _of_layouts(bare: Scenario, simulator: str, note: str) -> Designs:
     ladders: dict[int, list[Configuration]] = {}
     for row, configuration in zip(rows.tolist(), whole.configurations, strict=True):
         ladders.setdefault(row // most, []).append(within(configuration, bare.budget))
-    asked = bare.demand.rate_rps is not None  # then the fewest replicas that serve the rate are looked for
-    design_ladders = list(ladders.values()) if asked else [_filled(ladder) for ladder in ladders.values()]
+    for_a_rate = bare.demand.rate_rps is not None  # then the fewest replicas that serve the rate are looked for
+    design_ladders = list(ladders.values()) if for_a_rate else [_filled(ladder) for ladder in ladders.values()]
     return Designs(whole, design_ladders, note)
 
 

@@ -153,9 +153,9 @@ def _lengthened(designs: Designs, configurations: Sequence[Configuration]) -> st
     ran = [requests for position, requests in enumerate(runs) if requests > short[position]]
     if not ran or isinstance(designs.plan.scenario.workload.requests, Auto):
         return ""
-    asked = min(short.values())
+    stated = min(short.values())
     return (
-        f"{counted(len(ran), 'design')} met the objectives however fast {asked:,} requests came, which tells no rate, "
+        f"{counted(len(ran), 'design')} met the objectives however fast {stated:,} requests came, which tells no rate, "
         f"and ran up to {max(ran):,}"
     )
 
@@ -284,10 +284,10 @@ def _gone(design: Configuration, values: Values, row: int, pool_names: Sequence[
         if station.deployment.autoscaling is None:
             continue
         if station.name in pool_names:
-            there = values["pool_replicas_mean"][row, pool_names.index(station.name)]
+            replicas_there = values["pool_replicas_mean"][row, pool_names.index(station.name)]
         else:
-            there = values["replicas_mean"][row]
-        absent = (station.deployment.replicas - there) * station.design.devices
+            replicas_there = values["replicas_mean"][row]
+        absent = (station.deployment.replicas - replicas_there) * station.design.devices
         devices += absent
         usd_per_hour += absent * (station.usd_per_device_hour or 0.0)
     return devices, usd_per_hour

@@ -181,11 +181,11 @@ def work(fetch: KvFetch, visit: StageRequests) -> Work:
     tier_found = np.searchsorted(np.cumsum(held_shares(np.array(rates)))[:-1], draws[:, 0], side="right")
     is_found = asks & (tier_found < len(fetch.tiers))
     replica = (draws[:, 1] * visit.replicas).astype(np.int64)
-    asked = np.where(asks, np.minimum(tier_found + 1, len(fetch.tiers)), 0)  # tiers in which the context was looked up
+    tiers_looked_up = np.where(asks, np.minimum(tier_found + 1, len(fetch.tiers)), 0)
     lookups_s = np.cumsum([0.0, *(tier.figures.latency_s for tier in fetch.tiers)])
     # All lookups first, as one delay: they wait for nobody, and the transfer starts when the last one has found
     # something.
-    steps: list[Step] = [Delay(lookups_s[asked], "lookup", np.where(asks, 0, -1))]
+    steps: list[Step] = [Delay(lookups_s[tiers_looked_up], "lookup", np.where(asks, 0, -1))]
     for index, (name, tier) in enumerate(_named(fetch.tiers).items()):
         # To both sides at once each gets half of the bandwidth, which takes as long as twice the bytes.
         sent = np.where(is_found & (tier_found == index), size * (2.0 if fetch.to_decode else 1.0), 0.0)

@@ -54,10 +54,10 @@ def accepted(jobs: ChunkJobs, times: RequestTimes) -> ChunkJobs:
     """The jobs that were answered: refused ones used nothing, and what lost ones used was in vain."""
     if times.unanswered is None:
         return jobs
-    kept: list[list[Jobs]] = [[] for _ in jobs]
+    answered: list[list[Jobs]] = [[] for _ in jobs]
     for run, run_jobs in by_run(jobs):
-        kept[run[0]].append(run_jobs.some(np.flatnonzero(~times.unanswered[run][run_jobs.id])))
-    return kept
+        answered[run[0]].append(run_jobs.some(np.flatnonzero(~times.unanswered[run][run_jobs.id])))
+    return answered
 
 
 def add_kept(pools: Sequence[StationPlan], jobs: ChunkJobs, times: RequestTimes, totals: PoolTotals) -> None:

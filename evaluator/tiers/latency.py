@@ -32,8 +32,8 @@ def held_shares(hit: Batched) -> Batched:
     hit = xp.asarray(hit)
     ones = xp.ones_like(hit[..., :1])
     # Whoever all tiers before do not hold is asked of the next: a product of misses.
-    asked = xp.concatenate([ones, xp.cumprod(1.0 - hit, axis=-1)], axis=-1)
-    return asked * xp.concatenate([hit, ones], axis=-1)
+    reached = xp.concatenate([ones, xp.cumprod(1.0 - hit, axis=-1)], axis=-1)
+    return reached * xp.concatenate([hit, ones], axis=-1)
 
 
 def expected_s(size: Batched, hit: Batched, lookup_s: Batched, bandwidth: Batched, miss_s: Batched = 0.0) -> Batched:

@@ -45,7 +45,7 @@ class Extremes:
         columns = zip(fields(Extremes), zip(*map(astuple, several), strict=True), strict=True)
         extreme = Extremes(*((min if field.name.startswith("least_") else max)(column) for field, column in columns))
         # No limit is checked against it: the mean, which does not grow with the number of seeds.
-        return replace(extreme, unequal=round(sum(each.unequal for each in several) / len(several), 2))
+        return replace(extreme, unequal=round(sum(of_demand.unequal for of_demand in several) / len(several), 2))
 
     @property
     def alike(self) -> bool:

@@ -130,19 +130,19 @@ def _judged(run: MeasuredRun) -> dict[str, float]:
 
 def _loads(runs: Sequence[MeasuredRun]) -> list[str]:
     """Each run's load in words, those that are nearly alike under the words of the first."""
-    known: list[tuple[str, ServedLoad, str]] = []
+    recognised: list[tuple[str, ServedLoad, str]] = []
     words = []
     for run in runs:
         process, load, text = _load(run)
         same = (
-            other for of, near, other in known
+            other for of, near, other in recognised
             # Distance in concurrency and lengths; users and rates are never one load, though they may come to the same.
             if of == process and load.distance([near]) <= np.log(SAME_LOAD)
         )  # fmt: skip
         word = next(same, None)
         if word is None:
             word = text
-            known.append((process, load, text))
+            recognised.append((process, load, text))
         words.append(word)
     return words
 

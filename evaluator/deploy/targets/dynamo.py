@@ -53,8 +53,8 @@ def dynamo(design: Design, launches: list[Launch]) -> dict[str, str]:
         "metadata": {"name": "evaluator-design"},
         "spec": {"services": services},
     }
-    told = "".join(f"# not the same: {remark}\n" for remark in dynamo_remarks(design, launches))
-    return {GRAPH: manifest_head(design, launches) + told + dumps_yaml(graph)}
+    notes_of_router = "".join(f"# not the same: {remark}\n" for remark in dynamo_remarks(design, launches))
+    return {GRAPH: manifest_head(design, launches) + notes_of_router + dumps_yaml(graph)}
 
 
 def dynamo_remarks(design: Design, launches: list[Launch]) -> list[str]:

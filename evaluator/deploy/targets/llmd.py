@@ -56,9 +56,9 @@ def llmd(design: Design, launches: list[Launch]) -> dict[str, str]:
         values[side] = {"create": False} if launch is None else _side(design, launch)
     scorers, remark = _scorers(design)
     files = {PICKER: dumps_yaml(_picker(scorers))} if scorers else {}
-    told = [f"not the same: {line}" for line in llmd_remarks(design, launches)]
-    told += [] if remark else [f"the design's router: {PICKER}, plugins of llm-d's inference scheduler"]
-    lines = "".join(f"# {line}\n" for line in told)
+    notes_of_router = [f"not the same: {line}" for line in llmd_remarks(design, launches)]
+    notes_of_router += [] if remark else [f"the design's router: {PICKER}, plugins of llm-d's inference scheduler"]
+    lines = "".join(f"# {line}\n" for line in notes_of_router)
     return {VALUES: manifest_head(design, launches) + lines + dumps_yaml(values), **files}
 
 

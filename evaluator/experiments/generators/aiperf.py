@@ -28,8 +28,8 @@ def read(content: Mapping[str, Any], label: str) -> list[MeasuredRun]:
     # A metric like all others in this file, of which the only statistic is called the average.
     requests = _average(content, "request_count")
     config = content.get("input_config")
-    arrivals, asked, notes = _load(config if isinstance(config, Mapping) else {})
-    count = int(requests or asked or 0)
+    arrivals, planned, notes = _load(config if isinstance(config, Mapping) else {})
+    count = int(requests or planned or 0)
     if not count:
         raise InputError("request_count is missing, and so is the number of requests in input_config")
     # AIPerf 0.13 writes both; a file that has neither says nothing against its end.

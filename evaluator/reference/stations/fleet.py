@@ -368,14 +368,14 @@ class DeviceBudget:
         return (self._devices - taken) // self._of_replica[self.fleets.index(fleet)]
 
     def _shared(self, wanted: Sequence[int]) -> list[int]:
-        asked = sum(number * devices for number, devices in zip(wanted, self._of_replica, strict=True))
-        if asked <= self._devices:
+        devices_wanted = sum(number * devices for number, devices in zip(wanted, self._of_replica, strict=True))
+        if devices_wanted <= self._devices:
             return list(wanted)
         left, allowed = self._devices, []
         later = sum(fleet.policy.least * devices for fleet, devices in zip(self.fleets, self._of_replica, strict=True))
         for place, (fleet, devices) in enumerate(zip(self.fleets, self._of_replica, strict=True)):
             later -= fleet.policy.least * devices  # what those behind it get in any case
-            share = round(wanted[place] * self._devices / asked) if place + 1 < len(wanted) else wanted[place]
+            share = round(wanted[place] * self._devices / devices_wanted) if place + 1 < len(wanted) else wanted[place]
             allowed.append(max(min(share, (left - later) // devices), fleet.policy.least))
             left -= allowed[-1] * devices
         return allowed

@@ -235,8 +235,8 @@ def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
 
 def _sets(ds: xr.Dataset, able: np.ndarray) -> str:
     """The calibration sets of designs, where the result says them row by row, and what the scenario asked for."""
-    asked = f"asked for: {ds.attrs.get('calibration', 'unknown')}"
-    return f"{asked}; {_counted(ds, 'calibration_set', able)}" if "calibration_set" in ds else asked
+    stated = f"asked for: {ds.attrs.get('calibration', 'unknown')}"
+    return f"{stated}; {_counted(ds, 'calibration_set', able)}" if "calibration_set" in ds else stated
 
 
 def _expected(ds: xr.Dataset, able: np.ndarray) -> str:

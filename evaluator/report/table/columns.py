@@ -60,7 +60,7 @@ def _on_two_lines(column: Column) -> Column:
     words = column.head.split()
     if column.unit or column.rank < KEPT or len(words) < 2 or len(column.head) <= max(map(len, column.cells)):
         return column
-    halves = [(" ".join(words[:at]), " ".join(words[at:])) for at in range(1, len(words))]
+    halves = [(" ".join(words[:cut]), " ".join(words[cut:])) for cut in range(1, len(words))]
     head, below = min(halves, key=lambda both: max(map(len, both)))
     return replace(column, head=head, unit=below)
 
@@ -69,7 +69,7 @@ def _shorter(columns: Sequence[Column]) -> list[Column] | None:
     """The columns with the widest text cut by a character; None where none can be cut."""
     for column in sorted(columns, key=lambda column: -column.width):
         if column.text and column.width > TEXT_WIDTH and (cut := _shortened(column, column.width - 1)):
-            return [cut if one is column else one for one in columns]
+            return [cut if candidate is column else candidate for candidate in columns]
     return None
 
 

@@ -78,7 +78,7 @@ def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any], by: str
         if np.isfinite(error).any():
             columns.append(Column("±", "", percents(error), _ERROR))
         columns.append(Column("limit", "", tuple(map(str, ds["goodput_limit"].values[rows])), 30, text=True))
-    asked = _BY.get(by, ()) if question["rate_rps"] is None else _OF_A_RATE
+    heads = _BY.get(by, ()) if question["rate_rps"] is None else _OF_A_RATE
     alike = _same(ds, "devices")  # then the goodput per GPU says what the goodput says
     for name, head, unit, rank in _COLUMNS:
         if name not in ds or not np.isfinite(ds[name].values[rows]).any():
@@ -87,7 +87,7 @@ def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any], by: str
             continue
         values = ds[name].values[rows]
         shown = tuple(f"{number:.0f}" for number in values) if name == "devices" else cells(values)
-        columns.append(Column(head, unit, shown, KEPT if name in asked else rank))
+        columns.append(Column(head, unit, shown, KEPT if name in heads else rank))
     columns += latency_columns(ds, rows, cells, _LATENCIES, _OTHER_LATENCIES)
     columns.append(Column("busy", "", percents(ds["utilisation"].values[rows]), 20))
     return columns
