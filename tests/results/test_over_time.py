@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import evaluator
 from evaluator.cli.app import app
 from evaluator.errors import InputError
+from evaluator.report.picture.over_time import over_time_figure
 from evaluator.results.over_time import over_time
 
 SCENARIO = {
@@ -65,7 +66,12 @@ def test_replicas_are_counted_while_the_run_is_on():
     np.testing.assert_allclose(over_time(requests, 2.0, alive=spans)["replicas"], [2, 2, 2 * 0.5 / 1.5])
     # The run of the first seed ends with its last request, which is lost while both of its replicas are down.
     del requests["lost"]
-    np.testing.assert_allclose(over_time(requests, 1.0, up=spans)["replicas_up"], [2, 2, 2, 2, 2, np.nan])
+    ds = over_time(requests, 1.0, up=spans)
+    np.testing.assert_allclose(ds["replicas_up"], [2, 2, 2, 2, 2, np.nan])
+    # Nobody has a time per token, which has no panel then.
+    pytest.importorskip("matplotlib")
+    labels = [axes.get_ylabel() for axes in over_time_figure(ds, "a run").axes]
+    assert labels == ["requests/s", "requests", "replicas", "TTFT (s)"]
 
 
 def test_quantiles_are_in_the_order_in_which_they_are_asked_for(simulation):

@@ -25,8 +25,10 @@ def plot_over_time(ds: xr.Dataset, path: str | Path, title: str) -> Path:
 def over_time_figure(ds: xr.Dataset, title: str) -> Any:
     """The figure of ``plot_over_time``."""
     fleet = "replicas" in ds or "replicas_up" in ds
-    figure = canvas(8.5, 9.8 if fleet else 8.2)
     contents = [_rates(ds), _in_system(ds), *([_replicas(ds)] if fleet else []), *_latencies(ds)]
+    # Answers of one token have no time per token: an empty panel would look as if it were 0.
+    contents = [(label, lines) for label, lines in contents if any(np.isfinite(line.values).any() for line in lines)]
+    figure = canvas(8.5, 1.8 + 1.6 * len(contents))
     panels = figure.subplots(len(contents), 1, sharex=True)
     figure.subplots_adjust(0.1, 0.09, 0.97, 0.89, hspace=0.28)
     begins, window = ds["time"].values, ds.attrs["window_s"]

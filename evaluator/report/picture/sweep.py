@@ -49,10 +49,12 @@ def figure_of(ds: xr.Dataset) -> Any:
 def single(ds: xr.Dataset) -> Any:
     """One configuration: its latencies at every quantile, with standard errors."""
     figure = canvas(9.0, 3.8)
-    grid = figure.subplots(1, 3)
+    # Of one that answered nobody there is one empty panel; without a time per token there is none of it.
+    known = [latency for latency in _LATENCIES if np.isfinite(ds[latency[0]].values).any()] or _LATENCIES[:1]
+    grid = figure.subplots(1, len(known), squeeze=False)[0]
     figure.subplots_adjust(0.08, 0.2, 0.98, 0.74, wspace=0.32)
     names = [f"p{100 * level:g}" for level in ds["quantile"].values]
-    for axes, (name, heading, scale) in zip(grid, _LATENCIES, strict=True):
+    for axes, (name, heading, scale) in zip(grid, known, strict=True):
         error = ds.get(f"{name}_stderr")
         bars = None if error is None else error.values[0] * scale  # none where it is not known
         axes.bar(names, np.nan_to_num(ds[name].values[0]) * scale, 0.6, yerr=bars, color=COLOURS[0], ecolor=GREY)

@@ -107,6 +107,9 @@ def test_latencies_that_no_request_has_are_left_out(tmp_path):
     ds["tpot_s"][:] = np.nan
     labels = [axes.get_ylabel() for axes in figure_of(ds).axes]
     assert labels == ["TTFT p90 (s)", "requests within SLO (%)"]
+    one = sweep()
+    one["tpot_s"][:] = np.nan
+    assert [axes.get_title(loc="left") for axes in figure_of(one).axes] == ["TTFT (s)", "end to end (s)"]
 
 
 @needs_matplotlib
