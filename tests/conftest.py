@@ -67,15 +67,15 @@ OF_A_PROCESS = (
         "report/page/test_browser.py", "cli/test_interruptions.py", "execution/test_cluster.py",
         "observe/test_observe.py", "cli/test_signals.py", "package/test_notebooks.py", "simulation/test_perfetto.py",
         "package/test_wheel.py", "deploy/test_send_load.py", "plan/test_worth.py", "cli/test_robustness.py",
-        "package/test_examples.py", "report",
+        "results/test_shards.py", "package/test_examples.py", "report",
     ),
 )  # fmt: skip
 """Folders and files in the order in which one of three processes takes them, and the second, and the third.
 
 Tests of the first two share programs: one that two processes need is compiled twice, if they need it at one time, and
-traced twice in any case. Those of the third wait, most of the time, for processes that they start: on two cores the
-first two are busy meanwhile. What else takes long stands at the end, so that it is begun early. A file named by itself
-belongs there rather than where its folder does."""
+traced twice in any case. Those of the third wait, most of the time, for processes that they start, from one server as
+far as they are forked (``tests/forked.py``): on two cores the first two are busy meanwhile. What else takes long stands
+at the end, so that it is begun early. A file named by itself belongs there rather than where its folder does."""
 
 TRIMMED_BYTES, MOST_BYTES = 1 << 30, 2 << 30
 """Of a process between two files: above the first, freed memory is given back, above the second, programs are, too."""
@@ -240,13 +240,17 @@ def _few_shapes(request):
         yield
         return
     from evaluator.plan import groups
-    from tests.shapes import CACHE_CELLS, in_few_shapes
+    from tests.shapes import CACHE_CELLS, LANES, in_few_shapes
 
     exact = groups.station_group
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "station_group", lambda *asked: in_few_shapes(exact(*asked)))
         if "evaluator.compare.simulate" in sys.modules:  # which has the function under a name of its own
-            patch.setattr("evaluator.compare.simulate.station_group", groups.station_group)
+            from evaluator.compare import simulate
+
+            run = simulate._run
+            patch.setattr(simulate, "station_group", groups.station_group)
+            patch.setattr(simulate, "_run", lambda which, given, lanes: run(which, given, max(lanes, LANES)))
         if "jax" in sys.modules:  # which this module would load
             patch.setattr("evaluator.simulation.request_dependencies.SMALLEST", CACHE_CELLS)
         yield exact

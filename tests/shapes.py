@@ -11,8 +11,11 @@ from dataclasses import replace
 
 from evaluator.plan import StationGroup
 
-RINGS, SLOTS, BRANCHES = (1024, 4096), (512, 2048, 8192, 32_768), (8,)
-"""Steps of a ring, requests of a lane and branches of a request; beyond these a size stays as it is."""
+RINGS, RINGS_TOGETHER, SLOTS, BRANCHES = (4096,), (1024, 4096), (2048, 8192, 32_768), (8,)
+"""Steps of a ring, of one replica or of several that run together, which clear a ring each; requests of a lane and
+branches of a request. Beyond these a size stays as it is."""
+LANES = 32
+"""Lanes of a call, as sweeps have them: a comparison has one for each of its seeds, and would have other programs."""
 CACHE_CELLS = 32_768
 """Blocks of a prefix cache, and names of their contents: as many as the largest of these tests needs."""
 EXPERTS, RAMPS = (5,), (2,)
@@ -45,7 +48,7 @@ def in_few_shapes(group: StationGroup) -> StationGroup:
     return replace(
         group,
         key=replace(key, admits_first=admits_first, **wider),
-        ring=_next(group.ring, RINGS),
+        ring=_next(group.ring, RINGS if key.replicas == 1 else RINGS_TOGETHER),
         rows=rows,
         lane_requests=_next(group.lane_requests, SLOTS),
     )
