@@ -135,6 +135,15 @@ def test_the_traffic_of_the_docs_can_run(capsys):
     assert 0 < float(seconds) < 1 and met.split() == ["[[", "True", "False]]"]
 
 
+def test_the_day_of_chat_and_agents_of_the_docs_can_run(tmp_path, monkeypatch):
+    """Of a hundredth of its conversations and tasks."""
+    (write,) = [block for block in blocks("questions.md", "python") if "day.jsonl" in block]
+    (asked,) = [block for block in blocks("questions.md", "yaml") if "day.jsonl" in block]
+    monkeypatch.chdir(tmp_path)
+    exec(write.replace("starts(3000)", "starts(30)").replace("starts(300)", "starts(3)"), {})
+    assert len(feasible(loads_yaml(asked))) == 6
+
+
 def test_the_pipelines_of_the_docs_can_run():
     pipeline, images, retrieval = map(loads_yaml, blocks("pipelines.md", "yaml"))
     assert len(feasible(images)) == 1
