@@ -39,6 +39,7 @@ RUNS: dict[str, tuple[str, int, str, tuple[str, ...]]] = {
     "the same, by what the router has sent": (TALKS, 4, "prefix_approximate", ()),
     "the same, by scores": (TALKS, 4, "{prefix_aware: {scores: {}}}", ()),
     "the same, by the caches ten seconds ago": (TALKS, 4, "{prefix_aware: {events_delay_s: 10s}}", ()),
+    "... and what was sent since": (TALKS, 4, "{prefix_aware: {events_delay_s: 10s, predicted_ttl_s: 10s}}", ()),
     "four replicas, prefix_aware, agents that start others": (TASKS, 4, "prefix_aware", ()),
 }
 
