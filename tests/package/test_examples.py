@@ -141,7 +141,7 @@ def test_the_day_of_chat_and_agents_of_the_docs_can_run(tmp_path, monkeypatch):
     (asked,) = [block for block in blocks("questions.md", "yaml") if "day.jsonl" in block]
     monkeypatch.chdir(tmp_path)
     exec(write.replace("starts(3000)", "starts(30)").replace("starts(300)", "starts(3)"), {})
-    assert len(feasible(loads_yaml(asked))) == 6
+    assert len(feasible(loads_yaml(asked))) == 7
 
 
 def test_the_pipelines_of_the_docs_can_run():
