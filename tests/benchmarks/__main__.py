@@ -16,6 +16,7 @@ from tests.benchmarks import (  # noqa: F401
     joint,
     joint_pools,
     kv_storage,
+    loop_copies,
     mist,
     pipeline,
     prefixes,
