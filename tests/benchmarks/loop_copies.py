@@ -1,0 +1,153 @@
+"""Whether the event loops copy arrays of all requests: each trip would take time by the length of the run.
+
+XLA updates an array of a loop in place only where nothing reads its old content afterwards; how reads and writes are
+put in order says ``stations.engine.common.rings``. Where the order is missed, results are right and short runs hardly
+slower, so that neither tests nor benchmarks of 1,000 requests show it: a day of 170,000 requests took minutes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import yaml
+
+from tests.benchmarks.registry import Row, benchmark
+from tests.benchmarks.timing import in_process
+
+REQUESTS = 4000
+"""Of each case: more than any array has cells that is not of all requests or of what they have."""
+
+_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
+_LOOP = re.compile(r"\bbody=%?([\w.\-]+)")
+_CALLED = re.compile(r"\b(?:true_computation|false_computation|to_apply|calls)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_COPY = re.compile(r"= (\w+)\[([\d,]+)\]\S* copy\(")
+
+_BASE = {
+    "name": "loop-copies",
+    "workload": {
+        "arrivals": {"process": "poisson", "rate_rps": 8},
+        "lengths": {
+            "source": "lognormal", "prompt_mean": 300, "prompt_cv": 0.8, "prompt_max": 1000,
+            "output_mean": 80, "output_cv": 0.7, "output_max": 300,
+        },
+        "requests": REQUESTS,
+    },
+    "deployment": {
+        "model": "llama-3.1-8b",
+        "hardware": "l40s",
+        "kv": {"admission": "on_demand", "capacity_tokens": 20000},
+    },
+}  # fmt: skip
+_TURNS = "workload.sessions={turns: {mean: 4, max: 8}, think_s: {mean: 2}}"
+_USERS = "workload.arrivals={process: closed_loop, users: 40}"
+_CONTENT = "deployment.kv.prefix_caching=true"
+_FOUR = "deployment.replicas=4"
+_APART = "deployment.pools={prefill: {role: prefill, replicas: 2}, decode: {role: decode, replicas: 2}}"
+_SCALING = "deployment.autoscaling={metric: requests, target: 8, every_s: 10s, min_replicas: 1}"
+CASES: dict[str, tuple[str, ...]] = {
+    "in order of arrival": ("deployment.kv.admission=reserve",),
+    "on demand": (),
+    "least work left": ("deployment.batching.packing=least_work_left",),
+    "swapped out": ("deployment.kv.preemption=swap", "deployment.kv.swap_bandwidth=25GB/s"),
+    "pipeline ranks": ("deployment.pipeline_parallel=2",),
+    "drafts": ("deployment.speculative={method: ngram, tokens: 3, acceptance: 0.5}",),
+    "planned ahead": ("deployment.batching.planning=asynchronous",),
+    "SGLang": ("deployment.engine=sglang",),
+    "prefix cache": (_CONTENT, _TURNS),
+    "replicas": (_FOUR, "deployment.router=least_kv"),
+    "users over replicas": (_FOUR, "deployment.router=least_outstanding", _TURNS, _USERS),
+    "users over replicas, prefix cache": (_FOUR, "deployment.router=prefix_aware", _CONTENT, _TURNS, _USERS),
+    "users over replicas, planned ahead": (
+        _FOUR,
+        _CONTENT,
+        _TURNS,
+        _USERS,
+        "deployment.batching.planning=asynchronous",
+    ),
+    "a fleet": (_FOUR, "deployment.router=least_outstanding", _SCALING),
+    "prefill and decode apart": (
+        _APART,
+        "deployment.router=session",
+        "deployment.transfer.backpressure=true",
+        _CONTENT,
+        _TURNS,
+        _USERS,
+    ),
+}
+"""What is compiled, by the values that a scenario is given with ``--set``."""
+
+
+@benchmark("loop-copies")
+def loop_copies(quick: bool) -> Iterator[Row]:
+    """Copies of arrays of all requests within the event loops, by what is compiled; there should be none."""
+    for label, values in CASES.items():
+        copies = copies_of_case(values)
+        shapes = ", ".join(f"{count} x {shape}" for shape, count in copies.items())
+        yield Row(label, copies.total(), "copies", shapes)
+
+
+def copies_of_case(values: Iterable[str]) -> Counter[str]:
+    """Copies in the event loops of all programs that the sweep of a case compiles, by dtype and shape."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, scenario = Path(name), Path(name) / "scenario.yaml"
+        scenario.write_text(yaml.safe_dump(_BASE))
+        # Unoptimised by LLVM: copies are XLA's, and are there or not before LLVM sees the program.
+        flags = f"--xla_dump_to={folder / 'dump'} --xla_dump_hlo_as_text --xla_backend_optimization_level=0"
+        in_process(
+            "-m", "evaluator", "sweep", str(scenario), "--simulator", "iteration", "--quiet", "--top", "0",
+            "--out", str(folder / "out.nc"), *(f"--set={value}" for value in values),
+            environment={"EVALUATOR_CACHE": str(folder / "cache"), "XLA_FLAGS": flags},
+        )  # fmt: skip
+        programs = list((folder / "dump").glob("*run_lanes.cpu_after_optimizations.txt"))
+        assert programs, "no program was dumped: XLA has other names for its files now"
+        return sum((copies_in_loops(program.read_text(), REQUESTS) for program in programs), Counter())
+
+
+def copies_in_loops(program: str, least: int, depth: int = 2) -> Counter[str]:
+    """Copies of arrays of ``least`` and more cells in loops of an optimised program's text, by dtype and shape.
+
+    A loop over lanes holds the event loop, so that only loops at a ``depth`` of two and more are looked at: what is
+    copied once a lane takes no time.
+    """
+    computations, entry = _computations(program)
+    looked_at: set[str] = set()
+    todo = [(entry, 0)]
+    seen = set(todo)
+    while todo:
+        name, level = todo.pop()
+        if level >= depth:
+            looked_at.add(name)
+        text = computations.get(name, "")
+        called = _CALLED.findall(text) + [
+            one.strip(" %") for group in _BRANCHES.findall(text) for one in group.split(",")
+        ]
+        for following in [(body, min(level + 1, depth)) for body in _LOOP.findall(text)] + [
+            (one, level) for one in called
+        ]:
+            if following not in seen:
+                seen.add(following)
+                todo.append(following)
+    copies = [copy for name in looked_at for copy in _COPY.findall(computations.get(name, ""))]
+    large = [(dtype, cells) for dtype, cells in copies if math.prod(map(int, cells.split(","))) >= least]
+    return Counter(f"{dtype}[{cells}]" for dtype, cells in large)
+
+
+def _computations(program: str) -> tuple[dict[str, str], str]:
+    """The instructions of each computation of a program's text by its name, and the name of the one that is entered."""
+    computations: dict[str, list[str]] = {}
+    name = entry = ""
+    for line in program.splitlines():
+        header = None if line.startswith(" ") else _HEADER.match(line)
+        if header:
+            name = header["name"]
+            entry = name if header["entry"] else entry
+            computations[name] = []
+        elif name:
+            computations[name].append(line)
+    return {name: "\n".join(lines) for name, lines in computations.items()}, entry

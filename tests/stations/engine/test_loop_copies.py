@@ -1,0 +1,42 @@
+"""The event loops copy no array of all requests, which would make a run's time grow by the square of its length."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests.benchmarks.loop_copies import CASES, copies_in_loops, copies_of_case
+from tests.thorough import THOROUGH
+
+CELLS = 1000
+
+
+def _loops(body):
+    """The text of an optimised program: a loop over lanes around a loop with this body."""
+
+    def lane(start):
+        return jax.lax.while_loop(lambda carry: carry[0] < 9, body, (0, start, 0.0))[2]
+
+    return jax.jit(lambda starts: jax.lax.map(lane, starts)).lower(jnp.zeros((3, CELLS))).compile().as_text()
+
+
+def test_a_read_behind_a_write_is_a_copy():
+    def reads_the_old(carry):
+        i, cells, total = carry
+        written = cells.at[i].set(total)
+        return i + 1, written, total + jnp.dot(cells, written)
+
+    def reads_the_new(carry):
+        i, cells, total = carry
+        written = cells.at[i].set(total)
+        return i + 1, written, total + written.sum()
+
+    copies = copies_in_loops(_loops(reads_the_old), CELLS)
+    assert copies.total() > 0
+    assert set(copies) == {f"f64[{CELLS}]"}
+    assert not copies_in_loops(_loops(reads_the_old), CELLS + 1)
+    assert not copies_in_loops(_loops(reads_the_new), CELLS)
+
+
+@pytest.mark.parametrize("label", list(CASES) if THOROUGH else ["users over replicas"])
+def test_event_loops_copy_no_array_of_all_requests(label):
+    assert not copies_of_case(CASES[label])
