@@ -7,10 +7,7 @@ slower, so that neither tests nor benchmarks of 1,000 requests show it: a day of
 
 from __future__ import annotations
 
-import math
-import re
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,15 +15,10 @@ import yaml
 
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import in_process
+from tests.stations.engine.copies import copied_on_a_trip
 
 REQUESTS = 4000
 """Of each case: more than any array has cells that is not of all requests or of what they have."""
-
-_HEADER = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) \(.*\{\s*$")
-_LOOP = re.compile(r"\bbody=%?([\w.\-]+)")
-_CALLED = re.compile(r"\b(?:true_computation|false_computation|to_apply|calls)=%?([\w.\-]+)")
-_BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_COPY = re.compile(r"= (\w+)\[([\d,]+)\]\S* copy\(")
 
 _BASE = {
     "name": "loop-copies",
@@ -49,7 +41,7 @@ _USERS = "workload.arrivals={process: closed_loop, users: 40}"
 _CONTENT = "deployment.kv.prefix_caching=true"
 _FOUR = "deployment.replicas=4"
 _APART = "deployment.pools={prefill: {role: prefill, replicas: 2}, decode: {role: decode, replicas: 2}}"
-_SCALING = "deployment.autoscaling={metric: requests, target: 8, every_s: 10s, min_replicas: 1}"
+_SCALING = "deployment.autoscaling={metric: ttft, target: 1, every_s: 10s, min_replicas: 1, start_up_s: 5s}"
 CASES: dict[str, tuple[str, ...]] = {
     "in order of arrival": ("deployment.kv.admission=reserve",),
     "on demand": (),
@@ -63,6 +55,13 @@ CASES: dict[str, tuple[str, ...]] = {
     "replicas": (_FOUR, "deployment.router=least_kv"),
     "users over replicas": (_FOUR, "deployment.router=least_outstanding", _TURNS, _USERS),
     "users over replicas, prefix cache": (_FOUR, "deployment.router=prefix_aware", _CONTENT, _TURNS, _USERS),
+    "a router that guesses caches": (_FOUR, "deployment.router=prefix_approximate", _CONTENT, _TURNS),
+    "a router that is told late": (
+        _FOUR,
+        "deployment.router={prefix_aware: {events_delay_s: 1s}}",
+        _CONTENT,
+        _TURNS,
+    ),
     "users over replicas, planned ahead": (
         _FOUR,
         _CONTENT,
@@ -88,12 +87,11 @@ def loop_copies(quick: bool) -> Iterator[Row]:
     """Copies of arrays of all requests within the event loops, by what is compiled; there should be none."""
     for label, values in CASES.items():
         copies = copies_of_case(values)
-        shapes = ", ".join(f"{count} x {shape}" for shape, count in copies.items())
-        yield Row(label, copies.total(), "copies", shapes)
+        yield Row(label, len(copies), "copies", ", ".join(copies))
 
 
-def copies_of_case(values: Iterable[str]) -> Counter[str]:
-    """Copies in the event loops of all programs that the sweep of a case compiles, by dtype and shape."""
+def copies_of_case(values: Iterable[str]) -> list[str]:
+    """What the event loops of all programs copy that the sweep of a case compiles: arrays, and where."""
     with tempfile.TemporaryDirectory() as name:
         folder, scenario = Path(name), Path(name) / "scenario.yaml"
         scenario.write_text(yaml.safe_dump(_BASE))
@@ -106,48 +104,4 @@ def copies_of_case(values: Iterable[str]) -> Counter[str]:
         )  # fmt: skip
         programs = list((folder / "dump").glob("*run_lanes.cpu_after_optimizations.txt"))
         assert programs, "no program was dumped: XLA has other names for its files now"
-        return sum((copies_in_loops(program.read_text(), REQUESTS) for program in programs), Counter())
-
-
-def copies_in_loops(program: str, least: int, depth: int = 2) -> Counter[str]:
-    """Copies of arrays of ``least`` and more cells in loops of an optimised program's text, by dtype and shape.
-
-    A loop over lanes holds the event loop, so that only loops at a ``depth`` of two and more are looked at: what is
-    copied once a lane takes no time.
-    """
-    computations, entry = _computations(program)
-    looked_at: set[str] = set()
-    todo = [(entry, 0)]
-    seen = set(todo)
-    while todo:
-        name, level = todo.pop()
-        if level >= depth:
-            looked_at.add(name)
-        text = computations.get(name, "")
-        called = _CALLED.findall(text) + [
-            one.strip(" %") for group in _BRANCHES.findall(text) for one in group.split(",")
-        ]
-        for following in [(body, min(level + 1, depth)) for body in _LOOP.findall(text)] + [
-            (one, level) for one in called
-        ]:
-            if following not in seen:
-                seen.add(following)
-                todo.append(following)
-    copies = [copy for name in looked_at for copy in _COPY.findall(computations.get(name, ""))]
-    large = [(dtype, cells) for dtype, cells in copies if math.prod(map(int, cells.split(","))) >= least]
-    return Counter(f"{dtype}[{cells}]" for dtype, cells in large)
-
-
-def _computations(program: str) -> tuple[dict[str, str], str]:
-    """The instructions of each computation of a program's text by its name, and the name of the one that is entered."""
-    computations: dict[str, list[str]] = {}
-    name = entry = ""
-    for line in program.splitlines():
-        header = None if line.startswith(" ") else _HEADER.match(line)
-        if header:
-            name = header["name"]
-            entry = name if header["entry"] else entry
-            computations[name] = []
-        elif name:
-            computations[name].append(line)
-    return {name: "\n".join(lines) for name, lines in computations.items()}, entry
+        return [copy for program in programs for copy in copied_on_a_trip(program.read_text(), REQUESTS)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 
-_CALLED = re.compile(r"(?:body|condition|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
+_CALLED = re.compile(r"(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
 _COPY = re.compile(r"= (\w+\[([\d,]+)\])\S* copy\(")
 

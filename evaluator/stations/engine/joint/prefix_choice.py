@@ -14,7 +14,7 @@ from evaluator.stations.engine.common.arrays import Flag, FlagPerReplica, FloatP
 from evaluator.stations.engine.common.rings import read, write
 from evaluator.stations.engine.joint.late_caches import Heard, hear, late_blocks
 from evaluator.stations.engine.joint.pools import given_at
-from evaluator.stations.engine.joint.sent_blocks import remember, remembered_blocks, without_expired
+from evaluator.stations.engine.joint.sent_blocks import remember, remembered_blocks, with_time, without_expired
 from evaluator.stations.engine.joint.state import ClusterState, not_waiting, row_of
 from evaluator.stations.engine.preemptive.lane import ByPrefix, Given, Late, ScoreWeights
 from evaluator.stations.engine.preemptive.prefix_cache import look_up
@@ -34,7 +34,8 @@ def choose_by_prefix(
 ) -> tuple[ClusterState, Int]:
     """Of the replicas that are ``there`` that of request ``i``, and the cluster as the router remembers it."""
     if cluster.sent is not None:
-        sent = without_expired(given, cluster.sent, cluster.state.clock, _remembers(by))
+        sent = with_time(given, cluster.sent, i, cluster.state.clock, _remembers(by))
+        sent = without_expired(given, sent, cluster.state.clock, _remembers(by))
         cluster = cluster._replace(sent=sent)
     cluster, hits, known = _known_blocks(given, cluster, by, i, there)
     chosen = _by_rule(given, cluster, by, i, there, hits, known)

@@ -82,8 +82,17 @@ def remembered_blocks(given: Given, sent: RememberedBlocks, i: Int, on: Flag) ->
     return lax.while_loop(lambda carry: carry[0] < carry[1], look, start)[2]
 
 
+def with_time(given: Given, sent: RememberedBlocks, i: Int, now: Float, on: Flag) -> RememberedBlocks:
+    """With the time at which request ``i`` is sent, if ``on``, which is nobody's until it is remembered."""
+    # Before the times of others are read: behind that XLA would copy those of all requests (``common.rings``).
+    return sent._replace(sent_s=write(sent.sent_s, jnp.where(on, i, given.padding()), now))
+
+
 def remember(given: Given, sent: RememberedBlocks, i: Int, r: Int, now: Float, on: Flag) -> RememberedBlocks:
-    """Request ``i`` is sent to replica ``r``, if ``on``; what is more than the memory has room for is forgotten."""
+    """Request ``i`` is sent to replica ``r``, if ``on``, at the time that it has (``with_time``).
+
+    What is more than the memory has room for is forgotten.
+    """
     stop, turn = jnp.where(on, _whole_blocks(given, i), 0), read(sent.turns, r) + 1
     oldest_turn, first = read(sent.oldest_turn, r), read(sent.place, r)
 
@@ -100,7 +109,6 @@ def remember(given: Given, sent: RememberedBlocks, i: Int, r: Int, now: Float, o
     padding = given.padding()
     sent = sent._replace(
         turn=table,
-        sent_s=write(sent.sent_s, jnp.where(on, i, padding), now),
         next=write(sent.next, jnp.where(on & ~nobody, read(sent.latest, r), padding), i),
         turns=write(sent.turns, r, jnp.where(on, turn, turn - 1)),
         latest=write(sent.latest, r, jnp.where(on, i, read(sent.latest, r))),
