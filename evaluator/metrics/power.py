@@ -28,7 +28,7 @@ class PowerLaw(NamedTuple):
 
 
 A100 = PowerLaw(busy=0.1825, bytes=1.721, flops=2.509)
-H100 = PowerLaw(busy=0.371, bytes=0.896, flops=5.421)
+H100 = PowerLaw(busy=0.373, bytes=0.888, flops=5.284)
 LAWS = {"ampere": A100, "ampere-ga102": A100}
 """Laws by architecture. Of other ones, newer or of other makers, nothing is measured: they have the H100's."""
 

@@ -36,7 +36,7 @@ def test_the_constants_of_the_h100_are_those_of_the_fit(mlenergy):
 
 def test_the_error_of_the_h100_is_as_stated(mlenergy):
     error = power.part_of_tdp(H100, mlenergy) / mlenergy["part"] - 1.0
-    assert np.abs(error).mean() == pytest.approx(0.103, abs=1e-3)
+    assert np.abs(error).mean() == pytest.approx(0.104, abs=1e-3)
     # It was 15 % too high with 8 at a time and 12 % too low with 256 and more by a law of the A100.
     assert (error.groupby(mlenergy["batch"]).median().abs() < 0.12).all()
 
