@@ -125,6 +125,10 @@ def without_expired(given: Given, sent: RememberedBlocks, now: Float, on: Flag) 
 
     def forget(carry: tuple[Int, RememberedBlocks]) -> tuple[Int, RememberedBlocks]:
         r, sent = carry
+        # Written back as it was: an array that a loop only reads XLA copies before it (``common.rings``), here for each
+        # request.
+        oldest = jnp.maximum(read(sent.oldest, r), 0)
+        sent = sent._replace(sent_s=write(sent.sent_s, oldest, read_once(sent.sent_s, oldest)))
         return r + 1, _forget(given, sent, r, now)
 
     return lax.while_loop(lambda carry: carry[0] < stop, forget, (jnp.int32(0), sent))[1]
