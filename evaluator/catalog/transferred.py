@@ -41,7 +41,7 @@ def _set_of_others(hardware: str, link: str, engine: str, nearest: str, folders:
     another catalog is asked anew."""
     others = [nearest] if nearest else [name for name in measured_devices(engine) if name != hardware]
     # The same kernels run on processors of one architecture, and in servers alike; the median over several
-    # architectures is of kernels alone, since what servers make of them was judged so (calibration/README.md).
+    # architectures is of kernels alone, since what servers make of them was judged so (calibration/sets.md).
     candidates = [set_of_device(name, engine) if nearest else _with_own_host(name, engine) for name in others]
     sets = [calibration for calibration in candidates if calibration is not None]  # all: each has kernels
     # `link` among the same devices as `sets`: one of another architecture is not in the median, whatever its link.
@@ -59,7 +59,7 @@ def measured_devices(engine: str) -> list[str]:
     """Devices of the catalog whose kernels of an engine were measured, for a median over architectures.
 
     A device that is served as its relative (``relatives``) has no part in it: with a B200, a GB200 and a GB300 the
-    median would be Blackwell's, and predicts devices of other architectures no better (calibration/README.md).
+    median would be Blackwell's, and predicts devices of other architectures no better (calibration/sets.md).
     """
     serving = f"-{DEFAULT_ENGINE}.serving"
     measured = _measured(engine, catalog_folders())

@@ -77,7 +77,7 @@ ErrorsOption = Annotated[
     typer.Option(
         metavar="FILE",
         help="Put the errors into this table of expected errors (.yaml), as those of the "
-        "case that --held-out and --calibration make; see calibration/README.md.",
+        "case that --held-out and --calibration make; see calibration/expected-errors.md.",
     ),
 ]
 

@@ -140,7 +140,7 @@ def test_shipped_errors_of_large_batches_are_larger():
     for case in ("runs", "other_models", "other_releases", "other_devices", "kernels_and_host"):
         few, some, many = (shipped.of((case,), "itl_mean", concurrency=at) for at in (8, 64, 512))
         assert few < some and few < many, case
-    # docs/accuracy.md and calibration/README.md: up to five times as large as of few
+    # docs/accuracy.md and calibration/expected-errors.md: up to five times as large as of few
     near = [[shipped.of((case,), "itl_mean", concurrency=at) for at in (8, 512)] for case in ("runs", "other_models")]
     assert 4.5 < max(many / few for few, many in near) < 5.0
     assert all(CASES[case].farther in ("", *CASES) for case in CASES)

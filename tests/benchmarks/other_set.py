@@ -1,4 +1,4 @@
-"""How far the kernels of a device are off by a set that was not fitted to them: tables of calibration/README.md.
+"""How far the kernels of a device are off by a set that was not fitted to them: tables of calibration/sets.md.
 
 ``python -m tests.benchmarks.other_set DATA... --hardware h20 --calibration h100-sxm-vllm`` judges all calls of the
 device above 20 us (``transferred``: by the median of other devices), and prints the median of the absolute errors,

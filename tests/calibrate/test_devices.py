@@ -32,7 +32,7 @@ TABLES = {
 
 @pytest.mark.parametrize("head", TABLES)
 def test_the_tables_of_more_devices_are_those_of_their_sets(head):
-    """calibration/README.md, medians and 90th percentiles of what was held out (in the sample where few were)."""
+    """calibration/sets.md, medians and 90th percentiles of what was held out (in the sample where few were)."""
     text = README.read_text()
     lines = text[text.index(head) :].split("\n\n")[0].splitlines()[2:]
     table = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)}
@@ -47,7 +47,7 @@ def test_the_tables_of_more_devices_are_those_of_their_sets(head):
 
 @pytest.mark.parametrize(("hardware", "column"), [("h20", 1), ("h800", 3)])
 def test_export_versions_by_the_set_of_the_h100_are_as_told(hardware, column, data_folder, capsys):
-    """calibration/README.md, by the command that stands beside the table."""
+    """calibration/sets.md, by the command that stands beside the table."""
     tables = [str(data_folder / f"infersim_{name}.csv") for name in ("gemm", "attention")]
     other_set.main([*tables, "--hardware", hardware, "--calibration", "h100-sxm-vllm"])
     printed = {line.split()[0]: line.partition(" calls ")[2] for line in capsys.readouterr().out.splitlines()}

@@ -80,7 +80,7 @@ def test_sets_of_amd_say_what_is_of_others(hardware):
 )
 def test_amd_serves_as_mlperf_measured_it(hardware, rate_rps, measured_s, error):
     """Llama-2-70B in fp8 on one GPU of eight, AMD's own results of MLPerf 5.1 (closed division, Interactive), within
-    the errors that calibration/README.md states; by a data sheet these are 36 and 42 %."""
+    the errors that calibration/sets.md states; by a data sheet these are 36 and 42 %."""
     told = estimate(
         "llama-2-70b", hardware, prompt_tokens=222, output_tokens=300, rate_rps=rate_rps, max_num_seqs=600,
         precision=Precision("fp8", "fp8", "fp8"),
@@ -123,7 +123,7 @@ def test_a_transferred_set_is_the_median_of_the_others(data_folder):
 
 
 def test_the_table_of_errors_is_that_of_the_sets():
-    """calibration/README.md, medians and 90th percentiles of what was held out, in per cent."""
+    """calibration/sets.md, medians and 90th percentiles of what was held out, in per cent."""
     text = (Path(__file__).resolve().parents[2] / "calibration" / "README.md").read_text()
     lines = [line.split(" | ") for line in text[: text.index("## Hardware without")].splitlines() if "%)" in line]
     sets = [load_calibration(f"{hardware}-vllm", hardware).fit["errors"] for hardware in FITTED]

@@ -25,7 +25,7 @@ def context_ns(backend, kv):
 
 
 def test_kv_in_8_bits_is_read_more_slowly_than_by_the_engines_choice():
-    """2.7 TB/s instead of 7 and more: 164 kB a token take 60 ns, as calibration/README.md says of these kernels."""
+    """2.7 TB/s instead of 7 and more: 164 kB a token take 60 ns, as calibration/host.md says of these kernels."""
     assert context_ns("flashinfer", "fp8") == pytest.approx(163840 / 2.7e12 * 1e9, rel=0.02)
     assert context_ns(AUTO, "fp8") < 0.6 * context_ns("flashinfer", "fp8")
     assert context_ns("flashinfer", "bf16") == pytest.approx(context_ns("flashinfer", "fp8"), rel=0.05)

@@ -103,9 +103,9 @@ def test_the_scenarios_of_the_docs_can_run():
 
 def test_the_deployments_of_the_docs_can_run(tmp_path, monkeypatch):
     text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
-    pools, drafts, lora, affinity, offloaded, apart, users, agents, tasks, late = map(
-        loads_yaml, blocks("deployments.md", "yaml")
-    )
+    pools, drafts = map(loads_yaml, blocks("deployments.md", "yaml"))
+    lora, affinity = map(loads_yaml, blocks("lora.md", "yaml"))
+    offloaded, apart, users, agents, tasks, late = map(loads_yaml, blocks("caches.md", "yaml"))
     assert len(feasible({key: text[key] for key in ("name", "workload", "slo")} | pools)) == 4
     axes = {key: axis for key, axis in text["sweep"].items() if key != "deployment.batching"}  # 512 tokens are too few
     feasible(text | {"deployment": text["deployment"] | drafts["deployment"], "sweep": axes})
@@ -114,7 +114,7 @@ def test_the_deployments_of_the_docs_can_run(tmp_path, monkeypatch):
     assert len(feasible(affinity)) == 5 and len(feasible(late)) > 1
     for each in (users, users | {"deployment": users["deployment"] | offloaded["deployment"]}, apart, agents):
         assert len(feasible(each)) == 1
-    (calls,) = blocks("deployments.md", "json")
+    (calls,) = blocks("caches.md", "json")
     (tmp_path / "tasks.jsonl").write_text(calls, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     found = simulate(tasks)
@@ -124,7 +124,7 @@ def test_the_deployments_of_the_docs_can_run(tmp_path, monkeypatch):
 
 def test_the_traffic_of_the_docs_can_run(capsys):
     text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
-    for asked in map(loads_yaml, blocks("traffic.md", "yaml")):
+    for asked in map(loads_yaml, [*blocks("traffic.md", "yaml"), *blocks("fleets.md", "yaml")]):
         workload, deployment = (text[part] | asked.get(part, {}) for part in ("workload", "deployment"))
         deployment |= {"hardware": "h200-sxm", "tensor_parallel": 4}
         deployment["batching"] = {"max_num_seqs": 64} | asked.get("deployment", {}).get("batching", {})

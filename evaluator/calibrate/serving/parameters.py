@@ -134,7 +134,7 @@ _OF_SERVERS = (
 )  # fmt: skip
 OWN_PARAMETERS: tuple[RunParameter, ...] = (*PARAMETERS, *_OF_SERVERS)
 """Of a user's server also these, which the campaigns above do not tell: their prompts are short, or found in caches. As
-wide as kernels of products and attention are missed (calibration/README.md: 4 to 9 % in the median), and as layouts and
+wide as kernels of products and attention are missed (calibration/sets.md: 4 to 9 % in the median), and as layouts and
 models of one host differ (the same, "Launches": 5 to 30 %)."""
 
 GRAPH_TOKENS = 8.0
@@ -152,7 +152,7 @@ LAUNCHES = Launches(
     unjoined_s=0.21e-3,
     prepared_s=9.0e-3,
 )
-"""As the iterations of a server tell it (calibration/README.md, "Launches"); no run of these campaigns does, because
+"""As the iterations of a server tell it (calibration/host.md, "Launches"); no run of these campaigns does, because
 their iterations with prompts wait for the device."""
 PENALTY_SEQUENCE_S = 27.4e-6
 _PENALTIES_FROM = (
