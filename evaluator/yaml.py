@@ -26,6 +26,7 @@ LONGEST_NUMBER = 100
 """Characters of an integer; a longer one is read as infinity."""
 DEEPEST = 64
 """Levels of sections and lists."""
+TOO_DEEP = f"sections and lists are nested more than {DEEPEST} levels deep"
 MOST_VALUES = 2_000_000
 """Values of a text, those that aliases (``*name``) repeat included."""
 
@@ -145,14 +146,15 @@ _CoreLoader.add_constructor(None, _build_unknown)
 
 def _check_depth(text: str) -> None:
     """Refuses what is nested so deeply that libyaml, which recurses in C, would overflow the stack of the process."""
-    # libyaml counts no levels; short texts cannot be deep.
+    # libyaml counts no levels before the release that PyYAML 6.0.4 brings, and then allows more; short texts cannot be
+    # deep.
     if len(text) < 5000:  # a level takes a character at least; some thousand levels are harmless
         return
     depth = 0
     for event in yaml.parse(text, Loader=_CoreLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
-            raise _fail(event, f"sections and lists are nested more than {DEEPEST} levels deep")
+            raise _fail(event, TOO_DEEP)
 
 
 def _measure(node: yaml.Node, measured: dict[yaml.Node, tuple[int, int]]) -> tuple[int, int]:
@@ -170,7 +172,7 @@ def _measure(node: yaml.Node, measured: dict[yaml.Node, tuple[int, int]]) -> tup
         measured[node] = 1 + sum(values for values, _ in below), 1 + max((levels for _, levels in below), default=0)
     values, levels = measured[node]
     if levels > DEEPEST:
-        raise _fail(node, f"sections and lists are nested more than {DEEPEST} levels deep")
+        raise _fail(node, TOO_DEEP)
     if values > MOST_VALUES:
         raise _fail(node, f"more than {MOST_VALUES:,} values, those repeated by aliases included")
     return values, levels
@@ -198,6 +200,9 @@ def loads_yaml(text: str, name: str = "<text>") -> Document:
         mark = error.problem_mark or error.context_mark
         line = f", line {mark.line + 1}" if mark else ""
         problem = ": ".join(part for part in (error.context, error.problem) if part)
+        # Newer releases of libyaml stop by themselves, a few brackets ahead of the events that ``_check_depth`` counts.
+        if "nesting depth" in problem:
+            problem = TOO_DEEP
         raise InputError(f"{name}{line}: {problem}") from None
     except yaml.YAMLError as error:  # characters that YAML forbids carry no mark
         raise InputError(f"{name}: not readable as YAML: {' '.join(str(error).split())}") from None

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 
 from evaluator.catalog.read_model import load_model
-from evaluator.catalog.store import names, suggestion
+from evaluator.catalog.store import has, names, suggestion
 from evaluator.errors import InputError
 
+_FORMATS = "fp8|fp4|nvfp4|mxfp4|int[48]|[48]bit|awq|gptq|bnb|w[0-9]+a[0-9]+"
 _TUNED = re.compile(
     r"[-_.](instruct|chat|base|hf|it|python|thinking-2507|v0\.[0-9]+|[0-9]{4}"  # training
-    r"|quantized|dynamic|static|kv|fp8|bf16|fp16|fp4|nvfp4|mxfp4|int[48]|[48]bit|awq|gptq|bnb|w[0-9]+a[0-9]+)(?=[-_.]|$)"
+    rf"|quantized|dynamic|static|kv|bf16|fp16|{_FORMATS})(?=[-_.]|$)"
 )
+_QUANTISED = re.compile(rf"[-_.]({_FORMATS})(?=[-_.]|$)")
 _ENTRY = re.compile(r"config\.json of ([\w./-]*\w)")
 _SAME_LAYERS = {
     "llama-3-8b": "llama-3.1-8b",
@@ -20,11 +22,23 @@ _SAME_LAYERS = {
     "llama-3.1-nemotron-70b": "llama-3.1-70b",
     "deepseek-r1-distill-llama-8b": "llama-3.1-8b",
     "deepseek-r1-distill-llama-70b": "llama-3.1-70b",
+    "deepseek-r1-distill-qwen-1.5b": "qwen2.5-1.5b",
     "deepseek-r1-distill-qwen-7b": "qwen2.5-7b",
+    "deepseek-r1-distill-qwen-14b": "qwen2.5-14b",
+    "deepseek-r1-distill-qwen-32b": "qwen2.5-32b",
     "deepseek-r1-qwen3-8b": "qwen3-8b",
     "qwen2-7b": "qwen2.5-7b",
+    "qwen2-72b": "qwen2.5-72b",
     "qwen2.5-coder-7b": "qwen2.5-7b",
+    "qwen2.5-coder-14b": "qwen2.5-14b",
+    "qwen2.5-coder-32b": "qwen2.5-32b",
     "qwen2.5-math-7b": "qwen2.5-7b",
+    "qwen2.5-math-72b": "qwen2.5-72b",
+    "qwq-32b": "qwen2.5-32b",
+    "phi-4-reasoning": "phi-4",
+    "mistral-small-3.1-24b": "mistral-small-24b",
+    "mistral-small-3.2-24b": "mistral-small-24b",
+    "devstral-small": "mistral-small-24b",
     "qwen3-coder-30b-a3b": "qwen3-30b-a3b",
     "deepseek-v3.1": "deepseek-v3",
     "deepseek-coder-v2-lite": "deepseek-v2-lite",
@@ -58,6 +72,30 @@ def model_name(published: str) -> str:
         f"model {published} is not in the catalog{suggestion(plain, entries)}; remedy: `evaluator catalog import "
         f"config.json --out my/models/llm/{plain}.yaml` with its published config.json, and EVALUATOR_PATH=my"
     )
+
+
+def entry_named(name: str) -> str:
+    """The catalog's name of a model, or the ``name`` itself, as of a file: what users write may be a published one.
+
+    ``meta-llama/Llama-3.3-70B-Instruct`` is ``llama-3.3-70b``. Raises InputError for a published quantisation of which
+    there is no entry, since the entry's own precision would stand for it in silence, and where several entries match.
+    """
+    # A name of no entry, whatever it looks like, gets the catalog's message about it where it is loaded.
+    if name.endswith((".json", ".yaml", ".yml")) or has("models", name):
+        return name
+    try:
+        entry = model_name(name)
+    except InputError:
+        if "/" in name and not name.startswith((".", "/")):
+            raise
+        return name
+    quantised = _QUANTISED.search(name.rsplit("/", 1)[-1].lower())
+    if quantised and quantised[1] not in entry:
+        raise InputError(
+            f"model {name} is {entry} with quantised weights; write model: {entry}, and their format beside it, such "
+            "as precision: {weights: fp8}"
+        )
+    return entry
 
 
 def plain_model(short: str) -> str:

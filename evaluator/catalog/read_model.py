@@ -53,14 +53,27 @@ _MAY_BE_ZERO = (
 
 
 def load_model(name: str) -> Model:
-    """The model ``name`` of the catalog, or of a path to a YAML or ``config.json``; InputError where it is unusable."""
+    """The model ``name`` of the catalog, as it is published, or of a path to a YAML or ``config.json``.
+
+    Raises InputError where it is unusable.
+    """
     if isinstance(name, str) and name.endswith(".json"):
         # Imported here, since the room of published configs reads into the records of this one; and its families are
         # twice as much code as the catalog, which a model by name does without.
         from evaluator.huggingface import config_file
 
         return _imported(config_file(name).absolute())
-    return load("models", name, read_model)
+    try:
+        return load("models", name, read_model)
+    except InputError:
+        # After the look at the catalog, whose names a sweep asks for thousands of times. Imported here, since it reads
+        # entries by this function, for what their sources say.
+        from evaluator.catalog.published import entry_named
+
+        entry = entry_named(name) if isinstance(name, str) else name
+        if entry == name:
+            raise
+        return load("models", entry, read_model)
 
 
 @functools.lru_cache(maxsize=MOST_FILES)

@@ -4,7 +4,7 @@
 that are read as such records, ``figures`` the devices and models that are like another one.
 """
 
-from evaluator.keys.figures import Figures, hardware_name, in_catalog, is_interval, model_name
+from evaluator.keys.figures import Figures, catalog_model, hardware_name, in_catalog, is_interval, model_name
 from evaluator.keys.readers import (
     REQUIRED,
     Key,
@@ -61,6 +61,7 @@ __all__ = [
     "Table",
     "Variant",
     "absent",
+    "catalog_model",
     "choice",
     "count",
     "did_you_mean",

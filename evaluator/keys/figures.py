@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from evaluator.catalog.hardware import load_hardware
+from evaluator.catalog.published import entry_named
 from evaluator.catalog.read_model import load_model
 from evaluator.catalog.store import names
 from evaluator.catalog.what_if import HERE, WhatIf, changed_model, device
@@ -45,6 +46,23 @@ def in_catalog(kind: str, load: Callable[[str], Any]) -> Reader:
     return known(load, lambda: names(kind))
 
 
+def _model_in_catalog() -> Reader:
+    listed = in_catalog("models", load_model)
+
+    def read(value: Any, place: Place) -> str:
+        # Pools and requests that mean the same model must say the same, and results are compared by it.
+        return entry_named(listed(value, place))
+
+    def schema() -> Schema:
+        return {"anyOf": [*schema_of(listed)["anyOf"], {"type": "string", "pattern": "/"}]}
+
+    return Reader(read, schema)
+
+
+catalog_model = _model_in_catalog()
+"""The catalog's name of a model: as it stands there, as it is published (``Qwen/Qwen3-32B``), or a file."""
+
+
 def _placed(message: str, place: Place) -> InputError:
     """The exception for a message of the catalog, at the key that it names."""
     if not message.startswith(HERE):
@@ -56,7 +74,7 @@ def _placed(message: str, place: Place) -> InputError:
 
 
 def _figures(kind: str, example: str, keys: dict[str, Reader]) -> Figures:
-    named = in_catalog(kind, load_model if kind == "models" else load_hardware)
+    named = catalog_model if kind == "models" else in_catalog(kind, load_hardware)
 
     def read(value: Any, place: Place) -> Any:
         if isinstance(value, str):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from evaluator.catalog import load_lengths, load_model
+from evaluator.catalog import load_lengths
 from evaluator.errors import InputError
 from evaluator.keys import (
     Key,
@@ -15,6 +15,7 @@ from evaluator.keys import (
     Schema,
     Table,
     Variant,
+    catalog_model,
     count,
     did_you_mean,
     file_there,
@@ -158,14 +159,16 @@ def shares_reader(kind: str, example: str, record: Any = ModelShare, read_name: 
         shares = {}
         for name, entry in value.items():
             here = place.key(name)
-            # The name of a share is a key of the file, so that it is checked as a value would be: a model must
-            # be in the catalog.
-            read_name(name, here)
+            # The name of a share is a key of the file, so that it is read as a value would be: a model must be in the
+            # catalog, and goes by the name that it has there.
+            known_as = str(read_name(name, here))
+            if known_as in shares:
+                raise here.error(f"is {known_as}, which has a share already")
             # A number alone is the share, as most have no lengths of their own.
             values = (
                 read_section(entry, table, here) if isinstance(entry, Mapping) else {"share": share_reader(entry, here)}
             )
-            shares[str(name)] = record(**values)
+            shares[known_as] = record(**values)
         return shares
 
     def schema() -> Schema:
@@ -175,7 +178,7 @@ def shares_reader(kind: str, example: str, record: Any = ModelShare, read_name: 
     return Reader(read, schema)
 
 
-models_reader = shares_reader("model", "llama-3.1-8b", read_name=in_catalog("models", load_model))
+models_reader = shares_reader("model", "llama-3.1-8b", read_name=catalog_model)
 """Reads {MODEL: 0.7, MODEL: {share: 0.3, lengths: {...}}}: which models the requests ask for."""
 
 pipelines_reader = shares_reader("pipeline", "rag")

@@ -8,13 +8,14 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluator.catalog.published import entry_named
 from evaluator.errors import InputError
 from evaluator.yaml import read_text
 
@@ -116,6 +117,8 @@ def _read(file: str, modified_ns: int, size: int) -> tuple[Trace, tuple[str, ...
     order = np.array(content.pop(_ORDER, range(rows)))
     _check_columns(file, columns, order)
     named: dict[str, tuple[str, ...]] = {}
+    if "model" in content:
+        content["model"] = _catalog_names(content["model"])
     for name, names in NAMES.items():
         if name in content:
             named[names], columns[name] = _named(file, name, content[name])
@@ -159,6 +162,20 @@ def _check_columns(file: str, columns: dict[str, np.ndarray], order: NDArray[np.
             columns["cached_tokens"],
             "must be less than prompt_tokens, since at least one token of a prompt is computed",
         )
+
+
+def _catalog_names(models: Sequence[Any]) -> list[Any]:
+    """Models by the names of the catalog, as pools have them; one that is not there as it stands, for the plan to say
+    that nothing serves it."""
+
+    @cache
+    def entry(model: Any) -> Any:
+        try:
+            return entry_named(model) if isinstance(model, str) else model
+        except InputError:
+            return model
+
+    return [entry(model) for model in models]
 
 
 def _named(file: str, name: str, column: Sequence[Any]) -> tuple[tuple[str, ...], np.ndarray]:
