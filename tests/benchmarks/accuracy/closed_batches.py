@@ -44,8 +44,8 @@ context follows from what fits: 530 to 660 tokens with answers of 350 to 410 (Ll
 answers stay longer. The context is uncertain by some 10 %, which is 1 to 4 % of an iteration of 256."""
 MODELS = {"qwen3-30b-a3b-instruct-2507": "qwen3-30b-a3b", "qwen3-235b-a22b-instruct-2507": "qwen3-235b-a22b"}
 CONFIGS = Path(__file__).resolve().parents[2] / "huggingface" / "published_configs.jsonl"
-IMPORTED = {"gemma-3-27b-it": "gemma-3-27b", "nvidia-nemotron-nano-12b-v2": "nemotron-nano-12b-v2-vl"}
-"""Models that are not in the catalog, and those of CONFIGS whose language models they are."""
+IMPORTED = {"nvidia-nemotron-nano-12b-v2": "nemotron-nano-12b-v2-vl"}
+"""A model that is not in the catalog, and that of CONFIGS whose language model it is."""
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 BLOCK_SCALES = ("Qwen/",)
 """Whose fp8 has a scale per block of 128 x 128 weights (``weight_block_size`` of the published configurations)."""
