@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from evaluator.catalog.hardware import load_hardware
-from evaluator.catalog.store import names
+from evaluator.catalog.store import has, names
 
 _VENDOR = re.compile(r"^(nvidia|amd|intel|google|geforce|instinct|tesla|habana)-")
 _DETAIL = re.compile(
@@ -23,6 +23,20 @@ def recognised(name: str) -> str | None:
     """
     entry = called_alike(name)
     return entry if entry is None or _fits(name, entry) else None
+
+
+def entry_called(name: str) -> str:
+    """The catalog's entry for a device that a user calls so, or the ``name`` itself where there is none, or no telling.
+
+    ``H200`` and ``NVIDIA GeForce RTX 4090`` are told; ``H100`` is not, which may be the SXM or the PCIe build.
+    """
+    if name.endswith((".yaml", ".yml")) or has("hardware", name):
+        return name
+    entry, plain = recognised(name), plain_device(name)
+    builds = [other for other in names("hardware") if other.startswith(f"{plain}-")]
+    # Drivers call the SXM build of the H100 "H100 80GB HBM3" and the other one "H100 PCIe".
+    told = plain in builds or len(builds) < 2 or "hbm3" in name.lower()
+    return entry if entry is not None and told else name
 
 
 def called_alike(name: str) -> str | None:

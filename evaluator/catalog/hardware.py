@@ -71,8 +71,20 @@ class Hardware:
 
 
 def load_hardware(name: str) -> Hardware:
-    """The hardware ``name`` of the catalog, or of a path to a YAML; raises InputError where it is unusable."""
-    return load("hardware", name, read_hardware)
+    """The hardware ``name`` of the catalog, as its maker or driver calls it, or of a path to a YAML.
+
+    Raises InputError where it is unusable.
+    """
+    try:
+        return load("hardware", name, read_hardware)
+    except InputError:
+        # After the look at the catalog, as in ``load_model``. Imported here: it reads entries by this function.
+        from evaluator.catalog.devices import entry_called
+
+        entry = entry_called(name) if isinstance(name, str) else name
+        if entry == name:
+            raise
+        return load("hardware", entry, read_hardware)
 
 
 def read_hardware(document: Any, where: str, expected_name: str | None = None) -> Hardware:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from evaluator.catalog.devices import entry_called
 from evaluator.catalog.hardware import load_hardware
 from evaluator.catalog.published import entry_named
 from evaluator.catalog.read_model import load_model
@@ -46,21 +47,25 @@ def in_catalog(kind: str, load: Callable[[str], Any]) -> Reader:
     return known(load, lambda: names(kind))
 
 
-def _model_in_catalog() -> Reader:
-    listed = in_catalog("models", load_model)
+def _by_entry(listed: Reader, entry: Callable[[str], str], pattern: str) -> Reader:
+    """Names that ``listed`` accepts, each as the catalog's ``entry`` for it: what makes the same thing must say the
+    same, for pools and requests are matched and results are compared by it. ``pattern``: of names as others write them.
+    """
 
     def read(value: Any, place: Place) -> str:
-        # Pools and requests that mean the same model must say the same, and results are compared by it.
-        return entry_named(listed(value, place))
+        return entry(listed(value, place))
 
     def schema() -> Schema:
-        return {"anyOf": [*schema_of(listed)["anyOf"], {"type": "string", "pattern": "/"}]}
+        return {"anyOf": [*schema_of(listed)["anyOf"], {"type": "string", "pattern": pattern}]}
 
     return Reader(read, schema)
 
 
-catalog_model = _model_in_catalog()
+catalog_model = _by_entry(in_catalog("models", load_model), entry_named, "/")
 """The catalog's name of a model: as it stands there, as it is published (``Qwen/Qwen3-32B``), or a file."""
+
+
+_device = _by_entry(in_catalog("hardware", load_hardware), entry_called, "[A-Z]")
 
 
 def _placed(message: str, place: Place) -> InputError:
@@ -74,7 +79,7 @@ def _placed(message: str, place: Place) -> InputError:
 
 
 def _figures(kind: str, example: str, keys: dict[str, Reader]) -> Figures:
-    named = catalog_model if kind == "models" else in_catalog(kind, load_hardware)
+    named = catalog_model if kind == "models" else _device
 
     def read(value: Any, place: Place) -> Any:
         if isinstance(value, str):
