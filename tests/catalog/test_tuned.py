@@ -1,11 +1,13 @@
 """Lists of the shapes for which engines have tuned experts: the shipped one, and what is said of one of no use."""
 
+import numpy as np
 import pytest
 
 from evaluator.catalog import load_calibration, names
 from evaluator.catalog.engines import ENGINES
 from evaluator.catalog.tuned import crowded_bandwidth, filled_experts, tuned_experts
 from evaluator.errors import InputError
+from tests.benchmarks import filled_experts as filled_benchmark
 
 
 def test_the_shapes_of_sglang():
@@ -128,3 +130,15 @@ def test_such_kernels_of_no_use(mine, old, new, message):
     with pytest.raises(InputError) as caught:
         filled_experts("sglang", (0, 3), 1)
     assert message in str(caught.value)
+
+
+def test_blackwells_figures_are_those_of_the_measured_calls(data_folder):
+    devices = filled_experts("vllm", (0, 11, 1), 1).devices
+    for measured in ("b200_sxm", "b300_sxm", "gb200"):
+        name = filled_benchmark.DEVICES[measured]
+        values, _, off = filled_benchmark.fitted(filled_benchmark.calls(data_folder, measured), name)
+        assert values[:3] == pytest.approx(devices[name], abs=1e-3)
+        assert np.max(np.abs(off)) < 0.025
+    # The same calls tell the H100's share of the FLOPs as the H800's products by themselves do.
+    values, _, _ = filled_benchmark.fitted(filled_benchmark.calls(data_folder, "h100_sxm"), "h100-sxm")
+    assert values[0] == pytest.approx(devices["h800"].flops_efficiency, rel=0.01)

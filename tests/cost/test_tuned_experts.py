@@ -109,7 +109,9 @@ BLOCKS = Precision(weights="fp8_block")
         ({"engine_version": "0.15.0"}, 0),
         ({"engine_version": None}, 0),
         ({"precision": BF16}, 0),
-        ({"hardware": "b200-sxm"}, 0),  # nobody measured the kernel there
+        ({"hardware": "b200-sxm"}, 127),
+        ({"hardware": "gb300"}, 127),  # the nearest device of its architecture
+        ({"hardware": "rtx-pro-6000-server"}, 0),  # no such kernel
         ({"calibration": "datasheet"}, 0),
         ({"parallel": Parallel(8, 1, 1), "model": "deepseek-v3"}, 0),  # shared by eight
         ({"engine": "sglang", "engine_version": None}, 0),
