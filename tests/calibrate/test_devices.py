@@ -19,7 +19,7 @@ from evaluator.catalog.store import find
 from evaluator.catalog.transferred import measured_devices, nearest_measured
 from tests.benchmarks import other_set
 
-README = Path(__file__).resolve().parents[2] / "calibration" / "README.md"
+SETS = Path(__file__).resolve().parents[2] / "calibration" / "sets.md"
 TABLES = {
     "| | GB200 | GB300 |": ("gb200-vllm", "gb300-vllm", "rtx-pro-6000-server-vllm", "b60-vllm"),
     "| | TensorRT-LLM, GB200 |": tuple(
@@ -33,7 +33,7 @@ TABLES = {
 @pytest.mark.parametrize("head", TABLES)
 def test_the_tables_of_more_devices_are_those_of_their_sets(head):
     """calibration/sets.md, medians and 90th percentiles of what was held out (in the sample where few were)."""
-    text = README.read_text()
+    text = SETS.read_text()
     lines = text[text.index(head) :].split("\n\n")[0].splitlines()[2:]
     table = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)}
     sets = [load_calibration(name, "any", foreign=True).fit["errors"] for name in TABLES[head]]
@@ -51,7 +51,7 @@ def test_export_versions_by_the_set_of_the_h100_are_as_told(hardware, column, da
     tables = [str(data_folder / f"infersim_{name}.csv") for name in ("gemm", "attention")]
     other_set.main([*tables, "--hardware", hardware, "--calibration", "h100-sxm-vllm"])
     printed = {line.split()[0]: line.partition(" calls ")[2] for line in capsys.readouterr().out.splitlines()}
-    text = README.read_text()
+    text = SETS.read_text()
     lines = text[text.index("| | H20 by the H100's |") :].split("\n\n")[0].splitlines()[2:]
     told = {cells[1].strip(): cells[column + 1].strip() for cells in (line.split("|") for line in lines)}
     assert set(printed) == {label for label, cell in told.items() if cell != "–"}
@@ -87,7 +87,7 @@ def test_the_mi308x_is_told_as_its_set_has_it():
     errors = load_calibration("mi308x-vllm", "mi308x").fit["errors"]
     labels = ("gemm", "gemm_8bit", "gemm_block", "grouped_gemm", "grouped_gemm_8bit")
     told = [f"{100 * errors[label]['held_out']['median']:.1f} %" for label in labels]
-    line = README.read_text().partition("The MI308X has a set")[2].partition("Few tokens'")[0]
+    line = SETS.read_text().partition("The MI308X has a set")[2].partition("Few tokens'")[0]
     assert [f"{part} %" for part in ("10.5", "5.5", "8.1", "5.9", "7.1") if part in line] == told
 
 
@@ -268,7 +268,7 @@ def test_products_of_infersim_are_deepgemms_in_blocks_and_stand_for_all_fp8():
 
 
 def test_the_table_of_relatives_is_that_of_the_errors():
-    text = README.read_text()
+    text = SETS.read_text()
     lines = text[text.index("| nearest relative |") :].split("\n\n")[0].splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
     named = {"H100": "h100-sxm", "H200": "h200-sxm", "B200": "b200-sxm"}
@@ -282,7 +282,7 @@ def test_the_table_of_relatives_is_that_of_the_errors():
 
 
 def test_the_table_of_the_page_on_accuracy_is_that_of_the_sets():
-    text = (README.parents[1] / "docs" / "accuracy.md").read_text()
+    text = (SETS.parents[1] / "docs" / "accuracy.md").read_text()
     lines = text[text.index("| | GB200 | GB300 |") :].split("\n\n")[0].splitlines()[2:]
     shown = [name for names in TABLES.values() for name in names if name.endswith("-vllm")]
     sets = [load_calibration(name, "any", foreign=True).fit["errors"] for name in shown]

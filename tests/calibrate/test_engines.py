@@ -252,7 +252,7 @@ def test_a_set_tells_its_fit(hardware, engine):
 
 def test_the_table_of_errors_is_that_of_the_sets():
     """calibration/sets.md, medians and 90th percentiles of what was held out, in per cent."""
-    text = (Path(__file__).resolve().parents[2] / "calibration" / "README.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "calibration" / "sets.md").read_text()
     for engine, name in NAMES.items():
         lines = text[text.index(f"| {name} | H100 |") :].split("\n\n")[0].splitlines()[2:]
         sets = [load_calibration(f"{hardware}-{engine}", hardware).fit["errors"] for hardware in HARDWARE]

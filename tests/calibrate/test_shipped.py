@@ -124,7 +124,7 @@ def test_a_transferred_set_is_the_median_of_the_others(data_folder):
 
 def test_the_table_of_errors_is_that_of_the_sets():
     """calibration/sets.md, medians and 90th percentiles of what was held out, in per cent."""
-    text = (Path(__file__).resolve().parents[2] / "calibration" / "README.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "calibration" / "sets.md").read_text()
     lines = [line.split(" | ") for line in text[: text.index("## Hardware without")].splitlines() if "%)" in line]
     sets = [load_calibration(f"{hardware}-vllm", hardware).fit["errors"] for hardware in FITTED]
     table = {cells[0].strip("| "): [cell.strip(" |") for cell in cells[1:]] for cells in lines if len(cells) == 6}
@@ -136,7 +136,7 @@ def test_the_table_of_errors_is_that_of_the_sets():
 
 
 def test_the_table_of_consumer_gpus_is_that_of_their_sets():
-    text = (Path(__file__).resolve().parents[2] / "calibration" / "README.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "calibration" / "sets.md").read_text()
     part = text[text.index("| RTX PRO 6000 | RTX 4090 |") :].split("\n\n")[0].splitlines()[2:]
     table = {cells[0]: cells[1:] for cells in ([cell.strip() for cell in line.split("|")[1:-1]] for line in part)}
     for hardware, column in zip(CONSUMER, zip(*table.values(), strict=True), strict=True):

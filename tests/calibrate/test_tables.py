@@ -57,7 +57,7 @@ def test_what_an_iteration_may_leave_out():
 
 def test_the_readme_names_the_columns():
     text = (Path(__file__).resolve().parents[2] / "calibration" / "README.md").read_text()
-    section = text[text.index("## The columns of a table") : text.index("## The fitted sets")]
+    section = text[text.index("## The columns of a table") : text.index("## Measuring a device")]
     told = {}
     for line in section.splitlines():
         classes, _, columns = line.strip("| ").partition(" | ")
