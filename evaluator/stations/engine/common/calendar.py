@@ -25,8 +25,8 @@ class Calendar(NamedTuple):
 
     def first(self) -> tuple[Float, Array]:
         """(time, code) of what comes next; of an empty calendar the time is infinite."""
-        at = jnp.minimum(self.size, 0)  # 0, traced, as ``read_once`` needs it
-        return jnp.where(self.size > 0, read_once(self.time_s, at), jnp.inf), read_once(self.code, at)
+        root = jnp.minimum(self.size, 0)  # 0, traced, as ``read_once`` needs it
+        return jnp.where(self.size > 0, read_once(self.time_s, root), jnp.inf), read_once(self.code, root)
 
     def enter(self, time_s: Float, code: Array, on: Flag) -> Calendar:
         """With one more entry, if ``on``; codes are below 2 ** 62."""
@@ -58,7 +58,7 @@ class Calendar(NamedTuple):
             of_left = read_once(times, left), read_once(codes, left)
             of_right = read_once(times, left + 1), read_once(codes, left + 1)
             right = (left + 1 < size) & _earlier(*of_right, *of_left)
-            time_s, code = (jnp.where(right, one, other) for one, other in zip(of_right, of_left, strict=True))
+            time_s, code = (jnp.where(right, *values) for values in zip(of_right, of_left, strict=True))
             return left + right, time_s, code
 
         def sinks(carry: tuple[Int, Array, Array]) -> Flag:

@@ -33,8 +33,8 @@ def bin_of(gap_s: Array) -> Array:
 
 def enter(bins: Bins, gap_s: Float, count: Float, first: Int | int = 0) -> Bins:
     """The histogram that begins at bin ``first`` of several, with ``count`` more gaps of ``gap_s``."""
-    at = first + bin_of(gap_s)
-    return write(bins, at, read(bins, at) + count)
+    place = first + bin_of(gap_s)
+    return write(bins, place, read(bins, place) + count)
 
 
 def enter_later_steps(bins: Bins, steps: Int, first_end_s: Float, end_s: Float, decodes: Float) -> Bins:
@@ -54,5 +54,5 @@ def bin_middles() -> np.ndarray:
 
 def weighted(bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of a histogram (bin,) the middles of the bins that are not empty, in seconds, and how many gaps each has."""
-    there = np.flatnonzero(bins)
-    return bin_middles()[there], bins[there]
+    filled = np.flatnonzero(bins)
+    return bin_middles()[filled], bins[filled]

@@ -61,12 +61,12 @@ class Moments(NamedTuple):
 
     def plus(self, other: Moments) -> Moments:
         """Both together."""
-        return Moments(*(one + more for one, more in zip(self, other, strict=True)))
+        return Moments(*(units + more_units for units, more_units in zip(self, other, strict=True)))
 
     def enter(self, iteration: Int, more: Float) -> Moments:
         """With so many units more in one iteration."""
-        at = iteration.astype(jnp.float64)
-        return Moments(self.taken + more, self.places + more * at, self.squares + more * (at * at))
+        number = iteration.astype(jnp.float64)
+        return Moments(self.taken + more, self.places + more * number, self.squares + more * (number * number))
 
     def later(self, iterations: Float | float) -> Moments:
         """The same in iterations that come so many later."""
@@ -136,4 +136,4 @@ def _taken(cells: Array, place: Int, later: Int) -> Moments:
 def sum_over(every: int, later: Int, look: Callable[[Int, Moments], Moments]) -> Moments:
     """The sum over the iterations 1 .. ``later``, so many of them at once."""
     start = jnp.int32(1), Moments.none()
-    return lax.while_loop(lambda at: at[0] <= later, lambda at: (at[0] + every, look(*at)), start)[1]
+    return lax.while_loop(lambda carry: carry[0] <= later, lambda carry: (carry[0] + every, look(*carry)), start)[1]

@@ -75,16 +75,16 @@ class Packed:
         return map(self.__getitem__, range(len(self)))
 
     def row(self, number: Int) -> Packed:
-        """That of one pool, where each of several has its own."""
+        """The record of one pool, where each of several has its own."""
 
-        def one(values: Array) -> Array:
+        def row_of(values: Array) -> Array:
             return lax.dynamic_index_in_dim(values, number, keepdims=False, allow_negative_indices=False)
 
         others = list(self._others)
         for field in jax.tree.leaves(self._record):
             if isinstance(field, _Whole) and not field.alike:
-                others[field.number] = one(others[field.number])
-        return Packed({dtype: one(cells) for dtype, cells in self._arrays.items()}, others, self._record)
+                others[field.number] = row_of(others[field.number])
+        return Packed({dtype: row_of(cells) for dtype, cells in self._arrays.items()}, others, self._record)
 
     def replaced(self, **fields: Array) -> Packed:
         """With other values of some fields."""

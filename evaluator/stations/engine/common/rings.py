@@ -109,7 +109,7 @@ def where(on: Flag, do: Callable[[Carry], Carry], carry: Carry) -> Carry:
     """``do(carry)`` if ``on``, else the carry as it is."""
     # A loop of one trip or none: a conditional would copy the arrays that it changes.
     start = (on, carry)
-    return lax.while_loop(lambda at: at[0], lambda at: (jnp.zeros((), bool), do(at[1])), start)[1]
+    return lax.while_loop(lambda pair: pair[0], lambda pair: (jnp.zeros((), bool), do(pair[1])), start)[1]
 
 
 def in_ring(step: Int, ring: int) -> Int:

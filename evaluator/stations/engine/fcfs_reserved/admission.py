@@ -134,31 +134,33 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Prompt
     )
 
 
-def _take(given: Given, state: State, start_s: Float, intake: Intake, one: PromptCandidate) -> Intake:
+def _take(given: Given, state: State, start_s: Float, intake: Intake, candidate: PromptCandidate) -> Intake:
     """Take what the policy and the limits allow of the head of the waiting queue."""
-    i, complete = intake.head, one.complete
+    i, complete = intake.head, candidate.complete
     # The first token comes at the end of this iteration, the last one ``output - 1`` steps later.
     # An iteration of prompts alone is no step: their first tokens count as of the step before it.
     alone = given.limits.policy.prefill_alone & ~given.limits.prompts_resident
     first_step = state.step + jnp.where(alone, 0, 1)
-    attends = one.prompt + 1.0  # in the step after its first token
+    attends = candidate.prompt + 1.0  # in the step after its first token
     if given.speculation is None:
         attends = attends + given.limits.prompts_resident
     taken = intake._replace(
         head=i + complete,
-        progress=jnp.where(complete, 0.0, intake.progress + one.tokens),
-        kv=intake.kv if given.on_demand is not None else intake.kv + jnp.where(one.starts, one.kv, 0.0),
-        prompts=intake.prompts.add_chunk(one.before, one.tokens, given.window()),
-        joined=intake.joined + jnp.where(complete, one.sequences, 0.0),
-        joined_context=intake.joined_context + jnp.where(complete, one.sequences * attends, 0.0),
-        scheduled_s=write(intake.scheduled_s, i, jnp.where(one.starts, start_s, read(intake.scheduled_s, i))),
+        progress=jnp.where(complete, 0.0, intake.progress + candidate.tokens),
+        kv=intake.kv if given.on_demand is not None else intake.kv + jnp.where(candidate.starts, candidate.kv, 0.0),
+        prompts=intake.prompts.add_chunk(candidate.before, candidate.tokens, given.window()),
+        joined=intake.joined + jnp.where(complete, candidate.sequences, 0.0),
+        joined_context=intake.joined_context + jnp.where(complete, candidate.sequences * attends, 0.0),
+        scheduled_s=write(intake.scheduled_s, i, jnp.where(candidate.starts, start_s, read(intake.scheduled_s, i))),
     )
     if given.branches is not None:
-        return _branch_out(given, one, attends, first_step, i, taken)
+        return _branch_out(given, candidate, attends, first_step, i, taken)
     if given.speculation is not None:
-        return _speculate(given, one, attends, first_step, i, taken)
-    taken = _ends(given, one.output, first_step, i, complete, taken)
-    return _windowed(given, one.output, attends, first_step, complete, taken) if given.structure.windowed else taken
+        return _speculate(given, candidate, attends, first_step, i, taken)
+    taken = _ends(given, candidate.output, first_step, i, complete, taken)
+    if not given.structure.windowed:
+        return taken
+    return _windowed(given, candidate.output, attends, first_step, complete, taken)
 
 
 def _ends(given: Given, output: Float, first_step: Int, i: Int, complete: Flag, taken: Intake) -> Intake:
@@ -181,7 +183,9 @@ def _leaves(given: Given, last_step: Int, i: Int, complete: Flag, taken: Intake)
     )
 
 
-def _speculate(given: Given, one: PromptCandidate, attends: Float, first_step: Int, i: Int, taken: Intake) -> Intake:
+def _speculate(
+    given: Given, candidate: PromptCandidate, attends: Float, first_step: Int, i: Int, taken: Intake
+) -> Intake:
     """With what a request gains in each of its decode iterations, and its place among those that leave.
 
     The first of them is the step after its first token; of a resident prompt, whose first token is there, the step in
@@ -191,7 +195,7 @@ def _speculate(given: Given, one: PromptCandidate, attends: Float, first_step: I
     assert speculation is not None and accepted is not None
     resident = given.limits.prompts_resident
     begin = first_step + 1 - resident
-    left = jnp.where(one.complete, one.output.astype(jnp.int32) - 1 + resident, 0)
+    left = jnp.where(candidate.complete, candidate.output.astype(jnp.int32) - 1 + resident, 0)
 
     def take(carry: tuple[Int, Int, Float, AcceptedTokens]) -> tuple[Int, Int, Float, AcceptedTokens]:
         iteration, left, attends, accepted = carry
@@ -208,17 +212,19 @@ def _speculate(given: Given, one: PromptCandidate, attends: Float, first_step: I
 
     start = (jnp.int32(0), left, attends, accepted)
     iterations, _, _, accepted = lax.while_loop(lambda carry: carry[1] > 0, take, start)
-    taken = _leaves(given, begin + iterations - 1, i, one.complete, taken._replace(accepted=accepted))
+    taken = _leaves(given, begin + iterations - 1, i, candidate.complete, taken._replace(accepted=accepted))
     if not given.structure.windowed:
         return taken
-    windowed = jnp.where(one.complete, jnp.minimum(attends, given.limits.window), 0.0)
+    windowed = jnp.where(candidate.complete, jnp.minimum(attends, given.limits.window), 0.0)
     return taken._replace(
         joined_window_context=taken.joined_window_context + windowed,
         resident_window_context=taken.resident_window_context + jnp.where(resident, windowed, 0.0),
     )
 
 
-def _branch_out(given: Given, one: PromptCandidate, attends: Float, first_step: Int, i: Int, taken: Intake) -> Intake:
+def _branch_out(
+    given: Given, candidate: PromptCandidate, attends: Float, first_step: Int, i: Int, taken: Intake
+) -> Intake:
     """With the places of all branches of a request whose prompt is complete.
 
     Every branch has tokens; the condition is there so that the write of a list's head depends on its old head, which is
@@ -227,15 +233,15 @@ def _branch_out(given: Given, one: PromptCandidate, attends: Float, first_step: 
     assert given.branches is not None
     tokens = given.branches.tokens
     until = (i + 1) * given.cells
-    start = jnp.where(one.complete, until - one.sequences.astype(jnp.int32), until)
+    start = jnp.where(candidate.complete, until - candidate.sequences.astype(jnp.int32), until)
 
     def enter(carry: tuple[Int, Intake]) -> tuple[Int, Intake]:
         branch, taken = carry
         output = read(tokens, branch).astype(jnp.float64)
-        there = output > 0
-        taken = _ends(given, output, first_step, branch, there, taken)
+        exists = output > 0
+        taken = _ends(given, output, first_step, branch, exists, taken)
         if given.structure.windowed:
-            taken = _windowed(given, output, attends, first_step, there, taken)
+            taken = _windowed(given, output, attends, first_step, exists, taken)
         return branch + 1, taken
 
     return lax.while_loop(lambda carry: carry[0] < until, enter, (start, taken))[1]
@@ -247,7 +253,7 @@ def _windowed(given: Given, output: Float, attends: Float, first_step: Int, comp
     grows = complete & (attends < window) & (output > 1)
     full = first_step + jnp.minimum(window - attends, output - 1.0).astype(jnp.int32)
     slot = in_ring(full, ring)
-    at = jnp.where(grows, slot, ring)
+    cell = jnp.where(grows, slot, ring)
     resident = complete & given.limits.prompts_resident
     return taken._replace(
         joined_window_context=taken.joined_window_context + jnp.where(complete, jnp.minimum(attends, window), 0.0),
@@ -255,5 +261,5 @@ def _windowed(given: Given, output: Float, attends: Float, first_step: Int, comp
         resident_window_context=taken.resident_window_context
         + jnp.where(resident, jnp.minimum(attends - 1.0, window), 0.0),
         events=mark(taken.events, slot, grows),
-        crossing=tagged_add(taken.crossing, at, full),
+        crossing=tagged_add(taken.crossing, cell, full),
     )

@@ -39,8 +39,8 @@ def depart(
         prompt, output, kv = (read(field, i).astype(jnp.float64) for field in requests[2:])
         ends: Int | bool = True
         if given.branches is not None:
-            own = given.branches.tokens, given.branches.kv_units
-            output, kv = (read(field, out.branch).astype(jnp.float64) for field in own)
+            columns = given.branches.tokens, given.branches.kv_units
+            output, kv = (read(field, out.branch).astype(jnp.float64) for field in columns)
             ends = out.branch % given.cells == given.cells - 1
         attends = prompt + output + limits.prompts_resident
         windowed = jnp.minimum(attends, limits.window) if given.structure.windowed else 0.0

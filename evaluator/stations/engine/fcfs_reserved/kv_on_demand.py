@@ -67,8 +67,9 @@ def complete_prompts(given: Given, state: State, intake: Intake, clock: Float, s
     vLLM v1 gives its running requests KV before it admits others. v0 does it after that, but only where it has found no
     prompt, so that nobody has asked for KV before.
     """
-    own, growth, policy, resident = given.on_demand, state.kv_growth, given.limits.policy, given.limits.prompts_resident
-    assert own is not None and growth is not None
+    rules, growth = given.on_demand, state.kv_growth
+    policy, resident = given.limits.policy, given.limits.prompts_resident
+    assert rules is not None and growth is not None
     grown = jnp.where(stalled, 0.0, _growth_at(given, growth.steps, state.step))
     # Requests decode from the step after that of their last chunk on, resident ones at once.
     begin = state.step + jnp.where(resident | policy.prefill_alone, 0, 1)
@@ -77,28 +78,28 @@ def complete_prompts(given: Given, state: State, intake: Intake, clock: Float, s
         i, (times, kv, growth) = carry
         steps = growth.steps
         steps = _note(given, steps, i, begin) if given.structure.windowed else _enter(given, steps, i, begin, 1.0)
-        whole, starts = read(own.prompt_units, i).astype(jnp.float64), (i > state.head) | (state.progress == 0)
-        asked = jnp.where(starts, jnp.maximum(growth.asked, kv + whole + own.watermark_units), growth.asked)
+        whole, starts = read(rules.prompt_units, i).astype(jnp.float64), (i > state.head) | (state.progress == 0)
+        asked = jnp.where(starts, jnp.maximum(growth.asked, kv + whole + rules.watermark_units), growth.asked)
         growth = KvGrowth(steps, jnp.zeros((), jnp.float64), asked)
         return i + 1, Completions(write(times, i, clock), kv + whole - carry[1].growth.head_units, growth)
 
     start = Completions(state.first_token_s, state.kv + grown, growth)
-    head, found = lax.while_loop(lambda carry: carry[0] < intake.head, complete, (state.head, start))
+    head, completed = lax.while_loop(lambda carry: carry[0] < intake.head, complete, (state.head, start))
 
     def compute(kv: Float, before: Float, asked: Float) -> tuple[Float, Float, Float]:
         """A part of the next prompt."""
-        whole = read(own.prompt_units, head).astype(jnp.float64)
+        whole = read(rules.prompt_units, head).astype(jnp.float64)
         cached = read(given.requests.prompt_tokens, head) - read(given.requests.compute_tokens, head)
-        held = units(own.kv, cached.astype(jnp.float64) + intake.progress) - read(own.shared_units, head)
-        held = jnp.maximum(held, jnp.where(own.whole_kv, whole, 0.0))
+        held = units(rules.kv, cached.astype(jnp.float64) + intake.progress) - read(rules.shared_units, head)
+        held = jnp.maximum(held, jnp.where(rules.whole_kv, whole, 0.0))
         # vLLM ``KVCacheManager.allocate_slots``, ``full_sequence_must_fit``; the watermark is that of v0, too.
-        wanted = jnp.maximum(held, jnp.where(own.full_prompt, whole, 0.0)) + own.watermark_units
+        wanted = jnp.maximum(held, jnp.where(rules.full_prompt, whole, 0.0)) + rules.watermark_units
         starts = (head > state.head) | (state.progress == 0)
         return kv + (held - before), held, jnp.where(starts, jnp.maximum(asked, kv + wanted), asked)
 
-    scalars = found.kv, found.growth.head_units, found.growth.asked
+    scalars = completed.kv, completed.growth.head_units, completed.growth.asked
     kv, head_units, asked = lax.cond(intake.progress > 0, compute, lambda *same: same, *scalars)
-    return Completions(found.first_token_s, kv, found.growth._replace(head_units=head_units, asked=asked))
+    return Completions(completed.first_token_s, kv, completed.growth._replace(head_units=head_units, asked=asked))
 
 
 # -- of decodes
@@ -114,13 +115,14 @@ def _note(given: Given, steps: Array, i: Int, step: Int) -> Array:
     start = step + resident
     first = start + (-(prompt + start - step) % block)  # at which a token begins a block
 
-    def held(at: Int) -> Float:
-        return units(kv, (prompt + at - step).astype(jnp.float64))
+    def held(reached: Int) -> Float:
+        return units(kv, (prompt + reached - step).astype(jnp.float64))
 
     def note(carry: tuple[Int, Float, Array]) -> tuple[Int, Float, Array]:
-        at, before, steps = carry
-        after = held(at + 1)
-        return at + block, after, tagged_add(steps, in_ring(at, ring), at, (after - before).astype(jnp.int64))
+        reached, before, steps = carry
+        after = held(reached + 1)
+        steps = tagged_add(steps, in_ring(reached, ring), reached, (after - before).astype(jnp.int64))
+        return reached + block, after, steps
 
     return lax.while_loop(lambda carry: carry[0] < last, note, (first, held(first), steps))[2]
 

@@ -118,9 +118,9 @@ def _run(given: Given, state: State, intake: Intake, start_s: Float, batch: Batc
     if given.speculation is None:
         leap, count = _leap(given, state, intake, start_s, batch)
         return Run(count, leap.iterations, leap.first_s, 2.0 * leap.first_s + leap.slope_s, leap.duration_s())
-    one = uneven_leap(given, state, intake, start_s, batch, _may_repeat(given, intake), stalled)
-    two_s = one.first_s + one.second_s
-    return Run(one.count, one.count.astype(jnp.float64), one.first_s, two_s, one.took_s, one.tokens, one.window)
+    steps = uneven_leap(given, state, intake, start_s, batch, _may_repeat(given, intake), stalled)
+    two_s, count = steps.first_s + steps.second_s, steps.count.astype(jnp.float64)
+    return Run(steps.count, count, steps.first_s, two_s, steps.took_s, steps.tokens, steps.window)
 
 
 class Contexts(NamedTuple):

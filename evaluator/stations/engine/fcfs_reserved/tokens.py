@@ -52,8 +52,8 @@ def enter_gaps(given: Given, state: State, intake: Intake, first_token_s: FloatP
             runs = jnp.where(read(given.requests.output_tokens, i) > 1, 1.0, 0.0)
         else:
             runs = read(given.branches.going, i).astype(jnp.float64)
-        at = histogram.bin_of(steps.first_end_s - read(first_token_s, i))
-        return i + 1, entered + runs, write(bins, at, read(bins, at) + runs * weight)
+        gap_bin = histogram.bin_of(steps.first_end_s - read(first_token_s, i))
+        return i + 1, entered + runs, write(bins, gap_bin, read(bins, gap_bin) + runs * weight)
 
     moves = steps.count > 0
     end = jnp.where(moves, state.head, state.first_gap)

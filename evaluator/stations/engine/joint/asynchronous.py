@@ -32,10 +32,10 @@ from evaluator.stations.engine.preemptive.state import Listed, State
 def complete_older(given: Given, cluster: ClusterState) -> ClusterState:
     """The older batch of the replica where something ends now has ended: those that were done with it leave."""
     r = cluster.next_replica
-    own, batches = given_at(given, r, cluster.several), _batches(cluster)
+    pool_given, batches = given_at(given, r, cluster.several), _batches(cluster)
     end_s = read(cluster.running_batches.end_s, r)
     before = _with_list(at_hand(cluster, r), end_s, read(batches.older, r))
-    state = leave(own, before)
+    state = leave(pool_given, before)
     router_counts = state.router_counts
     assert router_counts is not None
     # Its tokens were counted when it was planned.
@@ -50,22 +50,22 @@ def complete_older(given: Given, cluster: ClusterState) -> ClusterState:
         next_replica=following,
         ready=cluster.ready.push(r, ~jnp.zeros((), bool)),
     )
-    return _count_gaps(own, cluster, r, end_s)
+    return _count_gaps(pool_given, cluster, r, end_s)
 
 
 def plan_batch(given: Given, cluster: ClusterState) -> ClusterState:
     """A replica where something has happened plans a batch, and the one behind it, if this one starts at once."""
     r, batches = cluster.ready.top, _batches(cluster)
-    own = given_at(given, r, cluster.several)
+    pool_given = given_at(given, r, cluster.several)
     before = _with_list(at_hand(cluster, r), jnp.float64(0.0), jnp.int32(NONE))
     # vLLM ``EngineCore.step_with_batch_queue``: a batch is planned while the one before it runs.
     start_s = jnp.maximum(before.clock, read(batches.end_s, r))
-    state, batch = form_batch(own, before, start_s, ~jnp.zeros((), bool))
-    running_batch, _ = launch(own, state, batch, lambda *_: jnp.float64(1.0))
+    state, batch = form_batch(pool_given, before, start_s, ~jnp.zeros((), bool))
+    running_batch, _ = launch(pool_given, state, batch, lambda *_: jnp.float64(1.0))
     took_s = running_batch.iterations * running_batch.first_s  # an empty one makes no iteration, and takes no time
     running_batch = running_batch._replace(start_s=start_s, end_s=start_s + took_s)
     place = 2 * r + (read(batches.count, r) & 1)
-    formed, (state, unknown) = state, _completed(own, state, running_batch, place)
+    formed, (state, unknown) = state, _completed(pool_given, state, running_batch, place)
     router_counts = state.router_counts
     assert router_counts is not None and state.planned is not None
     # A planned token counts at once: its place is all that the scheduler needs to know.
@@ -78,7 +78,7 @@ def plan_batch(given: Given, cluster: ClusterState) -> ClusterState:
     )
     # It starts when the batch before it ends, and only then is the next one planned.
     waits = start_s > before.clock
-    idle = ~waits & ~batch.there & ~formed.batch.preempted
+    idle = ~waits & ~batch.nonempty & ~formed.batch.preempted
     cluster = put_back(cluster, r, state)._replace(
         counts=add_counts(cluster.counts, r, more),
         planned=PlannedBatches(

@@ -125,8 +125,8 @@ def _decide(
     current = ((fleet.condition == SERVES) | (fleet.condition == STARTS)).sum(dtype=jnp.int32)
     wanted = _wanted(given, policy, fleet, metric, weight == 0.0, current)
     wanted_lately = jnp.where(here, wanted, fleet.wanted)
-    kept = jnp.where(looked_s >= now - policy.cooldown_s, wanted_lately, 0).max()
-    more, fewer = jnp.maximum(wanted - current, 0), jnp.maximum(current - kept, 0)
+    most_wanted = jnp.where(looked_s >= now - policy.cooldown_s, wanted_lately, 0).max()
+    more, fewer = jnp.maximum(wanted - current, 0), jnp.maximum(current - most_wanted, 0)
     fleet = fleet._replace(
         look_s=now + policy.every_s,
         looks=fleet.looks + 1,

@@ -43,9 +43,9 @@ def first(calendar: Calendar) -> Event:
     # An empty calendar's code may be anything, e.g. of a kind that the loop treats apart (ASK, GRANT): it is told as
     # END.
     time_s, code = calendar.first()
-    there = calendar.size > 0
+    holds = calendar.size > 0
     kind, job = (code >> _KIND).astype(jnp.int32), (code & ((1 << _ORDER) - 1)).astype(jnp.int32)
-    return Event(time_s, jnp.where(there, kind, END), job)
+    return Event(time_s, jnp.where(holds, kind, END), job)
 
 
 def entered(calendar: Calendar, time_s: Float, kind: int, job: Int, on: Flag, order: Int | int = 0) -> Calendar:
@@ -59,5 +59,5 @@ def popped(calendar: Calendar) -> tuple[Calendar, Event]:
     """Without what comes next, and that; there must be something."""
     event = first(calendar)
     # The condition always holds. It makes all that is written depend on what was read (``common.rings``).
-    there = (event.time_s >= AT_ONCE) & (event.job >= 0) & (event.kind >= 0)
-    return calendar.without_first(there), event
+    valid = (event.time_s >= AT_ONCE) & (event.job >= 0) & (event.kind >= 0)
+    return calendar.without_first(valid), event

@@ -53,8 +53,8 @@ def expect(given: Given, cluster: ClusterState, j: Int, r: Int) -> ClusterState:
         first=write(reserved.first, r, jnp.where(empty, j, first)), last=write(reserved.last, r, j), next=links
     )
     cluster = _with(cluster, reserved)
-    own = given_at(given, r, cluster.several)
-    on_demand = own.rules.on_demand
+    pool_given = given_at(given, r, cluster.several)
+    on_demand = pool_given.rules.on_demand
     # With reserved KV what is free changes at ends of batches alone, so that room is given at once.
     if not kv_of(given).reserves_blocks:
         return reserve(given, look_at(given, cluster, r, on_demand), r, ~on_demand)
@@ -74,24 +74,25 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
 
     While a preempted request waits for KV nobody new gets room (``reference.kv_reservations``).
     """
-    own = given_at(given, r, cluster.several)
-    kv = kv_of(own)
+    pool_given = given_at(given, r, cluster.several)
+    kv = kv_of(pool_given)
 
     def needed(cluster: ClusterState) -> tuple[Int, Float]:
         j = jnp.maximum(read(reserved_of(cluster).first, r), 0)
         # On demand the room of the prompt and of the first step: one token, or with drafts all that it verifies.
-        slots = read(own.requests.prompt_tokens, j).astype(jnp.float64) + own.rows(1.0)
-        taken = own_units(own, j, slots)
-        return j, jnp.where(own.rules.on_demand, taken, own.kv_units(j).astype(jnp.float64))
+        slots = read(pool_given.requests.prompt_tokens, j).astype(jnp.float64) + pool_given.rows(1.0)
+        taken = own_units(pool_given, j, slots)
+        return j, jnp.where(pool_given.rules.on_demand, taken, pool_given.kv_units(j).astype(jnp.float64))
 
     def turn(carry: tuple[ClusterState, Flag]) -> tuple[ClusterState, Flag]:
         cluster, _ = carry
         j, units = needed(cluster)
-        looked = kv.look_up(own, replica_at_hand(cluster, r), j, ~jnp.zeros((), bool))
+        looked = kv.look_up(pool_given, replica_at_hand(cluster, r), j, ~jnp.zeros((), bool))
         # The watermark is kept free on demand alone, as on any other admission (``batch._admit``).
-        kept = jnp.where(own.rules.on_demand, own.rules.watermark_units, 0.0) + kv.taken_beside(looked)
+        watermark = jnp.where(pool_given.rules.on_demand, pool_given.rules.watermark_units, 0.0)
+        kept_free = watermark + kv.taken_beside(looked)
         # A request that takes nothing, because all of it is shared, waits for nothing.
-        fits = (units + kept <= own.limits.kv_units - read(cluster.replicas.kv, r)) | (units <= 0.0)
+        fits = (units + kept_free <= pool_given.limits.kv_units - read(cluster.replicas.kv, r)) | (units <= 0.0)
         cluster = cluster._replace(state=cluster.state._replace(cache=looked.cache))  # with what was found
         cluster = where(fits, grant, cluster)
         return cluster, fits & expects(cluster, r)
@@ -105,7 +106,7 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
         grants = jnp.where(clock > reserved.granted_s, 0, reserved.grants + 1)
         reserved = reserved._replace(first=write(reserved.first, r, following), grants=grants, granted_s=clock)
         if kv.reserves_blocks:
-            state = kv.admit(own, at_hand(cluster, r), j, units, read_once(cluster.state.sequences.computed, j))
+            state = kv.admit(pool_given, at_hand(cluster, r), j, units, read_once(cluster.state.sequences.computed, j))
             cluster = _with(_put_back_beside(cluster, r, state), reserved)
         else:
             cluster = keep(_with(cluster, reserved), r, units)
@@ -119,7 +120,7 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
         # Room counts as used from now on, also for the peak: nobody else can have it.
         most = jnp.maximum(read(totals.kv_units_max, r), read(cluster.replicas.kv, r))
         return cluster._replace(
-            counts=add_counts(cluster.counts, r, counts_row(kv_units=-own.kv_units(j))),
+            counts=add_counts(cluster.counts, r, counts_row(kv_units=-pool_given.kv_units(j))),
             several=several._replace(travel=travel._replace(calendar=calendar)),
             totals=totals._replace(kv_units_max=write(totals.kv_units_max, r, most)),
             state=state._replace(room_since_s=write(state.room_since_s, j, clock)),
@@ -156,11 +157,11 @@ def keep(cluster: ClusterState, r: Int, units: Float) -> ClusterState:
 
 def sent_away(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterState:
     """The KV of job i, which is done at prefill replica r, has been sent."""
-    own = given_at(given, r, cluster.several)
-    units, kv = own.kv_units(i).astype(jnp.float64), kv_of(own)
+    pool_given = given_at(given, r, cluster.several)
+    units, kv = pool_given.kv_units(i).astype(jnp.float64), kv_of(pool_given)
     if kv.reserves_blocks:
         state = at_hand(cluster, r)
-        state = kv.release(own, state, i, kv.held(own, state, i), True)
+        state = kv.release(pool_given, state, i, kv.held(pool_given, state, i), True)
         return look_at(given, _put_back_beside(cluster, r, state), r, jnp.zeros((), bool))
     # vLLM frees such blocks when the worker reports that they were sent (``KVConnectorOutput.finished_sending``).
     cluster = keep(cluster, r, -units)

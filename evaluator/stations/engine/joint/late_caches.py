@@ -19,7 +19,7 @@ from evaluator.stations.engine.preemptive.prefix_cache import text_at
 class LateCaches(NamedTuple):
     """What the events that were heard say of each cache; of a text its first blocks are found, and no others."""
 
-    found: Array  # int32 (name + 1, replica): of the text with its first block of that name, how many
+    blocks: Array  # int32 (name + 1, replica): of the text with its first block of that name, how many
     known: IntPerReplica  # blocks with a name
     missed: Flag  # a router asked that was to hear of more than there was room for: what it chose is void
 
@@ -54,18 +54,20 @@ def hear(given: Given, heard: Heard, now: Float, delay_s: Float) -> Heard:
             return jax.tree.map(lambda column: read(column, r), heard.queues)
 
         def take(heard: Heard) -> Heard:
-            late, events, own = heard.late, heard.events, queue(heard)
-            ring, found, known = (read_once(column, own.first) for column in (events.ring, events.found, events.known))
+            late, events, own_queue = heard.late, heard.events, queue(heard)
+            ring, blocks, known = (
+                read_once(column, own_queue.first) for column in (events.ring, events.blocks, events.known)
+            )
             # Texts of a replica have numbers behind those of the replicas before it; the last row is of no text.
             row = jnp.where(ring >= 0, ring - r * names, names)
-            events, own = events.without_first(own)
+            events, own_queue = events.without_first(own_queue)
             return Heard(
                 late._replace(
-                    found=lax.dynamic_update_slice(late.found, found[None, None], (row, r)),
+                    blocks=lax.dynamic_update_slice(late.blocks, blocks[None, None], (row, r)),
                     known=write(late.known, r, known),
                 ),
                 events,
-                jax.tree.map(lambda column, value: write(column, r, value), heard.queues, own),
+                jax.tree.map(lambda column, value: write(column, r, value), heard.queues, own_queue),
             )
 
         def comes(heard: Heard) -> Flag:
@@ -94,11 +96,11 @@ def late_blocks(
         text = text_at(given, jnp.int32(0), i, place)
         behind, zero = place - text.first, jnp.int32(0)
         count = jnp.clip(jnp.minimum(text.end, stop) - place, 0, TOGETHER)
-        found = lax.dynamic_slice(late.found, (text.ring, zero), (1, replicas))
+        blocks_of_text = lax.dynamic_slice(late.blocks, (text.ring, zero), (1, replicas))
         turns = lax.dynamic_slice(sent.turn, (text.ring + behind, zero), (TOGETHER, replicas))
-        there = (behind + NUMBERS)[:, None] < found
-        there = there | (predicts & is_remembered(turns, place, sent.oldest_turn[None], sent.place[None]))
-        leading = jnp.minimum(jnp.where(there, TOGETHER, NUMBERS[:, None]).min(axis=0), count)
+        heard = (behind + NUMBERS)[:, None] < blocks_of_text
+        heard = heard | (predicts & is_remembered(turns, place, sent.oldest_turn[None], sent.place[None]))
+        leading = jnp.minimum(jnp.where(heard, TOGETHER, NUMBERS[:, None]).min(axis=0), count)
         return place + count, goes_on & (leading == count), blocks + jnp.where(goes_on, leading, 0)
 
     start = (stop * 0, jnp.ones(replicas, bool), jnp.zeros(replicas, jnp.int32))

@@ -81,7 +81,7 @@ def _form_all(given: Given, cluster: ClusterState, first: Int, mine: FlagPerRepl
 
     together = _together(cluster)
     # A rank with nothing to do forms nothing, and what its columns say of an earlier batch must not count.
-    together = together._replace(there=together.there & ~mine, again=together.again & ~mine)
+    together = together._replace(has_batch=together.has_batch & ~mine, again=together.again & ~mine)
     cluster = cluster._replace(together=together)
     return lax.while_loop(lambda carry: carry[0] < beyond, form_next, (first, cluster))[1]
 
@@ -93,23 +93,26 @@ def _together(cluster: ClusterState) -> Together:
 
 def _form(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
     """Rank r forms its next batch. If all that ran there was preempted, it does so ``again``: some may be admitted."""
-    own = given_at(given, r, cluster.several)
-    cost = rank_cost(own.pipeline_ranks[0])
+    pool_given = given_at(given, r, cluster.several)
+    cost = rank_cost(pool_given.pipeline_ranks[0])
     piped = cluster.replicas.pipeline is not None
     state = at_hand(cluster, r)
     start_s = jnp.maximum(state.clock, state.pipeline.free_s[0]) if piped else state.clock
-    state, batch = form_batch(own, state, start_s, ~jnp.zeros((), bool))
-    if own.structure.kv_reservation:
-        cluster, state = reserve_between(given, cluster, r, state, batch.there | ~state.batch.preempted)
+    state, batch = form_batch(pool_given, state, start_s, ~jnp.zeros((), bool))
+    if pool_given.structure.kv_reservation:
+        cluster, state = reserve_between(given, cluster, r, state, batch.nonempty | ~state.batch.preempted)
     sums, zero = batch.sums, jnp.zeros((), jnp.float64)
     # Only how many iterations its KV suffices for: what they take depends on the other ranks. In a pipeline none leaps.
-    alike = jnp.ones(()) if piped else leap_kv(own, state, alike_iterations(own, state, batch), zero, zero).iterations
+    if piped:
+        alike = jnp.ones(())
+    else:
+        alike = leap_kv(pool_given, state, alike_iterations(pool_given, state, batch), zero, zero).iterations
     growing = read(state.decode_groups.growing, state.schedulable)
     # What drafts passes the ranks together as well, with a token of every sequence (``cost.lockstep``).
     sequences = None if given.speculation is None else jnp.maximum(sums.decodes + sums.prefill_sequences, 1.0)
     mine = Together(
-        there=batch.there,
-        again=~batch.there & state.batch.preempted,
+        has_batch=batch.nonempty,
+        again=~batch.nonempty & state.batch.preempted,
         own_s=time_alone(cost, sums),
         growth_s=jnp.where(batch.decodes, decode_growth(cost, sums, growing), zero),
         fastest_s=jnp.where(batch.decodes, decode_growth(cost, sums, sums.decodes), zero),
@@ -137,9 +140,9 @@ def _form(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
 
 
 def _sizes(
-    given: Given, cluster: ClusterState, mine: FlagPerReplica, there: FlagPerReplica
+    given: Given, cluster: ClusterState, mine: FlagPerReplica, with_batch: FlagPerReplica
 ) -> tuple[Counts, Counts | None]:
-    """Tokens, and with drafts sequences, in the batches ``there`` on the ranks ``mine``, one in that of another rank.
+    """Tokens, and with drafts sequences, in the batches of the ranks ``mine``: one in each that is not ``with_batch``.
 
     Ranks without a batch run a dummy one beside the others, for experts and collectives need all of them (vLLM
     ``DPEngineCoreProc.run_busy_loop``: ``execute_dummy_batch``).
@@ -148,56 +151,59 @@ def _sizes(
     graph = graph_tokens(rank_cost(given.pipeline_ranks[0]))
 
     def counts(batches: FloatPerReplica) -> Counts:
-        own = jnp.where(there, batches, 1.0)  # a dummy batch has one token
-        whole, filled = (jnp.where(mine, each, 0.0) for each in (own, padded(own, graph)))
+        tokens = jnp.where(with_batch, batches, 1.0)  # a dummy batch has one token
+        whole, filled = (jnp.where(mine, counted, 0.0) for counted in (tokens, padded(tokens, graph)))
         return Counts(whole.max(), whole.sum() / ranks, filled.sum() / ranks)
 
     return counts(together.tokens), None if together.sequences is None else counts(together.sequences)
 
 
 def _next_steps(
-    given: Given, cluster: ClusterState, mine: FlagPerReplica, there: FlagPerReplica
+    given: Given, cluster: ClusterState, mine: FlagPerReplica, with_batch: FlagPerReplica
 ) -> tuple[LockstepSteps, Float]:
-    """The iterations of the batches ``there`` on the ranks ``mine``, and how many are alike; of no batches anything."""
+    """The iterations that the ranks ``mine`` run together, and how many of them are alike.
+
+    ``with_batch``: the ranks among them that have a batch. If none has, what is returned means nothing.
+    """
     together = _together(cluster)
-    tokens, sequences = _sizes(given, cluster, mine, there)
-    ahead_s = jnp.where(there, together.own_s, -jnp.inf).max()
-    growth_s = jnp.where(there & (together.own_s == ahead_s), together.growth_s, -jnp.inf).max()
+    tokens, sequences = _sizes(given, cluster, mine, with_batch)
+    ahead_s = jnp.where(with_batch, together.own_s, -jnp.inf).max()
+    growth_s = jnp.where(with_batch & (together.own_s == ahead_s), together.growth_s, -jnp.inf).max()
     # Of equally slow ranks the one whose time grows fastest leads: it is the slowest from the next iteration on.
     sums = Ranks(
         tokens=tokens,
         sequences=sequences,
         ahead_s=ahead_s,
         growth_s=growth_s,
-        fastest_s=jnp.where(there, together.fastest_s, 0.0).max(),
-        launched_s=jnp.where(there, together.launched_s, 0.0).max(),
+        fastest_s=jnp.where(with_batch, together.fastest_s, 0.0).max(),
+        launched_s=jnp.where(with_batch, together.launched_s, 0.0).max(),
     )
     steps = steps_together(given.pipeline_ranks[0], sums, given.limits.max_num_seqs)
     # The slowest rank sets the pace until another one, whose contexts grow faster, is slower than it.
     overtaken = overtaken_after(ahead_s - together.own_s, together.growth_s - growth_s)
-    alike = jnp.where(there, jnp.minimum(together.alike, overtaken), UNBOUNDED).min()
+    alike = jnp.where(with_batch, jnp.minimum(together.alike, overtaken), UNBOUNDED).min()
     return steps, jnp.minimum(alike, steps.alike)
 
 
 def _launch_batch(given: Given, cluster: ClusterState, first: Int, mine: FlagPerReplica) -> ClusterState:
     """The batches that were formed are launched; there may be none."""
     together, running_batches, clock = _together(cluster), cluster.running_batches, cluster.state.clock
-    there = mine & together.there
-    own = given_at(given, first, cluster.several)
-    steps, iterations = _next_steps(own, cluster, mine, there)
-    first_s, launches = steps.first_s, there.any()
+    with_batch = mine & together.has_batch
+    pool_given = given_at(given, first, cluster.several)
+    steps, iterations = _next_steps(pool_given, cluster, mine, with_batch)
+    first_s, launches = steps.first_s, with_batch.any()
     running_batch = LaunchedBatch(clock, jnp.inf, iterations, first_s, steps.slope_s, 1.0, 0, running_batches.sums)
     # Only ranks with a batch have an end to come to; but all have the record of the iterations, which an arrival at an
     # idle rank cuts short (``cut_together``).
-    end_s = jnp.where(there, running_batch.end_of(iterations), running_batches.end_s)
+    end_s = jnp.where(with_batch, running_batch.end_of(iterations), running_batches.end_s)
     on, following = mine & launches, jnp.argmin(end_s).astype(jnp.int32)
     # What is reserved for those who are still elsewhere counts from the time it was (``kv_reservation``).
     kv, reserved = cluster.replicas.kv, cluster.replicas.reserved
     running = kv if reserved is None else kv - reserved
-    held_unit_s = jnp.where(there, running, 0.0).sum() * first_s
+    held_unit_s = jnp.where(with_batch, running, 0.0).sum() * first_s
     # On demand the first iteration is integrated here and the others as routers ask or the leap ends (``grow_to``), of
     # all ranks in the sum of the first: those of one pool are told together.
-    taken = launches & own.rules.on_demand  # of reserved KV the integral is taken at the end
+    taken = launches & pool_given.rules.on_demand  # of reserved KV the integral is taken at the end
     cluster = with_kv_unit_s(cluster, first, kv_unit_s(cluster, first) + jnp.where(taken, held_unit_s, 0.0))
     return cluster._replace(
         running_batches=running_batches._replace(
@@ -210,7 +216,7 @@ def _launch_batch(given: Given, cluster: ClusterState, first: Int, mine: FlagPer
         together=together._replace(
             touched=jnp.where(on, steps.touched, together.touched),
             # Totals are sums over ranks. Those in dummy batches are busy as well, and no batch of theirs ends.
-            weight=jnp.where(on, mine.sum() / jnp.maximum(there.sum(), 1), together.weight),
+            weight=jnp.where(on, mine.sum() / jnp.maximum(with_batch.sum(), 1), together.weight),
         ),
         next_s=read(end_s, following),
         next_replica=following,
@@ -224,14 +230,14 @@ def send_together(given: Given, cluster: ClusterState) -> ClusterState:
     as the slowest (``reference.lockstep``).
     """
     first = cluster.ready.top
-    own, mine = given_at(given, first, cluster.several), of_replica(cluster, first, ranks_of(given, first))
+    pool_given, mine = given_at(given, first, cluster.several), of_replica(cluster, first, ranks_of(given, first))
     cluster = _form_all(given, cluster, first, mine)
-    there = mine & _together(cluster).there
-    passage, launches = _passage(own, cluster, mine, there), there.any()
+    with_batch = mine & _together(cluster).has_batch
+    passage, launches = _passage(pool_given, cluster, mine, with_batch), with_batch.any()
 
     def send(carry: tuple[Int, ClusterState]) -> tuple[Int, ClusterState]:
         r, cluster = carry
-        state, present, launched = at_hand(cluster, r), read(there, r), cluster.running_batches
+        state, present, launched = at_hand(cluster, r), read(with_batch, r), cluster.running_batches
         # A rank with nothing to do has formed nothing: its columns are those of a batch that has long ended.
         sums = jax.tree.map(lambda column: jnp.where(present, read(column, r), 0.0), launched.sums)
         completing = jnp.where(present, read(launched.completing, r), NONE)
@@ -245,22 +251,22 @@ def send_together(given: Given, cluster: ClusterState) -> ClusterState:
     beyond = jnp.where(launches, first + ranks_of(given, first), first)
     _, cluster = lax.while_loop(lambda carry: carry[0] < beyond, send, (first, cluster))
     # Any rank says whether there is room, for all have as many batches under way.
-    again = launches & has_room(own, cluster, first)
+    again = launches & has_room(pool_given, cluster, first)
     return cluster._replace(ready=cluster.ready.pop(~again), ending=jnp.zeros((), bool))
 
 
-def _passage(given: Given, cluster: ClusterState, mine: FlagPerReplica, there: FlagPerReplica) -> Passage:
-    """What the batches ``there`` take in each pipeline rank, as the slowest of the data-parallel ranks ``mine``."""
-    tokens, sequences = _sizes(given, cluster, mine, there)
+def _passage(given: Given, cluster: ClusterState, mine: FlagPerReplica, with_batch: FlagPerReplica) -> Passage:
+    """How long each pipeline rank takes: as for the slowest batch of the ranks ``with_batch`` among ``mine``."""
+    tokens, sequences = _sizes(given, cluster, mine, with_batch)
     # No iteration follows another of the same batches, so that how fast they grow is not asked.
     zero, steps = jnp.zeros(()), []
     for cost in given.pipeline_ranks:
         device, sums = rank_cost(cost), cluster.running_batches.sums  # of every replica's batch, (replica,)
-        ahead_s = jnp.where(there, time_alone(device, sums), -jnp.inf).max()
-        launched_s = jnp.where(there, launched_alone(device, sums), 0.0).max()
+        ahead_s = jnp.where(with_batch, time_alone(device, sums), -jnp.inf).max()
+        launched_s = jnp.where(with_batch, launched_alone(device, sums), 0.0).max()
         ranks = Ranks(tokens, ahead_s, growth_s=zero, fastest_s=zero, launched_s=launched_s, sequences=sequences)
         steps.append(steps_together(cost, ranks, given.limits.max_num_seqs))
-    return Passage(tuple(each.first_s for each in steps), steps[0].touched)
+    return Passage(tuple(rank_steps.first_s for rank_steps in steps), steps[0].touched)
 
 
 def own_part(given: Given, cluster: ClusterState, r: Int) -> tuple[Float, Float]:
@@ -273,8 +279,8 @@ def own_part(given: Given, cluster: ClusterState, r: Int) -> tuple[Float, Float]
     if given.network is None:
         return touched, weight
     # Beside ranks in lockstep other pools have replicas that go by themselves.
-    own = given_at(given, r, cluster.several)
+    pool_given = given_at(given, r, cluster.several)
     sums = jax.tree.map(lambda column: read(column, r), cluster.running_batches.sums)
-    alone = share_touched(own.pipeline_ranks[0], batch_tokens(own.pipeline_ranks[0], sums))
+    alone = share_touched(pool_given.pipeline_ranks[0], batch_tokens(pool_given.pipeline_ranks[0], sums))
     apart = ranks_of(given, r) == 1
     return jnp.where(apart, alone, touched), jnp.where(apart, 1.0, weight)

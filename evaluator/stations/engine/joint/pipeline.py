@@ -21,10 +21,10 @@ def complete_batch(given: Given, cluster: ClusterState) -> ClusterState:
     """The oldest batch of the replica where something ends now has come to its end."""
     # Batches leave a pipeline in the order in which they entered, so that the oldest is always the next to end.
     r = cluster.next_replica
-    own = given_at(given, r, cluster.several)
+    pool_given = given_at(given, r, cluster.several)
     before = at_hand(cluster, r)
     pipeline = before.pipeline
-    slot = pipeline.completed_batches % own.structure.pipeline_ranks
+    slot = pipeline.completed_batches % pool_given.structure.pipeline_ranks
     decode_group, decoded = (
         read(pipeline.running_batches.decode_group, slot),
         read(pipeline.running_batches.decodes, slot),
@@ -32,10 +32,10 @@ def complete_batch(given: Given, cluster: ClusterState) -> ClusterState:
     # Before the end: those who leave with it have had a token, too.
     decodes = jnp.where(decoded, read(before.decode_groups.decodes, decode_group), 0.0)
     # No batch stands for several iterations here, so that none has steps before and after the end of the warm-up.
-    since_s = read_once(before.sequences.first_token_s, own.limits.measured_from)
+    since_s = read_once(before.sequences.first_token_s, pool_given.limits.measured_from)
     # A data-parallel rank without a batch passes the pipeline with a dummy one, beside those of others.
     counts = decoded | (read(pipeline.prefill_tokens, slot) > 0) if given.structure.lockstep else True
-    state = complete_oldest(own, before, ~jnp.zeros((), bool), MeasuredSteps(since_s, jnp.int32(0)), counts)
+    state = complete_oldest(pool_given, before, ~jnp.zeros((), bool), MeasuredSteps(since_s, jnp.int32(0)), counts)
     router_counts = state.router_counts
     assert router_counts is not None
     tokens = decoded_tokens(before, state, decodes) + router_counts.completed
@@ -60,17 +60,17 @@ def complete_batch(given: Given, cluster: ClusterState) -> ClusterState:
 def launch_batch(given: Given, cluster: ClusterState) -> ClusterState:
     """A replica where something has happened sends a batch, if it has one; it is looked at again if there is room."""
     r = cluster.ready.top
-    own = given_at(given, r, cluster.several)
+    pool_given = given_at(given, r, cluster.several)
     # A batch may be formed while others are in flight; it starts when the first rank is free.
     state = at_hand(cluster, r)
     start_s = jnp.maximum(state.clock, state.pipeline.free_s[0])
-    state, batch = form_batch(own, state, start_s, ~jnp.zeros((), bool))
-    if own.structure.kv_reservation:
-        cluster, state = reserve_between(given, cluster, r, state, batch.there | ~state.batch.preempted)
-    state = send_batch(own, state, batch, start_s, batch.there)
+    state, batch = form_batch(pool_given, state, start_s, ~jnp.zeros((), bool))
+    if pool_given.structure.kv_reservation:
+        cluster, state = reserve_between(given, cluster, r, state, batch.nonempty | ~state.batch.preempted)
+    state = send_batch(pool_given, state, batch, start_s, batch.nonempty)
     # vLLM ``EngineCore.step_with_batch_queue`` fills its queue of batches before it waits for the oldest. Whoever was
     # preempted to the last may come in again at once, which takes no time.
-    again = (batch.there | state.batch.preempted) & has_room(own, state)
+    again = (batch.nonempty | state.batch.preempted) & has_room(pool_given, state)
     router_counts = state.router_counts
     assert router_counts is not None
     more = counts_row(work_tokens=router_counts.again, kv_units=router_counts.waiting_units)

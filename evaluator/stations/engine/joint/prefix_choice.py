@@ -30,22 +30,22 @@ def looks_at_kv(by: ByPrefix) -> Flag:
 
 
 def choose_by_prefix(
-    given: Given, cluster: ClusterState, by: ByPrefix, i: Int, there: FlagPerReplica
+    given: Given, cluster: ClusterState, by: ByPrefix, i: Int, choosable: FlagPerReplica
 ) -> tuple[ClusterState, Int]:
-    """Of the replicas that are ``there`` that of request ``i``, and the cluster as the router remembers it."""
+    """The replica, one of the ``choosable``, that request ``i`` is sent to; the cluster as the router remembers it."""
     if cluster.sent is not None:
         sent = with_time(given, cluster.sent, i, cluster.state.clock, _remembers(by))
         sent = without_expired(given, sent, cluster.state.clock, _remembers(by))
         cluster = cluster._replace(sent=sent)
-    cluster, hits, known = _known_blocks(given, cluster, by, i, there)
-    chosen = _by_rule(given, cluster, by, i, there, hits, known)
+    cluster, hits, known = _known_blocks(given, cluster, by, i, choosable)
+    chosen = _by_rule(given, cluster, by, i, choosable, hits, known)
     if by.scores is not None:
         requests = cluster.counts[:, REQUESTS]
         block, used = given.block(), cluster.replicas.kv / given.limits.kv_units
         # llm-d counts blocks, of which a prompt has whole ones alone; one of less than a block has none anywhere.
         share = hits / jnp.maximum(read(given.requests.prompt_tokens, i) // block, 1)
         waiting = requests - not_waiting(cluster.replicas)
-        scored = _by_scores(by.scores, there, requests, share, waiting, used)
+        scored = _by_scores(by.scores, choosable, requests, share, waiting, used)
         chosen = jnp.where(by.scores.chosen, scored, chosen)
     if cluster.sent is not None:
         cluster = cluster._replace(sent=remember(given, cluster.sent, i, chosen, cluster.state.clock, _remembers(by)))
@@ -59,7 +59,7 @@ def _remembers(by: ByPrefix) -> Flag:
 
 
 def _known_blocks(
-    given: Given, cluster: ClusterState, by: ByPrefix, i: Int, there: FlagPerReplica
+    given: Given, cluster: ClusterState, by: ByPrefix, i: Int, choosable: FlagPerReplica
 ) -> tuple[ClusterState, IntPerReplica, IntPerReplica]:
     """By replica: blocks of the prompt that it is thought to have, and all that it is thought to know.
 
@@ -68,18 +68,18 @@ def _known_blocks(
     blocks, sent, remembered, late = cluster.replicas.blocks, cluster.sent, by.remembered, by.late
     assert blocks is not None
     if sent is None or remembered is None:
-        return cluster, _found_blocks(given, cluster, i, there, by.chosen), blocks.known
+        return cluster, _found_blocks(given, cluster, i, choosable, by.chosen), blocks.known
     exact = by.chosen & ~remembered.chosen
     known = jnp.where(remembered.chosen, sent.known, blocks.known)
     hits = remembered_blocks(given, sent, i, remembered.chosen)
     if late is None:
-        return cluster, hits + _found_blocks(given, cluster, i, there, exact), known
+        return cluster, hits + _found_blocks(given, cluster, i, choosable, exact), known
     cluster = _hear(given, cluster, late)
     assert cluster.late is not None
-    hits = hits + _found_blocks(given, cluster, i, there, exact & ~late.chosen)
+    hits = hits + _found_blocks(given, cluster, i, choosable, exact & ~late.chosen)
     hits = hits + late_blocks(given, cluster.late, sent, i, late.chosen, late.predicts)
-    told = cluster.late.known + jnp.where(late.predicts, sent.known, 0)
-    return cluster, hits, jnp.where(late.chosen, told, known)
+    known_late = cluster.late.known + jnp.where(late.predicts, sent.known, 0)
+    return cluster, hits, jnp.where(late.chosen, known_late, known)
 
 
 def _hear(given: Given, cluster: ClusterState, late: Late) -> ClusterState:
@@ -94,7 +94,7 @@ def _hear(given: Given, cluster: ClusterState, late: Late) -> ClusterState:
     )
 
 
-def _found_blocks(given: Given, cluster: ClusterState, i: Int, there: FlagPerReplica, on: Flag) -> IntPerReplica:
+def _found_blocks(given: Given, cluster: ClusterState, i: Int, choosable: FlagPerReplica, on: Flag) -> IntPerReplica:
     """How many blocks of the prompt each cache has, if ``on``; an empty one has nothing of it."""
 
     # Caches are walked one by one: what is found depends on what each has evicted up to now, of which there is no index
@@ -103,9 +103,9 @@ def _found_blocks(given: Given, cluster: ClusterState, i: Int, there: FlagPerRep
         r, hits = carry
         here = cluster.state._replace(replica=row_of(cluster, r))
         pool_given = given_at(given, r, cluster.several)
-        return r + 1, write(hits, r, look_up(pool_given, here, i, on & read(there, r))[0])
+        return r + 1, write(hits, r, look_up(pool_given, here, i, on & read(choosable, r))[0])
 
-    start = (jnp.int32(0), jnp.zeros(there.shape, jnp.int32))
+    start = (jnp.int32(0), jnp.zeros(choosable.shape, jnp.int32))
     return lax.while_loop(lambda carry: carry[0] < given.together.replicas, look, start)[1]
 
 
@@ -114,22 +114,22 @@ def _by_rule(
     cluster: ClusterState,
     by: ByPrefix,
     i: Int,
-    there: FlagPerReplica,
+    choosable: FlagPerReplica,
     hits: IntPerReplica,
     blocks_known: IntPerReplica,
 ) -> Int:
     """``routing.PrefixRule.choose``."""
     requests = cluster.counts[:, REQUESTS]
-    most, least = jnp.where(there, requests, -jnp.inf).max(), jnp.where(there, requests, jnp.inf).min()
+    most, least = jnp.where(choosable, requests, -jnp.inf).max(), jnp.where(choosable, requests, jnp.inf).min()
     uneven = (most - least > by.imbalance) & (most > by.imbalance_ratio * least)
     longest = hits.max()
     # Pools of one side have blocks of one size under this router (``plan.phases``).
-    block = given_at(given, jnp.argmax(there).astype(jnp.int32), cluster.several).block()
+    block = given_at(given, jnp.argmax(choosable).astype(jnp.int32), cluster.several).block()
     share = longest * block / read(given.requests.prompt_tokens, i)
     # SGLang's cache-aware router: the longest prefix where enough of the prompt is found, else, or where loads are too
     # uneven, the fewest requests (``routing.PrefixAware``).
     prefers = (longest > 0) & (share >= by.threshold) & ~uneven
-    having = there & (~prefers | (hits == longest))
+    having = choosable & (~prefers | (hits == longest))
     fewest = having & (requests == jnp.where(having, requests, jnp.inf).min())
     known = jnp.where(prefers, 0, blocks_known)  # of several with as few requests the one that knows the least
     return jnp.argmin(jnp.where(fewest, known, jnp.iinfo(jnp.int32).max)).astype(jnp.int32)
@@ -137,15 +137,15 @@ def _by_rule(
 
 def _by_scores(
     weights: ScoreWeights,
-    there: FlagPerReplica,
+    choosable: FlagPerReplica,
     requests: FloatPerReplica,
     share: FloatPerReplica,
     waiting: FloatPerReplica,
     used: FloatPerReplica,
 ) -> Int:
     """``routing.scores.PrefixScores.choose``."""
-    most, least = jnp.where(there, waiting, -jnp.inf).max(), jnp.where(there, waiting, jnp.inf).min()
+    most, least = jnp.where(choosable, waiting, -jnp.inf).max(), jnp.where(choosable, waiting, jnp.inf).min()
     short = jnp.where(most > least, (most - waiting) / (most - least), 1.0)
     score = weights.prefix * share + weights.queue * short + weights.kv * (1.0 - used)
-    having = there & (score >= (1.0 - ALIKE) * jnp.where(there, score, -jnp.inf).max())
+    having = choosable & (score >= (1.0 - ALIKE) * jnp.where(choosable, score, -jnp.inf).max())
     return jnp.argmin(jnp.where(having, requests, jnp.inf)).astype(jnp.int32)

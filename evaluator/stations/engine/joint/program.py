@@ -188,18 +188,19 @@ def _sees_kv(given: Given, cluster: ClusterState, between: Flag) -> Flag:
 def _complete_batches(given: Given, cluster: ClusterState) -> ClusterState:
     """The first batch that ends now: its tokens are handed out, and finished requests leave."""
     r = cluster.next_replica
-    own = given_at(given, r, cluster.several)
+    pool_given = given_at(given, r, cluster.several)
     # The decodes take the KV of the whole leap now; of the iterations that a router asked about they have it already.
-    grows = own.rules.on_demand if cluster.state.cache is None else True
+    grows = pool_given.rules.on_demand if cluster.state.cache is None else True
     cluster = grow_to(given, cluster, r, jnp.where(grows, read(cluster.running_batches.iterations, r), 0.0))
     running_batch = jax.tree.map(lambda column: read(column, r), cluster.running_batches)
     before, took_s = at_hand(cluster, r), running_batch.end_s - running_batch.start_s
     # Reserved KV does not change within a leap, so that its integral is a product; on demand ``grow_to`` has added it
     # up iteration by iteration. What is reserved for those who are still elsewhere is in neither (``kv_reservation``).
-    counted = own.rules.on_demand | own.structure.integrates
+    counted = pool_given.rules.on_demand | pool_given.structure.integrates
     reserved_s = jnp.where(counted, 0.0, _of_running(before) * took_s)
     lockstep = None if cluster.together is None else own_part(given, cluster, r)
-    state = complete(own, before, running_batch, took_s, reserved_s, _measured(own, before, running_batch), lockstep)
+    measured = _measured(pool_given, before, running_batch)
+    state = complete(pool_given, before, running_batch, took_s, reserved_s, measured, lockstep)
     router_counts = state.router_counts
     assert router_counts is not None
     tokens = (
@@ -247,31 +248,31 @@ def _launch(given: Given, cluster: ClusterState) -> ClusterState:
     If all that ran there was preempted, it is looked at once more: that takes no time, and some may be admitted again.
     """
     r = cluster.ready.top
-    own = given_at(given, r, cluster.several)
+    pool_given = given_at(given, r, cluster.several)
     state = at_hand(cluster, r)
     # vLLM ``EngineCore.step``: ``schedule``, then ``execute_model``; what comes meanwhile waits in the input queue.
-    state, batch = form_batch(own, state, state.clock, ~jnp.zeros((), bool))
-    if own.structure.kv_reservation:
-        cluster, state = reserve_between(given, cluster, r, state, batch.there | ~state.batch.preempted)
+    state, batch = form_batch(pool_given, state, state.clock, ~jnp.zeros((), bool))
+    if pool_given.structure.kv_reservation:
+        cluster, state = reserve_between(given, cluster, r, state, batch.nonempty | ~state.batch.preempted)
     # Where the next request goes is not known yet: the leap goes as far as it can, and an arrival cuts it short.
-    running_batch, _ = launch(own, state, batch, lambda *_: jnp.float64(UNBOUNDED))
-    if own.structure.kv_reservation and kv_of(own).waiting_hits_change:
+    running_batch, _ = launch(pool_given, state, batch, lambda *_: jnp.float64(UNBOUNDED))
+    if pool_given.structure.kv_reservation and kv_of(pool_given).waiting_hits_change:
         # Who waits for room may find more of its prompt with every block that is filled, and then needs less.
         most = jnp.where(expects(cluster, r), 1.0, jnp.inf)
         running_batch = running_batch._replace(iterations=jnp.minimum(running_batch.iterations, most))
-    end_s = jnp.where(batch.there, running_batch.end_of(running_batch.iterations), jnp.inf)
+    end_s = jnp.where(batch.nonempty, running_batch.end_of(running_batch.iterations), jnp.inf)
     router_counts = state.router_counts
     assert router_counts is not None
     more = counts_row(work_tokens=router_counts.again, kv_units=router_counts.waiting_units)
     # On demand the integral of the KV is taken iteration by iteration (``grow_to``), of the first one here.
-    counts = own.rules.on_demand & batch.there & (not own.structure.integrates)
+    counts = pool_given.rules.on_demand & batch.nonempty & (not pool_given.structure.integrates)
     kv_unit_s = jnp.where(counts, _of_running(state) * running_batch.first_s, 0.0)
     cluster = put_back(cluster, r, state.in_totals(kv_unit_s=state.totals.kv_unit_s + kv_unit_s))._replace(
         counts=add_counts(cluster.counts, r, more),
         running_batches=jax.tree.map(
             lambda column, value: write(column, r, value), cluster.running_batches, running_batch
         ),
-        ready=cluster.ready.pop(batch.there | ~state.batch.preempted),
+        ready=cluster.ready.pop(batch.nonempty | ~state.batch.preempted),
         ending=jnp.zeros((), bool),
     )
     cluster = ends_at(cluster, r, end_s)

@@ -464,7 +464,7 @@ def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> C
 
     def take(carry: tuple[Float, State]) -> tuple[Float, State]:
         seen, state = carry
-        at = step + seen.astype(jnp.int32)
+        boundary = step + seen.astype(jnp.int32)
         counted_s = state.replica.counted_s
         if state.block_cache.events is not None:
             state = at_step(state, begins_s(seen))
@@ -472,9 +472,9 @@ def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> C
             held_s = jnp.maximum(begins_s(seen) - counted_s, 0.0)
             state = state.in_totals(kv_unit_s=state.totals.kv_unit_s + state.replica.kv * held_s)
             state = state.at_replica(counted_s=counted_s + held_s)
-        state = take_step(pool_given, state, at, seen < until)
+        state = take_step(pool_given, state, boundary, seen < until)
         # Up to the next step that opens or fills a block the KV is what it is now.
-        steps = (next_due(pool_given, state, at + 1, end) - at).astype(jnp.float64)
+        steps = (next_due(pool_given, state, boundary + 1, end) - boundary).astype(jnp.float64)
         if counted_s is not None:
             return seen + steps, state
         held_s = steps * (first_s + slope_s * (seen + 0.5 * (steps - 1.0)))

@@ -68,15 +68,15 @@ def remembered_blocks(given: Given, sent: RememberedBlocks, i: Int, on: Flag) ->
     stop = jnp.where(on, _whole_blocks(given, i), 0)
 
     def look(carry: tuple[Int, Int, IntPerReplica]) -> tuple[Int, Int, IntPerReplica]:
-        place, _, found = carry
+        place, _, blocks = carry
         name, count = _some(given, i, place, stop)
         rows = lax.dynamic_slice(sent.turn, (name, jnp.int32(0)), (TOGETHER, replicas))
-        there = is_remembered(rows, place, sent.oldest_turn[None], sent.place[None])
+        remembered = is_remembered(rows, place, sent.oldest_turn[None], sent.place[None])
         # llm-d ``matchLongestPrefix``: each counts those that it has, also behind one that only others have.
-        missing = jnp.where(there.any(axis=1), TOGETHER, NUMBERS).min()
+        missing = jnp.where(remembered.any(axis=1), TOGETHER, NUMBERS).min()
         having = jnp.minimum(count, missing)
-        found = found + (there & (having > NUMBERS)[:, None]).sum(axis=0, dtype=jnp.int32)
-        return place + having, jnp.where(having < count, place, stop), found
+        blocks = blocks + (remembered & (having > NUMBERS)[:, None]).sum(axis=0, dtype=jnp.int32)
+        return place + having, jnp.where(having < count, place, stop), blocks
 
     start = (stop * 0, stop, jnp.zeros(replicas, jnp.int32))
     return lax.while_loop(lambda carry: carry[0] < carry[1], look, start)[2]
@@ -151,15 +151,15 @@ def _forget(given: Given, sent: RememberedBlocks, r: Int, now: Float) -> Remembe
         stop = _whole_blocks(given, i)
         name, count = _some(given, i, place, stop)
         # Those that a later request had, too, stay as its own.
-        own = (_column(sent.turn, name, r) == turn) & (count > NUMBERS)
-        passed = (jnp.cumsum(own, dtype=jnp.int32) <= excess(sent)) & (count > NUMBERS)
+        of_turn = (_column(sent.turn, name, r) == turn) & (count > NUMBERS)
+        passed = (jnp.cumsum(of_turn, dtype=jnp.int32) <= excess(sent)) & (count > NUMBERS)
         place = place + passed.sum(dtype=jnp.int32)
         ends = place >= stop
         return sent._replace(
             oldest=write(sent.oldest, r, jnp.where(ends, read_once(sent.next, i), i)),
             oldest_turn=write(sent.oldest_turn, r, turn + ends),
             place=write(sent.place, r, jnp.where(ends, 0, place)),
-            known=write(sent.known, r, read(sent.known, r) - (own & passed).sum(dtype=jnp.int32)),
+            known=write(sent.known, r, read(sent.known, r) - (of_turn & passed).sum(dtype=jnp.int32)),
         )
 
     return lax.while_loop(lambda sent: excess(sent) > 0, pass_some, sent)

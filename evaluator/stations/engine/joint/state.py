@@ -47,16 +47,16 @@ from evaluator.stations.engine.preemptive.state import (
 class ReadyReplicas(NamedTuple):
     """Replicas where something ended or arrived and no batch was sent since: a stack, as a linked list."""
 
-    there: FlagPerReplica
+    contains: FlagPerReplica
     below: IntPerReplica
     top: Int  # or NONE
 
     def push(self, r: Int, on: Flag) -> ReadyReplicas:
         """With replica r, if ``on`` and it is not in it."""
-        there = read(self.there, r)
-        new = on & ~there
+        waits = read(self.contains, r)
+        new = on & ~waits
         return ReadyReplicas(
-            there=write(self.there, r, there | on),
+            contains=write(self.contains, r, waits | on),
             below=write(self.below, r, jnp.where(new, self.top, read(self.below, r))),
             top=jnp.where(new, r, self.top),
         )
@@ -64,7 +64,7 @@ class ReadyReplicas(NamedTuple):
     def pop(self, on: Flag) -> ReadyReplicas:
         """Without the replica on top, if ``on``; there must be one."""
         return ReadyReplicas(
-            there=write(self.there, self.top, ~on),
+            contains=write(self.contains, self.top, ~on),
             below=self.below,
             top=jnp.where(on, read(self.below, self.top), self.top),
         )
@@ -73,25 +73,25 @@ class ReadyReplicas(NamedTuple):
 class ReadyInOrder(NamedTuple):
     """The same, the first replica on top: a prefill side sends its batches, and asks for room, before a decode side."""
 
-    there: FlagPerReplica
+    contains: FlagPerReplica
     top: Int  # or NONE
 
     def push(self, r: Int, on: Flag) -> ReadyInOrder:
         """With replica r, if ``on``."""
         sooner = on & ((self.top < 0) | (r < self.top))
-        return ReadyInOrder(write(self.there, r, read(self.there, r) | on), jnp.where(sooner, r, self.top))
+        return ReadyInOrder(write(self.contains, r, read(self.contains, r) | on), jnp.where(sooner, r, self.top))
 
     def pop(self, on: Flag) -> ReadyInOrder:
         """Without the replica on top, if ``on``; there must be one."""
-        there = write(self.there, self.top, ~on)
-        first = jnp.where(there.any(), jnp.argmax(there).astype(jnp.int32), NONE)
-        return ReadyInOrder(there, jnp.where(on, first, self.top))
+        waiting = write(self.contains, self.top, ~on)
+        first = jnp.where(waiting.any(), jnp.argmax(waiting).astype(jnp.int32), NONE)
+        return ReadyInOrder(waiting, jnp.where(on, first, self.top))
 
 
 class Together(NamedTuple):
     """By data-parallel rank, what the next or the current iteration of its replica depends on, see ``lockstep``."""
 
-    there: FlagPerReplica  # it has a batch
+    has_batch: FlagPerReplica
     again: FlagPerReplica  # it has to form one once more
     own_s: FloatPerReplica  # time of the batch without experts
     growth_s: FloatPerReplica  # by how much it is longer in each further iteration
@@ -177,11 +177,11 @@ def _nothing_together(given: Given, zeros: FloatPerReplica) -> Together:
 
 def _none_ready(given: Given) -> ReadyReplicas | ReadyInOrder:
     replicas, top = given.structure.replicas, jnp.int32(NONE)
-    there = jnp.zeros(replicas, bool)
+    none = jnp.zeros(replicas, bool)
     return (
-        ReadyInOrder(there, top)
+        ReadyInOrder(none, top)
         if given.structure.kv_reservation
-        else ReadyReplicas(there, jnp.zeros(replicas, jnp.int32), top)
+        else ReadyReplicas(none, jnp.zeros(replicas, jnp.int32), top)
     )
 
 
@@ -218,9 +218,9 @@ def ends_at(cluster: ClusterState, r: Int, end_s: Float) -> ClusterState:
 def replica_at_hand(cluster: ClusterState, r: Int) -> State:
     """The state as of replica r, with nothing counted for routers and nobody listed."""
     state = cluster.state
-    own = row_of(cluster, r)
+    replica = row_of(cluster, r)
     return state._replace(
-        replica=own,
+        replica=replica,
         totals=state.totals if cluster.totals is None else jax.tree.map(lambda column: row(column, r), cluster.totals),
         router_counts=no_router_counts(),
         listed=None if state.listed is None else state.listed._replace(first=jnp.int32(NONE)),
@@ -241,17 +241,17 @@ def at_hand(cluster: ClusterState, r: Int) -> State:
 
 def row_of(cluster: ClusterState, r: Int) -> ReplicaState:
     """What replica r has of its own."""
-    own = jax.tree.map(lambda column: row(column, r), cluster.replicas)
-    return own._replace(number=r, sentinel=jnp.int32(cluster.replica.shape[0] - 1) + r)
+    replica = jax.tree.map(lambda column: row(column, r), cluster.replicas)
+    return replica._replace(number=r, sentinel=jnp.int32(cluster.replica.shape[0] - 1) + r)
 
 
 def put_back(cluster: ClusterState, r: Int, state: State) -> ClusterState:
     """The cluster after replica r has done something; what routers count is left to the caller."""
-    own = state.replica._replace(number=None, sentinel=None)  # both follow from r, and need no column
+    replica = state.replica._replace(number=None, sentinel=None)  # both follow from r, and need no column
     totals = cluster.totals
     if totals is not None:
         totals = jax.tree.map(lambda column, value: write_row(column, r, value), totals, state.totals)
-    replicas = jax.tree.map(lambda column, value: write_row(column, r, value), cluster.replicas, own)
+    replicas = jax.tree.map(lambda column, value: write_row(column, r, value), cluster.replicas, replica)
     return cluster._replace(state=state, replicas=replicas, totals=totals)
 
 

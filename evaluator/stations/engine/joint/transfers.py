@@ -94,8 +94,8 @@ def _granted(cluster: ClusterState, event: Event) -> ClusterState:
     several = cluster.several
     assert several is not None and several.reserved is not None
     room_s, on = several.reserved.room_s, event.kind == GRANT
-    at = jnp.where(on, event.job, room_s.shape[0] - 1)
-    reserved = several.reserved._replace(room_s=write(room_s, at, event.time_s))
+    job = jnp.where(on, event.job, room_s.shape[0] - 1)
+    reserved = several.reserved._replace(room_s=write(room_s, job, event.time_s))
     return cluster._replace(several=several._replace(reserved=reserved))
 
 
@@ -168,7 +168,7 @@ def _end(given: Given, cluster: ClusterState, j: Int) -> ClusterState:
 
 def hand_on(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
     """Those who are done at replica r go on to the decode side, or the answer to their user."""
-    own = given_at(given, r, cluster.several)
+    pool_given = given_at(given, r, cluster.several)
 
     def go_on(cluster: ClusterState) -> ClusterState:
         # In any order: what follows is ordered by the calendar, and answers only count.
@@ -176,8 +176,8 @@ def hand_on(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
         j = read(network_of(given).after, i)
         on = j >= 0
         # Under back-pressure the prefill replica keeps the KV until it is sent, though no running request holds it.
-        if own.structure.kv_reservation and not kv_of(own).reserves_blocks:
-            units = own.kv_units(i).astype(jnp.float64)
+        if pool_given.structure.kv_reservation and not kv_of(pool_given).reserves_blocks:
+            units = pool_given.kv_units(i).astype(jnp.float64)
             cluster = keep(cluster, r, jnp.where(on, units, 0.0))
         # Masked where the request has no second phase (an output of one token), with any job in its place.
         cluster = _computed(given, _from(cluster, jnp.maximum(j, 0), r, on), jnp.maximum(j, 0), on)

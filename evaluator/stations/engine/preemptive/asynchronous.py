@@ -62,18 +62,18 @@ def asynchronous_step(given: Given, state: State) -> State:
         return _until_change(given, state, start_s, waits, leaves, first_s, slope_s, repeats)
 
     running_batch, leap = launch(given, state, batch, bound)
-    took_s = jnp.where(batch.there, leap.took_s, 0.0)
+    took_s = jnp.where(batch.nonempty, leap.took_s, 0.0)
     end_s = start_s + took_s
     running_batch = running_batch._replace(start_s=start_s, end_s=end_s)
-    idle = ~batch.there & ~state.batch.preempted & (before.end_s <= planned_s) & ~leaves
+    idle = ~batch.nonempty & ~state.batch.preempted & (before.end_s <= planned_s) & ~leaves
     # All iterations of the leap but the last have ended when the next batch is planned.
     last_s = running_batch.first_s + running_batch.slope_s * (running_batch.iterations - 1.0)
     next_s = jnp.where(running_batch.iterations > 1, end_s - last_s, start_s)
     clock = jnp.where(idle, next_arrival(given, state), next_s)
     stuck = idle & (waits | (clock == jnp.inf))
     state = kv_of(given).leap(given, state, jnp.where(batch.decodes, running_batch.iterations, 0.0))
-    state = state.at_replica(kv=jnp.where(batch.there, leap.kv, state.replica.kv))
-    kv_unit_s = planned_kv * (start_s - planned_s) + jnp.where(batch.there, leap.kv_unit_s, 0.0)
+    state = state.at_replica(kv=jnp.where(batch.nonempty, leap.kv, state.replica.kv))
+    kv_unit_s = planned_kv * (start_s - planned_s) + jnp.where(batch.nonempty, leap.kv_unit_s, 0.0)
     if given.structure.kv_manager is not None:  # it may keep KV while nothing runs; others hold none then
         kv_unit_s = kv_unit_s + planned_kv * jnp.where(idle & (clock < jnp.inf), clock - start_s, 0.0)
     step_s = read(state.decode_groups.gap_from, state.schedulable)  # the end of the step before this batch

@@ -75,7 +75,7 @@ class Scheduled(NamedTuple):
 
     sums: BatchStatistics  # each field a Float
     decodes: Flag  # the schedulable decode group takes a step
-    there: Flag  # it has decodes or prompt tokens
+    nonempty: Flag  # it has decodes or prompt tokens
 
 
 def scheduled(given: Given, state: State) -> Scheduled:
@@ -108,15 +108,15 @@ class Candidate(NamedTuple):
     tokens: Int  # of the next chunk; below 0 if it has to wait
 
 
-def _candidate(given: Given, state: State, i: Int, found: Int | int = 0) -> Candidate:
+def _candidate(given: Given, state: State, i: Int, cached: Int | int = 0) -> Candidate:
     """The next chunk of a request within the token budget, whole or in part as the policy says.
 
-    ``found`` leading tokens of it are in the prefix cache.
+    ``cached`` leading tokens of it are in the prefix cache.
     """
     whole, room = given.limits.policy.whole_prompts, _token_room(given, state)
 
     def look() -> tuple[Int, Int, Int]:
-        start = jnp.maximum(read(state.sequences.computed, i), found)
+        start = jnp.maximum(read(state.sequences.computed, i), cached)
         rest = jnp.maximum(read(state.sequences.target, i) - start, 0)
         # vLLM: ``token_budget`` is shared; ``long_prefill_token_threshold`` cuts a chunk before the budget does.
         bound = jnp.minimum(room, given.rules.long_prefill_tokens)
@@ -135,24 +135,25 @@ def _token_room(given: Given, state: State) -> Float:
     return given.limits.max_num_batched_tokens - state.batch.decodes - state.batch.prompts.tokens
 
 
-def _needed_units(given: Given, i: Int, one: Candidate) -> Float:
+def _needed_units(given: Given, i: Int, chunk: Candidate) -> Float:
     """KV units that a request takes on admission: for what it computes now, or with reserved KV for all of it."""
     rules = given.rules
-    computes = jnp.maximum(one.tokens, 1)
+    computes = jnp.maximum(chunk.tokens, 1)
     if given.speculation is not None:
-        computes = jnp.where(one.rest > 0, computes, given.rows(1.0).astype(jnp.int32))
+        computes = jnp.where(chunk.rest > 0, computes, given.rows(1.0).astype(jnp.int32))
     # Sarathi gives a prompt its whole KV at once; vLLM v1 only the blocks of the chunk that is computed now.
-    slots = jnp.maximum(one.start + computes, jnp.where(rules.whole_kv, one.start + one.rest, 0))
+    slots = jnp.maximum(chunk.start + computes, jnp.where(rules.whole_kv, chunk.start + chunk.rest, 0))
     reserved = given.kv_units(i).astype(jnp.float64)
     return jnp.where(rules.on_demand, own_units(given, i, slots.astype(jnp.float64)), reserved)
 
 
-def _fitting_units(given: Given, i: Int, one: Candidate) -> Float:
+def _fitting_units(given: Given, i: Int, chunk: Candidate) -> Float:
     """KV units for which there must be room on admission: those that a request takes, or all of its prompt's.
 
     vLLM ``KVCacheManager.allocate_slots``, ``full_sequence_must_fit``.
     """
-    needed, whole = _needed_units(given, i, one), own_units(given, i, (one.start + one.rest).astype(jnp.float64))
+    needed = _needed_units(given, i, chunk)
+    whole = own_units(given, i, (chunk.start + chunk.rest).astype(jnp.float64))
     return jnp.where(given.rules.on_demand & given.rules.full_prompt, jnp.maximum(needed, whole), needed)
 
 
@@ -165,13 +166,13 @@ def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident
 
     def fits(state: State) -> Flag:
         i = head(given, state)
-        one = _candidate(given, state, i, kv.found_tokens(given, state))
-        kept = _kept_free(given, state) + kv.taken_beside(state)
-        needed, room = _fitting_units(given, i, one), limits.kv_units - state.replica.kv
-        has_kv = needed + kept <= room
+        chunk = _candidate(given, state, i, kv.found_tokens(given, state))
+        kept_free = _kept_free(given, state) + kv.taken_beside(state)
+        needed, room = _fitting_units(given, i, chunk), limits.kv_units - state.replica.kv
+        has_kv = needed + kept_free <= room
         if given.structure.kv_reservation:
             has_kv = has_kv | _has_room(given, read_once(state.sequences.scheduled_s, i))
-        fits = jnp.where(one.rest > 0, computing & (one.tokens > 0), resident & (one.tokens >= 0)) & has_kv
+        fits = jnp.where(chunk.rest > 0, computing & (chunk.tokens > 0), resident & (chunk.tokens >= 0)) & has_kv
         if given.structure.peaks:
             fits = fits & (~(rules.look_every > 0) | (peak_units(given, state, i, fits) <= limits.kv_units))
         return fits
@@ -225,36 +226,36 @@ def _take_head(given: Given, state: State, start_s: Float) -> State:
     return take(given, state, i, _candidate(given, state, i, kv_of(given).found_tokens(given, state)), start_s)
 
 
-def take(given: Given, state: State, i: Int, one: Candidate, start_s: Float) -> State:
+def take(given: Given, state: State, i: Int, chunk: Candidate, start_s: Float) -> State:
     """The same for the head ``i`` with this chunk of it, for which there is room."""
     batch, scheduled_s = state.batch, read_once(state.sequences.scheduled_s, i)
     has_room = _has_room(given, scheduled_s) if given.structure.kv_reservation else False
     if state.swapped is not None:
         state, i = swap_in(given, state, i)
-    state = kv_of(given).admit(given, state, i, _needed_units(given, i, one), one.start)
+    state = kv_of(given).admit(given, state, i, _needed_units(given, i, chunk), chunk.start)
     if state.router_counts is not None:
         waiting_units = state.router_counts.waiting_units - jnp.where(has_room, 0, given.kv_units(i))
         state = state._replace(router_counts=state.router_counts._replace(waiting_units=waiting_units))
     if given.structure.kv_reservation:
         gives = has_room & (not kv_of(given).reserves_blocks)  # else it was admitted with those that it has
-        freed = jnp.where(gives, _needed_units(given, i, one), 0.0)
+        freed = jnp.where(gives, _needed_units(given, i, chunk), 0.0)
         state = _move_in(given, state, i, freed, start_s, scheduled_s == jnp.inf)
     state = pop(given, state, i, scheduled_s < jnp.inf)
     sentinel = state.replica.sentinel
     state = state.at_replica(running_count=state.replica.running_count + 1)._replace(
         running=state.running.append(sentinel, i, True),
         # A prompt that is computed whole at once need not be in the list of those under way.
-        prompts=state.prompts.append(sentinel, i, one.rest > jnp.maximum(one.tokens, 0)),
+        prompts=state.prompts.append(sentinel, i, chunk.rest > jnp.maximum(chunk.tokens, 0)),
         admissions=state.admissions + 1,
         batch=batch._replace(
-            admitted=batch.admitted + 1, decodes=batch.decodes + given.rows(jnp.where(one.rest == 0, 1.0, 0.0))
+            admitted=batch.admitted + 1, decodes=batch.decodes + given.rows(jnp.where(chunk.rest == 0, 1.0, 0.0))
         ),
     )
     sequences = state.sequences
     scheduled_s = jnp.minimum(scheduled_s, start_s)  # of its first admission: infinite before, and it never grows
     state = state._replace(
         sequences=sequences._replace(
-            admission=write(sequences.admission, behind(i, one.start), state.admissions),
+            admission=write(sequences.admission, behind(i, chunk.start), state.admissions),
             scheduled_s=write(sequences.scheduled_s, i, scheduled_s),
         )
     )
@@ -263,10 +264,10 @@ def take(given: Given, state: State, i: Int, one: Candidate, start_s: Float) -> 
         # Its place was found by reading the sequences, which are written next.
         i = behind(i, read_once(state.by_end.older, i))
     # Without a prompt to compute it decodes at once: the token that this batch writes is known, and may fill a block.
-    state = compute(given, state, i, one, one.start + jnp.where(one.rest == 0, 1, jnp.maximum(one.tokens, 0)))
+    state = compute(given, state, i, chunk, chunk.start + jnp.where(chunk.rest == 0, 1, jnp.maximum(chunk.tokens, 0)))
     if state.new_tokens is not None:
         return state  # under that policy nobody comes with its prompt computed
-    decodes = one.rest == 0  # its prompt is resident or was swapped out, which most lanes have none of
+    decodes = chunk.rest == 0  # its prompt is resident or was swapped out, which most lanes have none of
     return where(decodes, lambda state: join(given, state, i, decodes, has_kv=True), state)
 
 
@@ -317,12 +318,12 @@ def _serve_running(given: Given, state: State, decodes: Flag, continues: Flag) -
     def go_on(carry: tuple[State, Int, Flag, Flag]) -> tuple[State, Int, Flag, Flag]:
         state, before, _, grows = carry
         i = next_one(carry)
-        one = _candidate(given, state, i)
-        state, more, fits = make_room(given, state, i, (one.start + one.tokens).astype(jnp.float64), grows)
+        candidate = _candidate(given, state, i)
+        state, more, fits = make_room(given, state, i, (candidate.start + candidate.tokens).astype(jnp.float64), grows)
 
         def proceed(carry: tuple[State, Int]) -> tuple[State, Int]:
             state, before = carry
-            chunk = one._replace(tokens=jnp.where(fits, one.tokens, 0))
+            chunk = candidate._replace(tokens=jnp.where(fits, candidate.tokens, 0))
             state = compute(given, kv.extend(given, state, i, more), i, chunk)
             completes = chunk.tokens == chunk.rest
             state = state._replace(prompts=state.prompts.remove(i, (chunk.tokens > 0) & completes))
@@ -348,28 +349,28 @@ def _take_step(given: Given, state: State, on: Flag) -> State:
     return state._replace(batch=state.batch._replace(decodes=jnp.where(on, beside, state.batch.decodes)))
 
 
-def compute(given: Given, state: State, i: Int, one: Candidate, there: Int | None = None) -> State:
+def compute(given: Given, state: State, i: Int, chunk: Candidate, has_computed: Int | None = None) -> State:
     """The batch computes a chunk of a prompt under way; nothing happens if it has no tokens.
 
-    ``there``: tokens of the prompt that are computed then, if that is known.
+    ``has_computed``: tokens of the request that have KV after it, if the caller knows.
     """
     batch, sequences = state.batch, state.sequences
-    computes = one.tokens > 0
-    completes = computes & (one.tokens == one.rest)  # its next token comes with this batch
-    prompts = batch.prompts.add_chunk(one.start.astype(jnp.float64), one.tokens.astype(jnp.float64), given.window())
-    at, computed = jnp.where(computes, i, given.padding()), one.start + one.tokens
+    computes = chunk.tokens > 0
+    completes = computes & (chunk.tokens == chunk.rest)  # its next token comes with this batch
+    prompts = batch.prompts.add_chunk(chunk.start.astype(jnp.float64), chunk.tokens.astype(jnp.float64), given.window())
+    computing, computed = jnp.where(computes, i, given.padding()), chunk.start + chunk.tokens
     if sequences.running_batch is not None and state.replica.pipeline is not None:
         launched = state.replica.pipeline.launched_batches
-        sequences = sequences._replace(running_batch=write(sequences.running_batch, at, launched))
+        sequences = sequences._replace(running_batch=write(sequences.running_batch, computing, launched))
     state = state._replace(
         batch=batch._replace(prompts=prompts, completing=jnp.where(completes, i, batch.completing)),
         sequences=sequences._replace(
-            computed=write(sequences.computed, at, computed),
+            computed=write(sequences.computed, computing, computed),
             next_completing=write(
                 sequences.next_completing, jnp.where(completes, i, given.padding()), batch.completing
             ),
         ),
     )
-    if there is None:  # a prompt that found no KV may have been preempted for it, and has what that has left it
-        there = jnp.where(computes, computed, read_once(state.sequences.computed, i))
-    return kv_of(given).compute(given, state, i, there)
+    if has_computed is None:  # a prompt that found no KV may have been preempted for it, and has what that has left it
+        has_computed = jnp.where(computes, computed, read_once(state.sequences.computed, i))
+    return kv_of(given).compute(given, state, i, has_computed)

@@ -135,17 +135,17 @@ class ReplicaRuns(NamedTuple):
     queue: EventQueue | None = None
     now: Float | None = None
 
-    def told(self, ring: Int, found: Int) -> ReplicaRuns:
-        """Who listens, as somebody must, is told how many blocks of a text are found now.
+    def with_event(self, ring: Int, blocks: Int) -> ReplicaRuns:
+        """With an event for the router: of the text ``ring`` the first ``blocks`` can be found in this cache now.
 
-        ``ring`` NONE: as many as before, but other blocks with names came or went.
+        ``ring`` NONE: no such count has changed, but the number of all blocks with names has.
         """
         assert self.events is not None and self.queue is not None and self.now is not None
-        events, queue = self.events.told(self.queue, self.now, ring, found, self.counts.known)
+        events, queue = self.events.with_event(self.queue, self.now, ring, blocks, self.counts.known)
         return self._replace(events=events, queue=queue)
 
-    def cut(self, r: Int, at: Int) -> ReplicaRuns:
-        """Run ``r`` in two at the name ``at``: ``r`` is its end from now on, a new one (``older``) its beginning."""
+    def cut(self, r: Int, name: Int) -> ReplicaRuns:
+        """Run ``r`` cut in two at ``name``: it keeps the blocks from there on, a new run (``older``) has the others."""
         runs, counts, new = self.runs, self.counts, self.first + self.counts.slot
         start, blocks, users, cell, behind = read_each(
             r, runs.start, runs.blocks, runs.users, runs.ring, runs.idle.newer
@@ -154,11 +154,11 @@ class ReplicaRuns(NamedTuple):
         runs = runs._replace(
             heads=write(runs.heads, cell, jnp.where(head == r, new, head)),
             # What is written depends on what was read, see ``common.rings``: a slot is never negative.
-            start=write(write(runs.start, new, jnp.where(slot >= 0, start, slot)), r, at),
-            blocks=write(write(runs.blocks, r, end - at), new, at - start),
+            start=write(write(runs.start, new, jnp.where(slot >= 0, start, slot)), r, name),
+            blocks=write(write(runs.blocks, r, end - name), new, name - start),
             users=write(runs.users, new, users),
             ring=write(runs.ring, new, cell),
-            same=runs.same.insert(new, r, start < at),
+            same=runs.same.insert(new, r, start < name),
             idle=runs.idle.insert(new, behind, users == 0),  # its beginning is evicted after its end
         )
         return self._replace(runs=runs, counts=counts._replace(slot=slot))
@@ -186,13 +186,13 @@ class ReplicaRuns(NamedTuple):
         """
         runs = self.runs
         name, last = text.ring + place - text.first, runs.last(read_once(runs.heads, text.ring))
-        start, found, users = read_each(runs.slot_of(last), runs.start, runs.blocks, runs.users)
-        copies = (last >= 0) & (name < start + found)
+        start, found_blocks, users = read_each(runs.slot_of(last), runs.start, runs.blocks, runs.users)
+        copies = (last >= 0) & (name < start + found_blocks)
         stop = jnp.where(copies, place + 1, stop)
         cell = text.ring + jnp.where(copies, runs.copies, 0)
         head = read_once(runs.heads, cell)
         # The run before goes on if nobody else has it: its blocks stay together until somebody shares a part of them.
-        goes_on = (place > 0) & ~copies & (last == tail) & (users == 1) & (start + found == name)
+        goes_on = (place > 0) & ~copies & (last == tail) & (users == 1) & (start + found_blocks == name)
         slot = jnp.where(goes_on, tail, self.first + self.counts.slot)
 
         def enter(here: ReplicaRuns) -> ReplicaRuns:
@@ -216,7 +216,7 @@ class ReplicaRuns(NamedTuple):
         counts = counts._replace(known=counts.known + (stop - place))
         here = here._replace(runs=runs._replace(blocks=blocks), counts=counts)
         if here.events is not None:
-            here = here.told(jnp.where(copies, NONE, text.ring), stop - text.first)
+            here = here.with_event(jnp.where(copies, NONE, text.ring), stop - text.first)
         return here, slot, stop
 
     def share(self, r: Int, stop: Int) -> tuple[ReplicaRuns, Int]:
@@ -238,16 +238,16 @@ class ReplicaRuns(NamedTuple):
         runs = self.runs
 
         def others(r: Int) -> Flag:
-            at = runs.slot_of(r)
-            start = read(runs.start, at)
-            return (r >= 0) & ((read(runs.owner, at) != i) | (start != end - 1))
+            slot = runs.slot_of(r)
+            start = read(runs.start, slot)
+            return (r >= 0) & ((read(runs.owner, slot) != i) | (start != end - 1))
 
         copy = lax.while_loop(others, runs.following, read_once(runs.heads, ring + runs.copies))
         last = runs.slot_of(runs.last(read_once(runs.heads, ring)))
-        found = lax.while_loop(
+        named = lax.while_loop(
             lambda r: (copy < 0) & (read(runs.start, r) >= end), lambda r: read(runs.same.older, r), last
         )
-        return jnp.where(copy >= 0, copy, found)
+        return jnp.where(copy >= 0, copy, named)
 
     def give_back(self, r: Int) -> tuple[ReplicaRuns, Int, Int]:
         """One user less of a run: (the runs, its blocks, those of them that nobody uses any more)."""
@@ -306,7 +306,7 @@ def _evict_some(carry: tuple[Int, ReplicaRuns]) -> tuple[Int, ReplicaRuns]:
         runs=runs._replace(blocks=write(runs.blocks, r, left)), counts=counts._replace(known=counts.known - evicted)
     )
     if here.events is not None:
-        here = here.told(jnp.where(finds & (copy < 0), ring, NONE), start + left - ring)
+        here = here.with_event(jnp.where(finds & (copy < 0), ring, NONE), start + left - ring)
 
     def forget(here: ReplicaRuns) -> ReplicaRuns:
         return here._replace(runs=here.runs._replace(idle=here.runs.idle.remove(r))).freed(r)

@@ -27,7 +27,7 @@ class CacheEvents(NamedTuple):
 
     at_s: FloatPerEvent
     ring: IntPerEvent  # the text whose blocks changed, or NONE: only the number of all did
-    found: IntPerEvent
+    blocks: IntPerEvent  # of that text from its first on that can be found now
     known: IntPerEvent
     next: IntPerEvent  # in its queue, or of those that are free
     free: Int  # the first of these, or NONE
@@ -42,7 +42,9 @@ class CacheEvents(NamedTuple):
         false = jnp.zeros((), bool)
         return cls(jnp.zeros(events + 1), none, none, none, following, jnp.int32(0), false, jnp.float64(-1.0))
 
-    def told(self, queue: EventQueue, now: Float, ring: Int, found: Int, known: Int) -> tuple[CacheEvents, EventQueue]:
+    def with_event(
+        self, queue: EventQueue, now: Float, ring: Int, blocks: Int, known: Int
+    ) -> tuple[CacheEvents, EventQueue]:
         """With one more at the end of a queue."""
         padding = self.at_s.shape[0] - 1
         event = jnp.where(self.free >= 0, self.free, padding)
@@ -53,7 +55,7 @@ class CacheEvents(NamedTuple):
         events = self._replace(
             at_s=write(self.at_s, event, now),
             ring=write(self.ring, event, ring),
-            found=write(self.found, event, found),
+            blocks=write(self.blocks, event, blocks),
             known=write(self.known, event, known),
             next=links,
             free=jnp.where(self.free >= 0, behind, NONE),

@@ -71,7 +71,7 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
         i = behind(i, path.slots)
         state = state._replace(accepted=gains, rings=state.rings._replace(kv_growth=noted))
     last = step + steps
-    one = GroupMember(decode_group, step, last, computed, attends, on)
+    member = GroupMember(decode_group, step, last, computed, attends, on)
     # All that will happen to the member is noted now, at the steps at which it will happen; masked where not ``on``.
     leaving, next_leaving = push(
         state.rings.leaving, _cell(given, decode_group, last, on), sequences.next_leaving, i, on
@@ -80,13 +80,13 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
     events = _mark(given, state.rings.events, decode_group, last, on)
     kv_growth = state.rings.kv_growth
     if given.speculation is None:
-        kv_growth = _note_growth(given, kv_growth, one, step + has_kv, 1)
-    at = behind(jnp.where(on, i, given.padding()), generated)  # and ``computed``, which is read with it
+        kv_growth = _note_growth(given, kv_growth, member, step + has_kv, 1)
+    joins = behind(jnp.where(on, i, given.padding()), generated)  # and ``computed``, which is read with it
     # The padding cell stays in no group: of lanes in step those with nothing to do go along with it, and would look for
     # it in the group's lists without an end.
     sequences = sequences._replace(
-        decode_group=write(sequences.decode_group, at, jnp.where(on, decode_group, NONE)),
-        since=write(sequences.since, at, step),
+        decode_group=write(sequences.decode_group, joins, jnp.where(on, decode_group, NONE)),
+        since=write(sequences.since, joins, step),
         next_leaving=next_leaving,
         next_joined=next_joined,
     )
@@ -96,24 +96,24 @@ def join(given: Given, state: State, i: Int, on: Flag, has_kv: bool = False) -> 
         sequences=sequences,
     )
     state = kv_of(given).join(given, state, i, decode_group, step - computed, on)
-    return _count(given, state, one, 1)
+    return _count(given, state, member, 1)
 
 
-def _withdraw_steps(given: Given, state: State, i: Int, one: GroupMember, generated: Int) -> State:
+def _withdraw_steps(given: Given, state: State, i: Int, member: GroupMember, generated: Int) -> State:
     """The rings without what a member would still have gained; ``generated`` tokens are there."""
     sequences = state.sequences
     if state.accepted is None or sequences.decoded is None or sequences.slots is None:
-        kv_growth = _note_growth(given, state.rings.kv_growth, one, one.step, -1)
+        kv_growth = _note_growth(given, state.rings.kv_growth, member, member.step, -1)
         return state._replace(rings=state.rings._replace(kv_growth=kv_growth))
-    since = path_since(given, state, i, one.on)
-    elapsed = one.step - since.step
-    slots = jnp.where(one.on, held_tokens(given, since, elapsed), since.slots)
-    left = jnp.where(one.on, read(given.requests.output_tokens, i) - generated, 0)
-    later = SpeculativePath(i, one.decode_group, one.step, since.first + elapsed, left, one.computed, slots)
+    since = path_since(given, state, i, member.on)
+    elapsed = member.step - since.step
+    slots = jnp.where(member.on, held_tokens(given, since, elapsed), since.slots)
+    left = jnp.where(member.on, read(given.requests.output_tokens, i) - generated, 0)
+    later = SpeculativePath(i, member.decode_group, member.step, since.first + elapsed, left, member.computed, slots)
     kv_growth = note_units(given, state.rings.kv_growth, later, False, -1)
-    decoded = write(sequences.decoded, behind(i, one.computed), jnp.where(one.on, later.first, since.first))
+    decoded = write(sequences.decoded, behind(i, member.computed), jnp.where(member.on, later.first, since.first))
     return state._replace(
-        accepted=enter_accepted(given, state.accepted, later, one.attends, -1)[1],
+        accepted=enter_accepted(given, state.accepted, later, member.attends, -1)[1],
         rings=state.rings._replace(kv_growth=kv_growth),
         sequences=sequences._replace(decoded=decoded, slots=write(sequences.slots, i, slots)),
     )
@@ -122,12 +122,12 @@ def _withdraw_steps(given: Given, state: State, i: Int, one: GroupMember, genera
 def leave(given: Given, state: State, i: Int, on: Flag) -> State:
     """A sequence is taken out of its decode group, if it is in one and ``on``; what it has generated is written
     down."""
-    one, generated, was_fresh = _membership(given, state, i, on)
-    state = _withdraw_steps(given, state, i, one, generated)
+    member, generated, was_fresh = _membership(given, state, i, on)
+    state = _withdraw_steps(given, state, i, member, generated)
     sequences, decode_groups = state.sequences, state.decode_groups
-    on, decode_group = one.on, one.decode_group
+    on, decode_group = member.on, member.decode_group
     leaving, next_leaving, left = unlink(
-        state.rings.leaving, _cell(given, decode_group, one.last, on), sequences.next_leaving, i, on
+        state.rings.leaving, _cell(given, decode_group, member.last, on), sequences.next_leaving, i, on
     )
     joined, next_joined, fresh = unlink(decode_groups.joined, decode_group, sequences.next_joined, i, was_fresh)
     stepped = jnp.where(on & ~was_fresh, i, given.padding())
@@ -136,7 +136,7 @@ def leave(given: Given, state: State, i: Int, on: Flag) -> State:
         rings=state.rings._replace(leaving=leaving),
         sequences=sequences._replace(
             generated=write(sequences.generated, behind(i, *left, *fresh), generated),
-            computed=write(sequences.computed, i, one.computed),
+            computed=write(sequences.computed, i, member.computed),
             decode_group=write(sequences.decode_group, jnp.where(on, i, given.padding()), NONE),
             token_s=write(sequences.token_s, stepped, read(decode_groups.gap_from, decode_group)),
             next_leaving=next_leaving,
@@ -144,7 +144,7 @@ def leave(given: Given, state: State, i: Int, on: Flag) -> State:
         ),
     )
     state = kv_of(given).leave(given, state, i, on)
-    return _count(given, state, one, -1)
+    return _count(given, state, member, -1)
 
 
 def _membership(given: Given, state: State, i: Int, on: Flag) -> tuple[GroupMember, Int, Flag]:
@@ -169,52 +169,63 @@ def _membership(given: Given, state: State, i: Int, on: Flag) -> tuple[GroupMemb
     )
 
 
-def _count(given: Given, state: State, one: GroupMember, sign: int) -> State:
+def _count(given: Given, state: State, member: GroupMember, sign: int) -> State:
     """A sequence is added to (``sign`` 1) or taken off (-1) the sums of its decode group."""
-    decode_groups, rings, on, amount = state.decode_groups, state.rings, one.on, jnp.where(one.on, 1.0 * sign, 0.0)
+    decode_groups, rings, on, amount = (
+        state.decode_groups,
+        state.rings,
+        member.on,
+        jnp.where(member.on, 1.0 * sign, 0.0),
+    )
     decode_groups = decode_groups._replace(
-        decodes=add(decode_groups.decodes, one.decode_group, amount),
-        context=add(decode_groups.context, one.decode_group, amount * one.attends),
+        decodes=add(decode_groups.decodes, member.decode_group, amount),
+        context=add(decode_groups.context, member.decode_group, amount * member.attends),
     )
     if not given.structure.windowed:
         return state._replace(decode_groups=decode_groups)
     window = given.limits.window
     if given.speculation is not None:
-        windowed = add(decode_groups.window_context, one.decode_group, amount * jnp.minimum(one.attends, window))
+        windowed = add(decode_groups.window_context, member.decode_group, amount * jnp.minimum(member.attends, window))
         return state._replace(decode_groups=decode_groups._replace(window_context=windowed))
-    grows = on & (one.attends < window)  # until the window is full, each step adds a token to what it attends to
-    full = jnp.minimum(one.step + (window - one.attends).astype(jnp.int32), one.last)  # its last step at most
+    grows = on & (member.attends < window)  # until the window is full, each step adds a token to what it attends to
+    full = jnp.minimum(member.step + (window - member.attends).astype(jnp.int32), member.last)  # its last step at most
     decode_groups = decode_groups._replace(
-        window_context=add(decode_groups.window_context, one.decode_group, amount * jnp.minimum(one.attends, window)),
-        growing=add(decode_groups.growing, one.decode_group, jnp.where(grows, 1.0 * sign, 0.0)),
+        window_context=add(
+            decode_groups.window_context, member.decode_group, amount * jnp.minimum(member.attends, window)
+        ),
+        growing=add(decode_groups.growing, member.decode_group, jnp.where(grows, 1.0 * sign, 0.0)),
     )
     rings = rings._replace(
-        crossing=tagged_add(rings.crossing, _cell(given, one.decode_group, full, grows), full, sign),
+        crossing=tagged_add(rings.crossing, _cell(given, member.decode_group, full, grows), full, sign),
         # An event of a sequence that was taken out stays: it ends a leap early, which costs a trip and is still exact.
-        events=_mark(given, rings.events, one.decode_group, full, grows) if sign > 0 else rings.events,
+        events=_mark(given, rings.events, member.decode_group, full, grows) if sign > 0 else rings.events,
     )
     return state._replace(decode_groups=decode_groups, rings=rings)
 
 
-def _note_growth(given: Given, kv_growth: Array, one: GroupMember, start: Int, count: int) -> Array:
+def _note_growth(given: Given, kv_growth: Array, member: GroupMember, start: Int, count: int) -> Array:
     """The ring with ``count`` times the KV units that a sequence needs from the step ``start`` on, up to its last.
 
     Only the steps at which its tokens begin a new block are visited.
     """
     if given.structure.block_tokens:
-        return _count_growth(given, kv_growth, one.step - one.computed, jnp.where(one.on, float(count), 0.0))
+        return _count_growth(given, kv_growth, member.step - member.computed, jnp.where(member.on, float(count), 0.0))
     rules, block = given.rules, given.block()
-    ahead = -(one.computed + start - one.step) % block
+    ahead = -(member.computed + start - member.step) % block
 
     def enter(carry: tuple[Int, Float, Array]) -> tuple[Int, Float, Array]:
-        at, before, counts = carry
-        after = units(rules.kv, (one.computed + at - one.step + 1).astype(jnp.float64))
+        reached, before, counts = carry
+        after = units(rules.kv, (member.computed + reached - member.step + 1).astype(jnp.float64))
         more = count * (after - before).astype(jnp.int64)
-        return at + block, after, tagged_add(counts, given.structure.cell(one.decode_group, at), at, more)
+        return (
+            reached + block,
+            after,
+            tagged_add(counts, given.structure.cell(member.decode_group, reached), reached, more),
+        )
 
     first = start + ahead
-    held = units(rules.kv, (one.computed + first - one.step).astype(jnp.float64))
-    end = jnp.where(one.on, one.last, one.step)
+    held = units(rules.kv, (member.computed + first - member.step).astype(jnp.float64))
+    end = jnp.where(member.on, member.last, member.step)
     stop = jnp.where(rules.on_demand & ~given.every_token_takes_a_unit(), end, start)
     return lax.while_loop(lambda carry: carry[0] < stop, enter, (first, held, kv_growth))[2]
 

@@ -26,11 +26,11 @@ def join(given: Given, state: State, i: Int, decode_group: Int, on: Flag) -> Sta
     cache, visits = state.block_cache, _visits(state)
     step, computed = read(state.decode_groups.step, decode_group), read_once(state.sequences.computed, i)
     padding = given.requests.arrival_s.shape[0] - 1
-    one = jnp.where(on, i, padding)  # who stays in another group must keep its links there
-    place = write(visits.place, one, visits.joins)
+    joins = jnp.where(on, i, padding)  # who stays in another group must keep its links there
+    place = write(visits.place, joins, visits.joins)
     drafted = DraftedVisits(visits.computed, place, visits.joins + on)
     return _visit_at(
-        given, state._replace(cache=cache._replace(drafted=drafted)), one, decode_group, step, computed, on
+        given, state._replace(cache=cache._replace(drafted=drafted)), joins, decode_group, step, computed, on
     )
 
 
@@ -58,10 +58,10 @@ def take_step(given: Given, state: State, step: Int, on: Flag) -> State:
         after = read_once(state.block_cache.due.newer, i)  # before it goes to another bucket
         computed = read_once(_visits(state).computed, i)
         state = register(given, state, i, computed + 1)
-        ahead, later, there = _next_visit(given, state, i, step, computed)
+        ahead, later, goes_on = _next_visit(given, state, i, step, computed)
         cache = state.block_cache
         state = state._replace(cache=cache._replace(due=cache.due.remove(i)))
-        return _visit_at(given, state, i, decode_group, step + ahead, later, there), after
+        return _visit_at(given, state, i, decode_group, step + ahead, later, goes_on), after
 
     sentinel = bucket(given, decode_group, step)
     first = jnp.where(on, read_once(state.block_cache.due.newer, sentinel), sentinel)
@@ -105,9 +105,9 @@ def _visit_at(given: Given, state: State, i: Int, decode_group: Int, step: Int, 
 
     last = lax.while_loop(later, lambda other: read_once(cache.due.older, other), read_once(cache.due.older, sentinel))
     due = cache.due.insert(i, read_once(cache.due.newer, last), on)
-    kept = jnp.where(on, computed, read_once(visits.computed, i))
+    tokens = jnp.where(on, computed, read_once(visits.computed, i))
     return state._replace(
-        cache=cache._replace(due=due, drafted=visits._replace(computed=write(visits.computed, i, kept)))
+        cache=cache._replace(due=due, drafted=visits._replace(computed=write(visits.computed, i, tokens)))
     )
 
 

@@ -64,8 +64,8 @@ class LaunchedBatch(NamedTuple):
         wait_s = jnp.maximum(time_s - self.start_s, 0.0)
         b = self.first_s - 0.5 * self.slope_s
         root = 2.0 * wait_s / (b + jnp.sqrt(b * b + 2.0 * self.slope_s * wait_s))
-        found = jnp.clip(jnp.ceil(root - 1e-6), 1.0, jnp.maximum(self.iterations, 1.0))
-        return found + jnp.where((found < self.iterations) & (self.end_of(found) < time_s), 1.0, 0.0)
+        estimate = jnp.clip(jnp.ceil(root - 1e-6), 1.0, jnp.maximum(self.iterations, 1.0))
+        return estimate + jnp.where((estimate < self.iterations) & (self.end_of(estimate) < time_s), 1.0, 0.0)
 
     def done(self, time_s: Float) -> Float:
         """How many of the iterations have ended by a time."""
@@ -97,7 +97,7 @@ def launch(given: Given, state: State, batch: Scheduled, bound: Bound) -> tuple[
     # Without a pipeline there is one rank, which has all layers. Its figures are read where they are used (``packed``).
     costs = given.pipeline_ranks
     # Many read it: in a conditional it is computed once. An empty batch takes no time; above 0, since it divides.
-    first_s = lax.cond(batch.there, lambda: batch_time(costs[0], batch.sums), lambda: jnp.ones((), jnp.float64))
+    first_s = lax.cond(batch.nonempty, lambda: batch_time(costs[0], batch.sums), lambda: jnp.ones((), jnp.float64))
     if state.swapped is not None:
         first_s = first_s + copy_s(given, state)
     # Decodes whose attention window is full read no more KV in the next iteration than in this one.
@@ -111,7 +111,9 @@ def launch(given: Given, state: State, batch: Scheduled, bound: Bound) -> tuple[
     running_batch = LaunchedBatch(
         start_s=state.clock,
         end_s=jnp.float64(jnp.inf),  # for the loop to set: at once, or of several replicas with its calendar
-        iterations=jnp.where(batch.there, leap.iterations, 0.0),  # an empty batch is launched, too: no branch is needed
+        iterations=jnp.where(
+            batch.nonempty, leap.iterations, 0.0
+        ),  # an empty batch is launched, too: no branch is needed
         first_s=first_s,
         slope_s=slope_s,
         seen=jnp.float64(1.0),  # decodes had the KV of the first iteration when the batch was formed
@@ -217,7 +219,7 @@ def _leap_kv_by_blocks(given: Given, state: State, most: Int, first_s: Float, sl
         ahead, taken = carry
         return ahead + 1, taken.enter(ahead, growth_at(given, state, step + ahead))
 
-    start = jnp.where(short, 1, most), Moments(*(jnp.where(short, 0.0, one) for one in taken))
+    start = jnp.where(short, 1, most), Moments(*(jnp.where(short, 0.0, moment) for moment in taken))
     ahead, taken = lax.while_loop(fits, go_on, start)
     count, last = ahead.astype(jnp.float64), kv + taken.taken
     kv_unit_s = taken.unit_s(last, count, first_s, slope_s, given.structure.asynchronous)

@@ -78,7 +78,7 @@ def _enter_gaps(given: Given, state: State, iteration_end: IterationEnd, weight:
     step.
     """
     decode_group, decode_groups, steps = iteration_end.decode_group, state.decode_groups, iteration_end.steps
-    moves, at = steps > 0, given.first_bin()
+    moves, first_bin = steps > 0, given.first_bin()
 
     def enter_first(carry: tuple[State, Int, Float]) -> tuple[State, Int, Float]:
         state, i, count = carry
@@ -86,7 +86,7 @@ def _enter_gaps(given: Given, state: State, iteration_end: IterationEnd, weight:
         first, token_s = read_each(i, sequences.first_token_s, sequences.token_s)
         resident = first == jnp.inf
         gap_s = iteration_end.first_end_s - token_s
-        bins = histogram.enter(state.itl_histogram, gap_s, jnp.where(resident, 0.0, weight), at)
+        bins = histogram.enter(state.itl_histogram, gap_s, jnp.where(resident, 0.0, weight), first_bin)
         # Not into the padding cell: it stands for a request that has no token yet (``PoolStates.first_measured``).
         first_token_s = write(sequences.first_token_s, i, jnp.where(resident, iteration_end.first_end_s, first))
         state = state._replace(itl_histogram=bins, sequences=sequences._replace(first_token_s=first_token_s))
@@ -98,14 +98,14 @@ def _enter_gaps(given: Given, state: State, iteration_end: IterationEnd, weight:
     gap_from, joined = read(decode_groups.gap_from, decode_group), read(decode_groups.joined, decode_group)
     # One entry for all of them, with their number as its weight: a histogram does not ask whose gaps they are.
     others = jnp.where(moves, weight * (decodes - count), 0.0)
-    bins = histogram.enter(state.itl_histogram, iteration_end.first_end_s - gap_from, others, at)
+    bins = histogram.enter(state.itl_histogram, iteration_end.first_end_s - gap_from, others, first_bin)
     if iteration_end.measured is None:  # a replica with a loop of its own, whose pool has the only histogram
         bins = histogram.enter_later_steps(
             bins, steps, iteration_end.first_end_s, iteration_end.end_s, weight * decodes
         )
     else:
         mean_s = (iteration_end.end_s - iteration_end.first_end_s) / jnp.maximum(steps - 1, 1)
-        bins = histogram.enter(bins, mean_s, decodes * iteration_end.measured.steps, at)
+        bins = histogram.enter(bins, mean_s, decodes * iteration_end.measured.steps, first_bin)
     # The count makes the write below depend on the loop, which starts from what it overwrites (``common.rings``).
     done = moves & (count >= 0.0)
     return state._replace(
@@ -180,8 +180,8 @@ def _finish_decodes(given: Given, state: State, iteration_end: IterationEnd) -> 
             decode_groups = decode_groups._replace(
                 window_context=add(decode_groups.window_context, decode_group, attended)
             )
-        at = behind(i, held)
-        sequences = state.sequences._replace(decode_group=write(state.sequences.decode_group, at, NONE))
+        departs = behind(i, held)
+        sequences = state.sequences._replace(decode_group=write(state.sequences.decode_group, departs, NONE))
         state = end_growth(given, state._replace(decode_groups=decode_groups, sequences=sequences), i)
         state = kv_of(given).leave(given, state, i)
         return _finish(given, state, i, iteration_end.end_s, True, held), read_once(state.sequences.next_leaving, i)
@@ -304,8 +304,8 @@ def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag, held: In
     """A request has its last token, if ``on``; of its KV it ``held`` such units."""
     if state.planned is None:
         return give_back(given, state, i, end_s, on, held)
-    at = jnp.where(on, i, given.padding())
-    sequences = state.sequences._replace(last_token_s=write(state.sequences.last_token_s, at, end_s))
+    finishes = jnp.where(on, i, given.padding())
+    sequences = state.sequences._replace(last_token_s=write(state.sequences.last_token_s, finishes, end_s))
     planned = state.planned._replace(leaving=state.planned.leaving.push(i, on))
     return state._replace(planned=planned, sequences=sequences)
 

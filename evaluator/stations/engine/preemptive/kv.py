@@ -174,10 +174,12 @@ class BlockKv(KvPart):
         return state.block_cache.idle_hits - state.block_cache.hits
 
     def admit(self, given: Given, state: State, i: Int, units: Float, start: Int) -> State:
-        found = start - read_once(state.sequences.computed, i)
+        hit_tokens = start - read_once(state.sequences.computed, i)
         if state.router_counts is not None:
-            state = state._replace(router_counts=state.router_counts._replace(again=state.router_counts.again - found))
-            i = behind(i, found)
+            state = state._replace(
+                router_counts=state.router_counts._replace(again=state.router_counts.again - hit_tokens)
+            )
+            i = behind(i, hit_tokens)
         state = prefix_cache.admit(given, state, i, units.astype(jnp.int32))
         computed = write(state.sequences.computed, i, start)
         return state._replace(sequences=state.sequences._replace(computed=computed))
@@ -243,8 +245,8 @@ class PlannedBlockKv(BlockKv):
         return prefix_cache.name_blocks_before(given, state, step, on)
 
     def leap_step(self, given: Given, state: State, step: Int) -> State:
-        there = jnp.ones((), bool)
-        return self.take_step(given, prefix_cache.open_blocks(given, state, step, there), step, there)
+        always = jnp.ones((), bool)
+        return self.take_step(given, prefix_cache.open_blocks(given, state, step, always), step, always)
 
 
 class DraftedBlockKv(BlockKv):

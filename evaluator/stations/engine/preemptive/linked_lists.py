@@ -61,40 +61,40 @@ class LinkedList(Columns):
         )
 
 
-def push(heads: Array, at: Int, links: IntPerRequest, i: Int, on: Flag) -> tuple[Array, IntPerRequest]:
-    """The heads and links of lists with ``i`` put in front of the one at ``at``, if ``on``."""
-    first, padding = read_once(heads, at), links.shape[0] - 1
-    return write(heads, at, jnp.where(on, i, first)), write(links, jnp.where(on, i, padding), first)
+def push(heads: Array, number: Int, links: IntPerRequest, i: Int, on: Flag) -> tuple[Array, IntPerRequest]:
+    """The heads and links of lists with ``i`` put in front of list ``number``, if ``on``."""
+    first, padding = read_once(heads, number), links.shape[0] - 1
+    return write(heads, number, jnp.where(on, i, first)), write(links, jnp.where(on, i, padding), first)
 
 
 def turned(links: IntPerRequest, first: Int) -> tuple[IntPerRequest, Int]:
     """The links and the first of a list in the opposite order, of one that begins with ``first``."""
 
     def turn(carry: tuple[IntPerRequest, Int, Int]) -> tuple[IntPerRequest, Int, Int]:
-        links, before, one = carry
-        following = read_once(links, one)
+        links, before, current = carry
+        following = read_once(links, current)
         # A link is never less than NONE: what is written depends on what was read (``common.rings``).
-        return write(links, one, jnp.where(following >= NONE, before, following)), one, following
+        return write(links, current, jnp.where(following >= NONE, before, following)), current, following
 
     links, last, _ = lax.while_loop(lambda carry: carry[2] >= 0, turn, (links, first * 0 + NONE, first))
     return links, last
 
 
 def unlink(
-    heads: Array, at: Int, links: IntPerRequest, i: Int, on: Flag
+    heads: Array, number: Int, links: IntPerRequest, i: Int, on: Flag
 ) -> tuple[Array, IntPerRequest, tuple[Int, Int]]:
-    """The heads and links of lists with ``i`` taken out of the one at ``at``, if ``on``; it must be in it then.
+    """The heads and links of lists with ``i`` taken out of list ``number``, if ``on``; it must be in it then.
 
-    And what was read of the links: other columns beside them are written after that (``rings.behind``).
+    Also the links that were read: columns of the same record must be written after that (``rings.behind``).
     """
     padding = links.shape[0] - 1
-    first, after = read_once(heads, at), read_once(links, i)
+    first, after = read_once(heads, number), read_once(links, i)
     leads = first == i
     walk = on & ~leads
     # Singly linked: whoever stands before it is found by walking, but for the first, where the padding cell is written.
     before = lax.while_loop(
-        lambda one: walk & (read_once(links, one) != i),
-        lambda one: read_once(links, one),
+        lambda member: walk & (read_once(links, member) != i),
+        lambda member: read_once(links, member),
         jnp.where(walk, first, padding),
     )
-    return write(heads, at, jnp.where(on & leads, after, first)), write(links, before, after), (before, after)
+    return write(heads, number, jnp.where(on & leads, after, first)), write(links, before, after), (before, after)

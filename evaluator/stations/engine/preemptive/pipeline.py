@@ -37,7 +37,7 @@ def pipeline_step(given: Given, state: State) -> State:
     state = arrive(given, state)
     start_s = jnp.maximum(state.clock, state.pipeline.free_s[0])
     state, batch = form_batch(given, state, start_s, room)
-    goes = room & batch.there
+    goes = room & batch.nonempty
     state = send_batch(given, state, batch, start_s, goes)
     if state.swapped is not None:
         state = launched(state, goes)

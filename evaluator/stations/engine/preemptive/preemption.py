@@ -139,9 +139,9 @@ def preempt(given: Given, state: State, i: Int) -> State:
     # was known of it from the start, which stays resident.
     known = known_tokens(given, i, read_once(sequences.generated, i)).astype(jnp.int32)
     cached = read(requests.prompt_tokens, i) - read(requests.compute_tokens, i)
-    kept = jnp.where(given.limits.prompts_resident, 0, cached)
+    keeps = jnp.where(given.limits.prompts_resident, 0, cached)
     if state.router_counts is not None:
-        needs, computes = given.kv_units(i), known - kept - jnp.maximum(left, 0)
+        needs, computes = given.kv_units(i), known - keeps - jnp.maximum(left, 0)
         if state.planned is not None:
             needs, computes = (jnp.where(waits, value, 0) for value in (needs, computes))
         waiting_units, again = state.router_counts.waiting_units + needs, state.router_counts.again + computes
@@ -149,11 +149,11 @@ def preempt(given: Given, state: State, i: Int) -> State:
     if state.swapped is not None:
         state, swaps = swap_out(given, state, i)
         known = jnp.where(swaps, read_once(sequences.target, i), known)
-        kept = jnp.where(swaps, read_once(sequences.computed, i), kept)
+        keeps = jnp.where(swaps, read_once(sequences.computed, i), keeps)
     state = state._replace(
         sequences=sequences._replace(
-            target=write(sequences.target, behind(i, kept), known),
-            computed=write(sequences.computed, i, kept),
+            target=write(sequences.target, behind(i, keeps), known),
+            computed=write(sequences.computed, i, keeps),
             slots=None if sequences.slots is None else write(sequences.slots, i, jnp.int32(0)),
         ),
         running=state.running.remove(i),

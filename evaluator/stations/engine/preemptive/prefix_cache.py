@@ -24,10 +24,10 @@ def text_at(given: Given, replica: Int, i: Int, place: Int) -> Text:
     """The text to which the block of request ``i`` at a place belongs, among those of the replica."""
     content, shape = given.content, given.structure.cache
     assert content is not None and shape is not None
-    at = given.cell(i)
-    known, own = read(content.known_blocks, at), read(content.own_from, at)
+    cell = given.cell(i)
+    known, own_from = read(content.known_blocks, cell), read(content.own_from, cell)
     number = lax.div(place, content.each)  # of numbers that are not negative, without the sign's corrections of ``//``
-    sourced, begin = place < known, read(content.sources_from, at)
+    sourced, begin = place < known, read(content.sources_from, cell)
     at_source = begin + number
     if content.ends is None:
         first = number * content.each
@@ -42,7 +42,7 @@ def text_at(given: Given, replica: Int, i: Int, place: Int) -> Text:
         end = read(ends, at_source)
     source = read(content.sources, at_source)
     return Text(
-        ring=replica * shape.names + jnp.where(sourced, source, own + known),
+        ring=replica * shape.names + jnp.where(sourced, source, own_from + known),
         first=jnp.where(sourced, first, known),
         end=jnp.where(sourced, jnp.minimum(end, known), _ENDLESS),
     )
@@ -67,15 +67,15 @@ def look_up(given: Given, state: State, i: Int, on: Flag) -> tuple[Int, Int]:
         place, r, idle, _ = carry
         text = text_at(given, state.replica.number, i, place)
         r = jnp.where(place == text.first, read(runs.heads, text.ring), r)
-        there, r = r >= 0, runs.slot_of(r)
+        holds, r = r >= 0, runs.slot_of(r)
         blocks = jnp.minimum(read(runs.blocks, r), jnp.minimum(text.end, most) - place)
-        blocks = jnp.where(there, blocks, 0)
+        blocks = jnp.where(holds, blocks, 0)
         idle = idle + jnp.where(read(runs.users, r) == 0, blocks, 0)
-        return place + blocks, runs.following(r), idle, jnp.where(there, most, 0)
+        return place + blocks, runs.following(r), idle, jnp.where(holds, most, 0)
 
     start = (most * 0, most * 0 + NONE, most * 0, most)
-    found, _, idle, _ = lax.while_loop(lambda carry: carry[0] < carry[3], look, start)
-    return found, idle
+    hits, _, idle, _ = lax.while_loop(lambda carry: carry[0] < carry[3], look, start)
+    return hits, idle
 
 
 def admit(given: Given, state: State, i: Int, units: Int) -> State:
@@ -87,7 +87,7 @@ def admit(given: Given, state: State, i: Int, units: Int) -> State:
     hits, idle_hits, held, named = cache.hits, cache.idle_hits, jnp.int32(0), cache.hits
     if given.structure.kv_reservation:
         held = read_once(cache.units, i)
-        hits, idle_hits = (jnp.where(held > 0, 0, each) for each in (hits, idle_hits))
+        hits, idle_hits = (jnp.where(held > 0, 0, blocks) for blocks in (hits, idle_hits))
         named = jnp.where(held > 0, read_once(cache.named, i), hits)
 
     def share(carry: tuple[Int, Int, Int, ReplicaRuns]) -> tuple[Int, Int, Int, ReplicaRuns]:
@@ -288,10 +288,10 @@ def grow_in_turn(
             return runs(state, i) & (more > given.limits.kv_units - state.replica.kv)
 
         state = lax.while_loop(lacks, preempt_last, state)
-        there = runs(state, i)
-        state = extend(given, state, jnp.where(there, i, padding), jnp.where(there, units, 0))
+        stays = runs(state, i)
+        state = extend(given, state, jnp.where(stays, i, padding), jnp.where(stays, units, 0))
         # Where it is preempted itself, whoever was admitted later was so before.
-        return state, jnp.where(there, following(state, i), sentinel)
+        return state, jnp.where(stays, following(state, i), sentinel)
 
     def following(state: State, i: Int) -> Int:
         """Of the bucket, the one that was admitted after ``i``; the first, after the sentinel."""
@@ -299,10 +299,10 @@ def grow_in_turn(
         before = jnp.where(i < requests, read_once(admission, jnp.minimum(i, padding)), -1)
 
         def look(carry: tuple[Int, Int, Int]) -> tuple[Int, Int, Int]:
-            j, found, lowest = carry
+            j, nearest, lowest = carry
             number = read_once(admission, j)
             nearer = (number > before) & (number < lowest)
-            return read_once(cache.due.newer, j), jnp.where(nearer, j, found), jnp.where(nearer, number, lowest)
+            return read_once(cache.due.newer, j), jnp.where(nearer, j, nearest), jnp.where(nearer, number, lowest)
 
         # The bucket is in the order in which they joined the decodes. That is the order of admission, unless a prompt
         # was overtaken, as it may be where only shares of long ones are computed, or groups of a pipeline were merged.
@@ -310,8 +310,8 @@ def grow_in_turn(
         after = read_once(cache.due.newer, i)
         first = jnp.where(joined, sentinel, read_once(cache.due.newer, sentinel))
         start = (first, sentinel, jnp.int32(1 << 30))
-        found = lax.while_loop(lambda carry: carry[0] < requests, look, start)[1]
-        return jnp.where(joined, after, found)
+        later = lax.while_loop(lambda carry: carry[0] < requests, look, start)[1]
+        return jnp.where(joined, after, later)
 
     first = jnp.where(on, following(state, sentinel), sentinel)
     return lax.while_loop(lambda carry: carry[1] < requests, give, (state, first))[0]

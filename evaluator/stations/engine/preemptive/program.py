@@ -63,17 +63,17 @@ def _loop_step(given: Given, state: State) -> State:
     # the clock jumps from the start of the first iteration to the end of the last.
     running_batch, leap = launch(given, state, batch, functools.partial(_until_arrival, given, state))
     if state.swapped is not None:
-        state = launched(state, batch.there)
+        state = launched(state, batch.nonempty)
     # Whoever was preempted for want of KV may be admitted at once: no time passes, and the next trip looks again.
-    idle = ~batch.there & ~state.batch.preempted
-    took_s = jnp.where(batch.there, leap.took_s, 0.0)
+    idle = ~batch.nonempty & ~state.batch.preempted
+    took_s = jnp.where(batch.nonempty, leap.took_s, 0.0)
     running_batch = running_batch._replace(end_s=state.clock + took_s)
     clock = jnp.where(idle, next_arrival(given, state), running_batch.end_s)
     stuck = idle & (any_waiting(given, state) | (clock == jnp.inf))
     # KV before tokens: who leaves at the end gives back all that it holds, the KV of the leap's steps included.
     state = kv_of(given).leap(given, state, jnp.where(batch.decodes, running_batch.iterations, 0.0))
-    state = state.at_replica(kv=jnp.where(batch.there, leap.kv, state.replica.kv))
-    kv_unit_s = jnp.where(batch.there, leap.kv_unit_s, 0.0)
+    state = state.at_replica(kv=jnp.where(batch.nonempty, leap.kv, state.replica.kv))
+    kv_unit_s = jnp.where(batch.nonempty, leap.kv_unit_s, 0.0)
     if given.structure.kv_manager is not None:  # it may keep KV while nothing runs; others hold none then
         waits_s = jnp.where(idle & (clock < jnp.inf), clock - state.clock, 0.0)
         kv_unit_s = kv_unit_s + state.replica.kv * waits_s

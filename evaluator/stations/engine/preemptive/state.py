@@ -86,7 +86,7 @@ class Listed(NamedTuple):
 class SwappedKv(NamedTuple):
     """Of a replica that copies the KV of preempted requests to host memory (``swapping``)."""
 
-    there: FlagPerRequest  # the request's KV is there
+    in_host_memory: FlagPerRequest
     units: Float  # in all
     moved: Float  # copied in either direction since a batch was launched
 

@@ -23,7 +23,7 @@ def swap_out(given: Given, state: State, i: Int) -> tuple[State, Flag]:
     units = _units(given, state, i)
     fits = swapped.units + units <= host.units
     more = jnp.where(fits, units, 0.0)
-    swapped = SwappedKv(write(swapped.there, i, fits), swapped.units + more, swapped.moved + more)
+    swapped = SwappedKv(write(swapped.in_host_memory, i, fits), swapped.units + more, swapped.moved + more)
     return state._replace(swapped=swapped), fits
 
 
@@ -31,9 +31,11 @@ def swap_in(given: Given, state: State, i: Int) -> tuple[State, Int]:
     """Request ``i`` is admitted: if its KV is in host memory, it is copied back. And ``i``, known after what was read
     of the sequences."""
     swapped, _ = _swapped(given, state)
-    there = read_once(swapped.there, i)
-    less = jnp.where(there, _units(given, state, i), 0.0)
-    swapped = SwappedKv(write(swapped.there, i, there & False), swapped.units - less, swapped.moved + less)
+    in_host_memory = read_once(swapped.in_host_memory, i)
+    less = jnp.where(in_host_memory, _units(given, state, i), 0.0)
+    swapped = SwappedKv(
+        write(swapped.in_host_memory, i, in_host_memory & False), swapped.units - less, swapped.moved + less
+    )
     return state._replace(swapped=swapped), behind(i, swapped.units)
 
 

@@ -60,9 +60,9 @@ def form_by_ratio(given: Given, state: State, start_s: Float) -> tuple[State, Sc
     )
     batch = scheduled(given, state)
     if state.planned is not None:
-        there = prompts | on
-        sums = BatchStatistics(*(jnp.where(there, one, 0.0) for one in batch.sums))
-        batch = Scheduled(sums, batch.decodes & there, batch.there & there)
+        launches = prompts | on
+        sums = BatchStatistics(*(jnp.where(launches, figure, 0.0) for figure in batch.sums))
+        batch = Scheduled(sums, batch.decodes & launches, batch.nonempty & launches)
     return state._replace(new_tokens=memory), batch
 
 
@@ -150,15 +150,15 @@ def _take_prompts(given: Given, state: State, start_s: Float) -> State:
     def go_on(carry: tuple[State, Adder]) -> tuple[State, Adder]:
         """A prompt under way goes on however little KV is promised (``add_chunked_req``)."""
         state, adder = carry
-        one = _rest(state, under_way)
+        chunk = _rest(state, under_way)
         room = jnp.minimum(adder.chunk, jnp.floor(free - adder.total_offset))
-        tokens = jnp.minimum(one.rest, jnp.where(room > 0, room, adder.chunk))
-        one = one._replace(tokens=tokens.astype(jnp.int32))
-        more = own_units(given, under_way, one.start + tokens) - own_units(given, under_way, one.start + 0.0)
+        tokens = jnp.minimum(chunk.rest, jnp.where(room > 0, room, adder.chunk))
+        chunk = chunk._replace(tokens=tokens.astype(jnp.int32))
+        more = own_units(given, under_way, chunk.start + tokens) - own_units(given, under_way, chunk.start + 0.0)
         state = kv_of(given).extend(given, state, under_way, more)
-        state = compute(given, state, under_way, one)
-        state = state._replace(prompts=state.prompts.remove(under_way, one.tokens == one.rest))
-        return state, adder.reserve(page, tokens, 0, _promised(given, under_way, one))
+        state = compute(given, state, under_way, chunk)
+        state = state._replace(prompts=state.prompts.remove(under_way, chunk.tokens == chunk.rest))
+        return state, adder.reserve(page, tokens, 0, _promised(given, under_way, chunk))
 
     def on(carry: tuple[State, Adder]) -> Flag:
         """Somebody waits, and the batch is not large enough yet; one short of KV is told by the next request."""
@@ -171,21 +171,21 @@ def _take_prompts(given: Given, state: State, start_s: Float) -> State:
         """The first who waits, if its prompt and all tokens that it may have fit (``add_one_req``)."""
         state, adder = carry
         i = head(given, state)
-        one = _rest(state, i)
+        chunk = _rest(state, i)
         left = jnp.minimum(_most_tokens(given, i) - read_once(state.sequences.generated, i), MOST_NEW_TOKENS)
-        fits = one.start + one.rest + left + page < free - adder.total_offset
-        paged = jnp.ceil(one.rest / page) * page
+        fits = chunk.start + chunk.rest + left + page < free - adder.total_offset
+        paged = jnp.ceil(chunk.rest / page) * page
         # A prompt is cut where a page ends.
-        cut = jnp.floor((one.start + jnp.floor(adder.chunk / page) * page) / page) * page - one.start
-        tokens = jnp.where(fits, jnp.where(paged > adder.chunk, cut, one.rest), 0.0)
-        one = one._replace(tokens=tokens.astype(jnp.int32))
+        cut = jnp.floor((chunk.start + jnp.floor(adder.chunk / page) * page) / page) * page - chunk.start
+        tokens = jnp.where(fits, jnp.where(paged > adder.chunk, cut, chunk.rest), 0.0)
+        chunk = chunk._replace(tokens=tokens.astype(jnp.int32))
         takes = tokens > 0
-        state = where(takes, lambda state: take(given, state, i, one, start_s), state)
-        after = adder.reserve(page, tokens, one.start, _promised(given, i, one))
+        state = where(takes, lambda state: take(given, state, i, chunk, start_s), state)
+        after = adder.reserve(page, tokens, chunk.start, _promised(given, i, chunk))
         short = ~fits | (takes & ~((free > after.total_offset) & (free > after.current_offset)))
         goes_on = takes & ~short & (after.input > 0) & (after.chunk > 0)
-        kept = (jnp.where(takes, one_of, before) for one_of, before in zip(after, adder, strict=True))
-        return state, Adder(*kept)._replace(out_of_kv=short, goes_on=goes_on)
+        taken = (jnp.where(takes, one_of, before) for one_of, before in zip(after, adder, strict=True))
+        return state, Adder(*taken)._replace(out_of_kv=short, goes_on=goes_on)
 
     carry = where(looks & goes_on, go_on, (state, adder))
     carry = lax.while_loop(lambda carry: on(carry) & (carry[1].prompts < seats), admit, carry)
@@ -205,10 +205,10 @@ def _most_tokens(given: Given, i: Int) -> Int:
     return read(given.requests.output_tokens, i)
 
 
-def _promised(given: Given, i: Int, one: Candidate) -> Float:
+def _promised(given: Given, i: Int, chunk: Candidate) -> Float:
     """Tokens that a request is promised with its last chunk: all that it may have, whatever it has generated before."""
     whole = jnp.minimum(_most_tokens(given, i), MOST_NEW_TOKENS).astype(jnp.float64)
-    return jnp.where(one.tokens < one.rest, 0.0, whole)
+    return jnp.where(chunk.tokens < chunk.rest, 0.0, whole)
 
 
 def _generated(state: State, i: Int) -> Int:
@@ -347,14 +347,14 @@ def _least_generated(given: Given, state: State) -> Int:
     sentinel = state.replica.sentinel
 
     def look(carry: tuple[Int, Int, Int, Int]) -> tuple[Int, Int, Int, Int]:
-        i, found, least, longest = carry
+        i, worst, least, longest = carry
         generated, prompt = _generated(state, i), read(given.requests.prompt_tokens, i)
         # In order of admission, which is the order in which they joined the batch: of equals the later one is taken.
         worse = (generated < least) | ((generated == least) & (prompt >= longest))
-        found, least, longest = (
-            jnp.where(worse, new, old) for new, old in ((i, found), (generated, least), (prompt, longest))
+        worst, least, longest = (
+            jnp.where(worse, new, old) for new, old in ((i, worst), (generated, least), (prompt, longest))
         )
-        return read_once(state.running.newer, i), found, least, longest
+        return read_once(state.running.newer, i), worst, least, longest
 
     start = (state.running.oldest(sentinel), sentinel, jnp.int32(1 << 30), jnp.int32(NONE))
     return lax.while_loop(lambda carry: carry[0] < sentinel, look, start)[1]

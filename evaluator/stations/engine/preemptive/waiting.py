@@ -170,13 +170,13 @@ def _pushed(links: QueueLinks, top: Int, i: Int, priority: Int) -> tuple[QueueLi
     return _melded(links, i, top)
 
 
-def _melded(links: QueueLinks, one: Int, other: Int) -> tuple[QueueLinks, Int]:
+def _melded(links: QueueLinks, first: Int, second: Int) -> tuple[QueueLinks, Int]:
     """Of two heaps, the second of which may be empty, a single one, and its top."""
-    both, padding = other >= 0, links.next.shape[0] - 1
-    before = read_once(links.priority, one), read_once(links.priority, jnp.where(both, other, one))
+    both, padding = second >= 0, links.next.shape[0] - 1
+    before = read_once(links.priority, first), read_once(links.priority, jnp.where(both, second, first))
     # Ties go by request number, as in the reference: "first come, first served".
-    leads = ~both | (before[0] < before[1]) | ((before[0] == before[1]) & (one < other))
-    top, below = jnp.where(leads, one, other), jnp.where(leads, other, one)
+    leads = ~both | (before[0] < before[1]) | ((before[0] == before[1]) & (first < second))
+    top, below = jnp.where(leads, first, second), jnp.where(leads, second, first)
     child = read_once(links.child, top)
     return links._replace(
         next=write(links.next, jnp.where(both, below, padding), child),
@@ -191,10 +191,10 @@ def _without_top(links: QueueLinks, top: Int, on: Flag) -> tuple[QueueLinks, Int
     """
 
     def pair(carry: tuple[QueueLinks, Int, Int]) -> tuple[QueueLinks, Int, Int]:
-        links, one, pairs = carry
-        other = read_once(links.next, one)
-        rest = jnp.where(other >= 0, read_once(links.next, jnp.maximum(other, 0)), NONE)
-        links, first = _melded(links, jnp.where(rest >= NONE, one, 0), other)
+        links, current, pairs = carry
+        following = read_once(links.next, current)
+        rest = jnp.where(following >= 0, read_once(links.next, jnp.maximum(following, 0)), NONE)
+        links, first = _melded(links, jnp.where(rest >= NONE, current, 0), following)
         return links._replace(next=write(links.next, first, pairs)), rest, first
 
     def meld(carry: tuple[QueueLinks, Int, Int]) -> tuple[QueueLinks, Int, Int]:
