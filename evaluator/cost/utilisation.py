@@ -30,6 +30,19 @@ class IdealTime(NamedTuple):
     window_context_s: float
 
 
+class IdealTimes(NamedTuple):
+    """A replica's work in seconds at the peak of the dtype that each operator computes in, and at full bandwidth.
+
+    MFU and MBU are of what the model asks for. What kernels execute is more where they fill experts up with rows that
+    are no token's (``Model.filled_rows``); the device's power is of all of it.
+    """
+
+    compute: IdealTime
+    memory: IdealTime
+    executed_compute: IdealTime
+    executed_memory: IdealTime
+
+
 def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[IdealTime, IdealTime]:
     """(FLOPs, bytes) of these operators in seconds at the peak of the dtype each computes in, and at full bandwidth.
 
@@ -38,12 +51,16 @@ def ideal_times(operators: tuple[Operator, ...], hardware: Hardware) -> tuple[Id
     return ideal_times_of(operators, [hardware])[0]
 
 
-def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
-    """``ideal_times`` of each of several devices."""
+def ideal_times_of(
+    operators: tuple[Operator, ...], devices: Sequence[Hardware], filled_rows: float = 0.0
+) -> list[tuple[IdealTime, IdealTime]]:
+    """``ideal_times`` of each of several devices. ``filled_rows``: rows of no token that every iteration computes in
+    each expert held, on top of the operators' FLOPs."""
     # Peaks depend on no link, so that any device of the group gives the structure.
     work = coefficients(tuple(operator for operator in operators if operator.op_class != SORT), reach(devices[0]))
     flop_s = work.flops / np.take(peaks(devices), work.dtype, axis=-1)
     bandwidth = memory_bandwidth(devices)
+    row_s = 2.0 * work.inputs * work.outputs * work.matrices / np.take(peaks(devices), work.dtype, axis=-1)
     weight_s, moved_s = work.weight_bytes / bandwidth, work.activation_bytes / bandwidth
     computed_s = work.token_bytes / bandwidth  # attention's own tokens: the same in prefill and decode
     none: Any = np.zeros(len(devices))
@@ -54,7 +71,7 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
         return sum(sums, np.zeros(len(devices)))
 
     compute = IdealTime(
-        iteration_s=none,
+        iteration_s=of(filled_rows * row_s, "experts") if filled_rows else none,
         experts_touched_s=none,
         token_s=of(flop_s, "tokens", "experts", "linear_tokens", "gathered", "adapters"),
         sequence_s=of(flop_s, "sequences", "linear_sequences"),
@@ -65,7 +82,7 @@ def ideal_times_of(operators: tuple[Operator, ...], devices: Sequence[Hardware])
         context_s=of(flop_s, "decode"),
         window_context_s=of(flop_s, "decode_window"),
     )
-    # Padding, waves and prologues are no work that a model asks for: utilisation is of the plain FLOPs and bytes.
+    # Waves and prologues are no work that a model asks for: utilisation is of the plain FLOPs and bytes.
     memory = IdealTime(
         iteration_s=of(weight_s, "tokens", "sequences"),
         experts_touched_s=of(weight_s, "experts"),

@@ -19,6 +19,11 @@ def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
     return np.divide(numerator, denominator, out=np.full(shape, np.nan), where=np.asarray(denominator) > 0)
 
 
+def _ratio_or_0(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:
+    """Quotient, 0 where the denominator is not positive."""
+    return np.divide(numerator, denominator, out=np.zeros_like(denominator), where=denominator > 0)
+
+
 def throughput(outcomes: Outcomes, window: Window) -> dict[str, np.ndarray]:
     """throughput_rps, output_tok_per_s, total_tok_per_s and the same per GPU; (config, seed).
 
@@ -253,8 +258,8 @@ def energy(outcomes: Outcomes) -> np.ndarray:
     """joule_per_tok per output token, (config, seed); NaN where a power is not known.
 
     Over the whole run a device takes idle_power_w while its replica waits, and while it is busy a part of power_w that
-    follows from its MFU and MBU, by the law of its architecture (``power``). Where only power_w is known the energy is
-    not guessed.
+    follows from its FLOPs and bytes over its peaks, by the law of its architecture (``power``). Where only power_w is
+    known the energy is not guessed.
     """
     joule = np.zeros_like(outcomes.makespan_s)
     for use in outcomes.stations:
@@ -263,9 +268,10 @@ def energy(outcomes: Outcomes) -> np.ndarray:
         busy_s = use.totals.busy_s * per_replica
         idle_s = (use.replica_s(outcomes.makespan_s) - use.totals.busy_s) * per_replica
         tdp, idle = use.power_w[:, None], use.idle_power_w[:, None]
-        mfu = np.divide(use.flops, busy_s * use.peak_flops[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
-        mbu = np.divide(use.bytes, busy_s * use.peak_bandwidth[:, None], out=np.zeros_like(busy_s), where=busy_s > 0)
-        joule = joule + busy_s * busy_power(tdp, idle, use.power_law[:, None], mfu, mbu) + idle_s * idle
+        # What kernels execute takes power, tokens of nobody included, which are no part of the MFU that is stated.
+        computed = _ratio_or_0(use.executed_flops, busy_s * use.peak_flops[:, None])
+        moved = _ratio_or_0(use.executed_bytes, busy_s * use.peak_bandwidth[:, None])
+        joule = joule + busy_s * busy_power(tdp, idle, use.power_law[:, None], computed, moved) + idle_s * idle
     given = outcomes.tokens.output_tokens
     if outcomes.times.unanswered is not None:
         given = np.where(outcomes.times.unanswered, 0, given)

@@ -92,6 +92,10 @@ class PoolTotals(NamedTuple):
         return sums._replace(**most)
 
 
+WORK = ("flops", "bytes", "executed_flops", "executed_bytes")
+"""Columns of ``Use`` that are sums over what was done."""
+
+
 @dataclass(frozen=True, eq=False)
 class Use:
     """What a chunk of configurations used of a station. Rows of configurations that cannot run may hold anything.
@@ -113,6 +117,8 @@ class Use:
     totals: PoolTotals  # (config, seed): sums over the replicas
     flops: np.ndarray  # (config, seed): useful FLOPs of the model
     bytes: np.ndarray  # (config, seed): useful bytes of the model
+    executed_flops: np.ndarray  # (config, seed): with those that kernels fill up experts with
+    executed_bytes: np.ndarray  # (config, seed): likewise
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed]: gaps between the tokens that it gave
     # [config][seed]: from when until when each replica was there, (replica, 2), of a fleet whose replicas come and go
     # (``replicas`` are then the most), from a station infinite until the end of the run; None: all of them all the

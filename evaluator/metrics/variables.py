@@ -177,8 +177,9 @@ _OTHERS = {
         "J",
         "energy per output token",
         "(busy time x busy power + idle time x idle power) of all devices / output tokens; busy power: TDP x "
-        f"({as_formula(H100)}), fitted to H100, of Ampere's devices TDP x ({as_formula(A100)}), fitted to A100; NaN "
-        "where a power is not known and under simulator request",
+        f"({as_formula(H100)}), fitted to H100, of Ampere's devices TDP x ({as_formula(A100)}), fitted to A100, where "
+        "MFU and MBU count the rows with which kernels fill up experts, too; NaN where a power is not known and under "
+        "simulator request",
     ),
     "tok_per_joule": Variable(
         "token/J", "output tokens per joule", "1 / joule_per_tok; NaN where a power is not known"

@@ -10,7 +10,7 @@ import numpy as np
 from evaluator.catalog.hardware import Hardware
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.lanes import RowCounts, joined, stack, with_rows
-from evaluator.cost.utilisation import IdealTime
+from evaluator.cost.utilisation import IdealTimes
 from evaluator.replica.replica_build import RunnableReplica
 
 
@@ -37,7 +37,7 @@ def costs_of(replicas: Sequence[RunnableReplica], counts: RowCounts) -> tuple[It
     return tuple(joined(costs, columns) for costs in zip(*parts, strict=True))
 
 
-def ideals_of(replicas: Sequence[RunnableReplica]) -> list[tuple[IdealTime, IdealTime]]:
+def ideals_of(replicas: Sequence[RunnableReplica]) -> list[IdealTimes]:
     """``RunnableReplica.ideals`` of each."""
     alone, several = _by_device(replicas)
     by_place = {place: replicas[places[0]].ideals for places in alone for place in places}

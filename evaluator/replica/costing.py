@@ -9,7 +9,7 @@ asks for those of all its lanes together.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from weakref import WeakValueDictionary
 
@@ -28,7 +28,7 @@ from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.cost.rates import has_fp4
 from evaluator.cost.speculative import speculative_cost
-from evaluator.cost.utilisation import IdealTime, ideal_times_of
+from evaluator.cost.utilisation import IdealTime, IdealTimes, ideal_times_of
 from evaluator.replica.drafts import Drafter
 
 
@@ -91,12 +91,17 @@ class Costing:
         split = self.model, devices, self.calibration, self.precision, self.parallel
         return tuple(iteration_costs(*split, pipeline_rank) for pipeline_rank in self._ranks)
 
-    def ideals_on(self, devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
-        """For each device (FLOPs, bytes) in seconds at its peaks, summed over the pipeline ranks."""
+    def ideals_on(self, devices: Sequence[Hardware]) -> list[IdealTimes]:
+        """For each device its work in seconds at its peaks, summed over the pipeline ranks."""
         # Of the model alone: drafts are work that nobody asked for, which MFU and MBU are not to count.
+        asked = self._ideals(replace(self.model, filled_rows=0.0) if self.model.filled_rows else self.model, devices)
+        executed = self._ideals(self.model, devices) if self.model.filled_rows else asked
+        return [IdealTimes(*of_asked, *of_kernels) for of_asked, of_kernels in zip(asked, executed, strict=True)]
+
+    def _ideals(self, model: Model, devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
         if self.apart is not None:
-            return _of_both(self, self.apart, devices)
-        ideals = ideal_times_of(operators(self.model, self.precision, self.parallel), devices)
+            return _of_both(self, model, self.apart, devices)
+        ideals = ideal_times_of(operators(model, self.precision, self.parallel), devices, model.filled_rows)
         if self.parallel.prefill == 1:
             return ideals
         # Operators are by the token of every rank that splits prompts: a device computes one of so many.
@@ -111,7 +116,7 @@ class Costing:
 
 
 _OF_WEIGHTS = ("iteration_s", "experts_touched_s")
-"""Terms of an iteration that read weights: each device reads its own, however the tokens are shared."""
+"""Terms of an iteration that go by its weights, which each device reads of its own, however the tokens are shared."""
 
 
 def _of_rank(ideal: IdealTime, ranks: int) -> IdealTime:
@@ -119,9 +124,9 @@ def _of_rank(ideal: IdealTime, ranks: int) -> IdealTime:
     return ideal._replace(**{name: value / ranks for name, value in ideal._asdict().items() if name not in _OF_WEIGHTS})
 
 
-def _of_both(of: Costing, apart: Apart, devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
+def _of_both(of: Costing, model: Model, apart: Apart, devices: Sequence[Hardware]) -> list[tuple[IdealTime, IdealTime]]:
     """Of a device in the mean over those for attention and those for feed-forwards, which share the tokens."""
-    attention, feed_forward, ends = sides(of.model, of.precision, of.parallel, apart)
+    attention, feed_forward, ends = sides(model, of.precision, of.parallel, apart)
     all_devices = apart.ranks * of.parallel.tensor + apart.devices
 
     def mean(attention_s: IdealTime, feed_forward_s: IdealTime) -> IdealTime:
@@ -138,7 +143,8 @@ def _of_both(of: Costing, apart: Apart, devices: Sequence[Hardware]) -> list[tup
             )
         )
 
-    pairs = zip(ideal_times_of((*attention, *ends), devices), ideal_times_of(feed_forward, devices), strict=True)
+    of_attention = ideal_times_of((*attention, *ends), devices)
+    pairs = zip(of_attention, ideal_times_of(feed_forward, devices, model.filled_rows), strict=True)
     # First the times at peak FLOPs, then those at peak bandwidth.
     return [
         (mean(attention_s[0], feed_forward_s[0]), mean(attention_s[1], feed_forward_s[1]))

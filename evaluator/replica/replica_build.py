@@ -13,7 +13,7 @@ from evaluator.catalog.model import Model
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import KvLayout, MemoryPlan
 from evaluator.cost.parallel import in_lockstep
-from evaluator.cost.utilisation import IdealTime
+from evaluator.cost.utilisation import IdealTime, IdealTimes
 from evaluator.metrics.outcomes import OK
 from evaluator.replica.changes import Change
 from evaluator.replica.costing import Costing
@@ -55,19 +55,19 @@ class RunnableReplica:
         return costing.typical if self.hardware is costing.hardware else costing.costs(self.hardware)
 
     @cached_property
-    def ideals(self) -> tuple[IdealTime, IdealTime]:
-        """Seconds of its work at peak FLOP/s, for MFU, and at full bandwidth, for MBU; summed over the ranks."""
+    def ideals(self) -> IdealTimes:
+        """Seconds of its work at peak FLOP/s and at full bandwidth, summed over the ranks."""
         return self.costing.ideals_on([self.hardware])[0]
 
     @property
     def compute(self) -> IdealTime:
         """Its work at peak FLOP/s."""
-        return self.ideals[0]
+        return self.ideals.compute
 
     @property
     def memory(self) -> IdealTime:
         """Its work at full bandwidth."""
-        return self.ideals[1]
+        return self.ideals.memory
 
     @property
     def cost(self) -> IterationCost:

@@ -22,7 +22,8 @@ class UnpipelinedCost:
     """An iteration of all layers, from the first rank to the last.
 
     ``calibration`` has the host's times of all ranks: a batch passes the host of each, a worker process of its own, as
-    in the simulators. ``compute`` and ``memory`` are the work of a model that decodes a token at the peaks.
+    in the simulators. ``compute`` and ``memory`` are the work of a model that decodes a token at the peaks
+    (``IdealTimes``).
     ``operators`` are those of the model; where drafts are verified (``drafts``, else None) with what that takes. There
     are none where the times of single operators make no iteration: devices that split prompts or compute feed-forwards
     alone wait for one another, and do not compute the same.
@@ -33,6 +34,8 @@ class UnpipelinedCost:
     cost: IterationCost
     compute: IdealTime
     memory: IdealTime
+    executed_compute: IdealTime
+    executed_memory: IdealTime
     fit: Iterations | None
     drafts: Drafter | None = None
 

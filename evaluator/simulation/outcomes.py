@@ -18,7 +18,7 @@ from evaluator.cost.frontend import delay_s
 from evaluator.metrics import OK, Outcomes, bounds_of
 from evaluator.metrics.outcomes import RequestTimes, TokenCounts
 from evaluator.metrics.sessions import SessionTable
-from evaluator.metrics.use import Use
+from evaluator.metrics.use import WORK, Use
 from evaluator.plan import Configuration, ReplicaBuild
 from evaluator.plan.simulators import REQUEST
 from evaluator.simulation.chain import ChainResult
@@ -131,7 +131,8 @@ def _together(use: Use, other: Use) -> Use:
     # Utilisation is busy time over the replicas of ``use``: the other's seconds are converted to those.
     other_busy_s = other.totals.busy_s * (use.replicas / other.replicas)[:, None]
     totals = use.totals.joined(other.totals._replace(busy_s=other_busy_s))
-    return replace(use, totals=totals, flops=use.flops + other.flops, bytes=use.bytes + other.bytes)
+    sums = {name: getattr(use, name) + getattr(other, name) for name in WORK}
+    return replace(use, totals=totals, **sums)
 
 
 def _judged(configuration: Configuration, chain_result: ChainResult, position: int) -> tuple[str, str]:

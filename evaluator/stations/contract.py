@@ -97,7 +97,7 @@ def use_without_devices(name: str, jobs: ChunkJobs, servers: np.ndarray, busy_s:
     totals = PoolTotals.empty(configs, seeds)._replace(busy_s=busy_s)
     # Peaks, power, price and KV are 0 and not NaN: they are summed over stations, and such a station adds nothing.
     law = np.zeros((configs, len(PowerLaw._fields)))
-    return Use(name, config, servers, *(config,) * 4, law, *(config,) * 3, totals, run, run)
+    return Use(name, config, servers, *(config,) * 4, law, *(config,) * 3, totals, *(run,) * 4)
 
 
 def shape_of(jobs: ChunkJobs) -> tuple[int, int, int]:

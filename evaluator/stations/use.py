@@ -84,7 +84,7 @@ def use_of(
     """
     hardware = [pool.design.hardware for pool in pools]
     kvs = [None if pool.design.replica is None else pool.design.replica.kv for pool in pools]
-    flops, moved = _useful(pools, jobs, totals, hit_tokens)
+    useful, executed = _work(pools, jobs, totals, hit_tokens)
     return Use(
         name=pools[0].name,
         devices=_column(pool.devices for pool in pools),
@@ -98,20 +98,22 @@ def use_of(
         kv_capacity_units=_column(None if kv is None else kv.capacity_units for kv in kvs),
         kv_unit_bytes=_column(None if kv is None else kv.unit_bytes for kv in kvs),
         totals=totals,
-        flops=flops,
-        bytes=moved,
+        flops=useful[0],
+        bytes=useful[1],
+        executed_flops=executed[0],
+        executed_bytes=executed[1],
         itl=itl,
     )
 
 
-def _useful(
+def _work(
     pools: Sequence[StationPlan], jobs: ChunkJobs, totals: PoolTotals, hit_tokens: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Useful FLOPs and bytes, (config, seed).
+    """FLOPs and bytes, (2, config, seed): those that models ask for, and those that kernels execute.
 
     The ideal times are sums over the pipeline ranks, so they are worth the peaks of one rank's devices.
     """
-    flops, moved = np.zeros_like(totals.busy_s), np.zeros_like(totals.busy_s)
+    useful, executed = (np.zeros((2, *totals.busy_s.shape)) for _ in range(2))
     # Each design once: a sweep over loads has hundreds of configurations of the same one.
     able = {id(pool.design): pool.design.replica for pool in pools if pool.design.replica is not None}
     ideals = dict(zip(able, ideals_of(list(able.values())), strict=True))
@@ -119,7 +121,7 @@ def _useful(
         design = pools[run[0]].design
         if design.replica is None:
             continue
-        compute, memory = ideals[id(design)]
+        ideal = ideals[id(design)]
         # Of one rank's stage: sums over pipeline ranks are worth the peak of the devices of one.
         devices = design.rank_devices / design.spec.parallel.pipeline
         window = design.replica.kv.window
@@ -135,10 +137,16 @@ def _useful(
         else:
             work = useful_work(run_jobs.demand, window)
         counts = totals.iterations[run], totals.experts_touched[run]
-        flops[run] = ideal_time(compute, work) * _peak(design.hardware) * devices
-        bandwidth = design.hardware.memory_bandwidth
-        moved[run] = ideal_time(memory, _reading(work, totals, run), *counts) * bandwidth * devices
-    return flops, moved
+        reading = _reading(work, totals, run)
+        peak, bandwidth = _peak(design.hardware), design.hardware.memory_bandwidth
+        useful[0][run] = ideal_time(ideal.compute, work) * peak * devices
+        useful[1][run] = ideal_time(ideal.memory, reading, *counts) * bandwidth * devices
+        if ideal.executed_compute is ideal.compute:
+            executed[0][run], executed[1][run] = useful[0][run], useful[1][run]
+        else:
+            executed[0][run] = ideal_time(ideal.executed_compute, work, *counts) * peak * devices
+            executed[1][run] = ideal_time(ideal.executed_memory, reading, *counts) * bandwidth * devices
+    return useful, executed
 
 
 def _reading(work: BatchStatistics, totals: PoolTotals, run: tuple[int, int]) -> BatchStatistics:

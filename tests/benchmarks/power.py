@@ -88,14 +88,20 @@ def _at_peak_s(row: pd.Series) -> tuple[float, float]:
     except InputError:
         return np.nan, np.nan
     layout = Parallel(server.tensor_parallel, 1, server.expert_parallel, 1)
-    spec = ReplicaSpec(server.model, closed_batches.HARDWARE, "auto", server.precision, layout)
+    spec = ReplicaSpec(
+        server.model, closed_batches.HARDWARE, "auto", server.precision, layout, engine_version=closed_batches.RELEASE
+    )
+    # With the rows that this release's kernels fill experts up with: they take power, too.
     through, window = passage(build(spec)), model_window(server.model)
     seats, output = row["avg_batch_size"], row["avg_output_len"]
     decodes = decode_batch(seats, closed_batches.PROMPT_TOKENS + closed_batches.GENERATED * output, window)
     # Prompts come as often as answers end. What they compute adds to the iteration; its weights are read once for all.
     batch = together(prefill_batch(seats / output, closed_batches.PROMPT_TOKENS, window), decodes)
     touched = share_touched(through.cost, batch_tokens(through.cost, decodes))
-    return float(ideal_time(through.compute, batch)), float(ideal_time(through.memory, batch, touched=touched))
+    return (
+        float(ideal_time(through.executed_compute, batch, touched=touched)),
+        float(ideal_time(through.executed_memory, batch, touched=touched)),
+    )
 
 
 def part_of_tdp(law: Sequence[float], runs: pd.DataFrame) -> np.ndarray:

@@ -80,6 +80,8 @@ def use(configs: int = 1, seeds: int = 1, requests: int = 3, **changes: Any) -> 
         totals=totals,
         flops=run * requests * 0.25,
         bytes=run * requests * 0.5,
+        executed_flops=run * requests * 0.25,
+        executed_bytes=run * requests * 0.5,
     )
     return replace(base, **changes)
 

@@ -36,9 +36,11 @@ def test_the_constants_of_the_h100_are_those_of_the_fit(mlenergy):
 
 def test_the_error_of_the_h100_is_as_stated(mlenergy):
     error = power.part_of_tdp(H100, mlenergy) / mlenergy["part"] - 1.0
-    assert np.abs(error).mean() == pytest.approx(0.104, abs=1e-3)
-    # It was 15 % too high with 8 at a time and 12 % too low with 256 and more by a law of the A100.
-    assert (error.groupby(mlenergy["batch"]).median().abs() < 0.12).all()
+    assert np.abs(error).mean() == pytest.approx(0.071, abs=1e-3)
+    assert (error.groupby(mlenergy["batch"]).median().abs() < 0.09).all()
+    # Without the rows that DeepGEMM fills experts up with these 16 batches were 35 % off.
+    filled = mlenergy["model"].str.contains("Qwen3-235B") & mlenergy["model"].str.endswith("FP8")
+    assert filled.sum() == 16 and np.abs(error[filled]).mean() < 0.06
 
 
 def test_ampere_has_the_law_of_the_a100_and_all_others_that_of_the_h100():

@@ -7,6 +7,7 @@ from evaluator.errors import InputError
 from evaluator.metrics import Bounds, bounds_of, place, quantile_levels, select, summarise
 from evaluator.metrics.latency import latencies, within_objectives
 from evaluator.metrics.power import H100, busy_power
+from evaluator.metrics.use import WORK
 from evaluator.metrics.variables import VARIABLES
 from evaluator.stations.contract import use_without_devices
 from tests.metrics.build import changed, outcomes, use, used
@@ -27,7 +28,8 @@ def tiny(**changes):
     arrays = {name: np.array(value)[None, None] for name, value in values.items()}
     tokens = {"prompt_tokens": np.array([[5, 10, 20]]), "output_tokens": np.array([[3, 11, 1]])}
     (own,) = base.stations
-    own = replace(own, totals=own.totals._replace(busy_s=np.array([[3.0]])), flops=np.array([[1.5]]))
+    work = {name: np.array([[1.5]]) for name in WORK}
+    own = replace(own, totals=own.totals._replace(busy_s=np.array([[3.0]])), **work)
     return changed(base, **arrays, **tokens, makespan_s=np.array([[6.0]]), stations=(own,), **changes)
 
 
@@ -75,6 +77,15 @@ def test_cost_by_hand():
         *map(np.array, (700.0, 100.0, H100, 0.25, 0.25))
     )  # MFU and MBU while it works: 1.5 / (2 devices x 3 s)
     assert got["joule_per_tok"][0] == pytest.approx(2 * (3.0 * busy_w + 3.0 * 100) / 15)  # whole run: 15 tokens
+
+
+def test_rows_that_fill_experts_up_take_power_and_are_no_use():
+    plain = tiny()
+    filled = used(plain, executed_flops=np.full((1, 1), 3.0), executed_bytes=np.full((1, 1), 1.8))
+    got, without = (summarise(whole, LEVELS) for whole in (filled, plain))
+    assert (got["mfu"], got["mbu"]) == (without["mfu"], without["mbu"])
+    busy_w = busy_power(*map(np.array, (700.0, 100.0, H100, 0.5, 0.3)))  # over 2 devices x 3 s
+    assert got["joule_per_tok"][0] == pytest.approx(2 * (3.0 * busy_w + 3.0 * 100) / 15)
 
 
 def test_energy_and_cost_are_not_guessed():

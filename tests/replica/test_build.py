@@ -173,3 +173,19 @@ def test_no_more_than_a_device_has_is_usable(engine):
     assert found.memory.usable_bytes <= 80 * 2**30
     assert "141.1 GB of weights per device exceed the" in found.problem.reason
     assert "remedy: tensor_parallel >= 2" in found.problem.reason
+
+
+def test_rows_that_fill_experts_up_are_executed_and_not_asked_for():
+    """DeepGEMM's, which vLLM 0.11.1 runs on Hopper and 0.15 does not: 127 rows for each of the 32 experts held."""
+    fp8, split = Precision("fp8_block"), Parallel(4, expert=4)
+    filling, plain = (
+        build(ReplicaSpec("qwen3-235b-a22b", "h100-sxm", precision=fp8, parallel=split, engine_version=release)).ready
+        for release in ("0.11.1", "0.15")
+    )
+    assert filling.ideals[:2] == plain.ideals[:2]
+    assert plain.ideals.executed_compute is plain.ideals.compute
+    every = 94 * 32 * 127 * 3 * 2 * 4096 * 1536  # FLOPs in an iteration: layers, experts, rows, matrices
+    executed = filling.ideals.executed_compute
+    assert executed.iteration_s == pytest.approx(every / filling.hardware.peak_flops["fp8"], rel=1e-12)
+    assert executed.token_s > filling.compute.token_s  # with room for the visits of other devices' experts
+    assert filling.ideals.executed_memory.iteration_s > filling.memory.iteration_s
