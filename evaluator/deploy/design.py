@@ -145,6 +145,12 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
     if configuration.status != OK:
         raise InputError(f"{source}: the design that was chosen cannot run any more: {configuration.status}")
     deployment = whole.grid.points[0][1]
+    beside = [station.name for station in configuration.answering if station.deployment.role == "mixed"]
+    if 0 < len(beside) < len(configuration.answering):
+        raise InputError(
+            f"{source}: mixed pools ({', '.join(beside)}) beside prefill and decode pools cannot be written: no router "
+            "of an engine sends requests to both; write them as two designs behind a gateway that tells requests apart"
+        )
     sampler = RequestSampler()
     # A decode side gives all tokens but the first, and its server is asked for all.
     longest = max(

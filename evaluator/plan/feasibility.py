@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from evaluator.metrics.outcomes import OK
@@ -21,7 +21,7 @@ from evaluator.plan.checks import (
     reports_problem,
     routing_problem,
 )
-from evaluator.plan.joint_pools import lacking_jointly, too_many_together, why_joint
+from evaluator.plan.joint_pools import MIXED_BESIDE, lacking_jointly, too_many_together, why_joint
 from evaluator.plan.kv_checks import (
     context_parallel_problem,
     groups_problem,
@@ -50,7 +50,6 @@ from evaluator.scenario import (
 from evaluator.traffic.jobs import Demand, Extremes, held_units
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import shared_tokens
-from evaluator.traffic.roles import Role, hands_on
 
 
 @dataclass(frozen=True)
@@ -87,10 +86,11 @@ def check(
         status = f"infeasible: {': '.join(unnamed)}"
     if status == OK and planned.pipeline is not None:
         status = _stages_status(workload, planned, passes, several)
-    if status == OK and several and simulator == REQUEST:
-        status = f"unsupported: simulator request does not cover {several[0]}; use simulator iteration"
+    couples = [*several, *((MIXED_BESIDE,) if planned.phases[0].mixed_from is not None else ())]
+    if status == OK and couples and simulator == REQUEST:
+        status = f"unsupported: simulator request does not cover {couples[0]}; use simulator iteration"
     # Also of what cannot run: a group takes its place among the others by these.
-    lack, joint = _engines(workload, stations, several)
+    lack, joint = _engines(workload, stations, several, planned)
     all_stations = (*stations, *passes)
     lockstep = any(station.design.lockstep > 1 for station in all_stations)
     worth = worth_compiling(workload, [station.deployment for station in all_stations], joint, lockstep)
@@ -169,7 +169,7 @@ def _stations_problem(
 
 
 def _engines(
-    workload: Workload, stations: tuple[StationPlan, ...], several: tuple[str, ...]
+    workload: Workload, stations: tuple[StationPlan, ...], several: tuple[str, ...], planned: PlannedPools
 ) -> tuple[tuple[str, ...], bool]:
     """What the vectorised engine lacks, each once, and whether replicas or stations depend on one another."""
     fronts = [has_frontend(workload, station.design.calibration) for station in stations]
@@ -183,7 +183,7 @@ def _engines(
     # Pools that are coupled are one lane, whose size is that of all of them; else each pool has lanes of its own.
     if several:
         missing += [
-            *lacking_jointly(several, workload, stations),
+            *lacking_jointly(several, workload, stations, planned.phases),
             *too_many_together(several[0], stations, workload),
         ]
     else:
@@ -255,17 +255,17 @@ def planned_pools(
     )
     transfer = deployment.transfer
     phases = phases_of(pools, workload.model_names, transfer.groups)
-    roles, shared = [phase.role for phase in phases], shared_tokens(workload, pools[0][1])
+    role, shared = phases[0].asked, shared_tokens(workload, pools[0][1])
     pipeline = pipeline_of(workload, deployment) if staged else None
     all_routes: tuple[RequestRoutes, ...] = ()
     if pipeline is not None:
         all_routes = tuple(sampler.routes(workload, seed, pipeline) for seed in seeds)
         # What steps a stage has does not depend on the draws, so that the first seed serves for all.
         pipeline = with_steps(pipeline, all_routes[0], len(pools))
-    firsts = tuple(sampler.demand(workload, seed, roles[0], shared, pipeline) for seed in seeds)
+    firsts = tuple(sampler.demand(workload, seed, role, shared, pipeline) for seed in seeds)
     # Who comes to the LLM again has ``shared`` tokens of the prompt kept there as well.
-    later = [Demand.of(visit.tokens, roles[0], shared)[visit.ids] for routes in all_routes for visit in routes.llm[1:]]
-    demands = [_by_phase(first, roles) for first in (*firsts, *later)]
+    later = [Demand.of(visit.tokens, role, shared)[visit.ids] for routes in all_routes for visit in routes.llm[1:]]
+    demands = [_by_role(first, phases) for first in (*firsts, *later)]
     stations = _stations(workload, pools, phases, demands)
     link, problem = link_of(stations, phases, transfer), None
     if pipeline is not None:
@@ -273,23 +273,32 @@ def planned_pools(
     return PlannedPools(pools, phases, stations, transfer, link, problem, firsts, pipeline, all_routes)
 
 
-def _by_phase(demand: Demand, roles: Sequence[Role]) -> list[Demand]:
-    """What requests ask of each side, from what they ask of the first."""
-    demands = [demand]
-    for position in range(len(roles) - 1):
-        demands.append(demands[-1].after_prefill[1] if hands_on(roles, position) else demands[-1])
+def _by_role(demand: Demand, phases: Sequence[PhasePools]) -> dict[str, Demand]:
+    """What requests ask of the pools of each role, from what they ask of the first side."""
+    first, *later = phases
+    demands = {first.role.name: demand}
+    if first.mixed_from is not None:
+        apart = first.apart(demand)
+        # Where the router decides any request may come to any pool; and a pool to which none comes, since all prompts
+        # are short or all are long, is sized by all of them.
+        whole, sent = (demand, demand) if apart is None or apart.all() or not apart.any() else (
+            demand[~apart], demand[apart]
+        )  # fmt: skip
+        demands = {"mixed": whole, first.role.name: sent.apart(True)}
+    for phase in later:
+        demands[phase.role.name] = demands[first.role.name].after_prefill[1]
     return demands
 
 
 def _stations(
-    workload: Workload, pools: Pools, phases: Sequence[PhasePools], demands: Sequence[Sequence[Demand]]
+    workload: Workload, pools: Pools, phases: Sequence[PhasePools], demands: Sequence[Mapping[str, Demand]]
 ) -> tuple[StationPlan, ...]:
-    """The pools with their largest requests. ``demands`` (seed, side)."""
+    """The pools with their largest requests. ``demands`` (seed,) by role."""
     names, stations = workload.model_names, []
     for phase in phases:
         for number in phase.stations:
             name, deployment = pools[number]
-            asked = [of_seed[phase.number] for of_seed in demands]
+            asked = [of_seed[deployment.role] for of_seed in demands]
             if len(names) > 1 and model_of(deployment) in names:
                 model = names.index(model_of(deployment))
                 # A model that no request of any seed asks for is sized by the requests of all.

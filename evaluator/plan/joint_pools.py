@@ -30,6 +30,9 @@ FEWEST_KINDS = 2
 """Kinds of jobs that a router's tables tell apart: two for ``heavy_light``, else one for each model."""
 
 
+MIXED_BESIDE = "mixed pools beside prefill pools"
+
+
 def why_joint(
     workload: Workload,
     stations: Sequence[StationPlan],
@@ -63,7 +66,9 @@ def why_joint(
     return tuple(name for name, applies in reasons.items() if applies)
 
 
-def lacking_jointly(whys: Sequence[str], workload: Workload, stations: Sequence[StationPlan]) -> tuple[str, ...]:
+def lacking_jointly(
+    whys: Sequence[str], workload: Workload, stations: Sequence[StationPlan], phases: Sequence[PhasePools]
+) -> tuple[str, ...]:
     """What only the reference knows of pools in one loop; why they are in one, ``whys``, is said with it.
 
     The loop is of pools alone: stages of a pipeline in front of them and behind are served before and after it. That is
@@ -78,6 +83,8 @@ def lacking_jointly(whys: Sequence[str], workload: Workload, stations: Sequence[
     deployments = [station.deployment for station in stations]
     ahead = [plans_ahead(deployment) for deployment in deployments if deployment.role != STAGE]
     others = {
+        # Its replicas of a phase are of one role.
+        MIXED_BESIDE: phases[0].mixed_from is not None,
         # Their parts of the loop go by the KV that running requests hold, or are not held to the reference with caches.
         "kv.prefix_caching and data_parallel": cached and any(station.lockstep > 1 for station in stations),
         "kv.prefix_caching and speculative": cached and any(station.drafts for station in stations),

@@ -144,6 +144,7 @@ def link_of(stations: Sequence[StationPlan], phases: Sequence[PhasePools], trans
         named = load_link(figures)
         figures = LinkFigures(named.bandwidth, named.latency_s)
     prefill, decode = ([stations[number] for number in phase.stations] for phase in phases)
+    prefill = [station for station in prefill if station.role.first_token_only]  # mixed pools beside them send nothing
     sizes = {
         (source, target): _size(sender, other, transfer)
         for source, sender in enumerate(prefill)

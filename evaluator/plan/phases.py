@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -30,6 +30,10 @@ class PhasePools:
     made over all replicas of the side: on the prefill side (and of mixed pools) when a request is sent, on the decode
     side with its first token, because what a transfer takes depends on the replica to which it goes. ``grouped``: only
     the decode replicas of the group in which the prompt was computed can be chosen.
+
+    Mixed pools beside prefill pools are on one side with them, behind them in number: a request that comes to one of
+    their replicas is served there to its end. ``prompt_tokens_above``: those with more to compute go to the prefill
+    pools, the others to the mixed ones; None: the router chooses among all.
     """
 
     number: int
@@ -38,6 +42,23 @@ class PhasePools:
     router: Choice
     replicas: PhaseReplicas | None
     grouped: bool = False
+    prompt_tokens_above: int | None = None
+
+    @property
+    def mixed_from(self) -> int | None:
+        """The first of the replicas of mixed pools beside prefill pools; None: there are none."""
+        return None if self.replicas is None else self.replicas.mixed_from
+
+    @property
+    def asked(self) -> Role:
+        """The role by which requests ask this side for their tokens: all of them, where some replicas are mixed."""
+        return self.role if self.mixed_from is None else ROLES["mixed"]
+
+    def apart(self, demand: Demand) -> np.ndarray | None:
+        """Which jobs are for prefill and decode pools, (job,); None: the router says it, or all pools are of a role."""
+        if self.mixed_from is None or self.prompt_tokens_above is None:
+            return None
+        return demand.compute_tokens > self.prompt_tokens_above
 
     @property
     def looks(self) -> bool:
@@ -55,8 +76,14 @@ def phases_of(pools: Pools, models: tuple[str, ...], groups: int) -> tuple[Phase
     """The sides of pools in the order in which a request passes them. ``models``: those that requests ask for."""
     phases: list[PhasePools] = []
     start = 0
-    # ``groupby`` needs the pools of a role side by side, as ``pools_of`` sorts them.
-    for role, several in groupby((deployment for _, deployment in pools), key=lambda deployment: deployment.role):
+    # A request comes first to a prefill pool or to a mixed one: where there are both, they are one side.
+    apart = any(deployment.role == "prefill" for _, deployment in pools)
+    firsts = ("prefill", "mixed") if apart else ()
+    # ``groupby`` needs the pools of a side next to one another, as ``pools_of`` sorts them.
+    for role, several in groupby(
+        (deployment for _, deployment in pools),
+        key=lambda deployment: "prefill" if deployment.role in firsts else deployment.role,
+    ):
         deployments = list(several)
         stations = range(start, start + len(deployments))
         router = routed_by(deployments[0])  # the same for all of a role
@@ -65,7 +92,8 @@ def phases_of(pools: Pools, models: tuple[str, ...], groups: int) -> tuple[Phase
         # beforehand.
         joined = len(deployments) > 1 or grouped
         replicas = _phase_replicas(deployments, models, groups) if joined else None
-        phases.append(PhasePools(len(phases), stations, ROLES[role], router, replicas, grouped))
+        above = deployments[0].split.prompt_tokens_above
+        phases.append(PhasePools(len(phases), stations, ROLES[role], router, replicas, grouped, above))
         start = stations.stop
     return tuple(phases)
 
@@ -90,11 +118,13 @@ def _phase_replicas(deployments: Sequence[Deployment], models: tuple[str, ...], 
     served = [model_of(deployment) for deployment in deployments]
     # Requests that name no model are all of kind 0.
     names = [models.index(name) if name in models else 0 for name in served]
+    before_mixed = sum(deployment.ranks for deployment in deployments if deployment.role == "prefill")
     return PhaseReplicas(
         pool=tuple(np.repeat(np.arange(len(counts)), counts).tolist()),
         model=tuple(np.repeat(names, counts).tolist()),
         group=tuple(group_of_replicas(counts, groups).tolist()),
         weight=tuple(np.repeat(weights, counts).tolist()),
+        mixed_from=before_mixed if 0 < before_mixed < sum(counts) else None,
     )
 
 
@@ -116,6 +146,11 @@ def _several_problem(workload: Workload, phase: PhasePools, several: Pools) -> s
         return (
             f"infeasible: pool {weighed[0]} has a weight, which router {router} takes no heed of; "
             f"leave it out or use router {' or '.join(SHARED)}"
+        )
+    if phase.mixed_from is not None and workload.reasoning.several:
+        return (
+            "unsupported: workload.reasoning.branches with mixed pools beside prefill and decode pools; use one "
+            "branch, or pools of mixed, or of prefill and decode"
         )
     # Sessions dealt out in turn to the groups would meet in each with the same few of its replicas.
     if phase.grouped and router == "session":
@@ -143,10 +178,13 @@ def models_problem(workload: Workload, pools: Pools) -> str | None:
     where = "workload.models" if workload.models else "the column model of the trace"
     if not names:
         return _one_model_problem(pools)
-    for role in dict.fromkeys(deployment.role for _, deployment in pools):
-        served = {model_of(deployment) for _, deployment in pools if deployment.role == role}
+    served_by = {
+        role: {model_of(deployment) for _, deployment in pools if deployment.role == role}
+        for role in dict.fromkeys(deployment.role for _, deployment in pools)
+    }
+    for role, served in served_by.items():
         for name in names:
-            if name not in served:
+            if name not in served and not _left_to_others(name, role, served_by):
                 kind = "" if role == "mixed" else f"{role} "
                 path = f"workload.models.{name}" if workload.models else f"model {name} in {where}"
                 return (
@@ -166,12 +204,18 @@ def models_problem(workload: Workload, pools: Pools) -> str | None:
     return None
 
 
+def _left_to_others(name: str, role: str, served_by: Mapping[str, set[str]]) -> bool:
+    """Whether pools of a role need not serve a model: mixed pools beside prefill and decode pools may, or these may."""
+    apart = any(name in served_by.get(other, ()) for other in ("prefill", "decode"))
+    return apart if role == "mixed" else not apart and name in served_by.get("mixed", ())
+
+
 def _one_model_problem(pools: Pools) -> str | None:
     (first, first_deployment), *others = pools
     for name, other in others:
         if other.model == first_deployment.model:
             continue
-        if other.role != first_deployment.role:
+        if other.role != first_deployment.role and "mixed" not in (other.role, first_deployment.role):
             return (
                 f"infeasible: pool {first} has {first_deployment.model} and pool {name} {other.model}, "
                 "and the KV of one model means nothing to another; give both the same model"
@@ -188,7 +232,7 @@ def _one_model_problem(pools: Pools) -> str | None:
 
 def _groups_problem(pools: Pools, groups: int) -> str | None:
     for name, deployment in pools:
-        if deployment.replicas % groups:
+        if deployment.role != "mixed" and deployment.replicas % groups:
             return (
                 f"infeasible: deployment.transfer.groups {groups} does not divide the {deployment.replicas} replicas "
                 f"of pool {name}; every group takes as many of each pool"
@@ -219,10 +263,14 @@ def most_jobs(
             chosen = assign(phase.router, sent)
         else:
             # Where the prompt was computed decides the group, so that a choice is made phase after phase.
-            chosen = phase.assigned(Asking(jobs, demand.model, group if phase.grouped else None), seed)
+            asking = Asking(jobs, demand.model[jobs], group if phase.grouped else None, apart=phase.apart(demand))
+            chosen = phase.assigned(asking, seed)
             served = np.bincount(chosen, minlength=sum(counts))
             for number, jobs_of_replicas in zip(phase.stations, np.split(served, np.cumsum(counts)[:-1]), strict=True):
                 most[number] = int(jobs_of_replicas.max())
+            if phase.mixed_from is not None:  # who is served whole does not come to the decode side
+                on = chosen < phase.mixed_from
+                jobs, chosen = jobs[on], chosen[on]
         groups = max((max(phase.replicas.group) + 1 for phase in phases if phase.replicas is not None), default=1)
         group = group_of_replicas(counts, groups)[chosen]
     return most

@@ -48,9 +48,9 @@ class Plan:
 
     def jobs(self, configuration: Configuration) -> list[Jobs]:
         """The requests of a configuration, for each seed, as they come to its first pool, or to the stages before."""
-        pool, workload = configuration.stations[0], configuration.workload
-        shared = shared_tokens(workload, pool.deployment)
-        return [self.sampler.jobs(workload, seed, pool.role, shared, configuration.pipeline) for seed in self.seeds]
+        workload, role = configuration.workload, configuration.phases[0].asked
+        shared = shared_tokens(workload, configuration.stations[0].deployment)
+        return [self.sampler.jobs(workload, seed, role, shared, configuration.pipeline) for seed in self.seeds]
 
     def routes(self, configuration: Configuration) -> list[RequestRoutes]:
         """What the stages of a configuration do with its requests, for each seed."""

@@ -144,8 +144,9 @@ LOADS: dict[str, Callable[[Replica, float], float]] = {
 class PhaseRouter:
     """Chooses among the replicas that have a request's model and, if that matters, are of its group.
 
-    ``models`` are the numbers of the models that requests ask for, by their index. ``draws`` gives a number for each
-    request, by its index, whichever comes first.
+    ``models`` are the numbers of the models that requests ask for, by their index, ``apart`` whether they are for
+    prefill and decode pools, where that is not for the router to say. ``draws`` gives a number for each request, by its
+    index, whichever comes first.
     """
 
     def __init__(
@@ -155,22 +156,24 @@ class PhaseRouter:
         replicas: Sequence[Replica],
         models: Sequence[int],
         draws: np.random.Generator,
+        apart: Sequence[bool] | None = None,
     ) -> None:
         self._side = side
+        self._apart = apart
         self._choice = choice
         self._replicas = replicas
         self._models = models
         self._drawn = draws.random(len(models)) if name_of(choice) == "random" else None
-        self._choosers: dict[tuple[int, int | None], Choose] = {}
+        self._choosers: dict[tuple[int, int | None, bool | None], Choose] = {}
 
     def __call__(self, request: Request, now: float, group: int | None = None) -> Replica:
-        kind = self._models[request.index], group
+        kind = self._models[request.index], group, None if self._apart is None else self._apart[request.index]
         if kind not in self._choosers:
             self._choosers[kind] = self._chooser(*kind)
         return self._choosers[kind](request, now)
 
-    def _chooser(self, model: int, group: int | None) -> Choose:
-        numbers = self._side.able(model, group)
+    def _chooser(self, model: int, group: int | None, apart: bool | None) -> Choose:
+        numbers = self._side.able(model, group, apart)
         able, weights = [self._replicas[number] for number in numbers], self._side.weights(numbers)
         independent = router_of(self._choice).independent
         if independent is None:

@@ -18,20 +18,34 @@ Weights = tuple[float, ...]
 
 @dataclass(frozen=True)
 class PhaseReplicas:
-    """The replicas of a side, (replica,): the pool, the model's number, the group and the weight of each."""
+    """The replicas of a side, (replica,): the pool, the model's number, the group and the weight of each.
+
+    ``mixed_from``: on a prefill side with mixed pools beside it those from this number on are mixed; None: none is.
+    """
 
     pool: tuple[int, ...]
     model: tuple[int, ...]
     group: tuple[int, ...]
     weight: Weights
+    mixed_from: int | None = None
 
     def __len__(self) -> int:
         return len(self.pool)
 
-    def able(self, model: int, group: int | None) -> NDArray[np.int64]:
-        """The replicas to which a request of this model and group (None: of any) can go, ascending."""
+    def able(self, model: int, group: int | None, apart: bool | None = None) -> NDArray[np.int64]:
+        """The replicas to which a request of this model and group (None: of any) can go, ascending.
+
+        ``apart``: whether it is for prefill and decode pools or for mixed ones (None: for either), as far as both have
+        its model.
+        """
         has = np.asarray(self.model) == model
-        return np.flatnonzero(has if group is None else has & (np.asarray(self.group) == group))
+        if group is not None:
+            has &= np.asarray(self.group) == group
+        if apart is not None:
+            assert self.mixed_from is not None
+            of_kind = has & ((np.arange(len(self)) < self.mixed_from) == apart)
+            has = of_kind if of_kind.any() else has
+        return np.flatnonzero(has)
 
     def weights(self, replicas: NDArray[np.int64]) -> Weights:
         """The weights of these replicas."""
@@ -47,13 +61,15 @@ class PhaseReplicas:
 class Asking:
     """Requests that ask a side for a replica, (job,): their ids, models and groups (None: any) in order of arrival.
 
-    ``session``: the numbers of their sessions, where they are known.
+    ``session``: the numbers of their sessions, where they are known. ``apart``: whether each is for prefill and decode
+    pools, where that is not for the router to say.
     """
 
     id: NDArray[np.int64]
     model: NDArray[np.int64]
     group: NDArray[np.int64] | None
     session: NDArray[np.int64] | None = None
+    apart: NDArray[np.bool_] | None = None
 
 
 SHARED = ("round_robin", "random")
@@ -68,14 +84,20 @@ def assign_in_phase(phase: PhaseReplicas, router: str, draws: np.random.Generato
     ``round_robin``: the able replicas in turn, see ``turns``. ``random``: by a number that is drawn for each request by
     its id, so that it does not depend on the order in which they come. ``session``: the sessions in turn.
     """
-    groups = 1 if asking.group is None else max(phase.group) + 1
-    kind = asking.model if asking.group is None else asking.model * groups + asking.group
+    # Groups are of a decode side, and ``apart`` of the side before it: never both.
+    part = asking.group if asking.apart is None else asking.apart.astype(np.int64)
+    parts = 1 if part is None else 2 if asking.group is None else max(phase.group) + 1
+    kind = asking.model if part is None else asking.model * parts + part
     # By id: a request keeps its draw in whatever order it comes, on the chain and in a joint run alike.
     drawn = draws.random(int(asking.id.max(initial=-1)) + 1) if router == "random" else None
     replicas = np.empty(len(asking.id), dtype=np.int64)
     for number in np.flatnonzero(np.bincount(kind)).tolist():
         of_kind = np.flatnonzero(kind == number)
-        able = phase.able(number // groups, None if asking.group is None else number % groups)
+        able = phase.able(
+            number // parts,
+            None if asking.group is None else number % parts,
+            None if asking.apart is None else bool(number % parts),
+        )
         weights = phase.weights(able)
         if router == "session":
             assert asking.session is not None  # else the plan refuses the router

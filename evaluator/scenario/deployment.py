@@ -48,7 +48,7 @@ from evaluator.scenario.autoscaling import Autoscaling, autoscaling_reader
 from evaluator.scenario.failures import Failures, failures_reader
 from evaluator.scenario.feed_forward_apart import FeedForwardApart, feed_forward_apart_reader
 from evaluator.scenario.pipeline import Stage
-from evaluator.scenario.routers import Routers, router_reader, written_routers
+from evaluator.scenario.routers import Routers, Split, router_reader, split_reader, written_routers
 from evaluator.scenario.transfer import Transfer, transfer_reader
 from evaluator.speculation import Speculative, decode_tokens, speculative_reader
 
@@ -456,18 +456,12 @@ POOL = {"role": table_of(Pool)["role"], **optional({k: v for k, v in table_of(Po
 
 
 def _check_roles(pools: Mapping[str, Pool], place: Place) -> None:
-    """Mixed pools, or a prefill side and a decode side; with any number of pools for stages."""
+    """Mixed pools, or a prefill side and a decode side, or both; with any number of pools for stages."""
     if not pools:
         raise place.error("holds no pool: all are null; describe one such as {a: {role: mixed}}, or leave pools out")
     # Pools for stages give no part of an answer, so that they go with either kind.
     pools = {name: pool for name, pool in pools.items() if pool.role != STAGE}
     having = {role: [name for name, pool in pools.items() if pool.role == role] for role in PHASES}
-    if having["mixed"] and len(having["mixed"]) < len(pools):
-        others = [*having["prefill"], *having["decode"]]
-        raise place.error(
-            f"mixed pools ({listed(having['mixed'])}) beside prefill and decode pools ({listed(others)}) are not "
-            "implemented yet: a request would have two ways to go; use pools of mixed, or of prefill and decode"
-        )
     for role, other in (("prefill", "decode"), ("decode", "prefill")):
         if having[role] and not having[other]:
             raise place.error(
@@ -496,7 +490,13 @@ class Deployment(Pool):
     pools: Mapping[str, Pool] | None = key(
         named(section_of(POOL, Pool), _check_roles),
         None,
-        "Pools of one role or of prefill and decode, by name; keys beside them hold for each that says nothing.",
+        "Pools of mixed replicas, of prefill and decode, or all of these, by name; keys beside them hold for each that "
+        "says nothing.",
+    )
+    split: Split = key(
+        split_reader,
+        Split(),
+        "With mixed pools beside prefill and decode pools: which requests go to which.",
     )
     transfer: Transfer = key(transfer_reader, Transfer(), "How KV comes from the prefill to the decode pools.")
     autoscaling_devices: int | None = key(

@@ -67,7 +67,8 @@ def _pool(deployment: Deployment, pool: Pool) -> Deployment:
         fields["engine_version"] = pool.engine_version
     router = deployment.router
     if isinstance(router, Routers):
-        router = getattr(router, pool.role)
+        # Mixed pools beside prefill pools are on one side with them, which has one router.
+        router = router.decode if pool.role == "decode" else router.prefill
     return with_fields(deployment, **fields, router=router, pools=None)
 
 
@@ -108,14 +109,21 @@ def _check_deployment(deployment: Deployment, place: Place) -> None:
         _check_capacity(deployment, place)
         if isinstance(deployment.router, Routers):
             raise place.key("router").error("routers by role are for a prefill and a decode pool: add deployment.pools")
+        if deployment.split.prompt_tokens_above is not None:
+            raise place.key("split.prompt_tokens_above").error(
+                "is for mixed pools beside prefill and decode pools: add deployment.pools"
+            )
         return
     # "mixed" is what an absent role reads as, so that only another word was said.
     if deployment.role != "mixed":
         raise place.key("role").error("say the role in each of the pools, not beside them")
-    if isinstance(deployment.router, Routers) and all(
-        pool.role in ("mixed", STAGE) for pool in deployment.pools.values()
-    ):
+    roles = {pool.role for pool in deployment.pools.values()}
+    if isinstance(deployment.router, Routers) and roles <= {"mixed", STAGE}:
         raise place.key("router").error("routers by role are for a prefill and a decode pool; give one name here")
+    if deployment.split.prompt_tokens_above is not None and not {"mixed", "prefill"} <= roles:
+        raise place.key("split.prompt_tokens_above").error(
+            "is for mixed pools beside prefill and decode pools; add the others, or leave it out"
+        )
     # Of each pool with what is said beside it: the one may say preemption: swap, and the other the bandwidth.
     for name, pool in pools_of(deployment):
         check_kv(pool.kv, place.key(f"pools.{name}.kv"))

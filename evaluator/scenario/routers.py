@@ -13,6 +13,7 @@ from evaluator.keys import (
     Schema,
     Section,
     choice,
+    count,
     key,
     listed,
     read_section,
@@ -76,8 +77,26 @@ _one_router = Reader(_router, _router_schema)
 class Routers:
     """The routers of the prefill side and of the decode side."""
 
-    prefill: Choice = key(_one_router, "round_robin", "Of the prefill side.")
+    prefill: Choice = key(_one_router, "round_robin", "Of the prefill side, and of mixed pools beside it.")
     decode: Choice = key(_one_router, "round_robin", "Of the decode side.")
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which requests prefill and decode pools serve between them where there are mixed pools beside these.
+
+    ``prompt_tokens_above`` None: those for which the router chooses a prefill replica.
+    """
+
+    prompt_tokens_above: int | None = key(
+        count(least=0),
+        None,
+        "Requests with more prompt tokens to compute go to prefill and decode pools, the others to mixed ones; where "
+        "absent the router chooses among the replicas of both.",
+    )
+
+
+split_reader = section(Split)
 
 
 def written_routers(routers: Choice | Routers) -> Any:

@@ -68,7 +68,7 @@ def stations_of(
     """What a request passes in configurations of one group, in this order: stages before the LLM, its sides with their
     links, or all of these at once where they run in one loop, stages behind it."""
     from evaluator.plan.simulators import ITERATION
-    from evaluator.simulation.phases import chosen_replicas, serve_phase
+    from evaluator.simulation.phases import chosen_replicas, dealt_out, serve_phase
     from evaluator.stations.contract import Station
     from evaluator.stations.link import link
 
@@ -103,7 +103,8 @@ def stations_of(
         serve = partial(serve_phase, configurations, plan.seeds, phase.number, pools) if routed else pools[0]
         prefill = phase.role.first_token_only and len(configurations[0].phases) > 1
         name = configurations[0].stations[phase.stations.start].name if len(pools) == 1 else phase.role.name
-        stations.append(Station(name, serve, phase.role, sends=sends if prefill else None))
+        deals = None if phase.mixed_from is None else partial(dealt_out, configurations, plan.seeds)
+        stations.append(Station(name, serve, phase.role, sends=sends if prefill else None, deals=deals))
         links = [configuration.link for configuration in configurations]
         # A configuration that cannot run may have no link; those that can have one each, or none has.
         first_link = next((candidate for candidate in links if candidate is not None), None)

@@ -102,6 +102,8 @@ def run_chain(stations: Sequence[Station | JointStations], jobs: ChunkJobs) -> C
     for position, station in enumerate(stations):
         goes_on = position + 1 < len(stations)
         if isinstance(station, Station):
+            if station.deals is not None:
+                jobs = station.deals(jobs)
             times, *uses = station.serve(jobs)
             station_visits.append(StationVisit(station, jobs, times, tuple(uses)))
             if goes_on:

@@ -13,7 +13,7 @@ from evaluator.plan.phases import group_of_replicas
 from evaluator.routing.phases import Asking
 from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, by_run, table_shape
 from evaluator.stations.stage_steps import Serve
-from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.jobs import Demand, Jobs
 
 
 def serve_phase(
@@ -82,7 +82,7 @@ def chosen_replicas(configuration: Configuration, seed: int, phase: int, jobs: J
         return None
     # Routers that take turns do so in the order in which jobs come, whatever their ids.
     order = jobs.order
-    group = None
+    group, apart = None, where.apart(jobs.demand)
     if where.grouped:
         assert jobs.origin is not None
         counts = [
@@ -92,5 +92,33 @@ def chosen_replicas(configuration: Configuration, seed: int, phase: int, jobs: J
         group = group_of_replicas(counts, groups)[jobs.origin.replica][order]
     replicas = np.empty(len(jobs), dtype=np.int64)
     session = None if jobs.session is None else jobs.session[order]
-    replicas[order] = where.assigned(Asking(jobs.id[order], jobs.demand.model[order], group, session), seed)
+    asking = Asking(
+        jobs.id[order], jobs.demand.model[order], group, session, None if apart is None else apart[order]
+    )
+    replicas[order] = where.assigned(asking, seed)
     return replicas
+
+
+def dealt_out(
+    configurations: Sequence[Configuration], seeds: Sequence[int], jobs: ChunkJobs
+) -> list[list[Jobs]]:
+    """The jobs that come to prefill pools with mixed pools beside them, each with its replica and what it asks of it.
+
+    Whoever goes to a prefill replica asks for one token there, and leaves the others to the decode side.
+    """
+    alike: dict[tuple[int, bytes], Demand] = {}  # rates of a sweep that deal out alike share their demand
+
+    def dealt(configuration: Configuration, seed: int, run_jobs: Jobs) -> Jobs:
+        first, replicas = configuration.phases[0], chosen_replicas(configuration, seed, 0, run_jobs)
+        if replicas is None or first.mixed_from is None:
+            return run_jobs
+        apart = replicas < first.mixed_from
+        key = id(run_jobs.demand), np.packbits(apart).tobytes()
+        if key not in alike:
+            alike[key] = run_jobs.demand.apart(apart)
+        return replace(run_jobs, chosen=replicas, demand=alike[key])
+
+    return [
+        [dealt(configuration, seed, run_jobs) for seed, run_jobs in zip(seeds, of_seeds, strict=True)]
+        for configuration, of_seeds in zip(configurations, jobs, strict=True)
+    ]

@@ -35,7 +35,14 @@ def spans_of(visit: StationVisit, shape: tuple[int, int, int]) -> list[Span]:
     if role is None or role.prompt_resident:
         return [Span(TRANSFER if role is None else DECODE, came_s, began_s, left_s)]
     prefill = [Span(PREFILL, came_s, began_s, first_s)]
-    return prefill if role.first_token_only else [*prefill, Span(DECODE, first_s, first_s, left_s)]
+    if not role.first_token_only:
+        return [*prefill, Span(DECODE, first_s, first_s, left_s)]
+    whole = left_s > first_s
+    if not whole.any():
+        return prefill
+    # Of mixed pools beside prefill pools, whose requests have all their tokens here.
+    given_s = np.where(whole, first_s, np.nan)
+    return [*prefill, Span(DECODE, given_s, given_s, np.where(whole, left_s, np.nan))]
 
 
 def _by_request(visit: StationVisit, shape: tuple[int, int, int]) -> list[np.ndarray]:
@@ -70,6 +77,9 @@ def stage_times(station_visits: Sequence[StationVisit], makespan_s: np.ndarray) 
             of_stage[of_span.name] = (
                 _once_more(of_stage[of_span.name], of_span) if of_span.name in of_stage else of_span
             )
+            # Decodes of mixed pools beside prefill pools were told of with these; the decode side has its own replicas.
+            if visit.station.role is not None and visit.station.role.prompt_resident:
+                of_stage[of_span.name] = replace(of_stage[of_span.name], utilisation=utilisation)
     times = []
     for stage, of_stage in steps.items():
         several = [*of_stage.values()]

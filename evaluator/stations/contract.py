@@ -59,6 +59,8 @@ class Station:
     says what such a station does to an answer: it passes on every token as it comes, later by what it takes (a delay),
     or it holds the answer until it is whole (a queue). ``sends`` says of jobs that leave a prefill side, known by their
     configuration and seed, which replica of the decode side serves them, where that is chosen before they get there.
+    ``deals`` says of the jobs that come which replica serves them and what they then ask, where pools of several roles
+    stand side by side.
     ``stage``: the stage of the pipeline of which this is a step. ``waits``: a job may wait for others there.
     """
 
@@ -67,6 +69,7 @@ class Station:
     role: Role | None = None
     streams: bool = False
     sends: Callable[[tuple[int, int], Jobs], np.ndarray | None] | None = None
+    deals: Callable[[ChunkJobs], ChunkJobs] | None = None
     stage: str | None = None
     waits: bool = True
 

@@ -143,6 +143,13 @@ class Demand:
         """The same where so many tokens of each prompt, (job,), were found in a prefix cache."""
         return replace(self, cached_tokens=self.cached_tokens + tokens, compute_tokens=self.compute_tokens - tokens)
 
+    def apart(self, jobs: NDArray[np.bool_] | bool) -> Demand:
+        """The same where ``jobs``, (job,), go to prefill and decode pools; of mixed replicas it is what all ask."""
+        output, kv = np.where(jobs, 1, self.output_tokens), np.where(jobs, self.prompt_tokens, self.kv_tokens)
+        return replace(
+            self, output_tokens=output, kv_tokens=kv, later_tokens=np.where(jobs, self.output_tokens - 1, 0)
+        )
+
     def __getitem__(self, positions: NDArray) -> Demand:
         """The demand of some jobs."""
         columns = (getattr(self, name) for name in self.__dataclass_fields__)

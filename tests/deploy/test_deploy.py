@@ -105,6 +105,12 @@ def test_a_script_is_one_for_a_shell(layouts, tmp_path):
     assert [line.split()[-1] for line in lines] == ["8000", "8001", "8002"]
 
 
+def test_mixed_pools_beside_others_have_no_router():
+    pools = {"p": {"role": "prefill"}, "d": {"role": "decode"}, "whole": {"role": "mixed"}}
+    with pytest.raises(InputError, match=r"mixed pools \(whole\) beside prefill and decode pools cannot be written"):
+        deploy(result(pools=pools))
+
+
 def test_replicas_have_a_router_with_their_policy():
     turns = {"sessions": {"turns": 2}}
     files = deploy(result(workload=turns, replicas=2, router="session", kv={"prefix_caching": True})).files

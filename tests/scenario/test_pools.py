@@ -123,10 +123,21 @@ REFUSED = {
         {},
         r"deployment\.pools: the prefill pool a needs a decode pool beside it; add one with role: decode",
     ),
-    "mixed beside": (
-        {"a": PREFILL, "b": DECODE, "c": MIXED},
-        {},
-        r"mixed pools \(c\) beside prefill and decode pools \(a, b\) are not implemented yet: a request would have two",
+    "mixed beside prefill alone": ({"a": PREFILL, "c": MIXED}, {}, r"the prefill pool a needs a decode pool beside it"),
+    "split of one role": (
+        {"a": MIXED},
+        {"split": {"prompt_tokens_above": 9}},
+        r"deployment\.split\.prompt_tokens_above: is for mixed pools beside prefill and decode pools; add the others",
+    ),
+    "split without pools": (
+        None,
+        {"split": {"prompt_tokens_above": 9}},
+        r"deployment\.split\.prompt_tokens_above: is for mixed pools .*: add deployment\.pools",
+    ),
+    "split": (
+        {**BOTH, "c": MIXED},
+        {"split": {"prompt_tokens_above": -1}},
+        r"deployment\.split\.prompt_tokens_above: must be an integer from 0",
     ),
     "weight": ({"a": {**MIXED, "weight": 0}}, {}, r"deployment\.pools\.a\.weight: must be greater than 0, got 0"),
     "groups": (BOTH, {"transfer": {"groups": 0}}, r"deployment\.transfer\.groups: must be an integer from 1"),

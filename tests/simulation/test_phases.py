@@ -64,14 +64,16 @@ def random_designs(count: int) -> list[dict[str, Any]]:
     designs = []
     for number in range(count):
         names = draw.one(("llama-3.1-8b",), ("llama-3.1-8b", "qwen3-8b"))
-        groups, roles = draw.one(1, 1, 2, 3), draw.one(*[("prefill", "decode")] * 3, ("mixed",))
-        groups = groups if len(roles) == 2 else 1
+        apart, beside = ("prefill", "decode"), ("prefill", "decode", "mixed")
+        groups, roles = draw.one(1, 1, 2, 3), draw.one(apart, apart, beside, ("mixed",))
+        groups = groups if len(roles) > 1 else 1
         pools = {name: one for role in roles for name, one in phase(role, names, groups).items()}
         designs.append(
             {
                 "deployment.pools": pools,
                 "deployment.transfer": draw.transfer(groups=groups),
                 "deployment.router": draw.one("round_robin", "random"),
+                "deployment.split": {"prompt_tokens_above": draw.one(None, 250, 1200)} if roles is beside else {},
                 "workload.models": BOTH if len(names) == 2 else None,
                 "workload.arrivals.rate_rps": draw.one(2, 20, 200) + number / 1000,
             }
@@ -127,10 +129,14 @@ def test_requests_go_where_their_model_and_group_are(systems):
     whole, fast, _ = systems
     for configuration in (configuration for configuration in whole.configurations if configuration.status == OK):
         (outcomes, at), first = fast[configuration.config], configuration.phases[0]
-        model = whole.sampler.jobs(configuration.workload, 0, first.role).demand.model
+        demand = whole.sampler.jobs(configuration.workload, 0, first.asked).demand
+        model, apart = demand.model, first.apart(demand)
         replica = outcomes.times.replica[at, 0]
         if first.replicas is not None:
             np.testing.assert_array_equal(np.asarray(first.replicas.model)[replica], model)
+        if apart is not None:
+            assert apart.any() and not apart.all()
+            np.testing.assert_array_equal(replica < first.mixed_from, apart)
         assert sum(use.replicas[at] for use in outcomes.stations if use.devices[at]) == sum(
             station.deployment.replicas for station in configuration.stations
         )
@@ -158,6 +164,56 @@ def test_pools_alike_are_one_pool_with_as_many_replicas(role):
         np.testing.assert_array_equal(getattr(one.times, name), getattr(several.times, name))
     for name in SUMS[:-2]:
         np.testing.assert_allclose(one.summed(name), several.summed(name), rtol=1e-12)
+
+
+@pytest.mark.parametrize("above", [0, 10**9])
+def test_pools_to_which_all_requests_go_are_as_if_alone(above):
+    """With every prompt above the bound the mixed pool has nothing to do, with none the prefill and decode pools."""
+    apart = {"p": {"role": "prefill", "replicas": 2}, "d": {"role": "decode"}}
+    whole = {"w": {"role": "mixed", "hardware": "l40s", "replicas": 3}}
+    beside = ran({**apart, **whole}, split={"prompt_tokens_above": above})
+    alone = ran(apart if above == 0 else whole)
+    for name in TIMES:
+        np.testing.assert_array_equal(getattr(beside.times, name), getattr(alone.times, name))
+    np.testing.assert_array_equal(beside.times.replica, alone.times.replica + (2 if above else 0))
+    for name in SUMS[:-2]:
+        np.testing.assert_allclose(beside.summed(name), alone.summed(name), rtol=1e-12)
+
+
+def test_a_model_may_be_left_to_mixed_pools():
+    """Whoever asks for it goes there, whatever the length of the prompt."""
+    pools = {"p": {"role": "prefill"}, "d": {"role": "decode"}, "w": {"role": "mixed", "model": "qwen3-8b"}}
+    outcomes = ran(pools, models=BOTH, split={"prompt_tokens_above": 100})
+    np.testing.assert_array_equal(outcomes.times.replica[0, 0] == 1, outcomes.model[0, 0] == 1)
+    whole = plan(of_pools({**pools, "d": {"role": "decode", "model": "qwen3-8b"}}, models=BOTH), simulator="token")
+    assert "workload.models.qwen3-8b: no prefill pool serves it" in whole.configurations[0].status
+
+
+def test_a_mixed_pool_is_sized_by_the_short_prompts_that_come_to_it():
+    pools = {"p": {"role": "prefill"}, "d": {"role": "decode"}, "w": {"role": "mixed"}}
+    (configuration,) = plan(of_pools(pools, split={"prompt_tokens_above": 700})).configurations
+    prompts = {station.name: station.extremes.prompt for station in configuration.stations}
+    assert prompts["w"] <= 700 < prompts["p"] and prompts["d"] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "status"),
+    [
+        (
+            {"simulator": "request", "batching": {"policy": "continuous"}, "kv": {"admission": "reserve"}},
+            "unsupported: simulator request does not cover mixed pools beside prefill pools; use simulator iteration",
+        ),
+        ({"router": "least_outstanding"}, OK),
+    ],
+)
+def test_which_simulator_runs_mixed_pools_beside_others(more, status):
+    pools = {"p": {"role": "prefill"}, "d": {"role": "decode"}, "w": {"role": "mixed"}}
+    deployment = {key: value for key, value in more.items() if key != "simulator"}
+    (configuration,) = plan(of_pools(pools, **deployment), simulator=more.get("simulator", "iteration")).configurations
+    assert configuration.status.startswith(status)
+    if status == OK:
+        assert configuration.simulator == "token"
+        assert "with mixed pools beside prefill pools" in configuration.lacking[0]
 
 
 def ran(pools: Any, simulator: str = "token", **more: Any) -> Any:

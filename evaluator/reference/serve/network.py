@@ -24,6 +24,7 @@ from evaluator.plan.route import RequestRoutes
 from evaluator.reference import PoolOutcome, Request
 from evaluator.reference.network import EventStation as Stage
 from evaluator.reference.network import run
+from evaluator.reference.replica import Replica
 from evaluator.reference.serve.phases import PhaseRun, fleet_start, phase_run, phase_served, pool_run
 from evaluator.reference.serve.pool import Observe, followers
 from evaluator.reference.serve.routes import RouteFollower, Routes, StepVisits, routes_of
@@ -103,7 +104,7 @@ def _run(
         if runs:
             # The times are those of the prefill side and stand for nothing here: on the network a request comes to
             # the decode side when its transfer ends.
-            asked, _ = whole.after_prefill(whole.ready_s)
+            asked, _ = _all_apart(configuration, whole).after_prefill(whole.ready_s)
         runs.append(phase_run(configuration, key, seed, phase, asked, fleets, observe))
     links = None
     stages: list[Stage] = [runs[0].phase]
@@ -111,6 +112,8 @@ def _run(
         assert configuration.link is not None
         links = _transfers(configuration, configuration.link, whole, runs[0].phase, runs[1].phase)
         stages += [links, runs[1].phase]
+        if configuration.phases[0].mixed_from is not None:
+            _forget_whole(configuration.phases[0].mixed_from, runs[0].phase, runs[1].phase)
     first_pools = configuration.phases[0].stations
     # Replicas are numbered over all pools of the phase: the first cumulated count above is the pool's.
     upto = list(accumulate(configuration.stations[number].deployment.ranks for number in first_pools))
@@ -119,6 +122,7 @@ def _run(
     if routes is None:
         first = [runs[0].phase.parts[index] for index in jobs.id.tolist()]
         run(stages, first, configuration.users, delivered, follows)
+        runs, whole = _as_dealt(configuration, runs, whole)
         return NetworkRun(runs, links, whole, np.zeros(0))
     passes: dict[int, PhaseRun] = {}
 
@@ -141,12 +145,48 @@ def _run(
         follows,
         onward=lambda clients: RouteFollower(step_routes, clients, requests),
     )
+    runs, whole = _as_dealt(configuration, runs, whole)
     return NetworkRun(runs, links, whole, np.array([request.arrival_s for request in requests]), step_routes, passes)
+
+
+def _all_apart(configuration: Configuration, jobs: Jobs) -> Jobs:
+    """The jobs as if all went to prefill and decode pools, where there are mixed ones beside these."""
+    if configuration.phases[0].mixed_from is None:
+        return jobs
+    return replace(jobs, demand=jobs.demand.apart(True))
+
+
+def _forget_whole(mixed_from: int, prefill: PhaseStation, decode: PhaseStation) -> None:
+    """Whoever comes to a mixed replica beside prefill pools has no part on the decode side."""
+    choose, parts = prefill.choose, decode.parts
+    assert isinstance(parts, dict)
+
+    def chosen(request: Request, now: float, group: int | None = None) -> Replica:
+        replica = choose(request, now, group)
+        if replica.index >= mixed_from:
+            parts.pop(request.index, None)
+            request.held = False  # its KV goes nowhere
+        return replica
+
+    prefill.choose = chosen
+
+
+def _as_dealt(configuration: Configuration, runs: list[PhaseRun], jobs: Jobs) -> tuple[list[PhaseRun], Jobs]:
+    """After a run with mixed pools beside prefill pools: who came to the decode side, and what each asked of the
+    first."""
+    mixed_from = configuration.phases[0].mixed_from
+    if mixed_from is None:
+        return runs, jobs
+    first, decode = runs
+    apart = np.array([first.phase.parts[index].replica < mixed_from for index in jobs.id.tolist()], dtype=bool)
+    came = np.array([index in decode.phase.parts for index in decode.jobs.id.tolist()], dtype=bool)
+    jobs = replace(jobs, demand=jobs.demand.apart(apart))
+    return [replace(first, jobs=jobs), replace(decode, jobs=decode.jobs.some(np.flatnonzero(came)))], jobs
 
 
 def all_visits(configuration: Configuration, routes: RequestRoutes, jobs: Jobs) -> Jobs:
     """The jobs of all visits to the LLM; that of request i at its visit v has the id ``v x requests + i``."""
-    role = configuration.phases[0].role
+    role = configuration.phases[0].asked
     shared = shared_tokens(configuration.workload, configuration.stations[0].deployment)
     visits = jobs
     for number, visit in enumerate(routes.llm[1:], 1):

@@ -178,9 +178,11 @@ def _choose(
     ``serving``: the router of those that serve, where replicas come and go.
     """
     pools = [configuration.stations[number] for number in phase.stations]
+    demands = [_asked_of(pool, phase, jobs.demand) for pool in pools]
     pool_of = np.repeat(np.arange(len(pools)), [pool.deployment.ranks for pool in pools]).tolist()
     places = dict(zip(jobs.id.tolist(), range(len(jobs)), strict=True))
-    units = [pool.held_units(jobs.demand).tolist() for pool in pools]
+    units = [pool.held_units(demand).tolist() for pool, demand in zip(pools, demands, strict=True)]
+    outputs = [demand.output_tokens.tolist() for demand in demands]
     # By id: a request accepts the same drafts at whichever replica it is served, on the chain and in a joint run.
     drawn = list(keys(seed, jobs.id))
     shared = [shared_units(jobs.demand, pool.design.ready.kv).tolist() for pool in pools]
@@ -188,7 +190,9 @@ def _choose(
     branches = [
         branches_of(tokens, branch_units(jobs.demand, pool.design.ready.kv)) for pool in pools if tokens is not None
     ]
-    contents = [_contents(configuration, pool, jobs) for pool in pools]
+    contents = [
+        _contents(configuration, pool, jobs, demand) for pool, demand in zip(pools, demands, strict=True)
+    ]
     router = serving if serving is not None else _router(seed, phase, jobs, replicas)
 
     def choose(request: Request, now: float, group: int | None = None) -> Replica:
@@ -201,6 +205,7 @@ def _choose(
         pool = pool_of[replica.index]
         request.content = contents[pool][position] if contents[pool] else ()
         request.kv_units, request.shared_units = int(units[pool][position]), int(shared[pool][position])
+        request.output_tokens = outputs[pool][position]
         request.curve = curve_of(pools[pool], drawn[position], request.output_tokens)
         if branches:
             request.branches, request.branch_units = branches[pool][position]
@@ -216,15 +221,27 @@ def _router(seed: int, phase: PhasePools, jobs: Jobs, replicas: Sequence[Replica
     # By id and not by place: jobs of a decode phase are those that prefill handed on, in whatever order.
     models = np.zeros(_until(jobs), dtype=np.int64)
     models[jobs.id] = jobs.demand.model
-    return PhaseRouter(phase.replicas, phase.router, replicas, models.tolist(), stream(seed, phase.number))
+    draws, apart = stream(seed, phase.number), phase.apart(jobs.demand)
+    if apart is not None:
+        apart_of = np.zeros(_until(jobs), dtype=bool)
+        apart_of[jobs.id] = apart
+        return PhaseRouter(phase.replicas, phase.router, replicas, models.tolist(), draws, apart_of.tolist())
+    return PhaseRouter(phase.replicas, phase.router, replicas, models.tolist(), draws)
 
 
-def _contents(configuration: Configuration, pool: StationPlan, jobs: Jobs) -> list[PrefixContent]:
+def _asked_of(pool: StationPlan, phase: PhasePools, demand: Demand) -> Demand:
+    """What jobs ask of a pool of their side: of prefill pools with mixed ones beside them, the first token alone."""
+    return demand.apart(True) if phase.mixed_from is not None and pool.role.first_token_only else demand
+
+
+def _contents(
+    configuration: Configuration, pool: StationPlan, jobs: Jobs, demand: Demand
+) -> list[PrefixContent]:
     """What is in the blocks of each job, in the order of the jobs; none where the pool keeps nothing by its content."""
     if not cached_by_content(configuration.workload, pool.deployment):
         return []
     assert jobs.sharing is not None
-    demand, block_tokens = jobs.demand, pool.design.ready.kv.block_tokens
+    block_tokens = pool.design.ready.kv.block_tokens
     return list(jobs.sharing.contents(jobs.id, demand.prompt_tokens, demand.kv_tokens, block_tokens))
 
 

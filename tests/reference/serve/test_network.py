@@ -31,6 +31,7 @@ UNLIKE = {
 }
 EVEN = {name: {**pool, "replicas": 2} for name, pool in UNLIKE.items()}
 LONG_ANSWERS = {"source": "uniform", "prompt_min": 5, "prompt_max": 200, "output_min": 1, "output_max": 400}
+BESIDE = {"p": {"role": "prefill"}, "w": {"role": "mixed", "hardware": "l40s", "replicas": 2}, "d": {"role": "decode"}}
 MIXED = {"h": {"role": "mixed"}, "l": {"role": "mixed", "hardware": "l40s", "replicas": 2}}
 
 
@@ -67,6 +68,8 @@ def tightened(station: StationPlan, times: float) -> StationPlan:
         (UNLIKE, {"router": "random", "transfer": {"link": "pcie-gen5-x16"}}),
         (EVEN, {"transfer": {"groups": 2}}),
         (MIXED, {}),
+        (BESIDE, {"transfer": {"link": "ethernet-25g"}}),
+        (BESIDE, {"split": {"prompt_tokens_above": 1000}}),
     ],
 )  # fmt: skip
 def test_a_closed_loop_is_the_open_loop_of_the_times_at_which_its_users_send(pools, more, users):
@@ -120,6 +123,36 @@ def test_several_models_under_a_router_that_looks():
     np.testing.assert_array_equal(
         np.asarray(configuration.phases[0].replicas.model)[found.times.replica[0, 0]], found.model[0, 0]
     )
+
+
+# --- mixed pools beside prefill and decode pools
+
+
+@pytest.mark.parametrize("backpressure", [False, True])
+def test_a_router_counts_the_requests_of_prefill_and_of_mixed_replicas(backpressure):
+    """A prefill replica is done with a request at its first token, a mixed one at its last; the fewest get the next."""
+    transfer = {"link": "ethernet-25g", "backpressure": backpressure}
+    scenario = of_pools(BESIDE, router="least_outstanding", transfer=transfer, requests=100)
+    _, configuration, found = ran(scenario)
+    assert configuration.joint_pools and configuration.simulator == "token"
+    times, replica = found.times, found.times.replica[0, 0]
+    left_s = np.where(replica < 1, times.first_token_s[0, 0], times.last_token_s[0, 0])
+    arrival_s = times.arrival_s[0, 0]
+    for number in range(100):
+        there = [((replica[:number] == one) & (left_s[:number] > arrival_s[number])).sum() for one in range(3)]
+        assert replica[number] == int(np.argmin(there)), number
+    assert 0.2 < (replica == 0).mean() < 0.95
+
+
+def test_what_is_served_whole_sends_nothing_and_never_comes_to_the_decode_side(transfers):
+    _, configuration, found = ran(of_pools(BESIDE, router="least_outstanding", transfer={"backpressure": True}))
+    apart = found.times.replica[0, 0] < configuration.phases[0].mixed_from
+    several = found.tokens.output_tokens[0, 0] > 1
+    assert set(transfers[0].done) == set(np.flatnonzero(apart & several).tolist()) and 0 < apart.sum() < len(apart)
+    uses = {use.name: use for use in found.stations}
+    assert [uses[name].devices[0] for name in ("p", "w", "d")] == [1, 2, 1]
+    output = found.tokens.output_tokens[0, 0]
+    assert found.itl[0][0][1].sum() == (output - 1).sum()
 
 
 # --- back-pressure
