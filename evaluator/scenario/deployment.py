@@ -26,7 +26,6 @@ from evaluator.keys import (
     hardware_name,
     in_catalog,
     key,
-    listed,
     model_name,
     named,
     no_key,

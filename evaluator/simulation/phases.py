@@ -92,16 +92,12 @@ def chosen_replicas(configuration: Configuration, seed: int, phase: int, jobs: J
         group = group_of_replicas(counts, groups)[jobs.origin.replica][order]
     replicas = np.empty(len(jobs), dtype=np.int64)
     session = None if jobs.session is None else jobs.session[order]
-    asking = Asking(
-        jobs.id[order], jobs.demand.model[order], group, session, None if apart is None else apart[order]
-    )
+    asking = Asking(jobs.id[order], jobs.demand.model[order], group, session, None if apart is None else apart[order])
     replicas[order] = where.assigned(asking, seed)
     return replicas
 
 
-def dealt_out(
-    configurations: Sequence[Configuration], seeds: Sequence[int], jobs: ChunkJobs
-) -> list[list[Jobs]]:
+def dealt_out(configurations: Sequence[Configuration], seeds: Sequence[int], jobs: ChunkJobs) -> list[list[Jobs]]:
     """The jobs that come to prefill pools with mixed pools beside them, each with its replica and what it asks of it.
 
     Whoever goes to a prefill replica asks for one token there, and leaves the others to the decode side.

@@ -146,9 +146,7 @@ class Demand:
     def apart(self, jobs: NDArray[np.bool_] | bool) -> Demand:
         """The same where ``jobs``, (job,), go to prefill and decode pools; of mixed replicas it is what all ask."""
         output, kv = np.where(jobs, 1, self.output_tokens), np.where(jobs, self.prompt_tokens, self.kv_tokens)
-        return replace(
-            self, output_tokens=output, kv_tokens=kv, later_tokens=np.where(jobs, self.output_tokens - 1, 0)
-        )
+        return replace(self, output_tokens=output, kv_tokens=kv, later_tokens=np.where(jobs, self.output_tokens - 1, 0))
 
     def __getitem__(self, positions: NDArray) -> Demand:
         """The demand of some jobs."""

@@ -24,6 +24,7 @@ class Panel(NamedTuple):
     scale: float
     ticks: tuple[float, ...]  # the first and the last are the ends of the axis
     bound: float | None = None  # the objective
+    of: str | None = None  # the class of requests whose it is
 
 
 POLICIES = (
@@ -35,6 +36,11 @@ DISAGGREGATION = (
     Panel("TTFT p90 (s)", "ttft_s", 0.9, 1, (0.2, 0.5, 1, 2), 1),
     Panel("TPOT p90 (ms)", "tpot_s", 0.9, 1e3, (10, 20, 50, 100)),
     Panel("gap between tokens, p99 (ms)", "itl_s", 0.99, 1e3, (10, 20, 50, 100, 200), 80),
+)
+BESIDE = (
+    Panel("chat: TTFT p90 (s)", "class_ttft_s", 0.9, 1, (0.05, 0.2, 1, 5, 20), 1, "chat"),
+    Panel("document: TTFT p90 (s)", "class_ttft_s", 0.9, 1, (2, 5, 10, 20, 50), 8, "document"),
+    Panel("chat: TPOT p90 (ms)", "class_tpot_s", 0.9, 1e3, (5, 10, 20, 50, 100), 30, "chat"),
 )
 DATA_PARALLEL = (
     Panel("TTFT p90 (s)", "ttft_s", 0.9, 1, (0.1, 0.2, 0.5, 1, 2, 5), 3),
@@ -123,6 +129,25 @@ def draw_policies(path: Path) -> None:
 def draw_disaggregation(path: Path) -> None:
     """TTFT, TPOT and the gaps between tokens over the rate, a line for each way to split eight H100."""
     _draw(path, "disaggregation", _link, DISAGGREGATION, "Eight H100 for Llama-3.1-70B: together, or apart over a link")
+
+
+def draw_mixed_beside_apart(path: Path) -> None:
+    """TTFT of both classes and TPOT of chat over the rate, a line for each way to share four H100."""
+    _draw(
+        path,
+        "mixed-beside-apart",
+        _pools,
+        BESIDE,
+        "Four H100 for chat with documents: together, apart, or some of each",
+    )
+
+
+def _pools(one: xr.Dataset) -> str:
+    """Such as ``1 mixed, 2 prefill, 1 decode``."""
+    if one["prefill_role"].item() == "none":
+        return f"{one['deployment_replicas'].item():g} mixed"
+    counts = [(one[f"{name}_replicas"].item(), one[f"{name}_role"].item()) for name in ("whole", "prefill", "decode")]
+    return ", ".join(f"{1 if np.isnan(count) else count:g} {role}" for count, role in counts if role != "none")
 
 
 def draw_data_parallel(path: Path) -> None:
@@ -214,6 +239,7 @@ def _cache_and_router(one: xr.Dataset) -> str:
 
 def _line(axes: Any, ds: xr.Dataset, panel: Panel, colour: str, label: str, x: str = "rate_rps") -> None:
     values = ds[panel.variable] if panel.quantile is None else ds[panel.variable].sel(quantile=panel.quantile)
+    values = values if panel.of is None else values.sel({"class": panel.of})
     shown, rate = panel.scale * values.values, ds[x].values
     calm = ~ds["saturated"].values
     axes.plot(rate, shown, color=colour, lw=1, alpha=0.4)

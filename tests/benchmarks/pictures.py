@@ -54,6 +54,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "data-parallel.png": designs.draw_data_parallel,
     "eight-gpus.png": Command("optimize eight-gpus"),
     "disaggregation.png": designs.draw_disaggregation,
+    "mixed-beside-apart.png": designs.draw_mixed_beside_apart,
     "prefix-caching.png": Command("sweep prefix-caching"),
     "conversations.png": Command("sweep conversations"),
     "conversations-apart.png": Command("sweep conversations-apart"),

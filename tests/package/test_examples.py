@@ -103,14 +103,18 @@ def test_the_scenarios_of_the_docs_can_run():
 
 def test_the_deployments_of_the_docs_can_run(tmp_path, monkeypatch):
     text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
-    pools, drafts = map(loads_yaml, blocks("deployments.md", "yaml"))
+    pools, beside, drafts = map(loads_yaml, blocks("deployments.md", "yaml"))
     lora, affinity = map(loads_yaml, blocks("lora.md", "yaml"))
     offloaded, apart, users, agents, tasks, late = map(loads_yaml, blocks("caches.md", "yaml"))
     assert len(feasible({key: text[key] for key in ("name", "workload", "slo")} | pools)) == 4
+    held = {"model": "llama-3.1-8b", "hardware": "h100-sxm"}
+    beside = {"workload": text["workload"], "deployment": held | beside["deployment"], "sweep": beside["sweep"]}
+    assert len(feasible(beside)) == 4
     axes = {key: axis for key, axis in text["sweep"].items() if key != "deployment.batching"}  # 512 tokens are too few
     feasible(text | {"deployment": text["deployment"] | drafts["deployment"], "sweep": axes})
-    held = {"model": "llama-3.1-8b", "hardware": "h100-sxm"} | lora["deployment"]
-    assert len(feasible({"workload": text["workload"] | lora["workload"], "deployment": held})) == 1
+    assert (
+        len(feasible({"workload": text["workload"] | lora["workload"], "deployment": held | lora["deployment"]})) == 1
+    )
     assert len(feasible(affinity)) == 5 and len(feasible(late)) > 1
     for each in (users, users | {"deployment": users["deployment"] | offloaded["deployment"]}, apart, agents):
         assert len(feasible(each)) == 1

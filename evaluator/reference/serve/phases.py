@@ -190,9 +190,7 @@ def _choose(
     branches = [
         branches_of(tokens, branch_units(jobs.demand, pool.design.ready.kv)) for pool in pools if tokens is not None
     ]
-    contents = [
-        _contents(configuration, pool, jobs, demand) for pool, demand in zip(pools, demands, strict=True)
-    ]
+    contents = [_contents(configuration, pool, jobs, demand) for pool, demand in zip(pools, demands, strict=True)]
     router = serving if serving is not None else _router(seed, phase, jobs, replicas)
 
     def choose(request: Request, now: float, group: int | None = None) -> Replica:
@@ -234,9 +232,7 @@ def _asked_of(pool: StationPlan, phase: PhasePools, demand: Demand) -> Demand:
     return demand.apart(True) if phase.mixed_from is not None and pool.role.first_token_only else demand
 
 
-def _contents(
-    configuration: Configuration, pool: StationPlan, jobs: Jobs, demand: Demand
-) -> list[PrefixContent]:
+def _contents(configuration: Configuration, pool: StationPlan, jobs: Jobs, demand: Demand) -> list[PrefixContent]:
     """What is in the blocks of each job, in the order of the jobs; none where the pool keeps nothing by its content."""
     if not cached_by_content(configuration.workload, pool.deployment):
         return []
