@@ -16,6 +16,7 @@ from evaluator.accuracy.cases import (
     OTHER_RELEASES,
     SPREAD_EXPERTS,
     STATE_LAYERS,
+    STATISTICS,
     Errors,
     load_group,
 )
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 METRICS: Mapping[str, str] = {"ttft_s": "ttft", "itl_s": "itl", "e2e_s": "e2e"}
 """Latencies with an error of their own -> the metric that was measured; that of ``tpot_s`` is that of ``itl_s``."""
+BY_STATISTIC = ("mean", "p90", "p99")
+"""The statistics of which errors are stated, as ``Outcomes.model_error`` has them."""
 _OF_ONE_DEVICE = ("runs", "other_models", "other_devices", "kernels_and_host", "kernels")
 """Cases of a set of one device, which says less of a device that is only like it."""
 _WITHOUT_SERVERS = ("other_devices", "kernels_and_host")
@@ -124,8 +127,9 @@ class Basis:
             else cases_in_words
         )
 
-    def bands(self, errors: Errors, load: ServedLoad | None = None) -> tuple[float, ...]:
-        """The expected relative error of the mean of each of METRICS; NaN without a table of errors.
+    def bands(self, errors: Errors, load: ServedLoad | None = None, statistic: str = "mean") -> tuple[float, ...]:
+        """The expected relative error of a ``statistic`` (of BY_STATISTIC) of each of METRICS; NaN without a table of
+        errors, and of tails that no table has (ITL's).
 
         ``load``: what a replica has to do; None: what it had in the measured runs.
         """
@@ -133,16 +137,22 @@ class Basis:
             cases, growth = (self.measured.otherwise,), 1.0 if load is None else self.measured.growth(load)
             measured_errors = {name: growth * error for name, error in self.measured.errors}
             # What the user's runs did not measure is no surer than without them, nor than what they did: a fit that
-            # misses the one has moved figures that the other follows from.
+            # misses the one has moved figures that the other follows from. They measured means.
             least = max(measured_errors.values(), default=0.0)
             return tuple(
                 measured_errors[name]
-                if name in measured_errors
-                else float(np.fmax(errors.of(cases, f"{name}_mean"), least))
+                if name in measured_errors and statistic == "mean"
+                else float(np.fmax(errors.of(cases, f"{name}_{statistic}"), measured_errors.get(name, least)))
+                if f"{name}_{statistic}" in STATISTICS
+                else np.nan
                 for name in METRICS.values()
             )
         at_once = None if load is None else load.concurrency
-        bands = [errors.of(self.cases, f"{name}_mean", bool(self.unmeasured), at_once) for name in METRICS.values()]
+        names = [f"{name}_{statistic}" for name in METRICS.values()]
+        bands = [
+            errors.of(self.cases, name, bool(self.unmeasured), at_once) if name in STATISTICS else np.nan
+            for name in names
+        ]
         # Prompts are products for the most part: a TTFT is no surer than these.
         return max(bands[0], self.products) if bands[0] > 0.0 else bands[0], *bands[1:]
 

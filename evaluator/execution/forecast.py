@@ -243,6 +243,7 @@ def _row_bytes(whole: Plan) -> float:
         "stage": len(whole.stage_names),
         "class": len(whole.class_names),
         "pool": len(whole.pool_names),
+        "objective": len(whole.objective_names),
     }
     numbers = 0
     for name, variable in VARIABLES.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,13 +22,15 @@ class Bounds:
 
     ``metric`` is ttft, tpot, e2e, queue_wait or itl; ``statistic`` is ``mean`` or ``p<percent>`` (p90, p99.9);
     ``bound_s`` is float64 (config,), NaN where the configuration has no such objective. ``request_class``: of the
-    requests of that class alone; of all requests where it is empty.
+    requests of that class alone; of all requests where it is empty. ``confidence`` (config,): the chance with which it
+    has to hold, NaN where the prediction within the bound is enough; None: so for all.
     """
 
     metric: str
     statistic: str
     bound_s: np.ndarray
     request_class: str = ""
+    confidence: np.ndarray | None = None
 
     @property
     def name(self) -> str:
@@ -40,6 +42,11 @@ class Bounds:
         """The quantile between 0 and 1, or None for the mean."""
         # Rounded, as 99.9 / 100 is not the 0.999 that levels are written as.
         return None if self.statistic == "mean" else round(float(self.statistic.removeprefix("p")) / 100.0, 12)
+
+    def rows(self, rows: np.ndarray) -> Bounds:
+        """That of some configurations."""
+        confidence = None if self.confidence is None else self.confidence[rows]
+        return replace(self, bound_s=self.bound_s[rows], confidence=confidence)
 
 
 class ObjectiveFields(Protocol):
@@ -53,20 +60,27 @@ class ObjectiveFields(Protocol):
     def bound_s(self) -> float: ...
     @property
     def request_class(self) -> str: ...
+    @property
+    def confidence(self) -> float | None: ...
 
 
 def bounds_of(slos: Sequence[Iterable[ObjectiveFields]]) -> tuple[Bounds, ...]:
     """One ``Bounds`` for each metric, statistic and class that any configuration names; ``slos`` has one entry per
     config."""
-    table: dict[tuple[str, str, str], np.ndarray] = {}
+    table: dict[tuple[str, str, str], tuple[np.ndarray, np.ndarray]] = {}
     for config, slo in enumerate(slos):
         # By statistic and not by position: configurations may name their objectives in any order.
         for objective in slo:
             key = (objective.metric, objective.statistic, objective.request_class)
             if key not in table:
-                table[key] = np.full(len(slos), np.nan)
-            table[key][config] = objective.bound_s
-    return tuple(Bounds(metric, statistic, bound, name) for (metric, statistic, name), bound in table.items())
+                table[key] = np.full(len(slos), np.nan), np.full(len(slos), np.nan)
+            bound_s, confidence = table[key]
+            bound_s[config] = objective.bound_s
+            confidence[config] = np.nan if objective.confidence is None else objective.confidence
+    return tuple(
+        Bounds(metric, statistic, bound_s, name, confidence)
+        for (metric, statistic, name), (bound_s, confidence) in table.items()
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +180,8 @@ class Outcomes:
 
     finds_warmup: np.ndarray  # (config,) boolean: a transient beyond the warm-up is cut, too
     asked_rps: np.ndarray  # (config,) rate that clients who wait for answers would send at; NaN where they do not wait
-    model_error: np.ndarray  # (config, 3) expected relative error of mean TTFT, ITL and E2E; NaN: not known
+    # (config, 3, 3): expected relative errors of the mean, p90 and p99 of TTFT, ITL and E2E; NaN: not known
+    model_error: np.ndarray
     model_error_basis: np.ndarray  # (config,) text: what these rest on
     objectives: tuple[Bounds, ...] = ()
     itl: Sequence[Sequence[WeightedGaps]] | None = None  # [config][seed], all gaps after the first measured first token
@@ -179,6 +194,7 @@ class Outcomes:
     sessions: SessionTable | None = None  # None: no configuration of the plan has any of several turns
     stage_names: tuple[str, ...] = ()  # of all configurations of the plan, in the order in which they are reported
     pool_names: tuple[str, ...] = ()  # of all configurations of the plan, where replicas of one of several come and go
+    objective_names: tuple[str, ...] = ()  # of all configurations of the plan, as ``Bounds.name``
 
     def summed(self, name: str) -> np.ndarray:
         """A figure of the use, such as ``devices`` or ``iterations``, summed over the stations."""

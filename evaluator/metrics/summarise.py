@@ -11,7 +11,7 @@ from evaluator.errors import InputError
 from evaluator.metrics.classes import class_statistics, class_summaries, members_of
 from evaluator.metrics.elasticity import elasticities
 from evaluator.metrics.latency import VARIABLE, latencies, place_of, within_objectives
-from evaluator.metrics.model_error import model_errors
+from evaluator.metrics.model_error import amplified, model_errors, objective_errors, overload, waited_share
 from evaluator.metrics.outcomes import OK, Bounds, Outcomes
 from evaluator.metrics.saturation import drift, saturated
 from evaluator.metrics.service import (
@@ -89,6 +89,8 @@ def _by_seed(values: dict[str, np.ndarray], parts: dict[str, np.ndarray], seeds:
 
 
 Found = tuple[dict[str, np.ndarray], dict[str, np.ndarray]]
+Asked = tuple[np.ndarray, np.ndarray]
+"""What an objective is held against and its standard error, (config,) each."""
 
 
 def _by_warmup(outcomes: Outcomes, levels: np.ndarray, find: bool) -> Found:
@@ -145,7 +147,7 @@ def select(outcomes: Outcomes, rows: np.ndarray) -> Outcomes:
         **{name: value[rows] for name, value in arrays.items()},
         times=outcomes.times.rows(rows),
         tokens=outcomes.tokens.rows(rows),
-        objectives=tuple(replace(bound, bound_s=bound.bound_s[rows]) for bound in outcomes.objectives),
+        objectives=tuple(bound.rows(rows) for bound in outcomes.objectives),
         itl=_gaps_of(outcomes.itl, rows),
         stations=tuple(_rows_of(use, rows) for use in outcomes.stations),
         measured=outcomes.measured[rows] if outcomes.measured.ndim == 3 else outcomes.measured,
@@ -189,7 +191,7 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     parts["usd_per_mtok"] = _inverse_parts(result["usd_per_mtok"], rates["output_tok_per_s"])
     for name, statistics in summaries.items():
         parts[name], parts[f"{name}_mean"] = statistics.quantile_parts, statistics.mean_parts
-    of_objectives, parts["slo_attainment"] = _within_objectives(outcomes, window, values, summaries, levels)
+    of_objectives, parts["slo_attainment"], asked = _within_objectives(outcomes, window, values, summaries, levels)
     result |= of_objectives
     tpot = summaries["tpot_s"].mean
     result["tok_per_s_per_user"] = np.divide(1.0, tpot, out=np.full(tpot.shape, np.nan), where=tpot > 0)
@@ -197,6 +199,8 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     # A queue that grows all along would miss any objective in a longer run, however early this one ends.
     result["slo_met"] &= ~result["saturated"]
     result |= model_errors(outcomes, window, result)
+    if outcomes.objectives:
+        result |= _of_objectives(outcomes, window, result, asked)
     if outcomes.sessions is not None:
         times = outcomes.times
         of_sessions = session_summary(
@@ -214,9 +218,9 @@ def _within_objectives(
     values: Mapping[str, np.ndarray],
     summaries: Mapping[str, Summary],
     levels: np.ndarray,
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
+) -> tuple[dict[str, np.ndarray], np.ndarray, list[Asked]]:
     """What the objectives make of the latencies, ``values`` with their ``summaries``: attained_rps, slo_attainment and
-    slo_met, and the variables by class; with them the parts of slo_attainment."""
+    slo_met, and the variables by class; with them the parts of slo_attainment, and the statistics asked for."""
     members = members_of(outcomes, window)
     by_class = class_summaries(values, members, levels)
     named = dict(zip(outcomes.class_names, members, strict=False))
@@ -232,12 +236,18 @@ def _within_objectives(
         missed = {name: np.where(unanswered, NEVER_S, value) for name, value in values.items()}
         asked = {**summaries, **{name: summary(value, levels) for name, value in missed.items()}}
         asked_by_class = class_summaries(missed, members, levels)
-    holds = _holds(outcomes, asked, asked_by_class, levels)
+    statistics = _asked(outcomes, asked, asked_by_class, levels)
+    # Not "<=", as in ``within_objectives``: a latency that no request has misses no bound.
+    holds = [
+        ~(value > np.where(np.isnan(bound.bound_s), np.inf, bound.bound_s))
+        for bound, (value, _) in zip(outcomes.objectives, statistics, strict=True)
+    ]
     met, parts = _objectives(outcomes, inside, holds)
     met_in = [_met(outcomes, holds, name) for name in outcomes.class_names]
     by_name = {"attained_rps": attained(outcomes, window, inside)} | met
     gone = {name: _those(getattr(outcomes.times, name), window) for name in ("refused", "lost")}
-    return by_name | class_statistics(outcomes, window, members, by_class, inside, gone, met_in), parts
+    by_name |= class_statistics(outcomes, window, members, by_class, inside, gone, met_in)
+    return by_name, parts, statistics
 
 
 def _those(some: np.ndarray | None, window: Window) -> np.ndarray | None:
@@ -301,7 +311,7 @@ def _objectives(
 ) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """slo_attainment with its standard error, and slo_met; NaN and false for configurations without an objective.
 
-    ``inside`` (config, seed, request) is what ``within_objectives`` finds, ``holds`` as of ``_holds``. With them the
+    ``inside`` (config, seed, request) is what ``within_objectives`` finds, ``holds`` as of ``_met``. With them the
     attainment by seed, or of one seed by batch: (config, part).
     """
     configs = outcomes.status.size
@@ -325,14 +335,14 @@ def _met(outcomes: Outcomes, holds: list[np.ndarray], of_class: str | None = Non
     return met & bounded
 
 
-def _holds(
+def _asked(
     outcomes: Outcomes,
     summaries: Mapping[str, Summary],
     by_class: Sequence[Mapping[str, Summary]],
     levels: np.ndarray,
-) -> list[np.ndarray]:
-    """For each objective whether it holds at its own statistic, (config,); true where a configuration has it not."""
-    holds = []
+) -> list[Asked]:
+    """What each objective is held against, its own statistic, with its standard error."""
+    asked = []
     for bound in outcomes.objectives:
         name, statistics = VARIABLE[bound.metric], summaries
         if bound.request_class:
@@ -340,7 +350,57 @@ def _holds(
         if name not in statistics:
             raise InputError(f"slo.{bound.metric}: the gaps between tokens were not recorded; use tpot, or record them")
         of_metric, quantile = statistics[name], bound.quantile
-        statistic = of_metric.mean if quantile is None else of_metric.quantiles[:, place_of(quantile, levels)]
-        # Not "<=", as in ``within_objectives``: a latency that no request has misses no bound.
-        holds.append(~(statistic > np.where(np.isnan(bound.bound_s), np.inf, bound.bound_s)))
-    return holds
+        if quantile is None:
+            asked.append((of_metric.mean, of_metric.mean_stderr))
+        else:
+            place = place_of(quantile, levels)
+            asked.append((of_metric.quantiles[:, place], of_metric.quantiles_stderr[:, place]))
+    return asked
+
+
+def _of_objectives(
+    outcomes: Outcomes, window: Window, values: Mapping[str, np.ndarray], asked: Sequence[Asked]
+) -> dict[str, np.ndarray]:
+    """What the chances that objectives hold are made of (``metrics.chance``), (config, objective); NaN where a
+    configuration has no such objective."""
+    # Columns are the objectives of the plan, of which a chunk may have some.
+    names = outcomes.objective_names or tuple(bound.name for bound in outcomes.objectives)
+    table: dict[str, np.ndarray] = {}
+    rho = overload(outcomes, window, values)
+    errors = objective_errors(outcomes, values)
+    for bound, (value, stderr), (mean_error, model_error) in zip(outcomes.objectives, asked, errors, strict=True):
+        # A latency that no request has misses no bound: 0 of it.
+        ratio = np.where(np.isnan(value), 0.0, value) / bound.bound_s
+        headroom, growth = _headroom(values, VARIABLE[bound.metric], ratio, rho)
+        bounded = ~np.isnan(bound.bound_s)
+        figures = {
+            "ratio": ratio,
+            "ratio_stderr": stderr / bound.bound_s,
+            "mean_error": np.where(bounded, mean_error, np.nan),
+            "model_error": np.where(bounded, model_error, np.nan),
+            "headroom": headroom,
+            "growth": np.where(bounded, growth, np.nan),
+            "confidence": np.nan if bound.confidence is None else bound.confidence,
+        }
+        for name, figure in figures.items():
+            column = table.setdefault(f"objective_{name}", np.full((outcomes.status.size, len(names)), np.nan))
+            column[:, names.index(bound.name)] = figure
+    return table
+
+
+def _headroom(
+    values: Mapping[str, np.ndarray], name: str, ratio: np.ndarray, rho: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """The headroom of an objective and the growth of its latency, (config,), as far as one run tells.
+
+    Of a design that keeps up other rates would tell more: here its latency is as much longer as its service. Of a
+    saturated one the wait grows (``amplified``), and whatever its latency it has to be faster by ``rho`` to keep up.
+    """
+    saturated, growth = values["saturated"], np.ones_like(ratio)
+    if saturated.any() and name not in ("tpot_s", "itl_s"):
+        waited = waited_share(values, name)
+        growth = np.where(saturated, waited * amplified(rho) + (1.0 - waited), 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        headroom = ratio ** (-1.0 / growth)
+        headroom = np.where(saturated, np.minimum(headroom, 1.0 / np.maximum(rho, 1.0)), headroom)
+    return headroom, growth

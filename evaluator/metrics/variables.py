@@ -85,7 +85,14 @@ _OTHERS = {
         "1",
         "SLO met",
         "every objective, those of classes too, holds at its own statistic; false without an objective, where not "
-        "feasible, and where saturated: a longer run would miss it",
+        "feasible, and where saturated: a longer run would miss it; under slo.confidence also with that chance",
+    ),
+    "slo_chance": Variable(
+        "1",
+        "chance that the SLO is met",
+        "chance that all objectives hold in a real system, given the model's expected error and chance of the run: the "
+        "least of objective_chance, as the objectives of one design err together; NaN without an objective, where not "
+        "feasible, and where the model's error is not known",
     ),
     "attained_rps": Variable(
         "1/s",
@@ -327,7 +334,7 @@ def _table() -> dict[str, Variable]:
         formula = _MEAN_ERROR if name in _LATENCIES else _SERVED_ERROR
         table[f"{name}_model_error"] = Variable("1", f"model error of the {table[name].long_name}", formula)
     # In the order in which tables and files list them: latencies, service, the rest, by seed, elasticities.
-    table |= _OTHERS | _SEARCH | _stages() | _classes() | _pools()
+    table |= _OTHERS | _SEARCH | _stages() | _classes() | _pools() | _objectives()
     for name in BY_SEED:
         variable = table[name]
         dims = ("config", "seed", "quantile") if name in _LATENCIES else ("config", "seed")
@@ -363,6 +370,58 @@ def _stages() -> dict[str, Variable]:
         by_stage,
     )
     return table
+
+
+def _objectives() -> dict[str, Variable]:
+    dims = ("config", "objective")
+    return {
+        "objective_ratio": Variable(
+            "1",
+            "statistic over its bound",
+            "the statistic that the objective bounds / the bound; above 1 it is missed. Who is refused or lost waits "
+            "forever; 0 of a latency that no request has, NaN where a design has no such objective",
+            dims,
+        ),
+        "objective_ratio_stderr": Variable("1", "standard error of the statistic over its bound", _ERROR, dims),
+        "objective_mean_error": Variable(
+            "1",
+            "model error of the mean latency of an objective",
+            f"{_BAND}. Of the mean, in servers that keep up: by it the service is off",
+            dims,
+        ),
+        "objective_model_error": Variable(
+            "1",
+            "model error of the statistic of an objective",
+            f"{_BAND}. Of the measured statistic next above (mean, p90, p99), no less than the mean's, in servers that "
+            "keep up; TPOT and ITL have the mean's",
+            dims,
+        ),
+        "objective_headroom": Variable(
+            "1",
+            "headroom of an objective",
+            "how many times as long all times of service may be until the objective is missed: the k at which k x (the "
+            "statistic at k times the rate) is the bound, by the rates that were swept or tried; else by elasticities "
+            "or, with one run alone, 1 / objective_ratio; of a saturated design at most what makes it keep up",
+            dims,
+        ),
+        "objective_growth": Variable(
+            "1",
+            "growth of a slower service in an objective",
+            "d ln statistic / d ln times of service where the bound is met just, at least 1; 1 if no other rate tells",
+            dims,
+        ),
+        "objective_chance": Variable(
+            "1",
+            "chance that an objective holds",
+            "normal distribution function of ln objective_headroom / s, s^2 = a^2 + (b^2 - a^2 + c^2) / "
+            "objective_growth^2 with a = ln(1 + objective_mean_error), b = ln(1 + objective_model_error), c = "
+            "objective_ratio_stderr / objective_ratio; NaN where the model's error is not known",
+            dims,
+        ),
+        "objective_confidence": Variable(
+            "1", "confidence asked for", "slo.confidence of the objective; NaN: none is asked for", dims
+        ),
+    }
 
 
 def _pools() -> dict[str, Variable]:
@@ -481,6 +540,7 @@ COORDINATE_UNITS = {
     "latency": "s",
     "times": "1",  # multiples of a figure
     "relax": "1",  # a part of the bounds
+    "confidence": "1",
 }
 _SUFFIXES = {
     "_s": "s",

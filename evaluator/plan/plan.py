@@ -10,6 +10,7 @@ import numpy as np
 
 from evaluator.catalog.fields import forget_changed
 from evaluator.catalog.store import looked_for_once
+from evaluator.metrics import bounds_of
 from evaluator.plan.configuration import Configuration, PlanContext, RateChange, configuration_at, variant
 from evaluator.plan.groups import Group, groups_of
 from evaluator.plan.pipeline import stage_names
@@ -76,6 +77,11 @@ class Plan:
         return [all_objectives(workload, slo) for workload, slo in points]
 
     @cached_property
+    def objective_names(self) -> tuple[str, ...]:
+        """What the objectives of all points of the grid bound, each once."""
+        return tuple(bound.name for bound in bounds_of(self.objectives))
+
+    @cached_property
     def class_names(self) -> tuple[str, ...]:
         """The classes of requests of all workloads of the grid, each once; none where there are none."""
         # A hundred thousand points share some classes, and a trace is looked at once.
@@ -92,6 +98,12 @@ class Plan:
         pools = [pools_of(deployment) for deployment in deployments]
         scaling = [several for several in pools if len(several) > 1 and any(pool.autoscaling for _, pool in several)]
         return tuple(dict.fromkeys(name for several in scaling for name, _ in several))
+
+    @property
+    def labels(self) -> tuple[tuple[str, ...], tuple[str, ...], bool, tuple[str, ...], tuple[str, ...]]:
+        """What the outcomes of every chunk are labelled by, whichever of it its configurations have
+        (``simulation.outcomes``)."""
+        return self.stage_names, self.class_names, self.has_sessions, self.pool_names, self.objective_names
 
     @cached_property
     def has_sessions(self) -> bool:

@@ -2,7 +2,7 @@
 
 ``table/``, ``picture/`` and ``page/`` have a file for each; ``accessor`` is ``dataset.evaluator``, ``estimate`` the
 text of one. What they share: ``ranking`` and ``axes`` of what was swept, the words of ``labels``,
-``search`` and ``elasticities`` of such datasets, ``accuracy`` and ``growth`` of expected errors.
+``search`` and ``elasticities`` of such datasets, ``accuracy`` of expected errors, ``places`` that these change.
 """
 
 from evaluator.report.elasticities import rows_with_elasticities

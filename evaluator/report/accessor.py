@@ -21,10 +21,11 @@ from evaluator.report.page.page import check_result
 from evaluator.report.page.rows import ranked
 from evaluator.report.picture.search import plot_search
 from evaluator.report.picture.sweep import plot
-from evaluator.report.ranking import front, quantities
+from evaluator.report.ranking import front
 from evaluator.report.table.ranked import ranked_table
 from evaluator.report.table.search import search_table
 from evaluator.results import read, unstack
+from evaluator.results.schema import quantities
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.accuracy import SHARE
 from evaluator.accuracy.basis import has_host
-from evaluator.report.growth import LatencyGrowth
+from evaluator.results.growth import LatencyGrowth
 from evaluator.units import counted
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.report.labels import axis_title, laid_out, name_and_unit, short_layout, text, title
-from evaluator.report.ranking import is_constant, quantities
+from evaluator.report.ranking import is_constant
 from evaluator.report.search import in_layout
-from evaluator.results.schema import axes_of
+from evaluator.results.schema import axes_of, quantities
 
 if TYPE_CHECKING:
     import xarray as xr

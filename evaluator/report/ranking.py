@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
-from evaluator.results.schema import axes_of, nearest_quantile, objectives_of
+from evaluator.results.schema import nearest_quantile, objectives_of
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -39,14 +39,27 @@ def ranking(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
 
 def _objective(ds: xr.Dataset, feasible: np.ndarray) -> tuple[np.ndarray, str]:
     """What is minimised, and its name."""
-    # Cost first, since that is what is bought; without prices, what a device gives.
-    for name, sign, words in (
-        ("usd_per_mtok", 1.0, "cost per million output tokens"),
-        ("tok_per_s_per_gpu", -1.0, "output tokens/s per GPU"),
-    ):
-        if name in ds and _known(values := ds[name].values[feasible], name == "usd_per_mtok"):
-            return np.where(np.isnan(values), np.inf, sign * values), words
-    return near(ds, "ttft_s", 0.9)[feasible], "TTFT p90"
+    name, sign = ranking_measure(ds, feasible)
+    if name is None:
+        return near(ds, "ttft_s", 0.9)[feasible], "TTFT p90"
+    values = ds[name].values[feasible]
+    return np.where(np.isnan(values), np.inf, sign * values), _MEASURES[name][1]
+
+
+_MEASURES = {
+    "usd_per_mtok": (1.0, "cost per million output tokens"),
+    "tok_per_s_per_gpu": (-1.0, "output tokens/s per GPU"),
+}
+"""What designs are ranked by: cost first, since that is what is bought; without prices, what a device gives."""
+
+
+def ranking_measure(ds: xr.Dataset, feasible: np.ndarray) -> tuple[str | None, float]:
+    """The variable that ranks the configurations at ``feasible``, and its sign where it is minimised; None: TTFT does,
+    as the others are not known."""
+    for name, (sign, _) in _MEASURES.items():
+        if name in ds and _known(ds[name].values[feasible], name == "usd_per_mtok"):
+            return name, sign
+    return None, 1.0
 
 
 def _known(values: np.ndarray, everywhere: bool) -> bool:
@@ -66,20 +79,6 @@ def too_short(ds: xr.Dataset) -> np.ndarray:
         return np.zeros(ds.sizes["config"], dtype=bool)
     calm = (ds["status"].values == OK) & ~ds["saturated"].values.astype(bool)
     return calm & ~ds["steady"].values.astype(bool)
-
-
-def quantities(ds: xr.Dataset) -> list[str]:
-    """The swept coordinates; the label of a zip or of a design is left out: the quantities behind it are there."""
-    names = [name for axis in axes_of(ds) for name in axis]
-    labels = [axis[0] for axis in axes_of(ds) if len(axis) > 1 and _is_label(ds[axis[0]])]
-    return [name for name in names if name not in labels]
-
-
-def _is_label(coordinate: xr.DataArray) -> bool:
-    """Whether a coordinate names steps that set several keys, instead of being the value of a key (``a.b``)."""
-    # The label of a step that nobody named is written ``a=1,b=2``; a step with a name has no key's path
-    # for a description.
-    return "=" in str(coordinate.values[0]) or "." not in coordinate.attrs.get("description", ".")
 
 
 def is_constant(ds: xr.Dataset, name: str) -> bool:

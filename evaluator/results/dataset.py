@@ -21,6 +21,7 @@ _CONFIG = Variable("1", "configuration", "row of the grid")
 _STAGE = Variable("1", "stage", "stage of the pipeline, STAGE.STEP for a step of a stage that has several")
 _CLASS = Variable("1", "class", "class of requests")
 _POOL = Variable("1", "pool", "pool of replicas")
+_OBJECTIVE = Variable("1", "objective", "what is bounded: metric and statistic, and of which class")
 _QUANTILE = Variable("1", "quantile", "fraction of the requests")
 _SEED = Variable("1", "seed", "of the requests")
 # What stands as a coordinate where it is not swept, too: one value where all designs have the same.
@@ -40,15 +41,16 @@ def to_dataset(
     stages: Sequence[str] = (),
     classes: Sequence[str] = (),
     pools: Sequence[str] = (),
+    objectives: Sequence[str] = (),
 ) -> xr.Dataset:
     """The variables of ``metrics.summarise`` as labelled arrays, with the swept quantities along ``config``.
 
     ``metrics`` hold (config,) or (config, quantile) arrays, elasticities (config, input) or (config, input, quantile)
     where ``inputs`` name what they are to, and times by stage (config, stage) or (config, stage, quantile) where there
-    are ``stages``, likewise by class where there are ``classes`` and by pool where there are ``pools``. Rows are
-    configurations of the grid of ``axes`` in C order; ``metrics["config"]``, where given, says which ones; ``model``
-    and ``hardware``, (config,), become coordinates where they are not swept. ``levels``, (quantile,), are fractions;
-    ``seeds`` name the dimension of variables by seed.
+    are ``stages``, likewise by class, pool and objective where there are ``classes``, ``pools`` and ``objectives``.
+    Rows are configurations of the grid of ``axes`` in C order; ``metrics["config"]``, where given, says which ones;
+    ``model`` and ``hardware``, (config,), become coordinates where they are not swept. ``levels``, (quantile,), are
+    fractions; ``seeds`` name the dimension of variables by seed.
     Errors: KeyError for a variable that the table of variables does not know.
     """
     import xarray as xr
@@ -62,7 +64,7 @@ def to_dataset(
         "quantile": _described(("quantile",), np.asarray(levels, dtype=np.float64), _QUANTILE),
         # C order, as ``Grid`` lists its points: the last axis varies the fastest.
         **_swept(columns, np.unravel_index(config, shape) if shape else ()),
-        **_trailing(inputs, seeds, stages, classes, pools),
+        **_trailing(inputs, seeds, stages, classes, pools, objectives),
     }
     for name, variable in _OF_ALL.items():
         if name in metrics and name not in coords:
@@ -87,7 +89,12 @@ def _described(dims: tuple[str, ...], values: np.ndarray, variable: Variable) ->
 
 
 def _trailing(
-    inputs: Sequence[str], seeds: Sequence[int], stages: Sequence[str], classes: Sequence[str], pools: Sequence[str]
+    inputs: Sequence[str],
+    seeds: Sequence[int],
+    stages: Sequence[str],
+    classes: Sequence[str],
+    pools: Sequence[str],
+    objectives: Sequence[str],
 ) -> dict[str, tuple | xr.Variable]:
     """The coordinates of the dimensions after ``config`` that only some results have."""
     labels = {}
@@ -100,6 +107,8 @@ def _trailing(
         labels["class"] = _described(("class",), np.array(classes), _CLASS)
     if pools:
         labels["pool"] = _described(("pool",), np.array(pools), _POOL)
+    if objectives:
+        labels["objective"] = _described(("objective",), np.array(objectives), _OBJECTIVE)
     if seeds:
         labels["seed"] = _described(("seed",), np.array(seeds, dtype=np.int64), _SEED)
     return labels

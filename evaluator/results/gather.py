@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from evaluator.errors import InputError
+from evaluator.results.chances import CHANGED, with_chances
 from evaluator.results.chunks import Checkpoint, chunks_folder
 from evaluator.results.files import check_output
 from evaluator.results.lock import exclusive, lock_of
 from evaluator.results.schema import now
 from evaluator.results.shards import PLACE, Shard, Store, is_gathered, missing, stores_beside
-from evaluator.results.zarr_store import finish
+from evaluator.results.zarr_store import finish, overwrite
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class Gathered:
 def gather(out: str | Path) -> Gathered:
     """Put the shards of ``evaluator sweep --shard I/N --out OUT`` together, where all of them are there.
 
-    Nothing is copied: the store that they wrote gets its attributes and its name. A shard whose files are not what it
+    Nothing is copied: the store that they wrote gets its attributes, the chances that take the rows of all, and its
+    name. A shard whose files are not what it
     wrote is missing. Errors: InputError where no shard is there, where sweeps of several kinds are whole, and where
     another process writes ``out``.
     """
@@ -57,6 +59,7 @@ def gather(out: str | Path) -> Gathered:
         try:
             # Finished before it gets its name: whoever finds a store under its name finds it whole.
             finish(store.path, {**header["attributes"], **note, "created": now()}, header["coordinates"])
+            _judge(store.path)
             _move(store.path, path)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror or error}") from error
@@ -85,6 +88,16 @@ def _chosen(path: Path, stores: Sequence[tuple[Store, dict[str, Any]]]) -> tuple
         folders = " and ".join(str(state[0].folder) for state in whole)
         raise InputError(f"{path}: several sweeps are whole, in {folders}; remove the folders of those not wanted")
     return whole[0] if whole else min(states, key=lambda state: len(state[2]) / state[0].count)
+
+
+def _judge(store: Path) -> None:
+    """Chances by all rows: a shard knows only its own, and not the design's other rates in others."""
+    import xarray as xr
+
+    with xr.open_zarr(store, consolidated=False) as ds:
+        judged = with_chances(ds)
+        changed = {name: judged[name].values for name in CHANGED if name in judged}
+    overwrite(store, changed)
 
 
 def _move(store: Path, path: Path) -> None:

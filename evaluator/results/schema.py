@@ -128,6 +128,20 @@ def axes_of(ds: xr.Dataset) -> list[list[str]]:
     return json.loads(ds.attrs.get("coordinates_of", "[]"))
 
 
+def quantities(ds: xr.Dataset) -> list[str]:
+    """The swept coordinates; the label of a zip or of a design is left out: the quantities behind it are there."""
+    names = [name for axis in axes_of(ds) for name in axis]
+    labels = [axis[0] for axis in axes_of(ds) if len(axis) > 1 and _is_label(ds[axis[0]])]
+    return [name for name in names if name not in labels]
+
+
+def _is_label(coordinate: xr.DataArray) -> bool:
+    """Whether a coordinate names steps that set several keys, instead of being the value of a key (``a.b``)."""
+    # The label of a step that nobody named is written ``a=1,b=2``; a step with a name has no key's path
+    # for a description.
+    return "=" in str(coordinate.values[0]) or "." not in coordinate.attrs.get("description", ".")
+
+
 def nearest_quantile(ds: xr.Dataset, level: float) -> int:
     """The position along ``quantile`` of the reported quantile that is nearest to ``level``, a fraction."""
     return int(np.argmin(np.abs(ds["quantile"].values - level)))

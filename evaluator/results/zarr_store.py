@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,6 +68,14 @@ def finish(path: Path, attributes: dict[str, Any], coordinates: list[str]) -> No
         group = _zarr().open_group(path, mode="r+")
         group.update_attributes({**attributes, WHOLE: 1, "coordinates": " ".join(coordinates)})
         _zarr().consolidate_metadata(path)
+
+
+def overwrite(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Put other values into arrays of a store, all rows."""
+    with _quiet():
+        group = _zarr().open_group(path, mode="r+")
+        for name, values in arrays.items():
+            group[name][...] = values
 
 
 def lost_pieces(path: Path) -> str | None:

@@ -11,6 +11,7 @@ import numpy as np
 from evaluator.execution.lengthen import longer_plans, undecided
 from evaluator.plan import Plan, plan
 from evaluator.progress import ProgressReport
+from evaluator.results.chances import with_chances
 from evaluator.results.chunks import Checkpoint, combine, write_chunk
 from evaluator.results.dataset import to_dataset
 from evaluator.results.fallback_report import FallbackReport
@@ -61,8 +62,8 @@ def dataset_of(task: SweepTask, configs: np.ndarray | None, context: RunContext)
     # Numbers of the whole product of the axes, which do not depend on what conditions leave out.
     rows["config"] = whole.grid.numbers(rows["config"])
     seeds = whole.seeds if task.by_seed else ()
-    labels = whole.inputs, seeds, whole.stage_names, whole.class_names, whole.pool_names
-    return to_dataset(rows, levels, whole.grid.axes, attrs, *labels), whole
+    labels = whole.inputs, seeds, whole.stage_names, whole.class_names, whole.pool_names, whole.objective_names
+    return with_chances(to_dataset(rows, levels, whole.grid.axes, attrs, *labels)), whole
 
 
 def _lengthened(first: Plan, context: RunContext) -> tuple[Plan, np.ndarray, dict[str, np.ndarray]]:

@@ -14,6 +14,7 @@ from evaluator.metrics import OK, summarise
 from evaluator.plan import Plan, plan
 from evaluator.plan.simulators import AUTO, REQUEST, TOKEN
 from evaluator.progress import ProgressReport
+from evaluator.results.chances import with_chances
 from evaluator.results.dataset import to_dataset
 from evaluator.results.files import replacing
 from evaluator.results.iterations import IterationLog
@@ -102,7 +103,9 @@ def simulate(
         stages=whole.stage_names,
         classes=whole.class_names,
         pools=whole.pool_names,
+        objectives=whole.objective_names,
     )
+    summary = with_chances(summary)
     models = whole.configurations[0].workload.model_names
     table = requests_table(outcomes, values["config"].tolist(), whole.seeds, models)
     if progress is not None:
@@ -173,9 +176,7 @@ def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outco
             trace.add(sum(replicas[: lane.station]) + replica, iteration)  # pool after pool
 
     chain = chain_result(whole, whole.configurations, observe)
-    outcomes = outcomes_of(
-        whole.configurations, chain, whole.stage_names, whole.class_names, whole.has_sessions, whole.pool_names
-    )
+    outcomes = outcomes_of(whole.configurations, chain, *whole.labels)
     if path is None:
         return outcomes
     pools = [(station.name, station.deployment.ranks) for station in stations]

@@ -31,7 +31,8 @@ class Objective:
     """``metric`` (ttft, tpot, e2e, queue_wait, itl) at ``statistic`` (mean or p<percent>) at most ``bound_s``.
 
     ``relax`` is in the bound already: it is 1 + relax times what the file says. ``request_class``: of the requests of
-    that class alone; of all requests where it is empty.
+    that class alone; of all requests where it is empty. ``confidence``: the chance with which it has to hold; None: it
+    holds where the prediction is within the bound.
     """
 
     metric: str
@@ -39,6 +40,7 @@ class Objective:
     bound_s: float
     relax: float = 0.0
     request_class: str = ""
+    confidence: float | None = None
 
 
 @dataclass(frozen=True)
@@ -93,17 +95,19 @@ _bound = quantity("s", above=0)
 
 def _objectives(value: Any, place: Place) -> tuple[Objective, ...]:
     read = read_section(value, SLO, place)
-    relax = read["relax"]
+    relax, confidence = read["relax"], read["confidence"]
     objectives = tuple(
         # Relaxed here and nowhere else: the search, the statistics and the page all read the bound that holds.
-        Objective(metric, statistic, bound * (1.0 + relax), relax)
+        Objective(metric, statistic, bound * (1.0 + relax), relax, confidence=confidence)
         for metric in value
-        # `relax` is a key of the section too, and bounds nothing itself.
+        # `relax` and `confidence` are keys of the section too, and bound nothing themselves.
         if metric in METRICS
         for statistic, bound in read[metric]
     )
     if relax and not objectives:
         raise place.key("relax").error("relaxes bounds, and there is none; add one such as ttft: {p90: 1s}")
+    if confidence is not None and not objectives:
+        raise place.key("confidence").error("is asked of bounds, and there is none; add one such as ttft: {p90: 1s}")
     return objectives
 
 
@@ -149,9 +153,32 @@ _SAYS = {
     "queue_wait": "Time until a request is first scheduled.",
 }
 METRICS = tuple(_SAYS)
+_any_number = number()
+
+
+def _confidence(value: Any, place: Place) -> float:
+    confidence = _any_number(value, place)
+    # A half is what a prediction within its bound has already; below it designs would meet bounds that they are
+    # predicted to miss, which is what ``relax`` is for.
+    if not 0.5 < confidence < 1.0:
+        if 50.0 < confidence < 100.0:
+            raise place.error(f"must be above 0.5 and below 1, got {shown(value)}; write {confidence / 100.0:g}")
+        raise place.error(
+            f"must be above 0.5 and below 1, got {shown(value)}; leave it out for objectives that hold where the "
+            "prediction is within the bound, and use relax for bounds that may be missed"
+        )
+    return confidence
+
+
 SLO: Table = {
     **{metric: Key(Reader(_statistics, _statistics_schema()), (), says) for metric, says in _SAYS.items()},
     "relax": Key(number(least=0, most=10), 0.0, "Every bound is taken 1 + relax times as large (BestServe: 0.1)."),
+    "confidence": Key(
+        Reader(_confidence, {"type": "number", "exclusiveMinimum": 0.5, "exclusiveMaximum": 1}),
+        None,
+        "Chance with which each bound has to hold, given the expected error of the model and that of the run: 0.9 asks "
+        "for a margin. Absent: a bound holds where the prediction is within it.",
+    ),
 }
 
 read_slo = Reader(_objectives, lambda: section_schema(SLO))
@@ -167,4 +194,6 @@ def written_slo(slo: tuple[Objective, ...]) -> dict[str, Any]:
         tree.setdefault(objective.metric, {})[objective.statistic] = objective.bound_s / (1.0 + objective.relax)
         if objective.relax:
             tree["relax"] = objective.relax
+        if objective.confidence is not None:
+            tree["confidence"] = objective.confidence
     return tree

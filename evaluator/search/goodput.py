@@ -19,7 +19,7 @@ from evaluator.plan import Configuration, Plan
 from evaluator.progress import ProgressReport
 from evaluator.search.bisection import Bisection
 from evaluator.search.start import Starts
-from evaluator.search.trials import Objectives, ReportedRuns, run, unsteady
+from evaluator.search.trials import Objectives, ReportedRuns, headroom_of, run, unsteady
 
 FIRST_STRIDE = 0.15
 """The first step away from the closed form's rate, in the logarithm."""
@@ -106,10 +106,13 @@ def goodput(
 
 @dataclass
 class Trial:
-    """One run of one design: the point of the lattice, and each latency as a part of its bound, (objective,)."""
+    """One run of one design: the point of the lattice, and of each objective, (objective,), the latency as a part of
+    its bound, and what of that is the margin of a confidence."""
 
     point: int
     ratios: np.ndarray
+    margins: np.ndarray
+    saturated: bool
 
 
 class _Search:
@@ -149,8 +152,9 @@ class _Search:
         values, met = run(self.whole, [self.configurations[int(design)] for design in designs], None, self.levels)
         self.reported.keep(designs, values, np.arange(designs.size))
         ratios, _ = self.objectives.ratios(values, designs)
-        for design, ratios_of_design in zip(designs, ratios, strict=True):
-            self.trials[design].append(Trial(0, ratios_of_design))
+        rest = self.objectives.margins(values), values["saturated"].astype(bool).tolist()
+        for design, *of_design in zip(designs, ratios, *rest, strict=True):
+            self.trials[design].append(Trial(0, *of_design))
         # With all requests at once there is one run and no lattice: the start stands for "holds", and what is
         # reported is the throughput of that run.
         self.bisection.held[designs[met]] = self.bisection.start[designs[met]]
@@ -175,8 +179,9 @@ class _Search:
         better = np.flatnonzero(met | (~self.bisection.found[designs] & lower))
         self.reported.keep(designs[better], values, better)
         self.error[designs[better]] = errors[better]
-        for design, point, ratios_of_design in zip(designs, points, ratios, strict=True):
-            self.trials[design].append(Trial(int(point), ratios_of_design))
+        rest = self.objectives.margins(values), values["saturated"].astype(bool).tolist()
+        for design, point, *of_design in zip(designs, points, ratios, *rest, strict=True):
+            self.trials[design].append(Trial(int(point), *of_design))
         self.bisection.tell(designs, points, met)
         # All requests come at once by now: a higher rate would change nothing, and the strides would go on to
         # ``HIGHEST``.
@@ -200,6 +205,7 @@ class _Search:
                 steady = bool(self.reported.values["steady"][design])
                 status[design] = BRACKETED if steady else f"{BRACKETED}, {unsteady(configuration)}"
                 limit[design], relative, model_error[design] = self._limit(design)
+                self._note_headroom(design)
                 stderr[design] = rate[design] * relative
         open_loop = np.array([configuration.open_loop for configuration in self.configurations])
         return Goodput(rate, high, stderr, model_error, status, limit, open_loop, self.reported, trials)
@@ -220,16 +226,17 @@ class _Search:
         (1 + e) r, in another unit of time. With the slope s = d ln L / d ln r it stays at its bound at a rate that is
         lower by e (1 + 1 / s). At saturation the rate is one over the time of service.
         """
-        ratios_at = {trial.point: trial.ratios for trial in self.trials[design]}
-        held, failed = ratios_at[int(self.bisection.held[design])], ratios_at[int(self.bisection.failed[design])]
+        trials_at = {trial.point: trial for trial in self.trials[design]}
+        ends = self.bisection.held[design], self.bisection.failed[design]
+        held, failed = (trials_at[int(point)].ratios for point in ends)
         # It missed no bound and failed all the same: the queue grows without bound.
         if not np.nanmax(failed, initial=0.0) > 1.0:
             return SATURATION, np.nan, self._model_error("e2e", design)
         worst = int(np.nanargmax(failed))
         bound = self.objectives.bounds[worst]
-        points = np.array(list(ratios_at))
+        points = np.array(list(trials_at))
         with np.errstate(divide="ignore", invalid="ignore"):  # a wait of nothing has no logarithm
-            logs = np.log([ratios[worst] for ratios in ratios_at.values()])
+            logs = np.log([trial.ratios[worst] / trial.margins[worst] for trial in trials_at.values()])
             slope = _slope(points, logs, int(self.bisection.held[design]), self.step)
         # Chance: the latency fell with the rate. Neither error can be told from that.
         if not slope > 0.0:
@@ -238,6 +245,22 @@ class _Search:
         relative = self.error[design, worst] / held[worst] / slope
         model_error = self._model_error(bound.metric, design) * (1.0 + 1.0 / slope)
         return bound.name, float(relative), float(model_error)
+
+    def _note_headroom(self, design: int) -> None:
+        """What the rates around the goodput tell of the headroom of the objectives there."""
+        columns, reported = self.objectives.columns, self.reported.values
+        # With a confidence the run at the goodput was judged by others beside it.
+        if np.isfinite(reported["objective_confidence"][design]).any():
+            return
+        trials = sorted(self.trials[design], key=lambda trial: trial.point)
+        points, held = [trial.point for trial in trials], int(self.bisection.held[design])
+        headroom, growth = headroom_of(
+            np.array(points) * self.step,
+            np.array([trial.ratios for trial in trials]),
+            np.array([trial.saturated for trial in trials]),
+        )
+        reported["objective_headroom"][design, columns] = headroom[points.index(held)]
+        reported["objective_growth"][design, columns] = growth[points.index(held)]
 
     def _model_error(self, metric: str, design: int) -> float:
         """The model error of a latency in the run at the goodput; a wait in the queue is as sure as the service."""

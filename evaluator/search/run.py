@@ -19,6 +19,7 @@ from evaluator.plan import Configuration, Plan
 from evaluator.plan.simulators import ITERATION
 from evaluator.progress import ProgressReport, followed
 from evaluator.report.search import GOODPUT, check_rank
+from evaluator.results.chances import with_chances
 from evaluator.results.dataset import to_dataset
 from evaluator.results.fallback_report import FallbackReport
 from evaluator.results.files import check_output, write
@@ -249,7 +250,7 @@ def _dataset(
     )
     if designs.note:
         attrs["search_note"] = designs.note
-    return to_dataset(
+    ds = to_dataset(
         values,
         levels,
         whole.grid.axes,
@@ -257,7 +258,9 @@ def _dataset(
         stages=whole.stage_names,
         classes=whole.class_names,
         pools=whole.pool_names,
+        objectives=whole.objective_names,
     )
+    return with_chances(ds)
 
 
 def _per_device_and_price(configurations: Sequence[Configuration], values: Values, pool_names: Sequence[str]) -> Values:

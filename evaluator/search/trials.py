@@ -9,11 +9,14 @@ import numpy as np
 
 from evaluator.execution.schedule import statistics_of
 from evaluator.metrics import OK, Bounds, bounds_of
+from evaluator.metrics.chance import OF_AN_OBJECTIVE, is_sure, normal_quantile, objective_chance, spread
+from evaluator.metrics.headroom import headrooms
 from evaluator.metrics.latency import statistic_of
 from evaluator.plan import Configuration, Plan, plan
 from evaluator.traffic.arrivals import at_rate
 
 Values = dict[str, np.ndarray]
+_TOLD = (*OF_AN_OBJECTIVE, "objective_headroom", "objective_confidence")
 
 
 @dataclass(frozen=True)
@@ -23,20 +26,40 @@ class Objectives:
     bounds: tuple[Bounds, ...]
     levels: np.ndarray
     class_names: tuple[str, ...]
+    names: tuple[str, ...]  # of the objectives of the plan: columns of the variables by objective
 
     @staticmethod
     def of(whole: Plan, configurations: Sequence[Configuration], levels: np.ndarray) -> Objectives:
         """The objectives of one configuration for each design."""
         bounds = bounds_of([configuration.objectives for configuration in configurations])
-        return Objectives(bounds, levels, whole.class_names)
+        return Objectives(bounds, levels, whole.class_names, whole.objective_names)
 
     def ratios(self, values: Values, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Each latency as a part of its bound, above 1 where it misses it, and the standard error of that.
 
-        ``values`` have a row for each of ``designs``; NaN where a design has no such objective.
+        ``values`` have a row for each of ``designs``; NaN where a design has no such objective. Where a confidence is
+        asked the latency is what the real one is below with that chance.
         """
-        ratios = [self._ratio(values, bound, designs) for bound in self.bounds]
-        return np.stack([ratio for ratio, _ in ratios], axis=-1), np.stack([error for _, error in ratios], axis=-1)
+        pairs = [self._ratio(values, bound, designs) for bound in self.bounds]
+        ratios, errors = (np.stack(figures, axis=-1) for figures in zip(*pairs, strict=True))
+        margins = self.margins(values)
+        return ratios * margins, errors * margins
+
+    def margins(self, values: Values) -> np.ndarray:
+        """By what factor each latency has to be below its bound for the confidence, (row, objective); 1 without one,
+        infinite where the model's error is not known."""
+        told = {name: values[name][:, self.columns] for name in _TOLD}
+        quantile = normal_quantile(told["objective_confidence"])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # What the service has to be faster by, as a part of the latency where the bound is met just.
+            slower = quantile * spread(*(told[name] for name in OF_AN_OBJECTIVE)) - np.log(told["objective_headroom"])
+            margin = np.exp(told["objective_growth"] * slower) / told["objective_ratio"]
+        return np.where(np.isnan(quantile), 1.0, np.where(np.isnan(margin), np.inf, margin))
+
+    @property
+    def columns(self) -> list[int]:
+        """Where the objectives stand among those of the plan."""
+        return [self.names.index(bound.name) for bound in self.bounds]
 
     def _ratio(self, values: Values, bound: Bounds, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         value, error = statistic_of(values, bound, self.levels, self.class_names)
@@ -52,7 +75,12 @@ class Objectives:
         worst = int(np.nanargmax(ratios))
         bound = self.bounds[worst]
         limit = float(bound.bound_s[design])
-        return f"{bound.name} is {_time(ratios[worst] * limit)}, and the bound is {_time(limit)}"
+        if np.isinf(ratios[worst]):
+            return f"the expected error of {bound.name} is not known, which slo.confidence asks for; leave it out"
+        asked = np.nan if bound.confidence is None else bound.confidence[design]
+        sure = "" if np.isnan(asked) else f"with a chance of {asked:g} "
+        within = "is" if np.isnan(asked) else "is within"
+        return f"{sure}{bound.name} {within} {_time(ratios[worst] * limit)}, and the bound is {_time(limit)}"
 
 
 def _time(seconds: float) -> str:
@@ -89,15 +117,62 @@ def run(
 
     Without rates the arrivals are those of the scenario.
 
-    A configuration does so where it runs, meets its objectives, and is not saturated: a queue that grows all along
-    would miss any objective in a longer run.
+    A configuration does so where it runs, meets its objectives, with the chance that is asked for, and is not
+    saturated: a queue that grows all along would miss any objective in a longer run.
     """
     values = (
         statistics_of(whole, configurations, levels)
         if rates_rps is None
         else _at_rates(whole, configurations, rates_rps, levels)
     )
-    return values, values["slo_met"] & ~values["saturated"] & (values["status"] == OK)
+    met = values["slo_met"] & ~values["saturated"] & (values["status"] == OK)
+    confidence = values["objective_confidence"]
+    # What misses by its prediction does so with any chance above a half: it needs no runs beside it.
+    rows = np.flatnonzero(met & np.isfinite(confidence).any(axis=1))
+    if not rows.size:
+        return values, met
+    if rates_rps is not None:
+        _look_above(whole, [configurations[int(row)] for row in rows], rates_rps[rows], levels, values, rows)
+    deviation = spread(*(values[name] for name in OF_AN_OBJECTIVE))
+    return values, met & is_sure(objective_chance(values["objective_headroom"], deviation), confidence).all(axis=1)
+
+
+def _look_above(
+    whole: Plan,
+    configurations: Sequence[Configuration],
+    rates_rps: np.ndarray,
+    levels: np.ndarray,
+    values: Values,
+    rows: np.ndarray,
+) -> None:
+    """Put into ``rows`` of ``values`` the headroom and growth of their objectives, by runs at higher rates.
+
+    For each objective there is one at the rate at which the design tells what it does here with a service that is
+    slower by as much as its confidence asks for.
+    """
+    of_service = np.log1p(values["objective_mean_error"][rows])
+    slower = np.nan_to_num(normal_quantile(values["objective_confidence"][rows]) * of_service)  # (row, objective)
+    runs = [({name: values[name][rows] for name in values}, np.zeros(rows.size))]
+    for log_factor in slower.T:
+        runs.append((_at_rates(whole, configurations, rates_rps * np.exp(log_factor), levels), log_factor))
+    for place, row in enumerate(rows):
+        # The rates of a design, each once: objectives may ask for the same one.
+        log_rate, first = np.unique([log_factor[place] for _, log_factor in runs], return_index=True)
+        ran = [runs[number][0] for number in first]
+        headroom, growth = headroom_of(
+            log_rate,
+            np.array([of_run["objective_ratio"][place] for of_run in ran]),
+            np.array([of_run["saturated"][place] for of_run in ran], dtype=bool),
+        )
+        values["objective_headroom"][row] = headroom[0]
+        values["objective_growth"][row] = growth[0]
+
+
+def headroom_of(log_rate: np.ndarray, ratio: np.ndarray, saturated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Headroom and growth of the objectives of one design at each of some rates, (rate, objective)."""
+    with np.errstate(divide="ignore"):
+        log_headroom, growth = headrooms(log_rate, np.log(ratio), saturated)
+    return np.exp(log_headroom), growth
 
 
 def _at_rates(

@@ -42,7 +42,7 @@ def simulate_configurations(
     from evaluator.simulation.outcomes import outcomes_of
 
     result = chain_result(plan, configurations, observe)
-    return outcomes_of(configurations, result, plan.stage_names, plan.class_names, plan.has_sessions, plan.pool_names)
+    return outcomes_of(configurations, result, *plan.labels)
 
 
 def chain_result(plan: Plan, configurations: list[Configuration], observe: Observe | None = None) -> ChainResult:

@@ -9,7 +9,7 @@ from functools import cache, lru_cache, partial
 import numpy as np
 
 from evaluator.accuracy import load_errors
-from evaluator.accuracy.basis import Basis, design_basis, of_release
+from evaluator.accuracy.basis import BY_STATISTIC, Basis, design_basis, of_release
 from evaluator.accuracy.cases import LOADS, Errors, load_group
 from evaluator.catalog.calibration import PROVENANCES
 from evaluator.catalog.own_server import ServedLoad
@@ -32,10 +32,11 @@ def outcomes_of(
     class_names: Sequence[str] = (),
     has_sessions: bool = False,
     pool_names: Sequence[str] = (),
+    objective_names: Sequence[str] = (),
 ) -> Outcomes:
     """The outcomes of a chunk. The rows of configurations that cannot run hold nothing of meaning.
 
-    ``stage_names``, ``class_names`` and ``pool_names`` are those of all configurations of the plan, and
+    ``stage_names``, ``class_names`` and the like are those of all configurations of the plan, and
     ``has_sessions`` says whether any has some of several turns: chunks of a plan have the same variables.
     """
     first_later_s, last_later_s = _around_the_engine(configurations, chain_result)
@@ -87,6 +88,7 @@ def outcomes_of(
         else None,
         stage_names=tuple(stage_names),
         pool_names=tuple(pool_names),
+        objective_names=tuple(objective_names),
     )
 
 
@@ -220,21 +222,24 @@ def _around_the_engine(
 
 # --- the expected errors of configurations, by what their pools rest on
 
+Bands = tuple[tuple[float, ...], ...]
+
 
 def expected(
     configuration: Configuration,
     errors: Errors,
     concurrency: float = np.nan,
     load: Callable[[], ServedLoad] | None = None,
-) -> tuple[tuple[float, ...], str]:
-    """The expected relative errors of TTFT, ITL and E2E (``basis.METRICS``), and what they rest on in words.
+) -> tuple[Bands, str]:
+    """The expected relative errors of the mean, p90 and p99 (``basis.BY_STATISTIC``) of TTFT, ITL and E2E
+    (``basis.METRICS``), and what they rest on in words.
 
     ``concurrency``: requests at a time of each replica; NaN where nothing was run. ``load`` gives that with their
     lengths, and is asked where the errors depend on it; None where nothing was run.
     """
     basis = basis_of(configuration)
     if load is not None and basis.measured is not None:  # of each configuration its own: nothing to keep
-        return basis.bands(errors, load()), basis.text(errors)
+        return _bands(basis, errors, load()), basis.text(errors)
     return _errors_and_basis(basis, errors, None if np.isnan(concurrency) else load_group(concurrency))
 
 
@@ -305,8 +310,12 @@ def _of_design(built: ReplicaBuild, version: str | None) -> Basis:
 
 
 @cache
-def _errors_and_basis(basis: Basis, errors: Errors, group: int | None) -> tuple[tuple[float, ...], str]:
+def _errors_and_basis(basis: Basis, errors: Errors, group: int | None) -> tuple[Bands, str]:
     """Once for all configurations that rest on the same and whose loads are of one group (None: of any)."""
     # Errors differ by group alone, so that any load of it stands for all of them.
     load = None if group is None else ServedLoad((*LOADS, 2.0 * LOADS[-1])[group], 1.0, 1.0)
-    return basis.bands(errors, load), basis.text(errors, None if load is None else load.concurrency)
+    return _bands(basis, errors, load), basis.text(errors, None if load is None else load.concurrency)
+
+
+def _bands(basis: Basis, errors: Errors, load: ServedLoad | None) -> Bands:
+    return tuple(basis.bands(errors, load, statistic) for statistic in BY_STATISTIC)

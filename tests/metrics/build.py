@@ -38,7 +38,7 @@ def outcomes(
         engine=np.full(configs, "iteration"),
         provenance=np.full(configs, "datasheet"),
         calibration_set=np.full(configs, "datasheet"),
-        model_error=np.tile([0.04, 0.05, 0.04], (configs, 1)),
+        model_error=np.tile([0.04, 0.05, 0.04], (configs, 3, 1)),
         model_error_basis=np.full(configs, "a data sheet"),
         finds_warmup=np.zeros(configs, dtype=bool),
         asked_rps=np.full(configs, np.nan),

@@ -24,7 +24,7 @@ def test_servers_that_keep_up_have_the_errors_of_the_table():
 
 def test_an_e2e_of_few_tokens_is_as_unsure_as_its_ttft():
     """First token after half of the unit service: half of E2E, and with a last token at once all of it."""
-    base = outcomes(model_error=np.tile([0.2, ITL, E2E], (3, 1)))
+    base = outcomes(model_error=np.tile([0.2, ITL, E2E], (3, 3, 1)))
     values = summarise(changed(base, last_token_s=base.times.first_token_s), LEVELS)
     np.testing.assert_array_equal(values["e2e_s_model_error"], 0.2)
     values = summarise(base, LEVELS)

@@ -134,7 +134,7 @@ def test_without_an_objective_nothing_is_met_and_attainment_is_unknown():
 
 def test_objectives_may_differ_between_configurations():
     class Objective:
-        metric, statistic, request_class = "ttft", "p90", ""
+        metric, statistic, request_class, confidence = "ttft", "p90", "", None
 
         def __init__(self, bound_s):
             self.bound_s = bound_s

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 import numpy as np
 import pytest
 
@@ -122,6 +124,40 @@ def test_relaxed_objectives_are_larger_bounds():
     same = evaluator.optimize(scenario(slo=wider), bracket=BRACKET)
     strict = evaluator.optimize(scenario(slo=slo), bracket=BRACKET)
     assert relaxed["goodput_rps"].values == same["goodput_rps"].values > strict["goodput_rps"].values
+
+
+@pytest.fixture(scope="module")
+def by_confidence():
+    """A search without a confidence (nan) and with ever more of it."""
+    slo = {"ttft": {"p90": 0.2}, "tpot": {"p90": 0.05}}
+    asked = {level: {**slo, "confidence": level} for level in (0.7, 0.9, 0.97)} | {0.5: slo}
+    return {level: evaluator.optimize(scenario(slo=asked[level]), bracket=0.02) for level in sorted(asked)}
+
+
+def test_more_confidence_is_no_more_goodput(by_confidence):
+    rates = [float(ds["goodput_rps"].values[0]) for ds in by_confidence.values()]
+    assert rates == sorted(rates, reverse=True) and rates[0] > rates[1] > rates[-1] > 0.0
+    chances = [float(ds["slo_chance"].values[0]) for ds in by_confidence.values()]
+    assert 0.5 <= chances[0] < 0.6  # the search ends where an objective is met just
+    assert all(level <= chance for level, chance in zip((0.7, 0.9, 0.97), chances[1:], strict=True))
+    assert by_confidence[0.9]["slo_met"].all() and by_confidence[0.9]["goodput_limit"].values[0] == "ttft p90"
+
+
+def test_the_rate_of_a_confidence_is_that_of_a_slower_service(by_confidence):
+    """With a service that is slower by what the confidence asks for, the design is at its goodput without one: at k
+    times the rate the latency is the bound over k."""
+    ds = by_confidence[0.9]
+    rate, headroom = float(ds["goodput_rps"].values[0]), float(ds["objective_headroom"].values[0, 0])
+    asked = np.exp(NormalDist().inv_cdf(0.9) * np.log1p(ds["objective_mean_error"].values[0, 0]))
+    assert headroom >= asked > 1.0
+    there = scenario(f"workload.arrivals.rate_rps={rate * headroom}", slo={"ttft": {"p90": 0.2}})
+    assert evaluator.sweep(there)["ttft_s"].sel(quantile=0.9).values[0] == pytest.approx(0.2 / headroom, rel=0.03)
+
+
+def test_no_confidence_is_reached_where_the_best_is_not_good_enough():
+    slo = {"tpot": {"p90": "7.1ms"}, "confidence": 0.9}  # a decode alone takes 6.9
+    text = str(evaluator.optimize(scenario(slo=slo), bracket=BRACKET)["search_status"].values[0])
+    assert "with a chance of 0.9 tpot p90 is within" in text and text.endswith("and the bound is 7.1 ms")
 
 
 def test_objectives_that_no_rate_meets():

@@ -17,7 +17,7 @@ from evaluator.replica import passage
 from evaluator.report.axes import ShownAxis
 from evaluator.report.page.axes import settings
 from evaluator.report.page.words import design, number
-from evaluator.report.ranking import quantities
+from evaluator.results.schema import quantities
 from evaluator.scenario import load_scenario
 from evaluator.yaml import loads_yaml
 

@@ -16,9 +16,9 @@ from evaluator.report.axes import ShownAxis
 from evaluator.report.labels import text, title
 from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, ColumnPart, Measure, scale_of, short_of
 from evaluator.report.page.data import CANNOT_RUN, MEETS, RUNS, bounds_of, states
-from evaluator.report.ranking import is_constant, quantities, too_short
+from evaluator.report.ranking import is_constant, too_short
 from evaluator.report.search import question_of
-from evaluator.results.schema import objectives_of
+from evaluator.results.schema import objectives_of, quantities
 from evaluator.units import counted
 from evaluator.yaml import loads_yaml
 

@@ -12,7 +12,8 @@ from evaluator.report.labels import in_words
 from evaluator.report.picture.canvas import canvas, footnotes, headings, legend
 from evaluator.report.picture.layout import Layout, ordered, pick
 from evaluator.report.picture.style import MARKERS, SMALL, grid_lines, shades_of, spot
-from evaluator.report.ranking import front, is_constant, quantities
+from evaluator.report.ranking import front, is_constant
+from evaluator.results.schema import quantities
 
 if TYPE_CHECKING:
     import xarray as xr

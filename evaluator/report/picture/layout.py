@@ -11,8 +11,8 @@ import numpy as np
 
 from evaluator.report.axes import axes_shown
 from evaluator.report.labels import text, title
-from evaluator.report.ranking import is_constant, quantities, ranking
-from evaluator.results.schema import axes_of
+from evaluator.report.ranking import is_constant, ranking
+from evaluator.results.schema import axes_of, quantities
 
 if TYPE_CHECKING:
     import xarray as xr

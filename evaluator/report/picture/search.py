@@ -15,8 +15,9 @@ from evaluator.report.picture.front import handles_of, marked, sizes_of
 from evaluator.report.picture.layout import Layout, choose, ordered
 from evaluator.report.picture.style import MARKERS, SMALL, grid_lines, shades_of
 from evaluator.report.picture.sweep import nothing
-from evaluator.report.ranking import front, is_constant, quantities
+from evaluator.report.ranking import front, is_constant
 from evaluator.report.search import in_layout, question_of, ranking, serves
+from evaluator.results.schema import quantities
 
 if TYPE_CHECKING:
     import xarray as xr

@@ -13,7 +13,8 @@ from evaluator.report.labels import in_words
 from evaluator.report.picture.canvas import canvas, footnotes, headings, legend, save, x_axis
 from evaluator.report.picture.layout import Layout, choose, pick
 from evaluator.report.picture.style import COLOURS, GREY, HEADING, curve, grid_lines, swatches
-from evaluator.report.ranking import is_constant, quantities, ranking
+from evaluator.report.ranking import is_constant, ranking
+from evaluator.results.schema import quantities
 
 if TYPE_CHECKING:
     import xarray as xr

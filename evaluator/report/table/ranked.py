@@ -11,10 +11,11 @@ from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
 from evaluator.report.accuracy import expected_errors, mixtures
 from evaluator.report.labels import SHORT, laid_out, pool_of, short_layout
-from evaluator.report.ranking import is_constant, quantities, ranking, too_short
+from evaluator.report.places import ahead_of_first, in_words
+from evaluator.report.ranking import is_constant, ranking, too_short
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_at, latency_columns
-from evaluator.results.schema import objectives_of
+from evaluator.results.schema import objectives_of, quantities
 from evaluator.units import counted, readable
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def ranked_table(ds: xr.Dataset, top: int = 10, width: int = WIDTH) -> str:
         # The errors are those of what is shown, the mixtures of all that was ranked: a design may have lost to one
         # with other figures.
         lines += [f"{shown}, {rule}" if feasible.size > 1 else shown, *constants(ds), *mixtures(ds, feasible)]
-        lines += [*expected_errors(ds, best), ""]
+        lines += [*expected_errors(ds, best), *changes(ds, best), ""]
         lines += [*lines_of(_columns(ds, best), width), "", *stage_lines(ds, int(best[0]), width)]
         lines += class_lines(ds, int(best[0]), width)
     return "\n".join(lines + _summary(ds, feasible))
@@ -69,7 +70,7 @@ def _columns(ds: xr.Dataset, rows: np.ndarray) -> list[Column]:
         if f"{name}_share" in ds and (ds[f"{name}_share"].values[rows] > 0).any():
             columns.append(Column(name, "", percents(ds[f"{name}_share"].values[rows]), 75))
     if objectives_of(ds):
-        columns.append(Column("SLO", "met", _yes(ds["slo_met"].values[rows]), 60))
+        columns.append(Column("SLO", "met", verdicts(ds, rows), 60))
     # A column only where it tells something: that some design is saturated, or that some run is not steady.
     for name, head, unit, tells in (("saturated", "satu-", "rated", True), ("steady", "steady", "", False)):
         if name in ds and (ds[name].values[rows].astype(bool) == tells).any():
@@ -115,6 +116,30 @@ def class_lines(ds: xr.Dataset, row: int, width: int) -> list[str]:
         met = zip(names, _yes(of_design["class_slo_met"].values), strict=True)
         columns.append(Column("SLO", "met", tuple(yes if name in with_own else "-" for name, yes in met), 60))
     return [*lines_of(columns, width), ""]
+
+
+def changes(ds: xr.Dataset, rows: np.ndarray, by: str | None = None) -> list[str]:
+    """Which of the designs at ``rows``, the best first, change places within the errors; nothing of one alone, or of a
+    result without chances, as those of a version before. ``by`` as of ``ahead_of_first``."""
+    told = in_words(ahead_of_first(ds, rows, by)) if "slo_chance" in ds else ""
+    return [told] if told else []
+
+
+def verdicts(ds: xr.Dataset, rows: np.ndarray) -> tuple[str, ...]:
+    """Whether the SLO is met and with what chance: ``yes 64%``."""
+    met = _yes(ds["slo_met"].values[rows])
+    if "slo_chance" not in ds:
+        return met
+    chances = [chance_in_words(chance) for chance in ds["slo_chance"].values[rows]]
+    width = max(map(len, chances))
+    return tuple(f"{yes:<3} {chance:>{width}}" for yes, chance in zip(met, chances, strict=True))
+
+
+def chance_in_words(chance: float) -> str:
+    """Whole percents; never 0 or 100, which no error leaves, and ``?`` where the model's error is not known."""
+    if np.isnan(chance):
+        return "?"
+    return "<1%" if chance < 0.005 else ">99%" if chance >= 0.995 else f"{100 * chance:.0f}%"
 
 
 def _yes(flags: np.ndarray) -> tuple[str, ...]:
@@ -191,7 +216,7 @@ def _summary(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     total = ds.sizes["config"]
     parts = [f"{feasible.size:,} feasible"]
     if objectives_of(ds):
-        parts.append(f"{int(ds['slo_met'].values.sum()):,} meet the SLO")
+        parts.append(f"{int(ds['slo_met'].values.sum()):,} meet the SLO{how_sure(ds)}")
     parts += [f"{int(ds['saturated'].values.sum()):,} saturated", f"{total - feasible.size:,} infeasible"]
     lines = [f"{counted(total, 'configuration')}: {', '.join(parts)}."]
     if not feasible.size:
@@ -199,6 +224,17 @@ def _summary(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     if short := int(too_short(ds).sum()):
         lines.append(f"  {short:,} x not steady: the run is too short for its statistics; use requests: auto, or more")
     return lines + most_frequent(reasons(ds["status"].values))
+
+
+def how_sure(ds: xr.Dataset) -> str:
+    """With what chance designs have to meet the SLO, where a confidence is asked for."""
+    if "objective_confidence" not in ds:
+        return ""
+    asked = ds["objective_confidence"].values
+    levels = np.unique(asked[np.isfinite(asked)])
+    if not levels.size:
+        return ""
+    return f" with a chance of {f'{levels[0]:g}' if levels.size == 1 else f'{levels[0]:g} to {levels[-1]:g}'}"
 
 
 def most_frequent(reasons: list[tuple[str, int]], most: int = REASONS, variable: str = "status") -> list[str]:

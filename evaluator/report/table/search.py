@@ -9,11 +9,22 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
 from evaluator.report.accuracy import expected_errors, mixtures
-from evaluator.report.ranking import is_constant, quantities
+from evaluator.report.ranking import is_constant
 from evaluator.report.search import in_layout, question_of, ranking, serves
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_columns
-from evaluator.report.table.ranked import cells, constants, most_frequent, percents, stage_lines, swept_columns
+from evaluator.report.table.ranked import (
+    cells,
+    chance_in_words,
+    changes,
+    constants,
+    how_sure,
+    most_frequent,
+    percents,
+    stage_lines,
+    swept_columns,
+)
+from evaluator.results.schema import quantities
 from evaluator.units import counted
 
 if TYPE_CHECKING:
@@ -47,7 +58,7 @@ def search_table(ds: xr.Dataset, top: int = 10, by: str | None = None, width: in
     if order.size:
         best = order[:top]
         lines += [_heading(best.size, order.size, rule, question), *constants(ds), *mixtures(ds, order)]
-        lines += [*expected_errors(ds, best), ""]
+        lines += [*expected_errors(ds, best), *changes(ds, best, by), *_chances(ds, best), ""]
         lines += [
             *lines_of(_columns(ds, best, question, by or str(ds.attrs.get("ranked_by", ""))), width),
             "",
@@ -60,6 +71,21 @@ def _heading(shown: int, count: int, rule: str, question: dict[str, Any]) -> str
     rate = question["rate_rps"]
     does = "meet the objectives at some rate" if rate is None else f"serve {rate:g} requests/s"
     return f"Best {shown:,} of {count:,} designs that {does}, by {rule}"
+
+
+def _chances(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
+    """How sure the objectives are at what was found."""
+    if "slo_chance" not in ds or np.isnan(ds["slo_chance"].values[rows]).all():
+        return []
+    chances = ds["slo_chance"].values[rows]
+    low, high = (chance_in_words(chance) for chance in (np.nanmin(chances), np.nanmax(chances)))
+    told = f"there the objectives hold with a chance of {low if low == high else f'{low} to {high}'}"
+    asked = how_sure(ds)
+    return [
+        f"{told}; asked for{asked.removeprefix(' with a chance of')}"
+        if asked
+        else f"{told}; slo.confidence asks for more"
+    ]
 
 
 def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any], by: str) -> list[Column]:

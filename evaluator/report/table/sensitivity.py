@@ -9,9 +9,9 @@ import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.report.elasticities import MEASURES, elasticity, measures_of
-from evaluator.report.growth import RATES
 from evaluator.report.ranking import ranking
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
+from evaluator.results.growth import RATES
 
 if TYPE_CHECKING:
     import xarray as xr

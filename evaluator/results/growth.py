@@ -9,13 +9,14 @@ d ln L / d ln s = 1 + d ln L / d ln r.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.variables import INPUTS
-from evaluator.report.ranking import quantities
+from evaluator.results.schema import quantities
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -35,18 +36,30 @@ class LatencyGrowth:
         self._ds = ds
         self._saturated = ds["saturated"].values.astype(bool)
         self._rate = next((name for name in quantities(ds) if ds[name].attrs.get("description") in ARRIVALS), None)
-        self._near = None if self._rate is None else _neighbours(ds, self._rate)
+        self._designs = None if self._rate is None else _designs(ds, self._rate)
+        self._near = None if self._designs is None else _neighbours(ds.sizes["config"], *self._designs)
 
     def of(self, name: str, rows: np.ndarray) -> np.ndarray:
         """The growth of the latency ``name`` in the designs at positions ``rows``, (row,), at least 1; NaN: unknown."""
         # Sensitivities first: they are of the design itself, where neighbouring rates are as far apart as the axis.
-        factor = self._by_inputs(name, rows)
+        factor = self.by_inputs(name, rows)
         factor = np.where(np.isnan(factor), self._by_rate(name, rows), factor)
         # At least 1: an error of the service is one of the latency at any load, and a factor below is
         # chance between two runs.
         return np.where(self._saturated[rows], 1.0, np.maximum(factor, 1.0))
 
-    def _by_inputs(self, name: str, rows: np.ndarray) -> np.ndarray:
+    def by_rates(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The designs that ran at several rates: of each the positions of its rows, by their rates, and the logarithms
+        of these."""
+        if self._designs is None:
+            return
+        order, starts_design = self._designs
+        rates = self._ds[self._rate].values.astype(float)
+        for design in np.split(order, np.flatnonzero(starts_design)[1:]):
+            if design.size > 1 and rates[design[0]] > 0.0:
+                yield design, np.log(rates[design])
+
+    def by_inputs(self, name: str, rows: np.ndarray) -> np.ndarray:
         """The sum of the elasticities to all times less those to all rates; 1 for an idle design."""
         slopes = self._ds.get(f"{name}_mean_elasticity")
         # All inputs or none: with one missing, the sum is not that of all service by 1 %.
@@ -86,12 +99,15 @@ class LatencyGrowth:
         return int(np.count_nonzero((wait > WAITING * whole) & np.isnan(self.of("ttft_s", rows))))
 
 
-def _neighbours(ds: xr.Dataset, rate: str) -> tuple[np.ndarray, np.ndarray]:
-    """The positions of the designs at the next lower and the next higher rate, (config,); -1: there is none."""
+def _designs(ds: xr.Dataset, rate: str) -> tuple[np.ndarray, np.ndarray]:
+    """The rows that ran, those that differ in the rate alone side by side, by their rates, (row,); and whether a row is
+    the first of such a design, (row,)."""
     same = np.zeros(ds.sizes["config"], dtype=np.int64)
     for name in quantities(ds):
         if name != rate:
-            _, level = np.unique(ds[name].values.astype(str), return_inverse=True)
+            # Texts by way of objects: those of a Zarr store that is not read yet have a type of their own.
+            values = ds[name].values if ds[name].dtype.kind in "biuf" else ds[name].values.astype(object).astype(str)
+            _, level = np.unique(values, return_inverse=True)
             # Renumbered with each axis, so that the numbers stay below the number of designs: the product of ten
             # axes' levels would overflow 64 bits.
             _, same = np.unique(same * (level.max() + 1) + level, return_inverse=True)
@@ -99,8 +115,14 @@ def _neighbours(ds: xr.Dataset, rate: str) -> tuple[np.ndarray, np.ndarray]:
     rows = np.flatnonzero((ds["status"].values == OK) & np.isfinite(rates))
     # Designs that differ in the rate alone stand side by side, by their rates; then neighbours are the next entries.
     order = rows[np.lexsort((rates[rows], same[rows]))]
+    # Equal rates are of rows that differ by what is no quantity, such as names of steps: no design at two rates.
+    return order, (np.diff(same[order], prepend=-1) != 0) | (np.diff(rates[order], prepend=np.nan) == 0.0)
+
+
+def _neighbours(rows: int, order: np.ndarray, starts_design: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The positions of the designs at the next lower and the next higher rate, (config,); -1: there is none."""
     lower, higher = order[:-1], order[1:]
-    near = (same[lower] == same[higher]) & (rates[lower] < rates[higher])
-    below, above = np.full((2, same.size), -1)
+    near = ~starts_design[1:]
+    below, above = np.full((2, rows), -1)
     below[higher[near]], above[lower[near]] = lower[near], higher[near]
     return below, above

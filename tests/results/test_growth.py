@@ -8,7 +8,7 @@ import xarray as xr
 
 import evaluator
 from evaluator.report.accuracy import expected_errors
-from evaluator.report.growth import ARRIVALS, LatencyGrowth
+from evaluator.results.growth import ARRIVALS, LatencyGrowth
 from tests.metrics.build import fifo
 
 RUNS = "serving runs of this device and model"

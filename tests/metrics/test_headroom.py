@@ -1,0 +1,93 @@
+"""Headroom: against queues whose latency is known, at the ends of the rates, and where a design saturates."""
+
+import numpy as np
+import pytest
+
+from evaluator.metrics.headroom import headrooms
+from tests.metrics.build import fifo
+
+
+def solved(rates, ratios, saturated=None):
+    """Headroom and growth at each rate, of one objective."""
+    ratios = np.asarray(ratios, dtype=float)[:, None]
+    over = np.zeros(len(rates), dtype=bool) if saturated is None else np.asarray(saturated)
+    with np.errstate(divide="ignore"):
+        log_headroom, growth = headrooms(np.log(rates), np.log(ratios), over)
+    return np.exp(log_headroom[:, 0]), growth[:, 0]
+
+
+def test_a_latency_that_no_load_moves_grows_as_the_service():
+    headroom, growth = solved([1.0, 2.0, 4.0], [0.8, 0.8, 0.8])
+    np.testing.assert_allclose(headroom, 1.25)
+    np.testing.assert_array_equal(growth, 1.0)
+
+
+@pytest.mark.parametrize("bound", [2.0, 5.0])
+def test_the_headroom_of_an_m_m_1_queue(bound):
+    """Time in the system 1 / (1 - r): with a service k times as long k / (1 - k r), which is the bound b at
+    k = b / (1 + b r), whether the bound is met at r or not."""
+    rates = np.linspace(0.05, 0.9, 35)
+    headroom, growth = solved(rates, 1.0 / (1.0 - rates) / bound)
+    exact = bound / (1.0 + bound * rates)
+    # Rates whose own k is among those that were swept; the others go on from the ends.
+    inside = (exact * rates > rates[0]) & (exact * rates < rates[-1])
+    assert inside.sum() > 20
+    np.testing.assert_allclose(headroom[inside], exact[inside], rtol=3e-3)
+    np.testing.assert_allclose(growth[inside], 1.0 / (1.0 - (exact * rates)[inside]), rtol=0.15)
+    met = 1.0 / (1.0 - rates) <= bound
+    np.testing.assert_array_equal(headroom >= 1.0, met)
+    assert (np.diff(headroom) < 0).all()
+
+
+def test_it_is_what_a_slower_service_makes_of_the_same_requests():
+    """M/D/1 on one draw of arrivals: the mean latency at the headroom found, simulated, is the bound."""
+    gaps = np.random.default_rng(0).exponential(1.0, 20_000)
+
+    def latency(rate, service_s):
+        arrival_s = np.cumsum(gaps) / rate
+        return float(np.mean(fifo(arrival_s, np.full(gaps.size, service_s)) + service_s - arrival_s))
+
+    rates = np.array([0.4, 0.5, 0.6, 0.7, 0.8, 0.85])
+    headroom, _ = solved(rates, [latency(rate, 1.0) / 2.0 for rate in rates])
+    for rate, slower in zip(rates[:4], headroom[:4], strict=True):
+        assert latency(rate, slower) == pytest.approx(2.0, rel=0.05)
+
+
+def test_beyond_the_last_rate_the_growth_there_goes_on_up_to_saturation():
+    rates = np.array([0.5, 0.6])
+    ratios = 1.0 / (1.0 - rates) / 5.0
+    headroom, growth = solved(rates, ratios)
+    # 1 / L falls linearly: 1 + r / (1 - r) is exact for M/M/1.
+    assert growth[-1] == pytest.approx(1.0 / (1.0 - 0.6))
+    assert headroom[-1] == pytest.approx(ratios[-1] ** (-1.0 / growth[-1]))
+    # At 0.62 the queue grows for good, whatever the line says.
+    headroom, _ = solved([0.5, 0.6, 0.62], [*ratios, 0.7], [False, False, True])
+    np.testing.assert_allclose(headroom[:2], [0.62 / 0.5, 0.62 / 0.6])
+    assert headroom[2] == 1.0  # of the saturated rate itself: as good as the rate below, at most
+    headroom, _ = solved([0.5, 0.8], [0.4, 0.5], [False, True])
+    assert headroom[1] == 1.0
+
+
+def test_a_saturated_design_has_the_headroom_that_lets_it_keep_up():
+    headroom, _ = solved([1.0, 2.0, 4.0], [0.5, 0.9, 0.6], [False, False, True])
+    # At half of its rate, with a service that takes half as long, it has 0.45 of the bound; then it grows as at 2.
+    growth = 1.0 + (0.9 / 0.5 - 1.0) / (1.0 - 0.5)
+    assert headroom[2] == pytest.approx(0.5 * 0.45 ** (-1.0 / growth)) and headroom[2] < 1.0
+    nowhere, growth = solved([1.0, 2.0], [0.5, 0.9], [True, True])
+    assert np.isnan(nowhere).all() and np.isnan(growth).all()
+
+
+def test_chance_between_two_rates_is_no_headroom():
+    """A latency that is longer at a lower rate counts as no longer, and a bound is met exactly where it is."""
+    headroom, growth = solved([1.0, 2.0, 3.0], [0.95, 0.9, 1.05])
+    np.testing.assert_array_equal(headroom >= 1.0, [True, True, False])
+    assert (growth >= 1.0).all()
+    assert solved([1.0, 2.0], [0.0, 0.0])[0].min() > 1e6  # waits of nothing
+    assert np.isnan(solved([1.0, 2.0], [np.nan, np.nan])[0]).all()  # no such objective
+
+
+def test_many_rates_are_solved_in_parts(monkeypatch):
+    rates = np.linspace(0.1, 0.9, 50)
+    whole = solved(rates, 0.3 / (1.0 - rates))
+    monkeypatch.setattr("evaluator.metrics.headroom.MOST_CELLS", 400)
+    np.testing.assert_array_equal(solved(rates, 0.3 / (1.0 - rates)), whole)
