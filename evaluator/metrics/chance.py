@@ -78,7 +78,7 @@ _erfc = np.frompyfunc(math.erfc, 1, 1)
 def normal_cdf(z: np.ndarray) -> np.ndarray:
     """The distribution function of the standard normal distribution; NaN stays NaN."""
     # Not scipy's: loading it takes longer than a million calls of these.
-    return 0.5 * _erfc(-np.asarray(z) / math.sqrt(2.0)).astype(np.float64)
+    return 0.5 * np.asarray(_erfc(-np.asarray(z) / math.sqrt(2.0)), dtype=np.float64)
 
 
 def normal_quantile(levels: np.ndarray) -> np.ndarray:
