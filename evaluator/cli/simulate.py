@@ -199,7 +199,7 @@ def _described(summary: xarray.Dataset) -> str:
         if name.endswith("_stderr"):
             continue
         values, errors = row[name], row.get(f"{name}_stderr")
-        label = next((dim for dim in ("stage", "class", "pool") if dim in values.dims), None)
+        label = next((dim for dim in ("stage", "class", "pool", "objective") if dim in values.dims), None)
         if label is None:
             lines.append((name, _shown(values, errors)))
             continue
