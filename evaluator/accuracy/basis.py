@@ -36,7 +36,9 @@ from evaluator.catalog.model import (
     StateSpace,
 )
 from evaluator.catalog.own_server import OWN_SERVER, OwnServer, ServedLoad
+from evaluator.cost.dtypes import weight_dtypes
 from evaluator.cost.parallel import GATHER, Parallel, of_rank
+from evaluator.cost.precision import Precision
 from evaluator.units import counted
 
 if TYPE_CHECKING:
@@ -185,7 +187,7 @@ def _otherwise(built: ReplicaBuild) -> Basis:
     case = calibration.rests_on if own is None else own.otherwise
     layouts = calibration.serving_runs.get(built.hardware.name, {}).get(model.name, ())
     # Weights in the checkpoint's dtypes, said or by default, run on the same kernels.
-    as_stored = _weights(model, built.spec.precision.weights) == _weights(model, "checkpoint")
+    as_stored = _weights(model, built.spec.precision) == _weights(model, Precision())
     if case == "runs" and not (layouts and as_stored):  # in another dtype other kernels run: it is as another model
         case = "other_models"
     elif case == "runs" and built.spec.parallel.tensor not in layouts:  # other shards of the same, other collectives
@@ -202,13 +204,13 @@ def _otherwise(built: ReplicaBuild) -> Basis:
 
 def is_16_bits(built: ReplicaBuild) -> bool:
     """Whether the weights that most of an iteration reads are of 16 bits."""
-    return not _weights(built.model, built.spec.precision.weights) - _16_BITS
+    return not _weights(built.model, built.spec.precision) - _16_BITS
 
 
 def _long_products(built: ReplicaBuild) -> float:
     """By how much products above 1 ms, of the dtypes of the weights, are off in the median; 0: not known."""
     errors = [0.0]
-    for dtype in _weights(built.model, built.spec.precision.weights):
+    for dtype in _weights(built.model, built.spec.precision):
         try:
             long = built.calibration.fit["errors"][_PRODUCTS[dtype]][_LONG]
             # A fit's errors are relative to what was measured, and these here to what is predicted: by as much as
@@ -243,7 +245,7 @@ def served_design(built: ReplicaBuild) -> dict[str, str]:
         "model": built.model.name,
         "hardware": built.hardware.name,
         "engine": spec.engine,
-        "weights": " ".join(sorted(_weights(built.model, spec.precision.weights))),
+        "weights": " ".join(sorted(_weights(built.model, spec.precision))),
         "kv": spec.precision.kv,
         "tensor_parallel": parallel.tensor,
         "pipeline_parallel": parallel.pipeline,
@@ -287,7 +289,7 @@ def unmeasured_features(built: ReplicaBuild) -> tuple[str, ...]:
     if spec.apart is not None:
         unmeasured.append("feed-forwards apart")
     unmeasured += _of_layout(of_rank(built.model, spec.parallel), hardware.links)
-    unmeasured += [f"{dtype} weights" for dtype in sorted(_weights(built.model, spec.precision.weights) - _WEIGHTS)]
+    unmeasured += [f"{dtype} weights" for dtype in sorted(_weights(built.model, spec.precision) - _WEIGHTS)]
     if spec.precision.kv not in _KV:
         unmeasured.append(f"{spec.precision.kv} KV")
     # By type, as no measured model had such a layer in any size.
@@ -326,14 +328,15 @@ def _of_layout(parallel: Parallel, links: Sequence[Link]) -> list[str]:
     return features
 
 
-def _weights(model: Model, asked: str) -> set[str]:
+def _weights(model: Model, asked: Precision) -> set[str]:
     """The dtypes of the weights that most of an iteration reads."""
-    if asked != "checkpoint":
-        return {asked}
+    attention = set() if asked.attention is None else {weight_dtypes(model, asked)["attention"]}
+    if asked.weights != "checkpoint":
+        return {asked.weights} | attention
     stored = model.checkpoint
     experts = any(isinstance(kind.feed_forward, MoeFeedForward) for kind in model.layers)
     # Most of an iteration's bytes are these; embeddings and the head stay in a wider dtype in most checkpoints.
-    return {stored.attention, stored.experts if experts else stored.feed_forward}
+    return (attention or {stored.attention}) | {stored.experts if experts else stored.feed_forward}
 
 
 def _told(case: str, errors: Errors) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from evaluator.cli.options import KvOption, WeightsOption
+from evaluator.cli.options import AttentionWeightsOption, KvOption, WeightsOption
 from evaluator.cli.output import tell
 from evaluator.errors import InputError
 
@@ -99,6 +99,7 @@ def estimate(
     weights: WeightsOption = "checkpoint",
     activations: ActivationsOption = "bf16",
     kv: KvOption = "bf16",
+    attention_weights: AttentionWeightsOption = None,
     engine: EngineOption = "vllm",
     engine_version: EngineVersionOption = None,
     max_num_seqs: MaxNumSeqsOption = None,
@@ -125,7 +126,8 @@ def estimate(
     from evaluator.estimation import estimate as run_estimate
     from evaluator.report.estimate import format_estimate
 
-    check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv})
+    of_attention = {} if attention_weights is None else {"--attention-weights": attention_weights}
+    check_dtypes({"--weights": weights, "--activations": activations, "--kv": kv, **of_attention})
     device, loaded = load_hardware(hardware), load_model(model)
     # Before the result and on stderr: what was assumed of a config that does not tell holds for every number below.
     for assumption in loaded.assumptions:
@@ -136,7 +138,7 @@ def estimate(
         calibration=load_calibration(calibration, device, engine=engine),
         engine=engine,
         engine_version=engine_version,
-        precision=Precision(weights, activations, kv),
+        precision=Precision(weights, activations, kv, attention_weights),
         tensor_parallel=tp,
         pipeline_parallel=pp,
         expert_parallel=ep,
@@ -170,7 +172,7 @@ def check_dtypes(chosen: Mapping[str, str]) -> None:
 
     for option, dtype in chosen.items():
         # Only weights have a published dtype to keep.
-        allowed = [*(["checkpoint"] if option == "--weights" else []), *get_args(DTypeName)]
+        allowed = [*(["checkpoint"] if option in ("--weights", "--attention-weights") else []), *get_args(DTypeName)]
         if dtype not in allowed:
             raise InputError(f"{option} {dtype}: is no dtype; allowed: {', '.join(allowed)}")
 

@@ -33,6 +33,9 @@ PlotOption = Annotated[Path | None, typer.Option(metavar="FILE.png", help="Draw 
 TopOption = Annotated[int, typer.Option(min=0, metavar="N", help="Rows of the ranked table; 0: no table.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no notes on stderr.")]
 WeightsOption = Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the weights.")]
+AttentionWeightsOption = Annotated[
+    str | None, typer.Option(metavar="DTYPE", help="dtype of attention's weights, where it is another one.")
+]
 KvOption = Annotated[str, typer.Option(metavar="DTYPE", help="dtype of the KV cache.")]
 
 SimulatorOption = Annotated[

@@ -91,15 +91,25 @@ def is_unpacked(weight: str, activations: str) -> bool:
 
 @cache
 def weight_dtypes(model: Model, precision: Precision) -> Mapping[str, str]:
-    """The dtype of every part of the weights under a scenario's ``precision.weights``.
+    """The dtype of every part of the weights under a scenario's ``precision``.
 
     ``checkpoint`` keeps what is published. Any other dtype goes to all matrices of the layers, but nvfp4 not to MLA:
     checkpoints in nvfp4 keep it in 16 bits (``exclude_modules`` of nvidia/DeepSeek-V3-0324-NVFP4 has ``self_attn*`` of
     all layers; those without MLA, such as nvidia/Qwen3-30B-A3B-NVFP4, do not). Embedding and output head follow it only
     at 16 bits and above: quantisation leaves them as they are (llm-compressor and AutoFP8 recipes, vLLM online fp8).
     Under fp8 a part that is published in fp8 with block scales stays so.
-    Router and norms (``router``) stay in 16 bits.
+    Router and norms (``router``) stay in 16 bits. ``precision.attention`` is what is said of attention's projections
+    (those of layers with a state, too), whatever the others have.
     """
+    dtypes = _of_weights(model, precision.weights)
+    if precision.attention is None:
+        return dtypes
+    kept = model.checkpoint.attention if precision.attention == "checkpoint" else precision.attention
+    return {**dtypes, "attention": kept}
+
+
+def _of_weights(model: Model, wanted: str) -> Mapping[str, str]:
+    """The same under ``precision.weights`` alone."""
     checkpoint = model.checkpoint
     published: dict[str, str] = {
         "attention": checkpoint.attention,
@@ -109,7 +119,6 @@ def weight_dtypes(model: Model, precision: Precision) -> Mapping[str, str]:
         "head": checkpoint.head,
         "router": "bf16",
     }
-    wanted = precision.weights
     if wanted == "checkpoint":
         return published
     parts = ("attention", "feed_forward", "experts") + (("embedding", "head") if _BITS[wanted] >= 16 else ())

@@ -10,6 +10,7 @@ the measured ones (``verdict``, after a run, when the largest batch is known).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.iterations import AXES, TERMS, Iterations, MeasuredPhase
 from evaluator.catalog.model import Model
 from evaluator.cost.dispatched import Dispatched
+from evaluator.cost.dtypes import weight_dtypes
 from evaluator.cost.eager import eager_cost, eager_problem, eager_split_problem
 from evaluator.cost.fold import fold, fold_devices
 from evaluator.cost.host import launch_s, with_layers
@@ -142,7 +144,12 @@ def _dtypes(model: Model, precision: Precision) -> tuple[str, ...]:
     """
     stored = set(vars(model.checkpoint).values())
     weights = stored.pop() if precision.weights == "checkpoint" and len(stored) == 1 else precision.weights
-    return tuple("bf16" if name == "fp16" else name for name in (weights, precision.activations, precision.kv))
+    names = [weights, precision.activations, precision.kv]
+    attention, usual = (weight_dtypes(model, of)["attention"] for of in (precision, replace(precision, attention=None)))
+    same_rate = {"fp16": "bf16"}
+    # Said only where attention is kept in another dtype than ``precision.weights`` gives it.
+    names += [attention] if same_rate.get(attention, attention) != same_rate.get(usual, usual) else []
+    return tuple(same_rate.get(name, name) for name in names)
 
 
 def fitted_problem(
@@ -185,6 +192,7 @@ def _split(parallel: Parallel, precision: Precision) -> str:
     experts += f", decode_context_parallel {parallel.context}" if parallel.context > 1 else ""
     experts += f", prefill_context_parallel {parallel.prefill}" if parallel.prefill > 1 else ""
     dtypes = f"{precision.weights}/{precision.activations}/{precision.kv}"
+    dtypes += "" if precision.attention is None else f", attention in {precision.attention}"
     return f"tensor_parallel {parallel.tensor}{pipeline}{experts} in {dtypes}"
 
 

@@ -14,8 +14,14 @@ WEIGHTS = (*DTYPES, "fp8_block")
 
 @dataclass(frozen=True)
 class Precision:
-    """dtype names; ``weights='checkpoint'`` keeps what the published checkpoint stores."""
+    """dtype names; ``weights='checkpoint'`` keeps what the published checkpoint stores, and so does ``attention``."""
 
     weights: str = key(choice("checkpoint", *WEIGHTS), "checkpoint", "Weights; checkpoint: as published.")
     activations: str = key(choice(*DTYPES), "bf16", "Activations, and the inputs of matrix products.")
     kv: str = key(choice(*DTYPES), "bf16", "The KV cache.")
+    attention: str | None = key(
+        choice("checkpoint", *WEIGHTS),
+        None,
+        "Weights of attention's projections, where they are kept in another format than the others (checkpoint: as "
+        "published); absent: as weights.",
+    )

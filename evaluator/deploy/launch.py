@@ -211,8 +211,9 @@ def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
     label = serving_engine(pool.engine).label
     if _does_the_same(pool, key, value):
         return []
-    if key == "precision.weights":
-        return [f"weights in {value} are those of another repository: name one that is quantised so with --model-id"]
+    if key in ("precision.weights", "precision.attention"):
+        of = "attention's weights" if key == "precision.attention" else "weights"
+        return [f"{of} in {value} are those of another repository: name one that is quantised so with --model-id"]
     if key == "lora":
         return _remarks_of_adapters(label, value, has)
     if key == "kv.prefix_caching" and has:

@@ -33,11 +33,12 @@ def _summary(result: Estimate) -> list[str]:
     ranks += f", DCP {split.context}" if split.context > 1 else ""
     ranks += f", PCP {split.prefill}" if split.prefill > 1 else ""
     ranks += f", attention by {result.attention_backend}" if result.attention_backend != AUTO else ""
+    attention = "" if dtypes.attention is None else f" (attention {dtypes.attention})"
     per_rank = f" on each of {split.data} ranks" if split.data > 1 else ""
     lines = [
         f"{result.model} on {result.devices} x {result.hardware}"
         f" (TP {split.tensor}, PP {split.pipeline}, EP {split.expert}{ranks})",
-        f"  weights {dtypes.weights}, activations {dtypes.activations}, KV {dtypes.kv}; "
+        f"  weights {dtypes.weights}{attention}, activations {dtypes.activations}, KV {dtypes.kv}; "
         f"efficiencies: {result.calibration} ({result.provenance})",
         f"  batch {result.batch}{per_rank}, prompt {result.prompt_tokens}, output {result.output_tokens} tokens",
         *([] if result.apart is None else [_apart(result.apart)]),

@@ -26,6 +26,8 @@ def of(model="llama-3.1-8b", hardware="h100-sxm", calibration="auto", **more):
         ({}, ("runs",)),
         ({"model": "qwen3-8b"}, ("other_models",)),
         ({"precision": Precision("fp8")}, ("other_models",)),  # the runs were of bf16, whose kernels are others
+        ({"precision": Precision(attention="fp8")}, ("other_models",)),
+        ({"precision": Precision(attention="bf16")}, ("runs",)),  # as stored
         ({"model": WhatIf.of({"like": "llama-3.1-8b", "layers": 16})}, ("other_models",)),
         ({"model": "llama-3.1-70b", "parallel": Parallel(4)}, ("runs",)),
         ({"model": "llama-3.1-70b", "parallel": Parallel(8)}, ("other_layouts",)),  # its runs were on four devices
@@ -62,6 +64,7 @@ def test_the_cases_of_a_replica(asked, cases):
         ({"hardware": "l40s", "parallel": Parallel(2)}, "tensor parallelism over pcie"),
         ({"parallel": Parallel(16), "model": "llama-3.1-405b"}, "several nodes"),
         ({"precision": Precision("int4")}, "int4 weights"),
+        ({"precision": Precision(attention="int4")}, "int4 weights"),
         ({"precision": Precision(kv="int8")}, "int8 KV"),
         ({"model": "deepseek-v2-lite"}, "latent attention"),
         ({"hardware": "mi300x"}, "AMD GPUs"),

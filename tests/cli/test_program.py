@@ -304,11 +304,15 @@ def test_estimate_hands_over_the_design(evaluator, chain):
     assert (given["prompt_tokens"], given["output_tokens"], given["batch"], given["rate_rps"]) == (512, 256, 8, 2.5)
     assert given["precision"] == Precision("fp8", "bf16", "fp8")
     assert given["calibration"].name == "h100-sxm-vllm.serving"
+    options += ["--attention-weights", "checkpoint"]
+    evaluator("estimate", "--model", "llama-3.1-70b", "--hardware", "h100-sxm", *options)
+    assert chain.calls["estimate"][1]["precision"] == Precision("fp8", "bf16", "fp8", "checkpoint")
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--attention-weights", "fp9"], "error: --attention-weights fp9: is no dtype; allowed: checkpoint, fp32"),
         (["--kv", "fp9"], "error: --kv fp9: is no dtype; allowed: fp32, bf16"),
         (["--kv", "checkpoint"], "error: --kv checkpoint: is no dtype"),
         (["--calibration", "none-such"], "error: unknown calibration 'none-such'"),

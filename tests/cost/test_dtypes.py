@@ -6,7 +6,7 @@ import pytest
 
 from evaluator.catalog import load_calibration, load_hardware, load_model
 from evaluator.catalog.model import CheckpointPrecision
-from evaluator.cost import Parallel, operators
+from evaluator.cost import Parallel, operators, weight_bytes
 from evaluator.cost.coefficients import efficiency_class, experts_class
 from evaluator.cost.dtypes import BYTES, COMPUTE_DTYPES, compute_dtype, experts_dtype, is_unpacked, weight_dtypes, wider
 from evaluator.cost.precision import Precision
@@ -84,6 +84,27 @@ def test_nvfp4_leaves_latent_attention_in_16_bits():
         dtypes = weight_dtypes(load_model(name), Precision(weights="nvfp4"))
         assert (dtypes["attention"], dtypes["experts"], dtypes["feed_forward"]) == (attention, "nvfp4", "nvfp4")
     assert weight_dtypes(load_model("deepseek-r1"), Precision(weights="fp8"))["attention"] == "fp8_block"
+
+
+def test_attention_may_be_kept_in_another_dtype_than_the_rest():
+    qwen, deepseek = load_model("qwen3-30b-a3b"), load_model("deepseek-r1")
+    plain = weight_dtypes(qwen, Precision("nvfp4"))
+    assert weight_dtypes(qwen, Precision("nvfp4", attention="bf16")) == {**plain, "attention": "bf16"}
+    assert weight_dtypes(deepseek, Precision("nvfp4", attention="checkpoint"))["attention"] == "fp8_block"
+    assert weight_dtypes(deepseek, Precision("nvfp4", attention="nvfp4"))["attention"] == "nvfp4"
+    assert weight_dtypes(qwen, Precision(attention="fp8"))["experts"] == "bf16"
+
+
+def test_attention_in_16_bits_costs_its_bytes_and_its_products_alone():
+    """The sum of shapes by hand: 48 layers of 2,048 x 5,120 and 4,096 x 2,048 weights on one device."""
+    qwen, narrow, kept = load_model("qwen3-30b-a3b"), Precision("nvfp4"), Precision("nvfp4", attention="bf16")
+    matrices = 48 * (2048 * (32 + 2 * 4) * 128 + 32 * 128 * 2048)
+    more = weight_bytes(qwen, kept, Parallel()) - weight_bytes(qwen, narrow, Parallel())
+    assert more == pytest.approx(matrices * (BYTES["bf16"] - BYTES["nvfp4"]), rel=1e-12)
+    by_name = [{each.name: each for each in operators(qwen, of, Parallel())} for of in (narrow, kept)]
+    changed = {name for name in by_name[0] if by_name[0][name] != by_name[1][name]}
+    assert changed == {"attention.qkv", "attention.out"}
+    assert {by_name[1][name].dtype for name in changed} == {"bf16"}
 
 
 def test_products_in_fp4_without_units_for_it_are_those_of_unpacked_weights():

@@ -129,7 +129,7 @@ SET = replace(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("precision", [Precision(), Precision("bf16")])
+@pytest.mark.parametrize("precision", [Precision(), Precision("bf16"), Precision(attention="bf16")])
 def test_the_fit_of_a_replica(precision):
     assert fitted_problem(SET, MODEL, H100, precision, Parallel(4)) is None
     cost = iteration_cost(MODEL, H100, SET, precision, Parallel(4))
@@ -153,6 +153,13 @@ def test_the_fit_of_a_replica(precision):
             Precision("fp8"),
             Parallel(4),
             "not of tensor_parallel 4 in fp8/bf16/bf16; measure",
+        ),
+        (
+            "llama-2-70b",
+            "h100-sxm",
+            Precision(attention="fp8"),
+            Parallel(4),
+            "not of tensor_parallel 4 in checkpoint/bf16/bf16, attention in fp8; measure",
         ),
         ("llama-2-70b", "h100-sxm", Precision(), Parallel(4, 2), "tensor_parallel 4, pipeline_parallel 2 in"),
         ("llama-3.1-70b", "h100-sxm", Precision(), Parallel(4), "iterations of llama-2-70b, not of llama-3.1-70b;"),

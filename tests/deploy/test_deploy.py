@@ -228,6 +228,12 @@ def test_a_model_without_a_repository_and_its_remedy():
     assert read_script(script(named), "x").tree["model"] == {"like": "llama-3.1-8b", "layers": 16}
 
 
+def test_attention_in_another_format_is_of_another_repository():
+    remarks = deploy(result(precision={"weights": "fp8", "attention": "bf16"})).remarks
+    told = "attention's weights in bf16 are those of another repository: name one that is quantised so with --model-id"
+    assert any(remark.endswith(told) for remark in remarks), remarks
+
+
 def test_a_device_that_does_not_exist_is_said():
     deployed = deploy(result(hardware={"like": "h100-sxm", "memory_bandwidth": 5e12}))
     assert any("is hypothetical: the flags are those of the design" in remark for remark in deployed.remarks)

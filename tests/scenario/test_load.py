@@ -185,7 +185,10 @@ BAD = {
         r"\(did you mean chunked\?\)",
     ),
     "dtype": ("deployment.precision.weights=bf15", r"precision\.weights: 'bf15' is not one of .*did you mean bf16"),
-    "section": ("deployment.precision=fp8", r"expected a section with the keys weights, activations, kv, got 'fp8'"),
+    "section": (
+        "deployment.precision=fp8",
+        r"expected a section with the keys weights, activations, kv, attention, got 'fp8'",
+    ),
     "model": ("deployment.model=llama-3.1-70", r"deployment\.model: unknown model .*did you mean llama-3\.1-70b"),
     "slow": (
         "workload.arrivals.rate_rps=1e-7",

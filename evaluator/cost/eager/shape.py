@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from evaluator.catalog.model import DenseFeedForward, Model, SoftmaxAttention
 from evaluator.cost.arrays import Batched
+from evaluator.cost.dtypes import weight_dtypes
 from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 
@@ -44,6 +45,7 @@ def eager_split_problem(model: Model, precision: Precision, parallel: Parallel) 
     if precision.weights == "checkpoint":
         dtypes |= vars(model.checkpoint)
         del dtypes["weights"]
+    dtypes["attention"] = weight_dtypes(model, precision)["attention"]
     for name, dtype in dtypes.items():
         if dtype not in ("bf16", "fp16"):
             return f"the eager operator set knows 16-bit numbers, not {name} in {dtype}; use bf16"

@@ -206,9 +206,11 @@ def launch(ds: xr.Dataset, row: int, configuration: Configuration) -> str:
         sequences, tokens = deployment.batching.max_num_seqs, station.max_num_batched_tokens
         facts.append(f"{deployment.batching.policy} batching")
         facts.append(f"at most {sequences:,} sequences and {tokens:,} tokens an iteration")
-        written = {"weights": deployment.precision.weights, "KV": deployment.precision.kv}
+        formats = deployment.precision
+        written = {"weights": formats.weights, "KV": formats.kv}
         # As published or as by default: nothing has to be said to get these.
         facts += [f"{name} in {dtype}" for name, dtype in written.items() if dtype not in ("checkpoint", "bf16")]
+        facts += [f"attention's weights in {formats.attention}"] if formats.attention else []
         facts += ["prefix caching"] if deployment.kv.prefix_caching else []
         facts += [f"drafts by {deployment.speculative.method}"] if deployment.speculative else []
         replicas = "each replica" if layout else counted(deployment.replicas, "replica")
