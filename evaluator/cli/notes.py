@@ -53,6 +53,12 @@ def ranked(dataset: xarray.Dataset, top: int) -> dict[str, Any]:
 
         return ranking_of(dataset)
 
+    def designs() -> xarray.Dataset:
+        from evaluator.report.places import with_places
+
+        rows = order()[0][:top]
+        return with_places(dataset, rows).isel(config=rows)
+
     def reasons() -> list[Any]:
         from evaluator.metrics.reasons import reasons_of
 
@@ -60,24 +66,12 @@ def ranked(dataset: xarray.Dataset, top: int) -> dict[str, Any]:
 
     return {
         # As calls, since without ``--json`` none of them is asked for, and ranking a million rows takes its time.
-        "designs": lambda: with_places(dataset, order()[0][:top]),
+        "designs": designs,
         "ranked_by": lambda: order()[1],
         "configurations": dataset.sizes["config"],
         "ranked": lambda: len(order()[0]),
         "reasons": reasons,
     }
-
-
-def with_places(dataset: xarray.Dataset, rows: np.ndarray) -> xarray.Dataset:
-    """The designs at ``rows``, the best first, each with the chance that it is ahead of the first within the errors."""
-    from evaluator.report.places import ahead_of_first
-
-    best = dataset.isel(config=rows)
-    if "slo_chance" not in dataset or not rows.size:
-        return best
-    about = "chance that the design is ahead of the first one within the errors of both; null where it is not known"
-    attrs = {"units": "1", "long_name": "chance to be ahead of the first", "description": about}
-    return best.assign(ahead_of_first=("config", ahead_of_first(dataset, rows), attrs))
 
 
 def say_notes(dataset: xarray.Dataset) -> None:

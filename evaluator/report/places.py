@@ -104,8 +104,21 @@ def _of_search(ds: xr.Dataset, rows: np.ndarray, by: str) -> Score:
     return Score(-np.log(values), error, chance, False)
 
 
-def in_words(ahead: np.ndarray) -> str:
-    """``the best changes places with #2 to #4``: those that are ahead of it with a chance of LEAST or more."""
+def with_places(ds: xr.Dataset, rows: np.ndarray) -> xr.Dataset:
+    """The dataset with ``ahead_of_first`` of the designs at ``rows``, the best first, and NaN of all others; as it is
+    where it has no chances, as that of a version before."""
+    if "slo_chance" not in ds or not rows.size:
+        return ds
+    ahead = np.full(ds.sizes["config"], np.nan)
+    ahead[rows] = ahead_of_first(ds, rows)
+    about = "chance that the design is ahead of the first one within the errors of both; not known of all but the best"
+    attrs = {"units": "1", "long_name": "chance to be ahead of the first", "description": about}
+    return ds.assign(ahead_of_first=("config", ahead, attrs))
+
+
+def in_words(ahead: np.ndarray, among: str = "these") -> str:
+    """``within the errors #1 changes places with #2 to #4``: those that are ahead of it with a chance of LEAST or more,
+    ``among`` whom."""
     if ahead.size < 2:
         return ""
     if np.isnan(ahead).all() or np.isnan(ahead[1:]).all():
@@ -113,8 +126,26 @@ def in_words(ahead: np.ndarray) -> str:
     places = (np.flatnonzero(ahead >= LEAST) + 1).tolist()
     often = f"a chance of {100 * LEAST:.0f} % or more"
     if not places:
-        return f"within the errors no other of these is ahead of #1 with {often}"
+        return f"within the errors no other of {among} is ahead of #1 with {often}"
     return f"within the errors #1 changes places with {_ranges(places)}: each is ahead of it with {often}"
+
+
+def how_sure(ds: xr.Dataset) -> str:
+    """With what chance designs have to meet the SLO, where a confidence is asked for."""
+    if "objective_confidence" not in ds:
+        return ""
+    asked = ds["objective_confidence"].values
+    levels = np.unique(asked[np.isfinite(asked)])
+    if not levels.size:
+        return ""
+    return f" with a chance of {f'{levels[0]:g}' if levels.size == 1 else f'{levels[0]:g} to {levels[-1]:g}'}"
+
+
+def chance_in_words(chance: float) -> str:
+    """Whole percents; never 0 or 100, which no error leaves, and ``?`` where the model's error is not known."""
+    if np.isnan(chance):
+        return "?"
+    return "<1%" if chance < 0.005 else ">99%" if chance >= 0.995 else f"{100 * chance:.0f}%"
 
 
 def _ranges(places: Sequence[int]) -> str:
@@ -135,13 +166,16 @@ def _ranges(places: Sequence[int]) -> str:
 
 def _draws(ds: xr.Dataset, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Standard normal numbers of the service and of the latencies of each design, (row, draw)."""
-    rng = np.random.default_rng(0)  # the same in every table of a result
     names = [np.broadcast_to(ds[name].values, ds.sizes["config"])[rows].astype(str) for name in _BASIS if name in ds]
-    bases = np.array(["\n".join(parts) for parts in zip(*names, strict=True)])
-    distinct, which = np.unique(bases, return_inverse=True)
-    common = rng.standard_normal((distinct.size, DRAWS))[which]
-    alone, own = rng.standard_normal((2, rows.size, DRAWS))
-    return IN_COMMON**0.5 * common + (1.0 - IN_COMMON) ** 0.5 * alone, own
+    bases = ["\n".join(parts) for parts in zip(*names, strict=True)]
+    places = {basis: place for place, basis in enumerate(dict.fromkeys(bases))}
+    # The same for the first rows however many follow: tables of ten and pages of more say the same of them.
+    common, alone, own = (
+        np.random.default_rng(seed).standard_normal((count, DRAWS))
+        for seed, count in enumerate((len(places), rows.size, rows.size))
+    )
+    shared = common[[places[basis] for basis in bases]]
+    return IN_COMMON**0.5 * shared + (1.0 - IN_COMMON) ** 0.5 * alone, own
 
 
 _BASIS = ("calibration_set", "model")

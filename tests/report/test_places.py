@@ -9,8 +9,7 @@ import pytest
 import xarray as xr
 
 from evaluator.report import ranked_table, search_table
-from evaluator.report.places import IN_COMMON, ahead_of_first, in_words
-from evaluator.report.table.ranked import chance_in_words
+from evaluator.report.places import IN_COMMON, ahead_of_first, chance_in_words, in_words
 from tests.results.build import RATE, sweep
 
 CDF = NormalDist().cdf

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from evaluator.metrics import quantile_levels, summarise
+from evaluator.results.chances import with_chances
 from evaluator.results.dataset import to_dataset
 from evaluator.results.schema import attributes
 from tests.metrics.build import outcomes
@@ -88,6 +89,24 @@ def sweep(*axes: Axis, objectives: tuple[Objective, ...] = OBJECTIVES, price: bo
     metrics["engine"], metrics["provenance"] = np.full(count, "iteration"), np.full(count, "datasheet")
     metrics["calibration_set"] = np.full(count, "datasheet")
     return to_dataset(metrics, LEVELS, axes, attributes("which gpu", "name: x\n", [0, 1], "datasheet", objectives))
+
+
+def with_objectives(ds: xr.Dataset, error: float = 0.1, confidence: float = math.nan) -> xr.Dataset:
+    """A dataset of ``sweep`` with what a run says of its OBJECTIVES, and the chances that follow."""
+    shape = (ds.sizes["config"], len(OBJECTIVES))
+    ratio = np.stack([ds[f"{bound.metric}_s"].values[:, 1] / bound.bound_s for bound in OBJECTIVES], axis=-1)
+    figures = {
+        "ratio": ratio,
+        "ratio_stderr": 0.01 * ratio,
+        "mean_error": np.where(np.isnan(ratio), np.nan, error),
+        "model_error": np.where(np.isnan(ratio), np.nan, error),
+        "headroom": 1.0 / ratio,
+        "growth": np.where(np.isnan(ratio), np.nan, 1.0),
+        "confidence": np.full(shape, confidence),
+    }
+    named = {f"objective_{name}": (("config", "objective"), values) for name, values in figures.items()}
+    labels = [f"{bound.metric} {bound.statistic}" for bound in OBJECTIVES]
+    return with_chances(ds.assign(named).assign_coords(objective=labels))
 
 
 def same(first: xr.Dataset, second: xr.Dataset) -> None:

@@ -22,6 +22,12 @@ _SHORT = {
     "e2e_s": "end to end",
     "session_s": "session",
     "slo_attainment": "within SLO",
+    "slo_chance": "chance of SLO",
+    "ahead_of_first": "ahead of #1",
+    "objective_chance": "chance of",
+    "objective_headroom": "headroom of",
+    "objective_ratio": "part of bound,",
+    "objective_growth": "growth of",
     "tok_per_s_per_gpu": "output per GPU",
     "tok_per_s_per_user": "speed per user",
     "output_tok_per_s": "output",
@@ -65,13 +71,17 @@ _UNITS = {
 }
 _IN_MS = ("tpot_s", "itl_s", "class_tpot_s")
 _IN_PERCENT = (
-    "slo_attainment", "utilisation", "mfu", "mbu", "kv_used_mean", "kv_used_max", "stage_utilisation", "stage_share",
+    "slo_attainment", "slo_chance", "ahead_of_first", "objective_chance", "objective_ratio",
+    "utilisation", "mfu", "mbu", "kv_used_mean", "kv_used_max", "stage_utilisation", "stage_share",
     "class_share", "class_slo_attainment", "refused_share", "class_refused_share", "lost_share",
     "class_lost_share", "availability",
 )  # fmt: skip
 _LOWER = ("usd_per_hour", "_s", "usd_per_mtok", "joule_per_tok", "preemptions", "devices", "weights_bytes")
 _HIGHER = (
     "slo_attainment",
+    "slo_chance",
+    "objective_chance",
+    "objective_headroom",
     "goodput",
     "throughput_rps",
     "tok_per_s",
@@ -132,7 +142,8 @@ def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
     for key in map(str, ds.data_vars):
         variable = ds[key]
         # What belongs to a measure is shown with it: errors, elasticities, upper ends.
-        skip = key.endswith(("_stderr", "_step_error", "_elasticity", "_model_error")) or key in _UPPER.values()
+        skip = key.endswith(("_stderr", "_step_error", "_elasticity", "_model_error", "_mean_error", "_confidence"))
+        skip |= key in _UPPER.values()
         if skip or variable.dims[:1] != ("config",) or variable.dtype.kind not in "iuf":
             continue
         # It is a part of the measure whose quantiles these are.

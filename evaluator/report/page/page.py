@@ -12,18 +12,22 @@ from string import Template
 from typing import TYPE_CHECKING
 
 from evaluator.errors import InputError
+from evaluator.metrics.outcomes import OK
 from evaluator.report.axes import axes_shown
 from evaluator.report.page import sections, words
 from evaluator.report.page.anatomy import anatomy, configuration_of
 from evaluator.report.page.columns import measures_of
 from evaluator.report.page.data import page_json
 from evaluator.report.page.rows import MOST, ranked, sample
+from evaluator.report.places import with_places
 from evaluator.results.files import replacing
 
 if TYPE_CHECKING:
     import numpy as np
     import xarray as xr
 
+MOST_PLACES = 200
+"""Designs of which a page says whether they change places with the best: the best."""
 SUFFIXES = (".html", ".htm")
 _SCRIPTS = "address numbers designs controls charts filters table design front curves heat help time paper main".split()
 _NEEDED = ("status", "provenance", "slo_met", "saturated", "ttft_s", "tpot_s", "quantile")
@@ -69,6 +73,7 @@ def check_result(ds: xr.Dataset, name: str | Path) -> None:
 def page_of(ds: xr.Dataset, most: int = MOST) -> str:
     """The page's HTML."""
     order, rule = ranked(ds)
+    ds = with_places(ds, order[:MOST_PLACES][ds["status"].values[order[:MOST_PLACES]] == OK])
     axes = axes_shown(ds)
     places = sample(axes, order, most)
     rows = order[places]

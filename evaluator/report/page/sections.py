@@ -15,6 +15,7 @@ from evaluator.report.axes import ShownAxis
 from evaluator.report.page import words
 from evaluator.report.page.columns import Measure
 from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, bounds_of, states
+from evaluator.report.places import how_sure
 from evaluator.report.ranking import too_short
 from evaluator.units import counted
 
@@ -101,7 +102,7 @@ def answer(
         best = paragraph(f"None of the {ds.sizes['config']:,} designs can run. Below is why, and what to do.", "lead")
     else:
         first, *more = words.answer(ds, axes, row, measures)
-        best = paragraph(first, "lead") + paragraph(" ".join(more))
+        best = paragraph(first, "lead") + paragraph(" ".join(more)) + paragraph(words.chances(ds, row))
         pairs = [("to launch", words.launch(ds, row, configuration))] if configuration is not None else []
         error, *doubts = expected_errors(ds, np.array([row])) or [""]
         pairs += [tuple(error.split(": ", 1))] if error else []  # type: ignore[list-item]
@@ -110,7 +111,9 @@ def answer(
         best += "".join(paragraph(f"{doubt[:1].upper()}{doubt[1:]}.", "caution") for doubt in doubts)
         best += "".join(paragraph(caution, "caution") for caution in words.cautions(ds, axes, row, measures))
         best += paragraph(
-            "± is one Monte-Carlo standard error, where one is known. It does not cover errors of the model.", "note"
+            "± is one Monte-Carlo standard error, where one is known, and tells of chance alone. Chances that "
+            "objectives hold tell of the model's error and of chance together.",
+            "note",
         )
     return best + _tallies(ds)
 
@@ -192,7 +195,9 @@ def _misses(ds: xr.Dataset, measures: Sequence[Measure], missing: np.ndarray) ->
             if bad
         ]
         remedy = "; ".join(_MISSED.get(metric, "") for metric in metrics)
-        why = f"misses objectives: {' and '.join(missed) if missed else 'only in some of the seeds'}"
+        # With a confidence a design may be within all bounds, and not surely enough.
+        others = "within the bounds, less surely than is asked for" if how_sure(ds) else "only in some of the seeds"
+        why = f"misses objectives: {' and '.join(missed) if missed else others}"
         # `slo_met` is of all seeds, and the means that are compared here may be within the bounds.
         rows.append((count, _share(count, ds.sizes["config"]), why, remedy))
     return rows
@@ -218,7 +223,8 @@ def provenance(ds: xr.Dataset, measures: Sequence[Measure]) -> str:
         *([("search", str(attrs["search_note"]))] if attrs.get("search_note") else []),
         *([("models", str(attrs["model_note"]))] if attrs.get("model_note") else []),
         ("seeds", seeds or "unknown"),
-        ("errors", f"± and bars are Monte-Carlo standard errors, {errors}. They tell of chance alone."),
+        ("errors", f"± and bars are Monte-Carlo standard errors, {errors}. They tell of chance alone; chances that "
+         "objectives hold tell of the model's error, too."),
         ("model", f"How far the model is expected to be from a real system: {_expected(ds, able)}."),
         ("made by", f"evaluator {attrs.get('evaluator_version', '?')}, JAX {attrs.get('jax_version', '?')}, "
          f"{attrs.get('created', 'at an unknown time')}, schema {attrs.get('schema_version', '?')}"),

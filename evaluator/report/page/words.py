@@ -16,6 +16,8 @@ from evaluator.report.axes import ShownAxis
 from evaluator.report.labels import text, title
 from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, ColumnPart, Measure, scale_of, short_of
 from evaluator.report.page.data import CANNOT_RUN, MEETS, RUNS, bounds_of, states
+from evaluator.report.page.rows import ranked
+from evaluator.report.places import chance_in_words, how_sure, in_words
 from evaluator.report.ranking import is_constant, too_short
 from evaluator.report.search import question_of
 from evaluator.results.schema import objectives_of, quantities
@@ -78,7 +80,7 @@ def objectives(ds: xr.Dataset) -> str:
         unit, factor = scale_of(key, "s")
         whose = f" of {bound['class']}" if "class" in bound else ""
         bounds.append(f"{short_of(key)} {bound['statistic']}{whose} ≤ {bound['bound_s'] * factor:g} {unit}")
-    return ", ".join(bounds)
+    return ", ".join(bounds) + how_sure(ds)
 
 
 def own_words(scenario_text: str) -> str:
@@ -183,7 +185,7 @@ def verdict(ds: xr.Dataset) -> str:
     if "search" in ds.attrs:
         does = "meet{} the objectives at some rate" if rate is None else f"serve{{}} {rate:g} requests/s"
     elif objectives_of(ds):
-        does = "meet{} the objectives"
+        does = f"meet{{}} the objectives{how_sure(ds)}"
     else:
         does = "keep{} up with the load"
     good = int(np.isin(kinds, (MEETS, RUNS)).sum())
@@ -244,6 +246,28 @@ def answer(ds: xr.Dataset, axes: Sequence[ShownAxis], row: int, measures: Sequen
         sentences.append(f"{_listed(limits)}.")
     return sentences
 
+
+def chances(ds: xr.Dataset, row: int) -> str:
+    """How sure the best design is of its objectives, and which others are ahead of it within the errors."""
+    if "slo_chance" not in ds:
+        return ""
+    chance, told = float(ds["slo_chance"].values[row]), []
+    if np.isfinite(chance):
+        words = chance_in_words(chance).replace("%", " %").replace("<", "less than ").replace(">", "more than ")
+        told.append(
+            f"It meets all objectives with a chance of {words}, given the expected errors of the model and of the run."
+        )
+    elif objectives_of(ds):
+        told.append("With what chance it meets its objectives is not known, as the model's error is not.")
+    ahead = ds["ahead_of_first"].values if "ahead_of_first" in ds else np.zeros(0)
+    # In the order of the ranking, which is that of the chances that were drawn.
+    order = ranked(ds)[0][:BEST]
+    places = in_words(ahead[order[ds["status"].values[order] == OK]], f"the best {BEST}") if ahead.size else ""
+    return " ".join([*told, f"{places[:1].upper()}{places[1:]}." if places else ""]).strip()
+
+
+BEST = 20
+"""Designs of which the answer says whether they change places with the best: a page of the table."""
 
 # What the best design takes to serve a rate that was asked for.
 _TAKES = {"devices": "devices", "usd_per_hour": ""}

@@ -11,7 +11,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
 from evaluator.report.accuracy import expected_errors, mixtures
 from evaluator.report.labels import SHORT, laid_out, pool_of, short_layout
-from evaluator.report.places import ahead_of_first, in_words
+from evaluator.report.places import ahead_of_first, chance_in_words, how_sure, in_words
 from evaluator.report.ranking import is_constant, ranking, too_short
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_at, latency_columns
@@ -135,13 +135,6 @@ def verdicts(ds: xr.Dataset, rows: np.ndarray) -> tuple[str, ...]:
     return tuple(f"{yes:<3} {chance:>{width}}" for yes, chance in zip(met, chances, strict=True))
 
 
-def chance_in_words(chance: float) -> str:
-    """Whole percents; never 0 or 100, which no error leaves, and ``?`` where the model's error is not known."""
-    if np.isnan(chance):
-        return "?"
-    return "<1%" if chance < 0.005 else ">99%" if chance >= 0.995 else f"{100 * chance:.0f}%"
-
-
 def _yes(flags: np.ndarray) -> tuple[str, ...]:
     return tuple("yes" if flag else "no" for flag in flags)
 
@@ -224,17 +217,6 @@ def _summary(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
     if short := int(too_short(ds).sum()):
         lines.append(f"  {short:,} x not steady: the run is too short for its statistics; use requests: auto, or more")
     return lines + most_frequent(reasons(ds["status"].values))
-
-
-def how_sure(ds: xr.Dataset) -> str:
-    """With what chance designs have to meet the SLO, where a confidence is asked for."""
-    if "objective_confidence" not in ds:
-        return ""
-    asked = ds["objective_confidence"].values
-    levels = np.unique(asked[np.isfinite(asked)])
-    if not levels.size:
-        return ""
-    return f" with a chance of {f'{levels[0]:g}' if levels.size == 1 else f'{levels[0]:g} to {levels[-1]:g}'}"
 
 
 def most_frequent(reasons: list[tuple[str, int]], most: int = REASONS, variable: str = "status") -> list[str]:

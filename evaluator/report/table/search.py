@@ -9,16 +9,15 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
 from evaluator.report.accuracy import expected_errors, mixtures
+from evaluator.report.places import chance_in_words, how_sure
 from evaluator.report.ranking import is_constant
 from evaluator.report.search import in_layout, question_of, ranking, serves
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_columns
 from evaluator.report.table.ranked import (
     cells,
-    chance_in_words,
     changes,
     constants,
-    how_sure,
     most_frequent,
     percents,
     stage_lines,

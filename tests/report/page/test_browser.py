@@ -13,7 +13,7 @@ from evaluator.report.page import write_page
 from evaluator.report.page.rows import ranked
 from tests.report.page.browser import Browser, find
 from tests.report.test_search import dataset
-from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, axis, measured, sweep
+from tests.results.build import HARDWARE, PARALLEL, POLICY, RATE, axis, measured, sweep, with_objectives
 
 pytest.importorskip("plotly")
 
@@ -58,6 +58,17 @@ def column(page, heading):
         return [...document.querySelectorAll('#ranking tbody tr')].map((row) => row.cells[at].innerText);
         }})()"""
     )
+
+
+def test_the_state_says_how_sure_it_is(browser, tmp_path):
+    ds = with_objectives(sweep(HARDWARE, RATE))
+    browser.open(write_page(ds, tmp_path / "sure.html"))
+    order = ranked(ds)[0]
+    chances = np.round(100 * ds["slo_chance"].values[order]).astype(int)
+    shown = column(browser, "state")
+    assert shown[0] == f"meets objectives {chances[0]} %"
+    assert any(text.endswith(" <1 %") or text.endswith(" >99 %") for text in shown)
+    assert column(browser, "ahead of #1")[0] == "0" and browser.errors == []
 
 
 def heading(name):

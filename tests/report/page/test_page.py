@@ -9,10 +9,11 @@ import xarray as xr
 
 from evaluator.errors import InputError
 from evaluator.report.page import write_page
+from evaluator.report.page.rows import ranked
 from evaluator.report.page.words import own_words, with_error
 from evaluator.report.picture.style import COLOURS
 from tests.report.test_search import dataset
-from tests.results.build import HARDWARE, PARALLEL, RATE, Objective, measured, sweep
+from tests.results.build import HARDWARE, PARALLEL, RATE, Objective, measured, sweep, with_objectives
 
 pytest.importorskip("plotly")
 
@@ -53,6 +54,38 @@ def test_question_answer_and_counts_are_text(page):
     assert f"{best[0]['levels'][best[0]['at'][0]]}, tensor parallel" in text
     assert "weights of 70.0 GB per device do not fit in 43.2 GB; use more tensor_parallel" in text
     assert "saturated: the queue grows without bound" in text and "misses objectives: TPOT p90 above 70 ms" in text
+
+
+def test_the_answer_says_how_sure_it_is_and_what_changes_places(page):
+    plain = sweep(HARDWARE, RATE)
+    ds = with_objectives(plain)
+    html = page(ds)
+    text, data = text_of(html), data_of(html)
+    best = ranked(ds)[0]
+    chance = float(ds["slo_chance"].values[best[0]])
+    assert 0.5 < chance < 0.95
+    assert f"It meets all objectives with a chance of {100 * chance:.0f} %, given the expected errors" in text
+    unsure = text_of(page(with_objectives(plain, error=0.3)))
+    assert "Within the errors #1 changes places with #" in unsure and "It does not cover errors of the model" not in text
+    assert "Chances that objectives hold tell of the model" in text
+    by_key = {measure["key"]: measure for measure in data["measures"]}
+    assert by_key["slo_chance"]["unit"] == by_key["ahead_of_first"]["unit"] == "%"
+    assert by_key["slo_chance"]["parts"][0]["values"][0] == pytest.approx(100 * chance, rel=1e-3)
+    assert [part["name"] for part in by_key["objective_headroom"]["parts"]] == ["ttft p90", "tpot p90"]
+    assert "objective_confidence" not in by_key and "objective_mean_error" not in by_key
+    unknown = text_of(page(with_objectives(plain, error=np.nan)))
+    assert "With what chance it meets its objectives is not known" in unknown
+    assert "chance of" not in text_of(page(plain))  # of a version before
+
+
+def test_a_confidence_is_told_with_what_misses_it_alone(page):
+    ds = with_objectives(sweep(HARDWARE, RATE), confidence=0.9)
+    met = int(ds["slo_met"].sum())
+    text = text_of(page(ds))
+    assert f"{met} of 24 designs meet the objectives with a chance of 0.9" in text
+    assert "objectives TTFT p90 ≤ 1.5 s, TPOT p90 ≤ 70 ms with a chance of 0.9" in text
+    assert 0 < met < int(sweep(HARDWARE, RATE)["slo_met"].sum())
+    assert "misses objectives: within the bounds, less surely than is asked for" in text
 
 
 def test_every_design_is_there_in_the_order_of_the_ranking(page):

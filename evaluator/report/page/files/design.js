@@ -21,7 +21,7 @@ function designCard(page) {
       make(
         "p",
         {},
-        stateCell(data.state(row)),
+        verdictCell(data, row),
         ` · computed by ${word("engine", row)}, efficiencies: ${word("provenance", row)}${set(row)}`,
       ),
       ...(found(row) ? [make("p", {}, found(row))] : []),
@@ -115,7 +115,7 @@ function bestOfEach(page) {
         ),
         make("td", {}, make("b", {}, levelText(axis, at))),
         make("td", { className: "words" }, inWords(data, row, others)),
-        make("td", {}, stateCell(data.state(row))),
+        make("td", {}, verdictCell(data, row)),
         ...columns.map((series) => make("td", { className: "number" }, figureCell(series, row))),
       ),
     );

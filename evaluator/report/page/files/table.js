@@ -13,6 +13,7 @@ function firstColumns(data) {
     ...["ttft_s", "tpot_s"].map((key) => `${key} ${at(key)}`),
     ...data.objectives.map((each) => `${each.key} ${each.part}`),
     "slo_attainment",
+    "ahead_of_first",
     "tok_per_s_per_gpu",
     "output_tok_per_s",
     "usd_per_mtok",
@@ -51,7 +52,7 @@ function rankingTable(page) {
       name: "state",
       unit: "",
       key: (row) => REACHED.concat("cannot run").indexOf(data.state(row)),
-      cell: (row) => stateCell(data.state(row)),
+      cell: (row) => verdictCell(data, row),
     },
     ...(data.steady.levels.includes("no") ? [steadyColumn(data)] : []),
     ...shown.columns
@@ -179,6 +180,17 @@ function rankingTable(page) {
 }
 
 const stateCell = (state) => make("span", {}, make("i", { className: `dot state-${state.split(" ")[0]}` }), state);
+
+/** What became of a design, and with what chance it meets its objectives; never quite 0 or 100 %. */
+function verdictCell(data, row) {
+  const cell = stateCell(data.state(row));
+  const chance = data.byId.get("slo_chance")?.values[row];
+  if (isKnown(chance)) {
+    const text = chance < 0.5 ? "<1 %" : chance >= 99.5 ? ">99 %" : `${Math.round(chance)} %`;
+    cell.append(make("small", { title: "chance that all objectives hold, given the expected errors of the model and of the run" }, ` ${text}`));
+  }
+  return cell;
+}
 
 function figureCell(series, row) {
   const value = series.values[row];
