@@ -99,9 +99,10 @@ def _of_search(ds: xr.Dataset, rows: np.ndarray, by: str) -> Score:
         return Score(np.arange(float(rows.size)), zero, zero, rate is not None)
     goodput = ds["goodput_rps"].values[rows]
     values = ds[RANKS[by][0]].values[rows]
-    error = np.log1p(ds["goodput_rps_model_error"].values[rows])
-    chance = np.nan_to_num(ds["goodput_rps_stderr"].values[rows] / goodput)
-    return Score(-np.log(values), error, chance, False)
+    # Designs without a goodput stay without one, however far they are off.
+    error = np.where(goodput > 0.0, np.log1p(ds["goodput_rps_model_error"].values[rows]), 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return Score(-np.log(values), error, np.nan_to_num(ds["goodput_rps_stderr"].values[rows] / goodput), False)
 
 
 def with_places(ds: xr.Dataset, rows: np.ndarray) -> xr.Dataset:

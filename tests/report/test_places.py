@@ -104,13 +104,14 @@ def test_places_in_words():
 
 def test_goodputs_within_their_errors_change_places():
     """5 % less goodput, with an error of 10 % in each that is half in common, and 2 % of chance in each."""
-    ds = designs([1.0, 1.0], search=json.dumps({"rate_rps": None}), ranked_by="goodput")
-    columns = {"goodput_rps": [10.0, 9.5], "goodput_rps_model_error": [0.1, 0.1], "goodput_rps_stderr": [0.2, 0.19]}
+    ds = designs([1.0, 1.0, 0.9], search=json.dumps({"rate_rps": None}), ranked_by="goodput")
+    rates = np.array([10.0, 9.5, 0.0])
+    columns = {"goodput_rps": rates, "goodput_rps_model_error": [0.1, 0.1, np.nan], "goodput_rps_stderr": 0.02 * rates}
     ds = ds.assign({name: ("config", np.array(values)) for name, values in columns.items()})
     apart = np.hypot(np.log(1.1) * (2.0 * (1.0 - IN_COMMON)) ** 0.5, 0.02 * 2**0.5)
-    assert ahead(ds)[1] == pytest.approx(CDF(-np.log(1 / 0.95) / apart), abs=0.02)
+    assert ahead(ds)[1] == pytest.approx(CDF(-np.log(1 / 0.95) / apart), abs=0.02) and ahead(ds)[2] == 0.0
     given = ds.assign_attrs(search=json.dumps({"rate_rps": 3.0}))  # ranked by what they take: verdicts alone count
-    assert ahead(given)[1] == pytest.approx(ahead(designs([1.0, 1.0]))[1])
+    assert ahead(given)[1] == pytest.approx(ahead(designs([1.0, 1.0, 0.9]))[1])
 
 
 def test_the_table_says_how_sure_the_verdict_is():

@@ -8,6 +8,7 @@ import xarray as xr
 
 import evaluator
 from evaluator.metrics import quantile_levels, summarise
+from evaluator.metrics.variables import INPUTS
 from evaluator.results.chances import with_chances
 from evaluator.results.dataset import to_dataset
 from evaluator.results.gather import gather
@@ -84,6 +85,18 @@ def test_shards_that_part_the_rates_of_a_design_come_to_the_same(sure, tmp_path)
     xr.testing.assert_equal(evaluator.read(out), whole)
     order = np.arange(12).reshape(2, 6).T.ravel()
     np.testing.assert_array_equal(whole["slo_chance"], sure["slo_chance"].values[order])
+
+
+def test_elasticities_tell_how_a_latency_grows_where_no_other_rate_does():
+    """All times 1 % longer and all rates 1 % lower make the latency 3 % longer: it has a third of the headroom."""
+    base = outcomes(configs=2, requests=2000, warmup=200, load=0.6, objectives=(bound("ttft", "p90", 6.0, 2),))
+    alone = labelled(base)
+    slopes = np.array([[-1.0, 0.0, -1.0, 0.0, 0.5, 0.5], [np.nan] * 6])
+    ds = alone.assign(ttft_s_mean_elasticity=(("config", "input"), slopes)).assign_coords(input=list(INPUTS))
+    found = with_chances(ds)
+    assert found["objective_growth"].values.tolist() == [[3.0], [1.0]]
+    log_headroom = np.log(found["objective_headroom"].values)
+    np.testing.assert_allclose(log_headroom[:, 0] / np.log(alone["objective_headroom"].values[:, 0]), [1 / 3, 1.0])
 
 
 def labelled(base, **coordinates):

@@ -262,7 +262,8 @@ def chances(ds: xr.Dataset, row: int) -> str:
     ahead = ds["ahead_of_first"].values if "ahead_of_first" in ds else np.zeros(0)
     # In the order of the ranking, which is that of the chances that were drawn.
     order = ranked(ds)[0][:BEST]
-    places = in_words(ahead[order[ds["status"].values[order] == OK]], f"the best {BEST}") if ahead.size else ""
+    able = order[ds["status"].values[order] == OK]
+    places = in_words(ahead[able], f"the best {able.size}") if ahead.size else ""
     return " ".join([*told, f"{places[:1].upper()}{places[1:]}." if places else ""]).strip()
 
 

@@ -66,7 +66,9 @@ def test_the_answer_says_how_sure_it_is_and_what_changes_places(page):
     assert 0.5 < chance < 0.95
     assert f"It meets all objectives with a chance of {100 * chance:.0f} %, given the expected errors" in text
     unsure = text_of(page(with_objectives(plain, error=0.3)))
-    assert "Within the errors #1 changes places with #" in unsure and "It does not cover errors of the model" not in text
+    assert (
+        "Within the errors #1 changes places with #" in unsure and "It does not cover errors of the model" not in text
+    )
     assert "Chances that objectives hold tell of the model" in text
     by_key = {measure["key"]: measure for measure in data["measures"]}
     assert by_key["slo_chance"]["unit"] == by_key["ahead_of_first"]["unit"] == "%"
