@@ -20,6 +20,7 @@ WHOLE = ("model", "hardware", "router", "transfer", "speculative", "lora", "feed
 EVERY_SERVER = {
     "kv.preemption": "recompute",
     "kv.offload_answers": False,
+    "kv.offload_write": "write_through",
     "kv.layer_groups": False,
     "replicas": 1,
     "expert_parallel": 1,
@@ -170,8 +171,10 @@ def unsaid(line: CommandLine, server: StatedPool, flags: Flags) -> dict[str, Any
 
 
 def _stated(value: Any) -> Any:
-    """A value without keys of its own that are None, which a reader of flags leaves out."""
-    return {key: inner for key, inner in value.items() if inner is not None} if isinstance(value, Mapping) else value
+    """A value without keys of its own that are None, which a reader of flags leaves out, as it does an empty list."""
+    if isinstance(value, Mapping):
+        return {key: inner for key, inner in value.items() if inner is not None}
+    return None if value in ([], ()) else value
 
 
 def restored(tree: dict[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from evaluator.arguments.table import Flags, get, put
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 _KV = {"fp8": "fp8", "int8": "int8_per_token_head", "int4": "int4_per_token_head", "nvfp4": "nvfp4"}
 _METHODS = {"ngram": "ngram", "mtp": "mtp", "eagle": "eagle3", "draft": "draft_model"}
+TIERS = "/mnt/kv-tiers"
+"""Where the storage of tiers behind host memory is mounted, in flags that are written; the n-th is n-NAME."""
 _GIB = 1 << 30
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # ``LoRAConfig.max_lora_rank``
 _EXCHANGES = {
@@ -125,9 +127,15 @@ def _write_transfer(server: StatedPool) -> Flags:
     flags: Flags = {}
     if server["kv.offload_bytes"] is not None:
         flags["--kv-offloading-size"] = server["kv.offload_bytes"] / _GIB
-        if server["kv.offload_answers"]:
+        more: dict[str, Any] = {"offload_prompt_only": False} if server["kv.offload_answers"] else {}
+        if tiers := server["kv.offload_tiers"]:
+            # Of its tiers (``SecondaryTierFactory``) the one that takes any storage which is mounted.
+            roots = [f"{TIERS}/{number}-{tier['storage'] or 'tier'}" for number, tier in enumerate(tiers)]
+            more["spec_name"] = "TieringOffloadingSpec"
+            more["secondary_tiers"] = [{"type": "fs", "root_dir": root} for root in roots]
+        if more:
             # What vLLM adds for the size (``VllmConfig._post_init_kv_transfer_config``) leaves this as it is.
-            flags["--kv-transfer-config"] = {"kv_connector_extra_config": {"offload_prompt_only": False}}
+            flags["--kv-transfer-config"] = {"kv_connector_extra_config": more}
     if server["role"] in _ROLES:
         flags["--kv-transfer-config"] = {"kv_connector": "NixlConnector", "kv_role": _ROLES[server["role"]]}
     return flags
@@ -216,7 +224,9 @@ def _read_offload(flags: Flags, tree: dict[str, Any]) -> list[str]:
     else:
         return []
     put(tree, "kv.offload_answers", not more.get("offload_prompt_only", True))
-    names = ("--kv-offloading-size", "--kv-offloading-backend", "--kv-transfer-config")
+    # How fast tiers behind host memory are, and what they keep, no flag says.
+    tiers = ("--kv-transfer-config",) if not more.get("secondary_tiers") else ()
+    names = ("--kv-offloading-size", "--kv-offloading-backend", *tiers)
     return [flag for flag in names if flag in flags]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from evaluator.catalog.fields import Fields, load
@@ -26,6 +26,27 @@ class Storage:
     capacity_bytes: float
     sources: Mapping[str, str]
     shared_by: int | str = 1
+
+    def instead(
+        self,
+        bandwidth: float | None,
+        latency_s: float | None,
+        capacity_bytes: float | None,
+        shared_by: int | str | None,
+    ) -> Storage:
+        """The same with the figures that are given."""
+        given: dict[str, Any] = {
+            "bandwidth": bandwidth, "latency_s": latency_s, "capacity_bytes": capacity_bytes, "shared_by": shared_by,
+        }  # fmt: skip
+        return replace(self, **{name: value for name, value in given.items() if value is not None})
+
+    def sharing(self, replicas: int) -> int:
+        """Replicas that have one together, of so many in all."""
+        return replicas if isinstance(self.shared_by, str) else min(self.shared_by, replicas)
+
+
+UNKNOWN = Storage("", math.nan, 0.0, math.inf, {})
+"""What a tier that names no storage begins with; its bandwidth must be said."""
 
 
 def load_storage(name: str) -> Storage:

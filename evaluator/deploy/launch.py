@@ -20,6 +20,7 @@ from evaluator.arguments import (
     tree_of,
     unsaid,
 )
+from evaluator.arguments.vllm import TIERS
 from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.published import model_name, repository_of
@@ -56,6 +57,7 @@ NO_AUTOSCALER = "and no autoscaler is"
 _WHY = {
     "kv.admission": "a request of the design enters only if its whole KV fits, and the server preempts",
     "speculative": "how much is accepted is not the server's to say",
+    "kv.offload_tiers": "SGLang's HiCache and LMCache have stores behind host memory, and rules of their own",
     "batching.planning": "",
     "batching.tau": "",
 }
@@ -229,6 +231,13 @@ def _remarks_of(pool: PoolDesign, key: str, value: Any, has: Any) -> list[str]:
         return [
             f"{key} {value}: {label} has no flag for it; its order is that of --scheduling-policy priority, where a "
             "gateway sends the length that it predicts as the priority of each request"
+        ]
+    if key == "kv.offload_tiers" and pool.engine == "vllm":
+        return [
+            f"kv.offload_tiers: {label}'s tiers are folders: mount the storage there ({TIERS}/0-NAME, ..), one that "
+            "replicas share in all of their servers, with one PYTHONHASHSEED; their bandwidth is that of the mount",
+            f"kv.offload_tiers: no flag of {label} bounds what they keep: let an evictor of your own delete the files "
+            "that were read the longest ago",
         ]
     if key == "batching.max_num_batched_tokens" and pool.engine == "vllm":
         return [f"{key} {value}: {label} takes no fewer without chunks than the longest request has, {pool.longest}"]

@@ -187,6 +187,18 @@ def count(least: int = 1, most: int = 10**9, remedy: str = "") -> Reader:
     return Reader(read, {"type": "integer", "minimum": least, "maximum": most})
 
 
+def count_or(word: str) -> Reader:
+    """A whole number from 1 on, or a word that stands for another."""
+    whole = count()
+
+    def read(value: Any, place: Place) -> int | str:
+        if isinstance(value, str) and value != word:
+            raise place.error(f"expected an integer or {word}, got {shown(value)}")
+        return word if value == word else whole(value, place)
+
+    return Reader(read, {"anyOf": [{"const": word}, whole.schema]})
+
+
 def _bounds(above: float | None, least: float | None, most: float | None) -> dict[str, float]:
     given = {"exclusiveMinimum": above, "minimum": least, "maximum": most}
     return {name: bound for name, bound in given.items() if bound is not None}

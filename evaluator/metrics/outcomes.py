@@ -100,7 +100,9 @@ class RequestTimes:
     # int32: which replica served it, pool after pool; of several stations the first that gives tokens
     replica: np.ndarray
     hit_tokens: np.ndarray | None = None  # int64: prompt tokens found in a prefix cache; None: there is none
-    host_tokens: np.ndarray | None = None  # int64: of these, those that came from host memory; None: there is none
+    host_tokens: np.ndarray | None = None  # int64: of these, those that host memory had; None: there is none
+    storage_tokens: np.ndarray | None = None  # int64: that a tier of the replica's own behind it had; None: no tiers
+    shared_tokens: np.ndarray | None = None  # int64: that a tier had which replicas share; None: no tiers
     refused: np.ndarray | None = None  # bool: sent away on arrival, which the other times say; None: none can be
     lost: np.ndarray | None = None  # bool: its replica failed, and it was not sent again; None: no replica fails
     tries: np.ndarray | None = None  # int64: how often it was sent to a replica; None: no replica fails
@@ -141,7 +143,9 @@ class TokenCounts:
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray  # of all stations together, and of all branches of a request
     cached_tokens: np.ndarray | None = None  # of the prompt, that were not computed: known before, or found in a cache
-    host_tokens: np.ndarray | None = None  # of the cached ones, those that came from host memory
+    host_tokens: np.ndarray | None = None  # of the cached ones, those that host memory had
+    storage_tokens: np.ndarray | None = None  # those that a tier of the replica's own behind it had
+    shared_tokens: np.ndarray | None = None  # those that a tier had which replicas share
     decode_hit_tokens: np.ndarray | None = None  # of the prompt, that the prefix cache of a decode side had
     path_tokens: np.ndarray | None = None  # output of the branch that ends last; None: each request has one
 

@@ -135,8 +135,18 @@ def prefix_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
 
 
 def host_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
-    """Prompt tokens that were loaded from host memory / all prompt tokens."""
+    """Prompt tokens that host memory had / all prompt tokens."""
     return _of_prompts(outcomes, window, outcomes.tokens.host_tokens)
+
+
+def storage_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
+    """Prompt tokens that a tier of the replica's own behind host memory had / all prompt tokens."""
+    return _of_prompts(outcomes, window, outcomes.tokens.storage_tokens)
+
+
+def shared_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:
+    """Prompt tokens that a tier had which replicas share / all prompt tokens."""
+    return _of_prompts(outcomes, window, outcomes.tokens.shared_tokens)
 
 
 def decode_hit_rate(outcomes: Outcomes, window: Window) -> np.ndarray:

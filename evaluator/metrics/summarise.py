@@ -27,6 +27,8 @@ from evaluator.metrics.service import (
     prefix_hit_rate,
     price,
     refused_share,
+    shared_hit_rate,
+    storage_hit_rate,
     throughput,
 )
 from evaluator.metrics.sessions import session_summary
@@ -183,6 +185,8 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     parts |= fleet(outcomes)
     parts["prefix_hit_rate"] = prefix_hit_rate(outcomes, window)
     parts["host_hit_rate"] = host_hit_rate(outcomes, window)
+    parts["storage_hit_rate"] = storage_hit_rate(outcomes, window)
+    parts["shared_hit_rate"] = shared_hit_rate(outcomes, window)
     parts["decode_hit_rate"] = decode_hit_rate(outcomes, window)
     result = _named(summaries) | {name: over_seeds(part) for name, part in parts.items()}
     result |= {f"{name}_stderr": seed_stderr(rate) for name, rate in rates.items()}

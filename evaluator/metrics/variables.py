@@ -156,7 +156,20 @@ _OTHERS = {
     "host_hit_rate": Variable(
         "1",
         "host memory hit rate",
-        "the part of prefix_hit_rate that was loaded from host memory (kv.offload_bytes), mean over the seeds",
+        "the part of prefix_hit_rate that was loaded from host memory (kv.offload_bytes), without what had come there "
+        "from a tier for the request, mean over the seeds",
+    ),
+    "storage_hit_rate": Variable(
+        "1",
+        "storage hit rate",
+        "the part of prefix_hit_rate that came from a tier behind host memory (kv.offload_tiers) which a replica has "
+        "for itself, mean over the seeds",
+    ),
+    "shared_hit_rate": Variable(
+        "1",
+        "shared store hit rate",
+        "the part of prefix_hit_rate that came from a tier behind host memory which replicas share, whoever of them "
+        "stored it, mean over the seeds",
     ),
     "saturated": Variable(
         "1",
@@ -304,6 +317,8 @@ BY_SEED = (
     "accepted_per_iteration",
     "prefix_hit_rate",
     "host_hit_rate",
+    "storage_hit_rate",
+    "shared_hit_rate",
     "decode_hit_rate",
     "joule_per_tok",
 )

@@ -6,7 +6,7 @@ from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.kv_managers import manager
 from evaluator.plan.checks import left_out
 from evaluator.plan.simulators import on_demand
-from evaluator.plan.station import StationPlan, host_space, watermark_units
+from evaluator.plan.station import StationPlan, host_space, tier_spaces, watermark_units
 from evaluator.policies import policy
 from evaluator.replica import ReplicaBuild
 from evaluator.scenario import Deployment, Workload
@@ -101,6 +101,11 @@ def offload_problem(workload: Workload, station: StationPlan, pools: int) -> str
     problem = left_out("kv.offload_bytes", others, ", or leave it out")
     if problem is None and not host_space(station)[0]:
         return "infeasible: kv.offload_bytes has no room for a block of the KV cache; use more of it, or leave it out"
+    if problem is None and any(space.blocks < 1 for space in tier_spaces(station)):
+        return (
+            "infeasible: kv.offload_tiers: a tier has no room for a block of the KV cache; use more capacity, or leave "
+            "it out"
+        )
     return problem
 
 

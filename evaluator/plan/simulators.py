@@ -282,13 +282,19 @@ def is_joint(workload: Workload, deployment: Deployment, frontend: bool = False,
     """
     if lockstep > 1 or deployment.autoscaling is not None or deployment.failures is not None or sheds(deployment):
         return True
-    if workload.feedback:
+    if workload.feedback or shares_stores(deployment):
         return True
     # A single replica of a closed loop needs no others, unless its users wait for more than the engine.
     closed, several = workload.arrivals.process == "closed_loop", deployment.ranks > 1
     if closed:
         return several or frontend
     return several and router_of(routed_by(deployment)).independent is None
+
+
+def shares_stores(deployment: Deployment) -> bool:
+    """Whether replicas find in a tier behind host memory what others have stored."""
+    tiers = [tier.figures for tier in deployment.kv.offload_tiers] if deployment.kv.offload_bytes is not None else []
+    return any(tier.capacity_bytes and tier.sharing(deployment.ranks) > 1 for tier in tiers)
 
 
 def routed_by(deployment: Deployment) -> Choice:
@@ -342,6 +348,8 @@ def why_together(workload: Workload, deployment: Deployment, frontend: bool, loc
         return "batching.max_queued_requests"
     if workload.feedback:
         return THINKING
+    if shares_stores(deployment):
+        return "kv.offload_tiers that replicas share"
     if workload.arrivals.process == "closed_loop":
         return "a closed loop with a frontend" if frontend else "a closed loop over replicas"
     return "data_parallel" if lockstep > 1 else f"router {name_of(deployment.router)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -154,6 +155,29 @@ def host_space(station: StationPlan) -> tuple[int, float]:
     # Each device has a part of every block, and copies it over a link of its own.
     blocks = int((kv.offload_bytes or 0.0) / station.deployment.tensor_parallel // block_bytes)
     return blocks, block_bytes / _to_host(station, kv.offload_bandwidth)
+
+
+class TierSpace(NamedTuple):
+    """A tier of storage behind the host memory of a replica, in blocks of its cache: how many it has (inf: no bound),
+    the seconds in which one is copied, and those that each transfer waits first; the replicas that share it."""
+
+    blocks: float
+    block_s: float
+    latency_s: float
+    shared_by: int
+
+
+def tier_spaces(station: StationPlan) -> list[TierSpace]:
+    """The tiers behind host memory; those without a byte are none."""
+    deployment, spaces = station.deployment, []
+    block_bytes = station.design.ready.kv.unit_bytes * deployment.tensor_parallel
+    for tier in deployment.kv.offload_tiers:
+        figures = tier.figures
+        if figures.capacity_bytes:
+            sharing = figures.sharing(deployment.ranks)
+            block_s = block_bytes / figures.bandwidth
+            spaces.append(TierSpace(figures.capacity_bytes // block_bytes, block_s, figures.latency_s, sharing))
+    return spaces
 
 
 def swap_space(station: StationPlan) -> tuple[float, float]:

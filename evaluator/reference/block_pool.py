@@ -51,8 +51,9 @@ class BlockPool:
         self._blocks_named: dict[Hashable, list[int]] = {}  # several may hold the same
         self.known = 0  # blocks with a name
         self.taken: list[int] | None = None  # blocks that requests were given, where host memory wants to know
+        self.evicted: list[tuple[int, Hashable]] | None = None  # named blocks that were taken, where the host gets them
         self.hears: Callable[[Hashable, bool], None] | None = None  # told of each block that gets a name or loses it
-        self._names = PrefixNames()
+        self.names = PrefixNames()
 
     @property
     def free(self) -> int:
@@ -85,7 +86,10 @@ class BlockPool:
             self._had += 1
         else:
             block, _ = self._named.popitem(last=False)
+            name = self._name[block]
             self._forget(block)
+            if self.evicted is not None and name not in self._blocks_named:
+                self.evicted.append((block, name))
         self._users[block] = 1
         self.note((block,))
         return block
@@ -127,11 +131,11 @@ class BlockPool:
 
     def name_of(self, request: Request, position: int, before: Hashable) -> Hashable:
         """See ``PrefixNames.of``."""
-        return self._names.of(request, position, before)
+        return self.names.of(request, position, before)
 
     def first_names(self, request: Request, blocks: int) -> Iterator[Hashable]:
         """See ``PrefixNames.first``."""
-        return self._names.first(request, blocks)
+        return self.names.first(request, blocks)
 
     def _forget(self, block: int) -> None:
         name = self._name[block]

@@ -10,6 +10,12 @@ An iteration has three parts. The scheduler looks (``look``), starts loads (``lo
 for them, then the loads, and notes which transfers have ended. The scheduler is told of these when the iteration ends
 (``tell``). Each direction of the link does one copy after the other.
 
+Behind host memory there may be stores, which get what has come to it and give it back (``offload_stores``).
+
+By vLLM blocks are written through. SGLang's HiCache (0.5.23, ``--hicache-write-policy``) may also wait until a second
+request has a block (``hiradix_cache.HiRadixCache._inc_hit_count``: ``write_through_selective``), or until the device
+takes it for another (``evict``, ``write_back``); then the batch that it is taken for waits for the copy.
+
 Planned asynchronously the worker starts the copies of a batch while the one before is computed. They wait for its end
 on the device; the worker itself waits only for those that make room, so that it notes what has ended by then.
 """
@@ -17,38 +23,50 @@ on the device; the worker itself waits only for those that make room, so that it
 from __future__ import annotations
 
 import math
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from evaluator.reference.block_pool import ROOT, BlockPool
+from evaluator.reference.offload_stores import OffloadStore, StoredBlocks, StoreLimits, StoreTransfers
 from evaluator.reference.request import Request
 
-_STORING = -1
+WRITE_THROUGH = "write_through"
+SELECTIVE = "write_through_selective"
+WRITE_BACK = "write_back"
+WRITES = (WRITE_THROUGH, SELECTIVE, WRITE_BACK)
+
+_ASKED_AGAIN = 16
+"""Blocks may come from stores so many times host memory's room, before those that wait for them are given up."""
 
 
 @dataclass(frozen=True)
 class HostLimits:
     """What a replica has of it, in blocks of the device's cache, and the seconds that a copy of one takes.
 
-    ``prompts_only``: blocks of answers are not stored (vLLM's ``offload_prompt_only``, its default).
+    ``prompts_only``: blocks of answers are not stored (vLLM's ``offload_prompt_only``, its default), but on eviction.
+    ``write``: when a block is copied to the host: one of ``WRITES``.
     """
 
     blocks: int
     prompts_only: bool = True
     store_block_s: float = 0.0
     load_block_s: float = 0.0
+    write: str = WRITE_THROUGH
+    stores: tuple[StoreLimits, ...] = ()  # behind it, in the order in which they are asked
 
     def __post_init__(self) -> None:
         if self.blocks < 1 or min(self.store_block_s, self.load_block_s) < 0:
             raise ValueError("host memory has blocks, and a copy of one takes no less than no time")
+        if self.write not in WRITES:
+            raise ValueError(f"write must be one of {', '.join(WRITES)}, got {self.write!r}")
 
 
 @dataclass(eq=False, slots=True)
 class HostCopy:
-    """Blocks of a request on their way. ``blocks``: of the device, where they are stored."""
+    """Blocks of a request on their way. ``blocks``: of the device, where they are stored; of no request if evicted."""
 
-    request: Request
+    request: Request | None
     names: Sequence[Hashable]
     blocks: Sequence[int] = ()
     end_s: float = math.inf
@@ -65,76 +83,25 @@ class _Known:
 
     names: list[Hashable] = field(default_factory=list)  # of its whole blocks
     looked_at: int = 0  # of its blocks, from the first on: stored or left to others
+    on_device: int = 0  # of its blocks, those that were found there when it was last looked at
+    counted: int = 0  # of its blocks, those for which it counts among the requests that had them
+    promoted: dict[Hashable, int] = field(default_factory=dict)  # blocks that it asked stores for: of which one
     transfers: dict[HostCopy, None] = field(default_factory=dict)
     loaded: bool = False  # its load has ended
     blocks: Sequence[int] = ()  # that it had when it was preempted last
     gone: bool = False  # all that it will ever store is planned
 
 
-class HostBlocks:
-    """Which blocks the host has, and in which order they go (vLLM ``CPUOffloadingManager``, ``LRUCachePolicy``)."""
-
-    def __init__(self, blocks: int) -> None:
-        self._blocks = blocks
-        self._users: dict[Hashable, int] = {}  # loads under way of each block
-        self._idle: OrderedDict[Hashable, None] = OrderedDict()  # no transfer under way, the first to go in front
-
-    def __len__(self) -> int:
-        return len(self._users)
-
-    def has(self, name: Hashable) -> bool | None:
-        """Whether a block is there; None: it is on its way."""
-        users = self._users.get(name)
-        return False if users is None else None if users == _STORING else True
-
-    def touch(self, names: Sequence[Hashable]) -> None:
-        """Mark blocks as used just now: the last block of a request will go before its first."""
-        for name in reversed(names):
-            if name in self._idle:
-                self._idle.move_to_end(name)
-
-    def make_room(self, names: Sequence[Hashable]) -> list[Hashable] | None:
-        """Make room for the blocks that are not there, which are returned; None: there is too little."""
-        new = [name for name in names if name not in self._users]
-        short = len(self._users) + len(new) - self._blocks
-        if short > 0:
-            kept = set(names)
-            going = [name for name in self._first_idle(short + len(kept)) if name not in kept][:short]
-            if len(going) < short:
-                return None
-            for name in going:
-                del self._idle[name], self._users[name]
-        self._users.update(dict.fromkeys(new, _STORING))
-        return new
-
-    def _first_idle(self, count: int) -> list[Hashable]:
-        return [name for name, _ in zip(self._idle, range(count), strict=False)]
-
-    def stored(self, names: Iterable[Hashable]) -> None:
-        """Their copies are complete."""
-        for name in names:
-            self._users[name] = 0
-            self._idle[name] = None
-
-    def hold(self, names: Iterable[Hashable]) -> None:
-        """The blocks are being loaded: they stay until ``let_go``."""
-        for name in names:
-            self._users[name] += 1
-            self._idle.pop(name, None)
-
-    def let_go(self, names: Iterable[Hashable]) -> None:
-        """A load of them has ended."""
-        for name in names:
-            self._users[name] -= 1
-            if not self._users[name]:
-                self._idle[name] = None
-
-
 class HostCache:
     """vLLM ``OffloadingConnectorScheduler`` and ``OffloadingConnectorWorker``, for layers of full attention."""
 
-    def __init__(self, memory: HostLimits, pool: BlockPool, block_tokens: int) -> None:
-        self.blocks = HostBlocks(memory.blocks)
+    def __init__(
+        self, memory: HostLimits, pool: BlockPool, block_tokens: int, stores: Sequence[OffloadStore] = ()
+    ) -> None:
+        self.blocks = StoredBlocks(memory.blocks)
+        self.transfers = StoreTransfers(stores, self.blocks)
+        self.now = -math.inf  # when the batch is planned
+        self._had_by: dict[Hashable, int] = {}  # selective: requests that had a block since the device forgot it last
         self._memory, self._pool, self._block = memory, pool, block_tokens
         self._known: dict[Request, _Known] = {}
         self._loading: dict[Hashable, None] = {}  # blocks
@@ -152,6 +119,7 @@ class HostCache:
         self.worker_free_s = -math.inf  # when the worker has started what it was told of
         self.loaded: list[tuple[int, int]] = []  # since the last batch: (request, tokens)
         pool.taken = []
+        pool.evicted = [] if memory.write == WRITE_BACK else None
 
     # -- the scheduler
 
@@ -164,21 +132,26 @@ class HostCache:
         if known.transfers:
             return None
         self._name(request, known, request.target)
-        first = hit_tokens // self._block
+        first = known.on_device = hit_tokens // self._block
         found, pending = first, False
         for name in known.names[first:]:
+            self.transfers.poll(self.now)
             there = self.blocks.has(name)
             if there is False:
-                break
+                store = self.transfers.promote(name, request, self.now)
+                if store is None:
+                    break
+                known.promoted[name], there = store, None
             pending |= there is None
             found += 1
         # Blocks that another request loads already are found on the device once they have come.
         pending |= any(name in self._loading for name in known.names[first:found])
-        self.blocks.touch(known.names)
+        self._touch(known)
         return None if pending else (found - first) * self._block
 
     def load(self, request: Request, hit_tokens: int, tokens: int) -> None:
         """Plan to fill a request's blocks behind those found on the device from the host; it has got these blocks."""
+        self.transfers.promoted = 0
         known = self._known[request]
         known.looked_at = (hit_tokens + tokens) // self._block
         names = known.names[hit_tokens // self._block : known.looked_at]
@@ -189,6 +162,13 @@ class HostCache:
         self._copies += 1
         self._loads.append(transfer)
         self.loaded.append((request.index, tokens))
+        if known.promoted:
+            if request.admission < 0:
+                asked = [known.promoted[name] for name in names if name in known.promoted]
+                shared = [self.transfers.stores[number].shared for number in asked]
+                request.shared_tokens = sum(shared) * self._block
+                request.storage_tokens = len(shared) * self._block - request.shared_tokens
+            known.promoted.clear()
 
     def take_load(self, request: Request) -> bool:
         """Whether its load has ended, which is told once."""
@@ -221,8 +201,12 @@ class HostCache:
         vLLM ``build_connector_meta``. Members without a new block need not be named. A block is stored once it is
         whole, or at the end of an answer, where vLLM counts the last token in, whose KV is never computed.
         """
+        self.transfers.end_step(self.now)
         taken = set(self._pool.taken or ())
         self._pool.taken = []
+        if self._pool.evicted:
+            self._store_evicted(self._pool.evicted)
+            self._pool.evicted = []
         for request in preempted:
             known = self._known.get(request)
             self._at_once.update(known.transfers if known else {})
@@ -245,20 +229,24 @@ class HostCache:
     @property
     def busy(self) -> bool:
         """There is something to plan or to tell, whoever waits or runs (vLLM ``has_pending_push_work``)."""
-        return self._copies > 0 or bool(self._finished)
+        return self._copies > 0 or bool(self._finished) or self.transfers.busy
 
     def unstored(self) -> Iterable[Request]:
         """Requests whose blocks found no room before."""
         return self._again
 
-    def tell(self, ended: Iterable[HostCopy]) -> None:
+    def tell(self, ended: Iterable[HostCopy], now: float) -> None:
         """The scheduler hears of transfers that have ended (vLLM ``update_connector_output``)."""
         for transfer in ended:
-            known = self._known[transfer.request]
-            del known.transfers[transfer]
             self._copies -= 1
             if transfer.stores:
                 self.blocks.stored(transfer.names)
+                self.transfers.spill(transfer.names, now)
+            if transfer.request is None:
+                continue
+            known = self._known[transfer.request]
+            del known.transfers[transfer]
+            if transfer.stores:
                 for block in transfer.blocks:
                     watching = self._sources.get(block, {})
                     watching.pop(transfer, None)
@@ -275,13 +263,30 @@ class HostCache:
 
     @property
     def next_s(self) -> float:
-        """When the next transfer ends; inf if none is under way."""
-        return min((transfers[0].end_s for transfers in self._under_way if transfers), default=math.inf)
+        """When the next transfer ends; inf if none is under way, or none that those who wait can hope for."""
+        if self._in_vain:
+            return math.inf
+        copies = min((transfers[0].end_s for transfers in self._under_way if transfers), default=math.inf)
+        return min(copies, self.transfers.next_s)
 
     @property
     def has_begun_all(self) -> bool:
         """Nothing waits for the next batch to be begun."""
         return not self._deferred
+
+    def settled(self, now: float) -> bool:
+        """Another look at this time finds nothing new."""
+        news = self.transfers.take_news(now) and not self._in_vain
+        return not news and self.has_begun_all
+
+    @property
+    def _in_vain(self) -> bool:
+        """Blocks come from stores again and again.
+
+        vLLM makes room in host memory block by block: where it is too small for what is waited for, blocks that have
+        come from a store go again for those behind them, and the request asks for them anew, for ever.
+        """
+        return self.transfers.promoted > _ASKED_AGAIN * self._memory.blocks
 
     def begin(self, now: float, device_free_s: float = -math.inf) -> tuple[float, list[HostCopy]]:
         """Start what was planned: when the batch may begin, and the transfers of which it tells the end.
@@ -319,6 +324,10 @@ class HostCache:
         for position in range(len(known.names), tokens // self._block):
             known.names.append(self._pool.name_of(request, position, known.names[-1] if known.names else ROOT))
 
+    def _touch(self, known: _Known) -> None:
+        self.blocks.touch(known.names)
+        self.transfers.touch(known.names, self.now)
+
     def _forget(self, request: Request) -> None:
         if self._known[request].gone and not self._known[request].transfers:
             del self._known[request]
@@ -334,7 +343,10 @@ class HostCache:
         first, last = known.looked_at, min(min(tokens, most) // self._block, len(blocks))
         if last <= first:
             return None
-        new = self.blocks.make_room(known.names[first:last])
+        if self._memory.write == WRITE_BACK:
+            return None
+        self.transfers.poll(self.now)
+        new = self.blocks.make_room(self._wanted(known, first, last))
         if new is None:
             self._again[request] = None
             return None
@@ -342,7 +354,7 @@ class HostCache:
         known.looked_at = last
         if not new:
             return None
-        self.blocks.touch(known.names)
+        self._touch(known)
         stored = set(new)
         sources = [blocks[position] for position in range(first, last) if known.names[position] in stored]
         transfer = HostCopy(request, new, sources)
@@ -350,3 +362,24 @@ class HostCache:
         self._copies += 1
         self._stores.append(transfer)
         return transfer
+
+    def _wanted(self, known: _Known, first: int, last: int) -> Sequence[Hashable]:
+        """Of the blocks of a request those that are to be stored now: selective, those that another had before."""
+        if self._memory.write != SELECTIVE:
+            return known.names[first:last]
+        for position in range(max(first, known.counted), last):
+            name = known.names[position]
+            # Computed anew it had been forgotten, and its node of SGLang's tree with the count.
+            self._had_by[name] = self._had_by.get(name, 0) + 1 if position < known.on_device else 1
+        known.counted = max(known.counted, last)
+        return [name for name in known.names[first:last] if self._had_by.get(name, 0) > 1]
+
+    def _store_evicted(self, evicted: Sequence[tuple[int, Hashable]]) -> None:
+        """Blocks that the device takes for others are stored before these are written."""
+        blocks = {name: block for block, name in evicted}
+        new = self.blocks.make_some_room(blocks)
+        if new:
+            transfer = HostCopy(None, new, [blocks[name] for name in new])
+            self._copies += 1
+            self._stores.append(transfer)
+            self._at_once[transfer] = None

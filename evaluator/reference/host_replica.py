@@ -8,11 +8,14 @@ a batch, and hears what has ended.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.reference.batch import Batch
 from evaluator.reference.host_cache import HostCache
 from evaluator.reference.limits import Limits
+from evaluator.reference.offload_stores import OffloadStore, OffloadStores
 from evaluator.reference.prefix_cache import PrefixCache
 from evaluator.reference.queues import Queues
 from evaluator.reference.replica import Replica
@@ -20,19 +23,31 @@ from evaluator.reference.request import Request
 from evaluator.reference.running_batch import RunningBatch
 
 
-def replica_class(limits: Limits) -> type[Replica]:
-    """The class of a replica with these limits: one with host memory asks it, too."""
-    return HostReplica if limits.host else Replica
+def replica_maker(limits: Limits) -> Callable[..., Replica]:
+    """What makes the replicas of a pool, as ``Replica`` does: with host memory they ask it, too.
+
+    They share what the stores behind it are shared by.
+    """
+    if limits.host is None:
+        return Replica
+    stores = OffloadStores(limits.host.stores)
+
+    def make(index: int, *given: Any, **options: Any) -> Replica:
+        replica = HostReplica(index, *given, stores=stores.of(index), **options)
+        replica.queues.kv.pool.names = stores.names
+        return replica
+
+    return make
 
 
 class HostQueues(Queues):
     """The first waiting request is looked up in host memory, too; while its blocks are loaded, others may pass it."""
 
-    def __init__(self, limits: Limits, window: int) -> None:
+    def __init__(self, limits: Limits, window: int, stores: Sequence[OffloadStore]) -> None:
         super().__init__(limits, window)
         assert limits.host and isinstance(self.kv, PrefixCache), "``Limits`` refuses a host without a prefix cache"
         self.kv: PrefixCache
-        self.host = HostCache(limits.host, self.kv.pool, limits.block_tokens)
+        self.host = HostCache(limits.host, self.kv.pool, limits.block_tokens, stores)
         self.loading: dict[Request, bool] = {}  # of the waiting, those with blocks from the host; whether they came
         self.writing: set[Request] = set()  # planned asynchronously: who takes part in the batch under way
         self._given_up: list[list[int]] = []  # blocks of those of them that were preempted
@@ -116,8 +131,12 @@ class HostReplica(Replica):
     keeps_empty = True  # between two looks copies end, and make room
     _rounds = (0, -1)  # see ``_is_stuck``; with the tokens that were to come then
 
+    def __init__(self, *given: Any, stores: Sequence[OffloadStore] = (), **options: Any) -> None:
+        self._stores = stores
+        super().__init__(*given, **options)
+
     def _make_queues(self) -> HostQueues:
-        return HostQueues(self.limits, self.window)
+        return HostQueues(self.limits, self.window, self._stores)
 
     def _arrive(self, request: Request, now: float) -> RunningBatch | None:
         """An arrival ends a wait for copies, as it ends a leap."""
@@ -131,7 +150,9 @@ class HostReplica(Replica):
 
     def form(self, now: float) -> Batch:
         """Forms the batch, and plans which blocks of its requests are stored to host memory."""
-        batch, host = super().form(now), self.queues.host
+        host = self.queues.host
+        host.now = now
+        batch = super().form(now)
         members = {chunk.request: chunk.high for chunk in batch.chunks}
         if batch.decodes is not None:
             again = (request for request in host.unstored() if request in batch.decodes.members)
@@ -148,7 +169,7 @@ class HostReplica(Replica):
         start, ended = host.begin(now, self.pipeline.free_s)
         running_batch = super()._send(batch, start)
         running_batch.ended, running_batch.loaded, running_batch.host_blocks = ended, host.loaded, len(host.blocks)
-        host.loaded = []
+        host.loaded, host.transfers.promoted = [], 0
         return running_batch
 
     def take_off(self, batch: Batch, sums: BatchStatistics, start: float, end: float) -> RunningBatch:
@@ -166,8 +187,8 @@ class HostReplica(Replica):
             start, ended = host.begin(now)
             if start > now:  # blocks to load into are still being stored
                 return self._stand(RunningBatch(batch, self.weigh(batch)[0], now, start, busy=False, ended=ended))
-            host.tell(ended)
-            if not (ended or self.queues.preempted) and host.has_begun_all:
+            host.tell(ended, now)
+            if not (ended or self.queues.preempted) and host.settled(now):
                 return self._until_next_copy(batch, now)
             batch = self.form(now)
             if batch:
@@ -198,7 +219,7 @@ class HostReplica(Replica):
                     if self._is_stuck:
                         break
                 running_batch = self._send(batch, now) if batch else self._only_copies(batch, now)
-                changed = running_batch.busy or running_batch.ended or self.queues.preempted or not host.has_begun_all
+                changed = running_batch.busy or running_batch.ended or self.queues.preempted or not host.settled(now)
                 in_vain = 0 if changed else in_vain + 1
                 launched += [running_batch] if running_batch.busy else []
                 self._batches.append(running_batch)
@@ -210,7 +231,7 @@ class HostReplica(Replica):
             assert oldest is not None
             if not oldest.busy and oldest.end_s <= now:
                 self._batches.popleft()
-                host.tell(oldest.ended)
+                host.tell(oldest.ended, now)
             else:
                 self._waits = True
                 if not oldest.busy:  # the worker waits for copies that make room
@@ -249,7 +270,7 @@ class HostReplica(Replica):
     def finish(self, running_batch: RunningBatch) -> list[Request]:
         """The scheduler hears of the copies that had ended when the batch began."""
         finished = super().finish(running_batch)
-        self.queues.host.tell(running_batch.ended)
+        self.queues.host.tell(running_batch.ended, running_batch.end_s)
         return finished
 
     def _leave_late(self, request: Request) -> None:

@@ -69,6 +69,8 @@ class Request:
     aged: bool = False  # ``priority`` has what it gains while it waits
     hit_tokens: int = 0  # prompt tokens found in the prefix cache on the first admission
     host_tokens: int = 0  # those behind them that were loaded from the host before it
+    storage_tokens: int = 0  # of these, those that had come there from a store of the replica's own
+    shared_tokens: int = 0  # and from one that replicas share
 
     admission: int = -1  # how many were admitted before it
     swapped: bool = False  # preempted, with its KV kept in host memory
@@ -164,7 +166,8 @@ class Request:
         self.replica, self.generated, self.computed, self.target = -1, 0, self.cached_tokens, self.prompt_tokens
         self.scheduled_s = self.first_token_s = self.last_token_s = math.inf
         self.token_s, self.blocks = [], []
-        self.hit_tokens = self.host_tokens = self.units = self.under_way = self.batches_under_way = 0
+        self.hit_tokens = self.host_tokens = self.storage_tokens = self.shared_tokens = 0
+        self.units = self.under_way = self.batches_under_way = 0
         self.admission, self.swapped, self.group, self.since, self.steps = -1, False, None, 0, 0
 
     def restart(self) -> None:

@@ -11,7 +11,7 @@ from evaluator.cost.iteration import IterationCost
 from evaluator.cost.quantities import PEAKS
 from evaluator.reference.data_parallel import RankBalance
 from evaluator.reference.failures import Breakdowns, FailurePolicy
-from evaluator.reference.host_replica import replica_class
+from evaluator.reference.host_replica import replica_maker
 from evaluator.reference.limits import Limits
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.network import Delay, Follows, run
@@ -144,8 +144,9 @@ def simulate(
         raise ValueError("where users wait for answers, failures keep requests that come while no replica serves")
     costs: Any = [cost] if hasattr(cost, "_fields") else cost  # a cost is a tuple itself
 
+    made = replica_maker(limits)
+
     def make(index: int) -> Replica:
-        made = replica_class(limits)
         return made(index, costs, policy, limits, window=window, leap=leap, tokens=tokens, observe=observe)
 
     if scaling is None and failures is not None:

@@ -4,8 +4,8 @@
 starts by ``from_command``, what an engine does where nothing is said by ``engine_defaults``.
 
 *Its sections.* ``workload``: ``arrivals``, ``lengths``, ``sessions``, ``reasoning``, ``classes``, ``adapters``,
-``token_sampling``, ``trace``. ``deployment``: ``pools``, ``routers``, ``transfer``, ``autoscaling``, ``failures``,
-``feed_forward_apart``. ``pipeline``. ``objectives``.
+``token_sampling``, ``trace``. ``deployment``: ``pools``, ``routers``, ``transfer``, ``offload``, ``autoscaling``,
+``failures``, ``feed_forward_apart``. ``pipeline``. ``objectives``.
 
 *Its sweep.* ``axes`` as they are written (``axis_values``, ``design_table``, ``sampling``; ``shadowed_keys`` are
 refused), ``sweep`` checked, each value read by ``swept_fields``; ``grid`` has the points that ``conditions`` leave,

@@ -46,6 +46,7 @@ from evaluator.scenario.adapters import Lora, lora_reader
 from evaluator.scenario.autoscaling import Autoscaling, autoscaling_reader
 from evaluator.scenario.failures import Failures, failures_reader
 from evaluator.scenario.feed_forward_apart import FeedForwardApart, feed_forward_apart_reader
+from evaluator.scenario.offload import OffloadTier, offload_tiers_reader
 from evaluator.scenario.pipeline import Stage
 from evaluator.scenario.routers import Routers, Split, router_reader, split_reader, written_routers
 from evaluator.scenario.transfer import Transfer, transfer_reader
@@ -173,7 +174,8 @@ class KvCache:
     or copied to ``swap_bytes`` of host memory per device (None: as much as it takes) at ``swap_bandwidth`` (byte/s of a
     device). ``prefix_caching``: blocks whose content is known (``Sessions``, or columns of a trace) are computed once;
     those of mere system prompts then stay in the cache, others are evicted in the order in which they were last used.
-    ``offload_bytes``: what is evicted is found in host memory (``reference.host_cache``).
+    ``offload_bytes``: what is evicted is found in host memory (``reference.host_cache``), ``offload_tiers``: or behind
+    it (``reference.offload_stores``).
     As read from a file ``admission``, ``memory_fraction``, ``block_tokens``, ``full_prompt`` and ``prefix_caching`` are
     None where it does not say them: then they are the engine's (``engine_defaults``).
     """
@@ -228,6 +230,19 @@ class KvCache:
     offload_answers: bool = key(
         flag, False, "Whether blocks of answers are copied to it, too; those of prompts alone are vLLM's default."
     )
+    # The words of SGLang's `--hicache-write-policy`; vLLM has the first alone.
+    offload_write: str = key(
+        choice("write_through", "write_through_selective", "write_back"),
+        "write_through",
+        "When a block is copied to it: as it is computed; when a second request has it while it is on the device; or, "
+        "answers too, when the device takes it for another.",
+    )
+    offload_tiers: tuple[OffloadTier, ...] = key(
+        offload_tiers_reader,
+        (),
+        "Storage behind that memory, of which a replica has one each, or several share one: [nvme, {storage: "
+        "rack-pool, shared_by: all}]. What comes to host memory is written to all; asked in this order.",
+    )
     capacity_tokens: int | None = key(
         count(),
         None,
@@ -262,6 +277,10 @@ def check_kv(kv: KvCache, place: Place) -> None:
     if kv.offload_bytes is not None and kv.offload_bandwidth is None:
         raise place.key("offload_bandwidth").error(
             "is required with offload_bytes: bytes per second of one device to host memory, such as 50GB/s"
+        )
+    if kv.offload_tiers and kv.offload_bytes is None:
+        raise place.key("offload_bytes").error(
+            "is required with offload_tiers: all that goes to them and comes from them goes through host memory"
         )
 
 

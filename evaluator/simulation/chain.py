@@ -154,7 +154,15 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
     first = giving[0] if giving else station_visits[-1]
     result = ChainResult(
         # All requests come to the first station and to the first that gives tokens: their tables have one shape.
-        times=replace(first.times, arrival_s=start.times.arrival_s, hit_tokens=None, host_tokens=None, visited=None),
+        times=replace(
+            first.times,
+            arrival_s=start.times.arrival_s,
+            hit_tokens=None,
+            host_tokens=None,
+            storage_tokens=None,
+            shared_tokens=None,
+            visited=None,
+        ),
         tokens=_tokens_of(start, first),
         model=_by_request(start, "model") if _several_models(start) else None,
         request_class=_classes(start),
@@ -219,7 +227,8 @@ def _tokens_of(start: StationVisit, first: StationVisit) -> TokenCounts:
     # A client counts the tokens of all branches, and waits for the longest path.
     if _branching(start):
         return TokenCounts(prompt, _by_request(first, "made_tokens"), cached, path_tokens=output)
-    return TokenCounts(prompt, output, cached, first.times.host_tokens)
+    times = first.times
+    return TokenCounts(prompt, output, cached, times.host_tokens, times.storage_tokens, times.shared_tokens)
 
 
 def _by_request(visit: StationVisit, name: str) -> np.ndarray:

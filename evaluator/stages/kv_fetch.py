@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -23,24 +23,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.catalog import load_storage
-from evaluator.catalog.storage import ALL, Storage
-from evaluator.keys import Place, Reader, count, flag, in_catalog, key, number, quantity, schema_of, section, shown
+from evaluator.catalog.storage import ALL, UNKNOWN, Storage
+from evaluator.keys import (
+    Place,
+    Reader,
+    count,
+    count_or,
+    flag,
+    in_catalog,
+    key,
+    number,
+    quantity,
+    schema_of,
+    section,
+    shown,
+)
 from evaluator.stages.record import StageKind, StageRequests, Work
 from evaluator.stages.steps import Delay, Served, Step
 from evaluator.tiers import Popularity, TierSize, held_shares, hit_rates
 
 ANY = "any"
-
-
-def _count_or(word: str) -> Reader:
-    whole = count()
-
-    def read(value: Any, place: Place) -> int | str:
-        if isinstance(value, str) and value != word:
-            raise place.error(f"expected an integer or {word}, got {shown(value)}")
-        return word if value == word else whole(value, place)
-
-    return Reader(read, {"anyOf": [{"const": word}, whole.schema]})
 
 
 _storage = in_catalog("storage", load_storage)
@@ -59,32 +61,23 @@ class Tier:
         number(least=0, most=1), None, "Of the requests that come to it, the part that finds its context."
     )
     shared_by: int | str | None = key(
-        _count_or(ALL), None, "Replicas that share one, its capacity and bandwidth; or all. Instead of the storage's."
+        count_or(ALL), None, "Replicas that share one, its capacity and bandwidth; or all. Instead of the storage's."
     )
     bandwidth: float | None = key(quantity("byte/s", above=0), None, "Instead of the storage's.")
     latency: float | None = key(quantity("s", least=0), None, "Of a lookup, whether it finds something or not.")
     capacity: float | None = key(quantity("byte", least=0), None, "Of KV that it keeps; instead of the storage's.")
-    transfers: int | str = key(
-        _count_or(ANY), 1, "At a time, each at the whole bandwidth; any: none waits for another."
-    )
+    transfers: int | str = key(count_or(ANY), 1, "At a time, each at the whole bandwidth; any: none waits for another.")
 
     @property
     def figures(self) -> Storage:
         """What it is made of."""
         # A bandwidth of NaN is never used: `_check_tier` wants one where no storage has it.
-        base = Storage("", math.nan, 0.0, math.inf, {}) if self.storage is None else load_storage(self.storage)
-        given: dict[str, Any] = {
-            "bandwidth": self.bandwidth,
-            "latency_s": self.latency,
-            "capacity_bytes": self.capacity,
-            "shared_by": self.shared_by,
-        }
-        return replace(base, **{name: value for name, value in given.items() if value is not None})
+        base = UNKNOWN if self.storage is None else load_storage(self.storage)
+        return base.instead(self.bandwidth, self.latency, self.capacity, self.shared_by)
 
     def sharing(self, replicas: int) -> int:
         """Replicas that have one such tier together, of so many in all."""
-        sharing = self.figures.shared_by
-        return replicas if isinstance(sharing, str) else min(sharing, replicas)
+        return self.figures.sharing(replicas)
 
 
 def _check_tier(tier: Tier, place: Place) -> None:

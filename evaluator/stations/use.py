@@ -41,8 +41,9 @@ def stuck_problem(configuration: Configuration, last_token_s: np.ndarray) -> str
     if not left or not _may_get_stuck(configuration):
         return None
     return (
-        f"infeasible: {left:,} requests never end: short of KV, vLLM gets stuck with kv.offload_bytes; use a smaller "
-        "batching.max_num_seqs, more tensor_parallel or no kv.offload_bytes"
+        f"infeasible: {left:,} requests never end: short of KV, or of host memory for what comes from "
+        "kv.offload_tiers, vLLM gets stuck with kv.offload_bytes; use a smaller batching.max_num_seqs, more "
+        "tensor_parallel, more or no kv.offload_bytes"
     )
 
 

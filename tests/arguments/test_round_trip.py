@@ -109,6 +109,12 @@ POOL = some.fixed_dictionaries(
                         for size in (2e11, 2.0**38)
                         for answers in (False, True)
                     ),
+                    {
+                        "offload_bytes": 2e11,
+                        "offload_bandwidth": 25e9,
+                        "offload_write": "write_back",
+                        "offload_tiers": ["nvme", {"storage": "rack-pool", "shared_by": "all"}, {"bandwidth": 1e9}],
+                    },
                 ]
             ),
         ),

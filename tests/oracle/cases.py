@@ -67,6 +67,9 @@ class Case:
     store_ticks: int = 0  # for each block that is copied to the host
     load_ticks: int = 0  # for each that is copied back
     host_prompts_only: bool = True  # answers are not copied
+    stores: tuple[
+        tuple[int, int, int], ...
+    ] = ()  # behind it: blocks, ticks for each and beside the transfers of others
     max_loras: int = 0  # distinct adapters of a batch; 0: nobody names any
     context_parallel: int = 1  # ranks over which a sequence's KV is split; ``block_tokens`` are those of a block on all
     requests: tuple[Ask, ...] = ()
@@ -120,6 +123,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "adapters, asynchronous": {"adapters": True, "asynchronous": True},
     "host memory": {"prefix_caching": True, "host": True},
     "host memory, asynchronous": {"prefix_caching": True, "host": True, "asynchronous": True},
+    "stores": {"prefix_caching": True, "host": True, "stores": True},
+    "stores, asynchronous": {"prefix_caching": True, "host": True, "stores": True, "asynchronous": True},
 }
 """What each family of random cases always has; chunks, thresholds and preemption are in all of them."""
 
@@ -190,6 +195,10 @@ def random_case(feature: str, seed: int, requests: int = 40) -> Case:
         load_ticks=int(rng.choice([0, 1, 8, 60])) if has.get("host") else 0,
         host_prompts_only=not has.get("host") or bool(rng.random() < 0.5),
     )  # fmt: skip
+    if has.get("stores"):
+        sizes = [int(case.host_blocks * rng.choice([0.5, 2.0, 10.0])) + 1 for _ in range(int(rng.integers(1, 3)))]
+        ticks = rng.choice([0, 1, 8, 60], (len(sizes), 2)).tolist()
+        case = replace(case, stores=tuple((size, *each) for size, each in zip(sizes, ticks, strict=True)))
     if has.get("adapters"):
         case = replace(case, max_loras=int(rng.integers(1, 6)))
     if context > 1:

@@ -11,6 +11,7 @@ from evaluator.reference.data_parallel import RankBalance
 from evaluator.reference.grouped_kv import KvGroup
 from evaluator.reference.host_cache import HostLimits
 from evaluator.reference.network import run
+from evaluator.reference.offload_stores import StoreLimits
 from evaluator.reference.replica import Replica
 from evaluator.reference.stations.phase import PhaseStation
 from evaluator.reference.stations.pool import PoolStation
@@ -40,12 +41,16 @@ def limits_of(case: Case) -> Limits:
         asynchronous=case.asynchronous,
         full_prompt=case.full_prompt,
         packing="priority" if case.priority else "fcfs",
-        host=HostLimits(case.host_blocks, case.host_prompts_only, case.store_ticks * TICK_S, case.load_ticks * TICK_S)
-        if case.host_blocks
-        else None,
+        host=_host_of(case) if case.host_blocks else None,
         max_adapters=case.max_loras,
         kv_groups=tuple(map(_group, case.groups)),
     )
+
+
+def _host_of(case: Case) -> HostLimits:
+    stores = tuple(StoreLimits(blocks, ticks * TICK_S, latency * TICK_S) for blocks, ticks, latency in case.stores)
+    copies = (case.store_ticks * TICK_S, case.load_ticks * TICK_S)
+    return HostLimits(case.host_blocks, case.host_prompts_only, *copies, stores=stores)
 
 
 def _group(number: int) -> KvGroup:

@@ -35,7 +35,7 @@ def recorded(path: Path) -> list[tuple[Case, Log]]:
 
 
 def test_there_is_a_recording_of_every_feature():
-    assert len(RECORDINGS) == 24
+    assert len(RECORDINGS) == 26
     assert sum(path.stat().st_size for path in RECORDINGS) < 400_000
 
 
@@ -66,6 +66,12 @@ def test_what_gets_stuck_as_in_vllm_comes_to_an_end(seed):
     """With host memory and planning ahead: vLLM was seen to have these left for ever."""
     log = ours.serve(random_case("host memory, asynchronous", seed))
     assert (len(log.steps), log.last_ticks.count(-1)) == {12: (34, 34), 100: (183, 39)}[seed]
+
+
+def test_who_asks_stores_in_vain_as_in_vllm_comes_to_an_end():
+    """Host memory is too small for what comes from them: vLLM was seen to ask for the same blocks again and again."""
+    log = ours.serve(random_case("stores", 56))
+    assert log.last_ticks.count(-1) == 1
 
 
 def lane_of(case: Case, kind: Kind) -> Lane:

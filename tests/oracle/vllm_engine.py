@@ -110,12 +110,20 @@ def _scheduler(case: Case, blocks: int) -> Scheduler:
     return kind(config, kv, StructuredOutputManager(config), block_size=longest, hash_block_size=case.block_tokens)
 
 
-_HOST_BLOCK = 1 << 16  # bytes
+_HOST_BLOCK = 1 << 12  # bytes; with stores vLLM maps all of host memory, in whole pages
 
 
 def _host_memory(case: Case) -> KVTransferConfig:
     """What ``--kv-offloading-size`` makes of it (``VllmConfig._post_init_kv_transfer_config``), in whole blocks."""
-    more = {"cpu_bytes_to_use": case.host_blocks * _HOST_BLOCK, "offload_prompt_only": case.host_prompts_only}
+    more: dict[str, Any] = {
+        "cpu_bytes_to_use": case.host_blocks * _HOST_BLOCK,
+        "offload_prompt_only": case.host_prompts_only,
+    }
+    if case.stores:
+        kinds = ("blocks", "block_ticks", "latency_ticks")
+        tier = {"type": "ScriptedTier", "module_path": "tests.oracle.vllm_stores"}
+        more["spec_name"] = "TieringOffloadingSpec"
+        more["secondary_tiers"] = [tier | dict(zip(kinds, store, strict=True)) for store in case.stores]
     return KVTransferConfig(kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=more)
 
 

@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading import scheduler as
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+from tests.oracle import vllm_stores
 from tests.oracle.cases import Case, Log, Step
 from tests.oracle.vllm_engine import Engine, iteration_ticks
 
@@ -93,8 +94,8 @@ class _Worker:
 class _Recorded:
     """What the connector was asked to load, and what its host memory has; requests that ended keep their order."""
 
-    def __init__(self, engine: Engine) -> None:
-        scheduler = engine.scheduler
+    def __init__(self, case: Case, engine: Engine) -> None:
+        scheduler, self._host_blocks = engine.scheduler, case.host_blocks
         self._connector = scheduler.connector.connector_scheduler
         self.loaded: list[tuple[int, int]] = []
         ended: list[str] = []
@@ -105,6 +106,7 @@ class _Recorded:
         def allocated(request: Any, blocks: Any, external: int) -> None:
             if external:
                 self.loaded.append((int(request.request_id), external))
+                self.progress()
             alloc(request, blocks, external)
 
         def built(output: Any) -> Any:
@@ -121,10 +123,43 @@ class _Recorded:
         self._connector.build_connector_meta = built
         scheduler._free_request = freed
 
+    @property
+    def stores(self) -> list[Any]:
+        """Behind host memory."""
+        return list(getattr(self._connector.manager, "secondary_tiers", ()))
+
+    def progress(self) -> None:
+        """A request begins to load, or a batch was sent."""
+        for store in self.stores:
+            store.read = 0
+
+    def news(self) -> bool:
+        """Another look may find something new."""
+        return any([store.news() for store in self.stores]) and not self.in_vain
+
+    @property
+    def in_vain(self) -> bool:
+        """Blocks come from stores again and again, and go for others before all that a request waits for are there."""
+        return sum(store.read for store in self.stores) > 16 * self._host_blocks
+
+    def shutdown(self) -> None:
+        """Give back what is mapped."""
+        if self.stores:
+            self._connector.manager.shutdown()
+
+    def next_ends(self, worker: _Worker) -> list[float]:
+        """When transfers end that those who wait can hope for."""
+        if self.in_vain:
+            return []
+        times = [worker.ends[jobs[0]] for jobs in worker.under_way if jobs]
+        return [*times, *(store.next for store in self.stores if store.next < math.inf)]
+
     def step(self, step: Step) -> Step:
         """The same with what the connector was asked to load since the one before."""
         loaded, self.loaded = tuple(sorted(self.loaded)), []
-        return replace(step, loaded=loaded, host_blocks=len(self._connector.manager._policy.blocks))
+        manager = self._connector.manager
+        manager = getattr(manager, "primary_tier", manager)
+        return replace(step, loaded=loaded, host_blocks=len(manager._policy.blocks))
 
 
 def serve(case: Case) -> Log:
@@ -135,7 +170,9 @@ def serve(case: Case) -> Log:
     one another for blocks that are free an iteration later, all are admitted again, and do the same once more.
     """
     engine, worker = Engine(case), _Worker(case)
-    steps = (_ahead if case.asynchronous else _one_by_one)(case, engine, worker)
+    recorded = _Recorded(case, engine)
+    steps = (_ahead if case.asynchronous else _one_by_one)(case, engine, worker, recorded)
+    recorded.shutdown()
     if min(engine.last) < 0 and engine.scheduler.running:
         raise RuntimeError(f"{case.feature} {case.seed}: requests never finish")
     return Log(tuple(steps), tuple(engine.first), tuple(engine.last))
@@ -145,9 +182,9 @@ def _in_order_of_arrival(case: Case) -> deque[int]:
     return deque(sorted(range(len(case.requests)), key=lambda index: case.requests[index].arrival_ticks))
 
 
-def _one_by_one(case: Case, engine: Engine, worker: _Worker) -> list[Step]:
+def _one_by_one(case: Case, engine: Engine, worker: _Worker, recorded: _Recorded) -> list[Step]:
     """``EngineCore.step``: a batch is planned when the one before has ended."""
-    scheduler, recorded = engine.scheduler, _Recorded(engine)
+    scheduler, clock = engine.scheduler, vllm_stores.CLOCK
     steps: list[Step] = []
     arriving = _in_order_of_arrival(case)
     now = 0
@@ -156,6 +193,7 @@ def _one_by_one(case: Case, engine: Engine, worker: _Worker) -> list[Step]:
             engine.submit(arriving.popleft())
         if scheduler.has_requests():
             preempted = len(engine.preempted)
+            clock.now = now
             output = scheduler.schedule()
             given = engine.samples(output)
             done, start = worker.begin(output.kv_connector_metadata, now)
@@ -164,25 +202,28 @@ def _one_by_one(case: Case, engine: Engine, worker: _Worker) -> list[Step]:
             if output.total_num_scheduled_tokens:
                 end = start + iteration_ticks(output)
                 steps.append(recorded.step(engine.step(output, start, end)))
+                recorded.progress()
+            clock.now = end
             _update(engine, output, given, told, end)
             changed = told.kv_connector_worker_meta.completed_jobs or len(engine.preempted) > preempted
+            changed = recorded.news() or changed
             if output.total_num_scheduled_tokens or changed or start > now or not worker.idle:
                 now = end
                 continue
-        times = [worker.ends[jobs[0]] for jobs in worker.under_way if jobs]
+        times = recorded.next_ends(worker)
         times += [case.requests[arriving[0]].arrival_ticks] if arriving else []
         if not times:
             return steps
-        now = max(now, min(times))
+        now = int(max(now, min(times)))
 
 
-def _ahead(case: Case, engine: Engine, worker: _Worker) -> list[Step]:
+def _ahead(case: Case, engine: Engine, worker: _Worker, recorded: _Recorded) -> list[Step]:
     """``EngineCore.step_with_batch_queue``: two batches are under way, empty ones too.
 
     Where nothing can run the engine goes round and round, which takes no time here: once that changes nothing any more,
     the clock goes to the end of the next copy or to the next arrival.
     """
-    scheduler, recorded = engine.scheduler, _Recorded(engine)
+    scheduler, clock = engine.scheduler, vllm_stores.CLOCK
     steps: list[Step] = []
     arriving = _in_order_of_arrival(case)
     queue: deque[tuple[Any, dict[str, int], KVConnectorOutput, int]] = deque()
@@ -194,6 +235,7 @@ def _ahead(case: Case, engine: Engine, worker: _Worker) -> list[Step]:
             progress += 1
         if scheduler.has_requests():
             preempted = len(engine.preempted)
+            clock.now = now
             output = scheduler.schedule()
             runs, given = output.total_num_scheduled_tokens > 0, engine.samples(output)
             changed = runs or len(engine.preempted) > preempted
@@ -207,6 +249,8 @@ def _ahead(case: Case, engine: Engine, worker: _Worker) -> list[Step]:
             if runs:
                 end = free = start + iteration_ticks(output)
                 steps.append(recorded.step(engine.step(output, start, end)))
+                recorded.progress()
+            changed |= recorded.news()
             changed |= bool(told.kv_connector_worker_meta.completed_jobs) or not worker.idle
             in_vain = 0 if changed else in_vain + 1
             queue.append((output, given, told, end))
@@ -218,14 +262,14 @@ def _ahead(case: Case, engine: Engine, worker: _Worker) -> list[Step]:
             now = max(now, case.requests[arriving[0]].arrival_ticks)
             continue
         output, given, told, end = queue.popleft()
-        now = max(now, end)
+        clock.now = now = max(now, end)
         _update(engine, output, given, told, now)
         if in_vain > 2:  # all that is in the queue was planned since
-            times = [worker.ends[jobs[0]] for jobs in worker.under_way if jobs]
+            times = recorded.next_ends(worker)
             times += [case.requests[arriving[0]].arrival_ticks] if arriving else []
             if not times:
                 return steps
-            now, in_vain = max(now, min(times)), 0
+            now, in_vain = int(max(now, min(times))), 0
 
 
 def _update(engine: Engine, output: Any, given: dict[str, int], told: KVConnectorOutput, now: int) -> None:

@@ -105,7 +105,7 @@ def test_the_deployments_of_the_docs_can_run(tmp_path, monkeypatch):
     text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
     pools, beside, drafts = map(loads_yaml, blocks("deployments.md", "yaml"))
     lora, affinity = map(loads_yaml, blocks("lora.md", "yaml"))
-    offloaded, apart, users, agents, tasks, late = map(loads_yaml, blocks("caches.md", "yaml"))
+    offloaded, apart, users, agents, tasks, tiers, late = map(loads_yaml, blocks("caches.md", "yaml"))
     assert len(feasible({key: text[key] for key in ("name", "workload", "slo")} | pools)) == 4
     held = {"model": "llama-3.1-8b", "hardware": "h100-sxm"}
     beside = {"workload": text["workload"], "deployment": held | beside["deployment"], "sweep": beside["sweep"]}
@@ -116,7 +116,8 @@ def test_the_deployments_of_the_docs_can_run(tmp_path, monkeypatch):
         len(feasible({"workload": text["workload"] | lora["workload"], "deployment": held | lora["deployment"]})) == 1
     )
     assert len(feasible(affinity)) == 5 and len(feasible(late)) > 1
-    for each in (users, users | {"deployment": users["deployment"] | offloaded["deployment"]}, apart, agents):
+    more = [users | {"deployment": users["deployment"] | each["deployment"]} for each in (offloaded, tiers)]
+    for each in (users, *more, apart, agents):
         assert len(feasible(each)) == 1
     (calls,) = blocks("caches.md", "json")
     (tmp_path / "tasks.jsonl").write_text(calls, encoding="utf-8")

@@ -21,7 +21,7 @@ from tests.simulation.engines import with_few_programs
 
 TOLERANCE = 1e-9
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
-COUNTS = ("replica", "hit_tokens", "host_tokens", "refused", "lost", "tries")
+COUNTS = ("replica", "hit_tokens", "host_tokens", "storage_tokens", "shared_tokens", "refused", "lost", "tries")
 USES = ("busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max", "preemptions")
 
 

@@ -385,6 +385,9 @@ def _kv(parts: Tree, draw: Draw) -> Tree:
     if parts["extra"] == "offload":
         kv |= {"offload_bytes": draw.one("50MB", "1GB"), "offload_bandwidth": draw.one("5GB/s", "50GB/s")}
         kv["offload_answers"] = draw.one(True, False)
+        kv["offload_write"] = draw.one("write_through", "write_through", "write_through_selective", "write_back")
+        disk, shared = {"storage": "nvme", "capacity": "1GB"}, {"storage": "rack-pool", "shared_by": "all"}
+        kv["offload_tiers"] = draw.one([], [disk], [shared], [disk, shared])
     return kv
 
 
@@ -492,6 +495,7 @@ def features(tree: Tree) -> frozenset[str]:
         "swapping": any(each.get("preemption") == "swap" for each in kv),
         "prefix cache": any(each["prefix_caching"] for each in kv),
         "host memory": any("offload_bytes" in each for each in kv),
+        "stores behind it": any(each.get("offload_tiers") for each in kv),
         "layer groups": any(each.get("layer_groups") for each in kv),
         "adapters": adapters is not None,
         "more adapters than places": bool(adapters and lora and adapters["count"] > lora["max_loras"]),

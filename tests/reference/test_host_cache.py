@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from evaluator.reference import HostLimits, Limits, simulate
-from evaluator.reference.host_cache import HostBlocks
+from evaluator.reference.offload_stores import StoredBlocks
 from tests.reference.build import linear_cost, request
 
 COST = linear_cost(iteration_s=1.0)
@@ -81,7 +81,7 @@ def test_answers_are_stored_if_that_is_asked_for():
 
 
 def test_the_block_that_was_used_the_longest_ago_goes_and_none_that_is_under_way():
-    host = HostBlocks(3)
+    host = StoredBlocks(3)
     assert host.make_room(["a", "b", "c"]) == ["a", "b", "c"]
     assert host.make_room(["d"]) is None  # all are on their way
     assert host.has("a") is None

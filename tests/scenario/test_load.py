@@ -241,6 +241,23 @@ BAD = {
         "deployment.kv.offload_bytes=200GB",
         r"kv\.offload_bandwidth: is required with offload_bytes: bytes per second of one device .* such as 50GB/s",
     ),
+    "tiers behind nothing": (
+        "deployment.kv.offload_tiers=[nvme]",
+        r"kv\.offload_bytes: is required with offload_tiers: all that goes to them and comes from them goes through ho",
+    ),
+    "a tier of nothing": (
+        "deployment.kv.offload_tiers=[{capacity: 1TB}]",
+        r"kv\.offload_tiers\[0\]: needs a storage of the catalog, or a bandwidth",
+    ),
+    "no list of tiers": (
+        "deployment.kv.offload_tiers=nvme",
+        r"kv\.offload_tiers: expected a list of tiers such as \[nvme, \{storage: rack-pool, shared_by: all\}\], got ",
+    ),
+    "an unknown storage": (
+        "deployment.kv.offload_tiers=[nvmee]",
+        r"kv\.offload_tiers\[0\]\.storage: .*nvme",
+    ),
+    "when to offload": ("deployment.kv.offload_write=back", r"kv\.offload_write: 'back' is not one of write_through"),
     "no room to offload": ("deployment.kv.offload_bytes=0GB", r"kv\.offload_bytes: must be greater than 0"),
     "swap unit": ("deployment.kv.swap_bandwidth=25GB", r"kv\.swap_bandwidth: .*25GB"),
     "watermark": ("deployment.kv.watermark=0.9", r"kv\.watermark: must be at most 0\.5, got 0\.9"),

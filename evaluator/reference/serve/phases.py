@@ -16,7 +16,6 @@ from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.phases import PhasePools
 from evaluator.plan.simulators import by_reports, routed_by
 from evaluator.reference import Iteration, Limits, PoolOutcome, Request
-from evaluator.reference.host_replica import replica_class
 from evaluator.reference.lockstep import in_lockstep
 from evaluator.reference.replica import Replica
 from evaluator.reference.routing import Choose as OfPool
@@ -110,7 +109,7 @@ def _replica(
     index: int,
 ) -> Replica:
     built = station.design.ready
-    return replica_class(limits)(
+    return Replica(
         index, built.pipeline_ranks, station.deployment.batching.policy, limits,
         window=built.kv.window, leap=not by_reports(station.deployment),
         observe=partial(_watch, gaps[index], observe, lane),
@@ -255,7 +254,7 @@ def pool_run(
     lane = LaneJobs(*run, -1, jobs, slice(0, 0), 0, OPEN_LOOP, number, by_id=True)
     built, limits = station.design.ready, limits_of(station, nobody)
     replicas = [
-        replica_class(limits)(
+        Replica(
             index, built.pipeline_ranks, station.deployment.batching.policy, limits,
             window=built.kv.window, leap=not by_reports(station.deployment),
             observe=None if observe is None else partial(observe, lane),

@@ -18,10 +18,11 @@ from evaluator.metrics.use import PoolTotals, pooled
 from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.scaling import scaling_target, start_up_s
 from evaluator.plan.simulators import by_reports, routed_by, waits_for_adapters
-from evaluator.plan.station import host_space, swap_space, watermark_units
+from evaluator.plan.station import host_space, swap_space, tier_spaces, watermark_units
 from evaluator.reference import HostLimits, Iteration, Limits, PoolOutcome, Request, simulate
 from evaluator.reference.failures import FailurePolicy
 from evaluator.reference.network import Follows
+from evaluator.reference.offload_stores import StoreLimits
 from evaluator.reference.stations.fleet import ScalingPolicy
 from evaluator.scenario import Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, BY_PRIORITY, PRIORITY, SHORTEST_FIRST
@@ -91,6 +92,8 @@ def _empty_times(jobs: ChunkJobs, configurations: Sequence[Configuration], stati
         columns["hit_tokens"] = zeros.copy()
     if any(deployment.kv.offload_bytes is not None for deployment in deployments):
         columns["host_tokens"] = zeros.copy()
+    if any(deployment.kv.offload_tiers for deployment in deployments):
+        columns["storage_tokens"], columns["shared_tokens"] = zeros.copy(), zeros.copy()
     if any(deployment.batching.max_queued_requests for deployment in deployments):
         columns["refused"] = zeros.astype(bool)
     if any(deployment.failures is not None for deployment in deployments):
@@ -257,7 +260,8 @@ def _host_of(pool: StationPlan) -> HostLimits | None:
     if kv.offload_bytes is None:
         return None
     blocks, block_s = host_space(pool)
-    return HostLimits(blocks, not kv.offload_answers, block_s, block_s)
+    stores = tuple(StoreLimits(*space) for space in tier_spaces(pool))
+    return HostLimits(blocks, not kv.offload_answers, block_s, block_s, kv.offload_write, stores)
 
 
 def _of_blocks(kv: KvLayout) -> bool:
@@ -343,11 +347,14 @@ def enter_outcome(times: RequestTimes, totals: PoolTotals, lane: LaneJobs, outco
     """Write what became of a lane into the tables of its chunk."""
     requests, replica = outcome.requests, lane.replica
     names = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
-    names += [name for name in ("hit_tokens", "refused", "lost", "tries") if getattr(times, name) is not None]
+    asked = ("hit_tokens", "storage_tokens", "shared_tokens", "refused", "lost", "tries")
+    names += [name for name in asked if getattr(times, name) is not None]
     columns = {name: [getattr(request, name) for request in requests] for name in names}
     if times.host_tokens is not None:
         # Nobody computed what was loaded, as what was found on the device.
-        columns["host_tokens"] = [request.host_tokens for request in requests]
+        columns["host_tokens"] = [
+            request.host_tokens - request.storage_tokens - request.shared_tokens for request in requests
+        ]
         columns["hit_tokens"] = [request.hit_tokens + request.host_tokens for request in requests]
     times.put(
         lane.run, lane.rows, replica=[request.replica for request in requests] if replica < 0 else replica, **columns

@@ -47,6 +47,51 @@ def test_iterations_say_who_begins_to_load_how_much():
         assert loaded.sum() >= found.summary["host_hit_rate"].item() * prompts * (1 - 1e-9)
 
 
+SMALL = "deployment.kv.offload_bytes=1GB"  # what the device forgets it forgets soon
+COUNTS = ("ttft_s", "prefix_hit_rate", "host_hit_rate", "storage_hit_rate", "shared_hit_rate")
+
+
+def rates_of(*more: str) -> dict[str, float]:
+    found = simulate(scenario(*TURNS, SMALL, *more), simulator="token").summary
+    return {name: found[name].mean().item() for name in COUNTS}
+
+
+def test_what_host_memory_forgot_is_found_behind_it_and_told_by_tier():
+    host, nothing, disk, shared = (
+        rates_of(f"deployment.kv.offload_tiers={tiers}")
+        for tiers in ("[]", "[{storage: nvme, capacity: 0}]", "[nvme]", "[{storage: nvme, shared_by: all}]")
+    )
+    assert nothing == host and host["storage_hit_rate"] == host["shared_hit_rate"] == 0.0
+    assert disk["prefix_hit_rate"] > host["prefix_hit_rate"] + 0.1 and disk["shared_hit_rate"] == 0.0
+    assert disk["host_hit_rate"] + disk["storage_hit_rate"] < disk["prefix_hit_rate"]
+    assert disk["storage_hit_rate"] > 0.1
+    assert shared == disk  # one replica shares it with none
+
+
+def test_replicas_find_in_a_shared_store_what_others_stored():
+    """Sessions go round: three of four turns find what was said before with another replica."""
+    pool = ("deployment.replicas=4", "deployment.router=round_robin", "workload.arrivals.rate_rps=3")
+    own, shared = (
+        rates_of(*pool, f"deployment.kv.offload_tiers=[{{storage: nvme, shared_by: {count}}}]") for count in (1, "all")
+    )
+    assert shared["shared_hit_rate"] > 0.3 and shared["storage_hit_rate"] == 0.0
+    assert shared["prefix_hit_rate"] > own["prefix_hit_rate"] + 0.3
+    note = sweep(scenario(*TURNS, *pool, SMALL, "deployment.kv.offload_tiers=[{storage: nvme, shared_by: all}]",
+                          "workload.requests=20")).attrs["engine_note"]  # fmt: skip
+    assert note == "1 of 1 configurations were computed token by token: kv.offload_bytes"
+
+
+def test_when_blocks_are_written_decides_what_is_found():
+    through, selective, back = (
+        simulate(scenario(*TURNS, OFFLOAD, f"deployment.kv.offload_write={write}"), simulator="token").summary
+        for write in ("write_through", "write_through_selective", "write_back")
+    )
+    # A turn that comes when the device has forgotten the one before is no second request for it.
+    assert selective["prefix_hit_rate"].item() < through["prefix_hit_rate"].item() - 0.1
+    # All is written that the device takes again, answers too, and the iteration that takes it waits.
+    assert back["prefix_hit_rate"].item() > through["prefix_hit_rate"].item()
+
+
 def test_a_slower_link_makes_requests_wait():
     slow = scenario(*TURNS, OFFLOAD, "deployment.kv.offload_bandwidth=1GB/s")
     fast = scenario(*TURNS, OFFLOAD)
@@ -95,6 +140,10 @@ def test_where_vllm_gets_stuck_the_scenario_says_so():
         ),
         (("deployment.pipeline_parallel=2",), "unsupported: kv.offload_bytes with pipeline_parallel; use tensor_par"),
         (("deployment.kv.offload_bytes=1000",), "infeasible: kv.offload_bytes has no room for a block"),
+        (
+            ("deployment.kv.offload_tiers=[{storage: nvme, capacity: 1000}]",),
+            "infeasible: kv.offload_tiers: a tier has no room for a block of the KV cache; use more capacity",
+        ),
     ],
 )
 def test_what_does_not_go_with_it_says_so(changes, reason):
