@@ -104,7 +104,7 @@ def test_refused_requests_end_a_run_like_answered_ones():
 def test_the_fluid_limit():
     """With looks short against the change of the load there are as many replicas as Little's law asks for: the rate
     at the time x the time in the system / the target, here of a rate that rises and falls between 2 and 10 a second."""
-    period, output, target = 2000.0, 10, 2.0
+    period, output, target = 1000.0, 10, 2.0
     grid = np.arange(0.0, 3 * period, 0.01)
     rate = 6.0 - 4.0 * np.cos(2 * np.pi * grid / period)
     expected = np.cumsum(rate) * 0.01

@@ -25,7 +25,7 @@ SUMS = ("busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max", "
 SPREAD = {"source": "uniform", "prompt_min": 20, "prompt_max": 2500, "output_min": 1, "output_max": 40}
 SHORT = {"source": "uniform", "prompt_min": 10, "prompt_max": 300, "output_min": 1, "output_max": 80}
 BOTH = {"llama-3.1-8b": 0.6, "qwen3-8b": {"share": 0.4, "lengths": SHORT}}
-SYSTEMS = tried(240, 0.5)
+SYSTEMS = tried(240)
 
 
 def of_pools(

@@ -27,8 +27,10 @@ from tests.stations.engine.fcfs_reserved.build import (
 )
 from tests.thorough import THOROUGH, tried
 
-CASES = tried(150, 0.5)  # of each structure, 600 in all
-STRUCTURES = {"plain": (False, False), "experts": (True, False), "windowed": (False, True), "both": (True, True)}
+CASES = tried(150, 0.75)  # of each structure
+STRUCTURES = {"plain": (False, False), "both": (True, True)}
+if THOROUGH:  # programs of their own, whose parts the one of both has
+    STRUCTURES |= {"experts": (True, False), "windowed": (False, True)}
 
 
 @pytest.fixture(scope="module", params=STRUCTURES)
@@ -45,7 +47,7 @@ def test_every_time_and_total_equals_the_plain_loop(pairs):
 
 def test_the_random_cases_cover_what_they_should():
     cases = [case for structure in STRUCTURES.values() for case in random_cases(*structure, CASES)]
-    assert len(cases) >= 300
+    assert len(cases) >= 200
     for policy in POLICIES:
         for resident in (False, True):
             for closed in (False, True):

@@ -52,8 +52,12 @@ def test_answers_overtake_each_other_on_their_way_to_users():
 
 
 def test_in_step_as_on_an_accelerator():
-    """All lanes advance together; those without requests, which fill up the call, go along."""
-    cases = mostly_in_lockstep(random_cases(KIND, CASES, FRONTEND)[:8])
+    """All lanes advance together; those without requests, which fill up the call, go along.
+
+    Of the cases the shortest: a trip of the loop computes all branches of the program for all lanes.
+    """
+    shortest = sorted(random_cases(KIND, CASES, FRONTEND), key=lambda given: given.one.case.output_tokens.sum())
+    cases = mostly_in_lockstep(shortest[:8])
     for one, other in zip(run_engine(cases, KIND), run_engine(cases, KIND, vectorise=True), strict=True):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), one, other)
 

@@ -44,6 +44,7 @@ from tests.stations.engine.fcfs_reserved.build import (
     slots_for,
     speculation_of,
 )
+from tests.thorough import THOROUGH
 
 CHUNKING = ("chunked", "sarathi")
 CACHE, SOURCES = CacheShape(names=1 << 15, blocks=1 << 12, due=16), 1 << 15
@@ -138,7 +139,7 @@ def random_case(seed: int, kind: Kind) -> Case:
         seats, budget, int(units.max() * rng.uniform(1, 3)) + watermark,
         admission="on_demand" if on_demand else "reserve", block_tokens=block, watermark_units=watermark,
         units_of_blocks=layout and kv_units(layout, np.arange(held.max() // block + 3) * block).tolist().__getitem__,
-        long_prefill_token_threshold=int(rng.choice([0, 1, 7, 50])) if policy in CHUNKING else 0,
+        long_prefill_token_threshold=_threshold(rng, case.prompt_tokens) if policy in CHUNKING else 0,
         packing=str(rng.choice(["fcfs", "least_work_left"])), look_every=int(rng.integers(1, 12)),
         full_prompt=bool(np.random.default_rng([seed, 13]).random() < 0.3),
         batch_queue=kind.asynchronous, asynchronous=kind.asynchronous,
@@ -154,6 +155,12 @@ def random_case(seed: int, kind: Kind) -> Case:
     shared = (case.prompt_tokens - case.compute_tokens) // block * shares
     drawn = replace(case, policy=policy, limits=limits, kv_units=units - shared)
     return Case(drawn, (case.cost, *more), shared, layout)
+
+
+def _threshold(rng: np.random.Generator, prompt: np.ndarray) -> int:
+    """``long_prefill_token_threshold``: none, or shares so large that the longest prompt is of few chunks."""
+    drawn = int(rng.choice([0, 1, 7, 50]))
+    return drawn if THOROUGH or not drawn else max(drawn, int(prompt.max()) // fcfs_reserved.MOST_CHUNKS)
 
 
 def _by_ratio(case: fcfs_reserved.Case, limits: Limits, seed: int) -> fcfs_reserved.Case:
