@@ -15,7 +15,7 @@ help:
 	@echo "make demo       sweep scenarios/quickstart.yaml: a table, results/quickstart.nc and results/quickstart.png"
 	@echo "make test       the tests, in three processes (WORKERS=2: in two; 3 GB of memory each); some 8 minutes at first"
 	@echo "make test-fast  the quick ones among them (90 s)"
-	@echo "make test-thorough  all random cases of the tests, of which the others try a share, on optimised programs"
+	@echo "make test-thorough  all random cases of the tests, of which the others try a share, on optimised programs, and the gates"
 	@echo "make check      formatting, lint and types"
 	@echo "make docs       the site in build/site: pages, gallery, and the reference made of the code (15 s)"
 	@echo "make typed      write evaluator/typed.pyi anew, after a change of the scenario's keys"

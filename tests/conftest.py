@@ -44,6 +44,17 @@ SLOW = (
 )
 """Folders, files and functions that compile many or large programs or run long; ``make test-fast`` leaves them out."""
 
+GATES = (
+    "execution/test_cluster.py::test_a_killed_worker_loses_nothing_and_doubles_nothing",
+    "execution/test_cluster.py::test_the_command_starts_a_cluster_of_its_own",
+    "execution/test_cluster.py::test_what_a_worker_cannot_use_is_the_users_input",
+    "package/test_notebooks.py::test_a_notebook_runs_with_a_bar_tables_and_a_plot",
+    "package/test_site.py::test_the_site_is_built_and_a_broken_link_ends_the_build",
+    "report/page/test_browser.py",
+)
+"""Tests that wait for a Dask cluster, a notebook's kernel, the generator of the site or a browser. ``.ci/run`` and
+``make test-thorough`` run them, by ``EVALUATOR_GATES=1`` and ``EVALUATOR_THOROUGH=1``; ``make test`` does not."""
+
 OF_PROGRAMS = (
     "execution", "oracle", "package", "plan", "policies", "properties", "reference", "run", "simulation", "stages",
     "stations",
@@ -145,17 +156,26 @@ def pytest_collection(session):
 def pytest_collection_modifyitems(items):
     """Mark what SLOW names, before ``-m`` selects; then put together what shares programs. A test elsewhere may carry
     the mark itself."""
-    named = (*SLOW, *(name for part in OF_A_PROCESS for name in part))
+    named = (*SLOW, *GATES, *(name for part in OF_A_PROCESS for name in part))
     gone = [name for name in named if not (TESTS / name.partition("::")[0]).exists()]
     if gone:
-        raise pytest.UsageError(f"tests/conftest.py: SLOW or OF_A_PROCESS names what is not there: {', '.join(gone)}")
+        raise pytest.UsageError(
+            f"tests/conftest.py: SLOW, GATES or OF_A_PROCESS names what is not there: {', '.join(gone)}"
+        )
     for item in items:
         place = f"{item.path.relative_to(TESTS).as_posix()}::{item.name.partition('[')[0]}"
-        if any(place == slow or place.startswith((f"{slow}/", f"{slow}::")) for slow in SLOW):
+        if _is_in(place, SLOW):
             item.add_marker(pytest.mark.slow)
+        if _is_in(place, GATES) and not (THOROUGH or os.environ.get("EVALUATOR_GATES") == "1"):
+            item.add_marker(pytest.mark.skip(reason="one of GATES in tests/conftest.py: EVALUATOR_GATES=1 runs it"))
     selected = yield
     items[:] = _by_process(items, _processes())
     return selected
+
+
+def _is_in(place, names):
+    """Whether a test is one of those that are named by folder, file or function."""
+    return any(place == name or place.startswith((f"{name}/", f"{name}::")) for name in names)
 
 
 def _processes():

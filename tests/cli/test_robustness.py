@@ -276,9 +276,8 @@ def test_a_full_disk_behind_stdout(folder):
 @pytest.mark.parametrize(
     "environment",
     [
-        {"PYTHONIOENCODING": "ascii"},
         {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"},
-        {"LC_ALL": "de_DE.UTF-8", "LC_NUMERIC": "de_DE.UTF-8"},
+        {"PYTHONIOENCODING": "ascii", "LC_ALL": "de_DE.UTF-8", "LC_NUMERIC": "de_DE.UTF-8"},
     ],
 )
 def test_terminals_and_locales_of_others(folder, environment):

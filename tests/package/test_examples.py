@@ -101,7 +101,7 @@ def test_the_scenarios_of_the_docs_can_run():
     assert len(plan(load_scenario(text | {"sweep": where})).configurations) == 3
 
 
-def test_the_deployments_of_the_docs_can_run(tmp_path, monkeypatch):
+def test_the_deployments_of_the_docs_can_run(as_users_run, tmp_path, monkeypatch):
     text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
     pools, beside, drafts = map(loads_yaml, blocks("deployments.md", "yaml"))
     lora, affinity = map(loads_yaml, blocks("lora.md", "yaml"))
