@@ -36,7 +36,14 @@ from evaluator.plan.request_level import queue_problem, request_problem
 from evaluator.plan.route import PipelinePlan, RequestRoutes
 from evaluator.plan.scaling import budget_problem, scaling_problem
 from evaluator.plan.simulators import REQUEST, has_frontend, is_joint, lacking, why_together, worth_compiling
-from evaluator.plan.stage_checks import ahead_problem, content_problem, passes_problem, stages_problem, with_own_kv
+from evaluator.plan.stage_checks import (
+    ahead_problem,
+    between_problem,
+    content_problem,
+    passes_problem,
+    stages_problem,
+    with_own_kv,
+)
 from evaluator.plan.station import DrawnLengths, StationPlan, station_of
 from evaluator.scenario import (
     Deployment,
@@ -127,6 +134,7 @@ def _stages_status(
     llm = [pool for _, pool in planned.pools]
     assert pipeline is not None
     return _first(
+        lambda: between_problem(pipeline, all_routes, planned.link, planned.phases, planned.transfer),
         lambda: stages_problem(workload, llm, pipeline, all_routes),
         lambda: passes_problem(passes),
         lambda: content_problem(workload, llm, pipeline, several[0]) if several else None,
@@ -183,7 +191,7 @@ def _engines(
     # Pools that are coupled are one lane, whose size is that of all of them; else each pool has lanes of its own.
     if several:
         missing += [
-            *lacking_jointly(several, workload, stations, planned.phases),
+            *lacking_jointly(several, workload, stations, planned.phases, planned.pipeline),
             *too_many_together(several[0], stations, workload),
         ]
     else:

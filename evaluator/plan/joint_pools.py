@@ -67,7 +67,11 @@ def why_joint(
 
 
 def lacking_jointly(
-    whys: Sequence[str], workload: Workload, stations: Sequence[StationPlan], phases: Sequence[PhasePools]
+    whys: Sequence[str],
+    workload: Workload,
+    stations: Sequence[StationPlan],
+    phases: Sequence[PhasePools],
+    pipeline: PipelinePlan | None,
 ) -> tuple[str, ...]:
     """What only the reference knows of pools in one loop; why they are in one, ``whys``, is said with it.
 
@@ -85,6 +89,8 @@ def lacking_jointly(
     others = {
         # Its replicas of a phase are of one role.
         MIXED_BESIDE: phases[0].mixed_from is not None,
+        # Stages are served before its pools, or after all of them.
+        "a stage between prefill and decode": pipeline is not None and pipeline.between is not None,
         # Their parts of the loop go by the KV that running requests hold, or are not held to the reference with caches.
         "kv.prefix_caching and data_parallel": cached and any(station.lockstep > 1 for station in stations),
         "kv.prefix_caching and speculative": cached and any(station.drafts for station in stations),

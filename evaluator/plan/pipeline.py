@@ -8,10 +8,20 @@ from dataclasses import replace
 import numpy as np
 
 from evaluator.catalog.what_if import device_named, model_named
-from evaluator.plan.route import PipelinePlan, RequestRoutes, RouteStep, StagePlan, StepPlan
+from evaluator.plan.route import (
+    BEFORE,
+    BEHIND,
+    BETWEEN,
+    PipelinePlan,
+    RequestRoutes,
+    RouteStep,
+    StagePlan,
+    StepPlan,
+)
 from evaluator.plan.station import StationPlan, station_of
 from evaluator.policies import ENCODING
 from evaluator.scenario import Deployment, Workload, pipeline_problem, pools_of, stage_pools_of, with_engine_defaults
+from evaluator.scenario.pipeline import stages_between
 from evaluator.stages import Delay, Pass, Shipped, StagePool, Step, Work, kind_of
 from evaluator.traffic.jobs import Extremes
 from evaluator.traffic.requests import Tokens
@@ -26,13 +36,15 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
     names, entry_of = workload.pipeline_names, dict[str, int]()
     plans: list[StagePlan] = []
     entries: list[RouteStep] = []
+    between, llm = stages_between(stages), -1
     for name, stage in stages.items():
         entry_of[name] = len(entries)
         if stage.kind == "decode":
             # ``prefill`` and ``decode`` are two stages of one visit to the LLM: the tokens of the second are its
             # output.
-            entries[-1] = entries[-1]._replace(tokens=stage.tokens)
+            entries[llm] = entries[llm]._replace(tokens=stage.tokens)
         elif stage.of_llm:
+            llm = len(entries)
             entries.append(RouteStep(None))
         else:
             back_to = None if stage.back_to is None else entry_of[stage.back_to]
@@ -40,8 +52,8 @@ def pipeline_of(workload: Workload, deployment: Deployment) -> PipelinePlan | No
             entries.append(RouteStep(len(plans), None, back_to, stage.times))
             only = tuple(names.index(pipeline) for pipeline in stage.only) or None
             # Once the LLM is among the entries, all that follows is behind it.
-            before = all(entry.stage is not None for entry in entries)
-            plans.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, before))
+            where = BETWEEN if name in between else BEFORE if llm < 0 else BEHIND
+            plans.append(StagePlan(name, kind_of(stage.kind), stage.parameters, stage.pool, only, where))
     answering = [pool for _, pool in pools_of(deployment)]
     # Those that a request can come to first: stages that bring KV (``kv_fetch``) bring it to one of them.
     served, replicas = answering[0], sum(pool.ranks for pool in answering if pool.role == answering[0].role)
@@ -110,9 +122,11 @@ def stage_names(workload: Workload, deployment: Deployment) -> tuple[str, ...]:
     pipeline = with_steps(pipeline, pipeline.walk(request, 0), 0)
     pools = [pool.role for _, pool in pools_of(deployment)]
     llm = LLM_TIMES if "decode" in pools and "prefill" in pools else (LLM_TIMES[0], LLM_TIMES[-1])
-    before = [name for stage in pipeline.stages if stage.before for name in stage.names]
-    behind = [name for stage in pipeline.stages if not stage.before for name in stage.names]
-    return (*before, *llm, *behind)
+    before, between, behind = (
+        [name for stage in pipeline.stages if stage.where == where for name in stage.names]
+        for where in (BEFORE, BETWEEN, BEHIND)
+    )
+    return (*before, llm[0], *between, *llm[1:], *behind)
 
 
 LLM_TIMES = ("prefill", "transfer", "decode")

@@ -110,11 +110,15 @@ class StepPlan:
     station: int | None = None
 
 
+BEFORE, BETWEEN, BEHIND = "before", "between", "behind"
+"""Where a stage stands on the way through the LLM."""
+
+
 @dataclass(frozen=True)
 class StagePlan:
     """A stage that is none of the LLM's. ``only``: numbers of the pipelines that pass it; None: all do.
 
-    ``before``: it is in front of the LLM.
+    ``where``: ``BEFORE`` the LLM, ``BETWEEN`` prefill and decode, or ``BEHIND`` it.
     """
 
     name: str
@@ -122,7 +126,7 @@ class StagePlan:
     parameters: object
     pool: str | None
     only: tuple[int, ...] | None
-    before: bool
+    where: str
     steps: tuple[StepPlan, ...] = ()
 
     @property
@@ -169,7 +173,7 @@ class PipelinePlan:
     def route(self) -> tuple[str, ...]:
         """What configurations that run together have in common: stages, kinds of steps, which stages share a pool."""
         return tuple(
-            f"{step.label} {step.kind.__name__} {step.pool} {step.station} {stage.before} "
+            f"{step.label} {step.kind.__name__} {step.pool} {step.station} {stage.where} "
             f"{stage.kind.streams(stage.parameters)}"
             for stage in self.stages
             for step in stage.steps
@@ -261,11 +265,18 @@ class PipelinePlan:
         # Steps of different kinds on one pool have queues of their own: only steps of one kind wait for one another.
         return next((str(pool) for pool, kind in used if used.count((pool, kind)) > 1), None)
 
+    @property
+    def between(self) -> str | None:
+        """The first stage between prefill and decode; None: there is none."""
+        return next((stage.name for stage in self.stages if stage.where == BETWEEN), None)
+
     def _visit(self, stage: StagePlan, tokens: Tokens, seed: int, turn: int) -> StageRequests:
+        # Between prefill and decode there is no more of an answer than its first token.
+        output = np.ones_like(tokens.output_tokens) if stage.where == BETWEEN else tokens.output_tokens
         return StageRequests(
             stage.name,
             tokens.prompt_tokens,
-            tokens.output_tokens,
+            output,
             tokens.cached_tokens,
             seed,
             self.model,

@@ -10,10 +10,11 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import limit_problem, policy_problem
 from evaluator.plan.link import LinkPlan
+from evaluator.plan.phases import PhasePools
 from evaluator.plan.pipeline import pass_of, passes_of
-from evaluator.plan.route import PipelinePlan, RequestRoutes
+from evaluator.plan.route import BETWEEN, PipelinePlan, RequestRoutes
 from evaluator.plan.station import StationPlan
-from evaluator.scenario import Deployment, Workload
+from evaluator.scenario import Deployment, Transfer, Workload
 from evaluator.stages import Batched, Pass
 from evaluator.traffic.requests import cached_by_content, shared_tokens
 
@@ -91,6 +92,44 @@ def _with_workload_problem(
             "unsupported: kv.prefix_caching with stages that add tokens to prompts: what these are is not known; "
             "leave it out"
         )
+    return None
+
+
+def between_problem(
+    pipeline: PipelinePlan,
+    all_routes: Sequence[RequestRoutes],
+    link: LinkPlan | None,
+    phases: Sequence[PhasePools],
+    transfer: Transfer,
+) -> str | None:
+    """Why no stage can stand between prefill and decode; None where it can, or none does."""
+    name = pipeline.between
+    if name is None:
+        return None
+    elsewhere = "or put it before prefill or behind decode"
+    if link is None or phases[0].mixed_from is not None:
+        return (
+            f"infeasible: pipeline.{name}: it stands between prefill and decode, which a mixed replica does in one go; "
+            f"use pools of prefill and of decode alone, {elsewhere}"
+        )
+    if transfer.granularity == "layer":
+        return (
+            f"infeasible: pipeline.{name}: KV is sent when the stage has answered, and with transfer.granularity layer "
+            f"before that, while the prompt is computed; use granularity cache, {elsewhere}"
+        )
+    works = {
+        pipeline.stages[visit.stage].name: visit.work
+        for routes in all_routes
+        for visit in routes.visits
+        if visit.stage is not None and pipeline.stages[visit.stage].where == BETWEEN
+    }
+    for stage, work in works.items():
+        adds = work is not None and (np.any(np.asarray(work.adds_tokens)) or work.cached_tokens is not None)
+        if work is not None and (adds or work.ahead or work.on_decode):
+            return (
+                f"infeasible: pipeline.{stage}: it adds to the prompt, or brings KV of it, and behind prefill the "
+                "prompt is computed; put it before prefill"
+            )
     return None
 
 

@@ -161,7 +161,7 @@ _OWN_NAMES = ("prefill", "transfer", "decode")
 
 
 def _check_order(stages: Mapping[str, Stage], place: Place) -> None:
-    """Prefill and decode are there, the one right before the other."""
+    """Prefill and decode are there, the one before the other; stages between them go on to the decode."""
     kinds = [stage.kind for stage in stages.values()]
     for kind in LLM_STAGES:
         if kind not in kinds:
@@ -171,13 +171,40 @@ def _check_order(stages: Mapping[str, Stage], place: Place) -> None:
     if taken:
         raise place.key(taken[0]).error("is the name of a stage of the LLM; give this one another name")
     _check_loops(stages, place)
-    # The empty kind at the end lets the last stage be looked at as every other: a prefill there has no decode
-    # behind it.
-    for kind, following in pairwise([*kinds, ""]):
+    # Nothing at either end lets the first and the last stage be looked at as every other: a decode there has no prefill
+    # before it, a prefill no decode behind it.
+    for kind, following in pairwise(["", *(kind for kind in kinds if kind in LLM_STAGES), ""]):
         if (kind == "prefill") != (following == "decode"):
             raise place.error(
-                f"{'decode' if kind == 'prefill' else kind or 'nothing'}: prefill and decode stand together, in this "
-                f"order; put other stages before prefill or behind decode"
+                f"{following or kind}: prefill and decode stand in turns, each prefill with a decode behind it; other "
+                "stages may stand before prefill, between the two, or behind decode"
+            )
+    _check_between(stages, place)
+
+
+def stages_between(stages: Mapping[str, Stage]) -> tuple[str, ...]:
+    """The names of the stages between a prefill and its decode."""
+    between, computed = [], False
+    for name, stage in stages.items():
+        if stage.of_llm:
+            computed = stage.kind == "prefill"
+        elif computed:
+            between.append(name)
+    return tuple(between)
+
+
+def _check_between(stages: Mapping[str, Stage], place: Place) -> None:
+    """No way back begins or ends between a prefill and its decode."""
+    between = stages_between(stages)
+    for name, stage in stages.items():
+        if stage.back_to is not None and (name in between or stage.back_to in between):
+            raise (
+                place.key(name)
+                .key("back_to")
+                .error(
+                    "leads into or out of the midst of an answer: stages between prefill and decode are passed once "
+                    "with each"
+                )
             )
 
 

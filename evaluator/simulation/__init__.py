@@ -12,6 +12,7 @@ loop). What the engine is given: ``lanes``, with ``request_dependencies`` and ``
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -67,6 +68,7 @@ def stations_of(
 ) -> list[Station | JointStations]:
     """What a request passes in configurations of one group, in this order: stages before the LLM, its sides with their
     links, or all of these at once where they run in one loop, stages behind it."""
+    from evaluator.plan.route import BEFORE, BEHIND, BETWEEN
     from evaluator.plan.simulators import ITERATION
     from evaluator.simulation.phases import chosen_replicas, dealt_out, serve_phase
     from evaluator.stations.contract import Station
@@ -89,13 +91,13 @@ def stations_of(
             all_routes,
             pool=partial(_pool, plan, group, configurations, observe=observe),
         )
-        stations += around(before=True)
+        stations += around(where=BEFORE)
     # All pools that give answers are one step: one event loop runs them.
     if configurations[0].joint_pools and group.simulator == ITERATION:
         from evaluator.simulation.joint_pools import visits_in_one_loop
 
         stations.append(partial(visits_in_one_loop, plan, group.stations[0], configurations))
-        return [*stations, *around(before=False)] if all_routes else stations
+        return [*stations, *around(where=BEHIND)] if all_routes else stations
     for phase in configurations[0].phases:
         pools = [_pool(plan, group, configurations, number, observe=observe) for number in phase.stations]
         # A choice over all replicas of the phase is made before the jobs are dealt out to its pools.
@@ -104,13 +106,18 @@ def stations_of(
         prefill = phase.role.first_token_only and len(configurations[0].phases) > 1
         name = configurations[0].stations[phase.stations.start].name if len(pools) == 1 else phase.role.name
         deals = None if phase.mixed_from is None else partial(dealt_out, configurations, plan.seeds)
-        stations.append(Station(name, serve, phase.role, sends=sends if prefill else None, deals=deals))
+        passed = [Station(name, serve, phase.role, deals=deals)]
+        if prefill:
+            passed += around(where=BETWEEN) if all_routes else []
+            # The decode replica is chosen where a request goes to the link: behind the last stage between.
+            passed[-1] = replace(passed[-1], sends=sends)
+        stations += passed
         links = [configuration.link for configuration in configurations]
         # A configuration that cannot run may have no link; those that can have one each, or none has.
         first_link = next((candidate for candidate in links if candidate is not None), None)
         if phase.number == 0 and first_link is not None:
             stations.append(link(first_link.name, links))
-    return [*stations, *around(before=False)] if all_routes else stations
+    return [*stations, *around(where=BEHIND)] if all_routes else stations
 
 
 def _pool(

@@ -33,7 +33,7 @@ from evaluator.stations.contract import (
     whole_table,
 )
 from evaluator.traffic.jobs import Jobs, Origin
-from evaluator.traffic.roles import hands_on
+from evaluator.traffic.roles import Role, hands_on
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +108,7 @@ def run_chain(stations: Sequence[Station | JointStations], jobs: ChunkJobs) -> C
             station_visits.append(StationVisit(station, jobs, times, tuple(uses)))
             if goes_on:
                 # Whoever leaves the last station comes nowhere.
-                jobs = _onwards(station_visits[-1], aside, hands_on(roles, position))
+                jobs = _onwards(station_visits[-1], aside, _splits(stations, roles, position))
             continue
         visits = station(jobs)
         station_visits += visits
@@ -117,6 +117,19 @@ def run_chain(stations: Sequence[Station | JointStations], jobs: ChunkJobs) -> C
         for phase, visit in enumerate(visits if goes_on else ()):
             jobs = _onwards(visit, aside, hands_on(own_roles, phase))
     return chain_result_of(station_visits)
+
+
+def _splits(stations: Sequence[Station | JointStations], roles: Sequence[Role | None], position: int) -> bool:
+    """Whether requests of one token part from the others behind a station, which go on to a decode side.
+
+    So they do behind the prefill side, or behind the last of the stages between both, which all requests pass.
+    """
+    following = stations[position + 1]
+    if isinstance(following, Station) and following.between:
+        return False
+    while getattr(stations[position], "between", False):
+        position -= 1
+    return hands_on(roles, position)
 
 
 def _onwards(visit: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bool) -> ChunkJobs:
@@ -172,7 +185,11 @@ def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
         engine_itl=first.itl,
         sessions=_sessions(start),
     )
-    for visit in giving[1:]:
+    for visit in station_visits[station_visits.index(first) + 1 :]:
+        if visit.station.between:
+            result = _held_between(result, visit)
+        if visit.station.role is None:
+            continue
         # A later visit of a pipeline that comes back to the LLM starts a new answer; on its decode side that answer
         # goes on.
         again = visit.number > 0 and visit.station.role is not None and not visit.station.role.prompt_resident
@@ -301,6 +318,15 @@ def _later_tokens(result: ChainResult, visit: StationVisit, itl: Gaps | None) ->
     return replace(
         result, times=replace(result.times, last_token_s=last_token_s), tokens=tokens, engine_itl=gaps, handed=handed
     )
+
+
+def _held_between(result: ChainResult, visit: StationVisit) -> ChainResult:
+    """The result behind a stage between prefill and decode: clients see the first token when it has answered."""
+    first_token_s, last_token_s = result.times.first_token_s.copy(), result.times.last_token_s.copy()
+    for run, jobs in by_run(visit.jobs):
+        left_s = visit.times.last_token_s[run][jobs.id]
+        first_token_s[run][jobs.id], last_token_s[run][jobs.id] = left_s, left_s
+    return replace(result, times=replace(result.times, first_token_s=first_token_s, last_token_s=last_token_s))
 
 
 def _another_answer(result: ChainResult, visit: StationVisit) -> ChainResult:

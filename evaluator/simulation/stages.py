@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from evaluator.metrics.use import Use
 from evaluator.plan import Configuration
-from evaluator.plan.route import RequestRoutes, StagePlan
+from evaluator.plan.route import BEFORE, BETWEEN, RequestRoutes, StagePlan
 from evaluator.simulation.prefetch import Times, begun_ahead, telling
 from evaluator.stages import Batched, Delay, Pass, Served, Shipped
 from evaluator.stations.batch import BatchServers, serve_in_batches
@@ -47,15 +47,18 @@ Row = tuple[RunKey, NDArray[np.int64]]
 def stage_stations(
     configurations: Sequence[Configuration],
     all_routes: Sequence[Sequence[RequestRoutes]],
-    before: bool,
+    where: str,
     pool: Callable[[int], Serve],
 ) -> list[Station]:
-    """The stations before the LLM, or those behind it. ``pool`` gives the engine's pool of a number."""
+    """The stations of the stages that stand there, ``where`` as of ``StagePlan``.
+
+    ``pool`` gives the engine's pool of a number.
+    """
     pipeline = configurations[0].pipeline
     stations: list[Station] = []
     sent_s: Times = {}
     for stage_number, stage in enumerate(pipeline.stages if pipeline is not None else ()):
-        if stage.before == before:
+        if stage.where == where:
             steps = [
                 _station(
                     stage,
@@ -70,7 +73,11 @@ def stage_stations(
                 for number, step in enumerate(stage.steps)
             ]
             # The first stage begins when requests are sent anyway: only later ones can be ahead of their turn.
-            if stations and before and any(routes.ahead(stage_number) for seeds in all_routes for routes in seeds):
+            if (
+                stations
+                and where == BEFORE
+                and any(routes.ahead(stage_number) for seeds in all_routes for routes in seeds)
+            ):
                 stations[0] = telling(stations[0], sent_s)
                 steps = begun_ahead(steps, sent_s, partial(_is_ahead, all_routes, stage_number))
             stations += steps
@@ -88,6 +95,7 @@ def _station(stage: StagePlan, step_station: StepStation) -> Station:
         lambda jobs: _serve(step_station, run, jobs),
         streams=stage.kind.streams(stage.parameters),
         stage=stage.name,
+        between=stage.where == BETWEEN,
         waits=run is not _delayed,
     )
 

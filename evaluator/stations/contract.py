@@ -57,11 +57,11 @@ class Station:
 
     ``role`` is that of an engine's pool, None for a station that gives no tokens. Behind the last engine ``streams``
     says what such a station does to an answer: it passes on every token as it comes, later by what it takes (a delay),
-    or it holds the answer until it is whole (a queue). ``sends`` says of jobs that leave a prefill side, known by their
-    configuration and seed, which replica of the decode side serves them, where that is chosen before they get there.
-    ``deals`` says of the jobs that come which replica serves them and what they then ask, where pools of several roles
-    stand side by side.
-    ``stage``: the stage of the pipeline of which this is a step. ``waits``: a job may wait for others there.
+    or it holds the answer until it is whole (a queue). ``sends`` says of jobs that leave a prefill side, or the stages
+    behind it, which replica of the decode side serves them, where that is chosen before they get there; they are known
+    by their configuration and seed. ``deals`` says of jobs that come which replica serves them and what they then ask,
+    where pools of several roles stand side by side. ``stage``: the stage of the pipeline of which this is a step.
+    ``between``: it stands between prefill and decode. ``waits``: a job may wait for others there.
     """
 
     name: str
@@ -71,6 +71,7 @@ class Station:
     sends: Callable[[tuple[int, int], Jobs], np.ndarray | None] | None = None
     deals: Callable[[ChunkJobs], ChunkJobs] | None = None
     stage: str | None = None
+    between: bool = False
     waits: bool = True
 
 

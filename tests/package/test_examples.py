@@ -150,7 +150,8 @@ def test_the_day_of_chat_and_agents_of_the_docs_can_run(tmp_path, monkeypatch):
 
 
 def test_the_pipelines_of_the_docs_can_run():
-    pipeline, images, retrieval = map(loads_yaml, blocks("pipelines.md", "yaml"))
+    pipeline, between, images, retrieval = map(loads_yaml, blocks("pipelines.md", "yaml"))
+    assert len(feasible({"workload": retrieval["workload"]} | between)) == 1
     assert len(feasible(images)) == 1
     configurations = feasible(pipeline)
     assert len(configurations) == 6 and {configuration.simulator for configuration in configurations} == {"iteration"}

@@ -125,7 +125,16 @@ BAD: dict[str, tuple[Any, Any, str]] = {
         r"pipeline\.tool\.cv: must be at most 100, got 1e\+200",
     ),
     "no decode": (["prefill", TOOL], None, r"pipeline: has no stage decode; a pipeline holds prefill and decode"),
-    "in between": (["prefill", TOOL, "decode"], None, r"pipeline: decode: prefill and decode stand together"),
+    "prefill alone behind": (
+        ["prefill", TOOL, "prefill", "decode"],
+        None,
+        r"pipeline: prefill: prefill and decode stand",
+    ),
+    "back from between": (
+        ["prefill", {**TOOL, "back_to": "prefill", "times": 2}, "decode"],
+        None,
+        r"pipeline\.tool\.back_to: leads into or out of the midst of an answer",
+    ),
     "no such pool": (
         [{**TOOL, "pool": "tols"}, "prefill", "decode"],
         {"tools": {"role": "stage"}},

@@ -82,8 +82,11 @@ def _bag():
     del KINDS["bag"]
 
 
-def random_scenario(number: int) -> dict[str, Any]:
-    """A pipeline of up to five stages around one pool, or around a prefill and a decode side."""
+def random_scenario(number: int, in_between: bool = True) -> dict[str, Any]:
+    """A pipeline of up to five stages around one pool, or around a prefill and a decode side.
+
+    ``in_between``: up to two stages more between these.
+    """
     rng = np.random.default_rng(number)
     pools: dict[str, Any] = {}
     if rng.random() < 0.4:
@@ -103,6 +106,10 @@ def random_scenario(number: int) -> dict[str, Any]:
 
     before, behind = int(rng.integers(0, 4)), int(rng.integers(0, 3))
     stages = [stage(place) for place in range(before + max(behind, before == 0))]
+    # By draws of their own, so that the other stages of a number are what they were without them.
+    apart, drawn, rng = in_between and "p" in pools, rng, np.random.default_rng([number, 1])
+    between = [stage(9 + place) | {"adds": 0, "cached": 0} for place in range(int(rng.integers(0, 3)) if apart else 0)]
+    rng = drawn
     source = {"source": "uniform", "prompt_min": 1, "prompt_max": 300, "output_min": 1, "output_max": 12}
     process = [{"process": "poisson", "rate_rps": float(rng.uniform(1, 20))}, {"process": "all_at_once"}]
     return {
@@ -120,7 +127,7 @@ def random_scenario(number: int) -> dict[str, Any]:
             "batching": {"policy": str(rng.choice(["chunked", "continuous"])), "max_num_seqs": int(rng.integers(2, 9))},
             **({"pools": pools} if pools else {}),
         },
-        "pipeline": [*stages[:before], "prefill", "decode", *stages[before:]],
+        "pipeline": [*stages[:before], "prefill", *between, "decode", *stages[before:]],
     }
 
 
@@ -194,7 +201,7 @@ if THOROUGH:  # programs of their own, whose parts the others have
 def test_random_stages_around_pools_in_one_loop(coupled, number):
     """Stages one after the other with the engine's loop over all pools between them, against one clock for all."""
     configure()
-    raw, more = random_scenario(number), COUPLED[coupled]
+    raw, more = random_scenario(number, in_between=False), COUPLED[coupled]
     stage_pools = {name: pool for name, pool in raw["deployment"].get("pools", {}).items() if pool["role"] == "stage"}
     served = {name: value for name, value in raw["deployment"].items() if name != "replicas"}
     raw["deployment"] = {**served, **more, "pools": {**more["pools"], **stage_pools}}
@@ -239,6 +246,102 @@ def test_the_vectorised_engine_runs_pools_of_stages():
     found = both_ways(plan(load_scenario(scenario(sweep=axes))))
     assert len(found) == 1 and len(found[0][0].times.arrival_s) == 12
     assert_same(*found[0])
+
+
+# --- stages between prefill and decode
+
+APART: dict[str, Any] = {
+    "model": "llama-3.1-8b",
+    "hardware": "h100-sxm",
+    "pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}},
+    "transfer": {"link": "ethernet-25g"},
+}
+
+
+def between(*stages: Any, **changes: Any) -> dict[str, Any]:
+    """Prefill and decode apart, with stages between them."""
+    deployment = APART | changes.pop("deployment", {})
+    return scenario(deployment=deployment, pipeline=["prefill", *stages, "decode"], **changes)
+
+
+@pytest.mark.parametrize("backpressure", [False, True])
+def test_a_stage_of_no_time_between_prefill_and_decode_is_none(backpressure):
+    transfer = {"deployment": {"transfer": {"link": "ethernet-25g", "backpressure": backpressure}}}
+    nothing = {"stage": "bag", "step": "delay", "seconds": 0}
+    for with_it, without in zip(journeys(between(nothing, **transfer)), journeys(between(**transfer)), strict=True):
+        for name in TIMES:
+            np.testing.assert_array_equal(getattr(with_it.times, name), getattr(without.times, name))
+
+
+@pytest.mark.parametrize("backpressure", [False, True])
+def test_a_stage_between_holds_the_first_token_and_the_transfer(backpressure):
+    """At a trickle nobody waits: an answer is later by the stage's time, and gaps between tokens are as before."""
+    trickle = {"workload": {**GUARDED["workload"], "arrivals": {"process": "poisson", "rate_rps": 0.001}}}
+    transfer = {"deployment": {"transfer": {"link": "ethernet-25g", "backpressure": backpressure}}}
+    held = {"stage": "tool", "seconds": 0.25, "servers": 9, "only": "a"}
+    later, plain = journeys(between(held, **trickle, **transfer))[0], journeys(between(**trickle, **transfer))[0]
+    visited = ~np.isnan(next(stage for stage in later.stages if stage.name == "tool").wait_s)
+    assert 0.3 < visited.mean() < 0.7
+    for name in ("first_token_s", "last_token_s"):
+        at_s = getattr(plain.times, name) + np.where(visited, 0.25, 0.0)
+        np.testing.assert_allclose(getattr(later.times, name), at_s, rtol=1e-9)
+    assert [stage.name for stage in later.stages] == ["prefill", "tool", "transfer", "decode"]
+    for one, other in zip(later.itl[0], plain.itl[0], strict=True):
+        assert one[1].sum() == other[1].sum()
+        np.testing.assert_allclose(np.dot(*one), np.dot(*other), rtol=1e-6)
+
+
+def test_the_prefill_side_keeps_its_kv_while_a_stage_answers_only_under_back_pressure():
+    held = {"stage": "tool", "seconds": 1, "servers": 50}
+    areas = []
+    for backpressure in (False, True):
+        raw = between(held, deployment={"transfer": {"link": "nvlink", "backpressure": backpressure}})
+        whole = plan(load_scenario(raw), simulator="token")
+        outcomes = simulate_configurations(whole, whole.configurations)
+        areas.append(next(use for use in outcomes.stations if use.name == "p").figure("kv_unit_s").mean())
+    assert areas[1] > 5 * areas[0]
+
+
+def test_a_guard_between_reads_the_prompt_and_the_first_token():
+    pools = {**APART["pools"], "small": {"role": "stage", "hardware": "l4"}}
+    guard = {"stage": "postprocess", "kind": "guard", "model": "qwen3-0.6b", "pool": "small"}
+    whole = plan(load_scenario(between(guard, deployment={"pools": pools})), simulator="token")
+    (routes, _) = whole.routes(whole.configurations[0])
+    np.testing.assert_array_equal(routes.visits[1].work.steps[0].tokens, routes.tokens.prompt_tokens + 1)
+
+
+def test_agents_and_closed_loops_pass_stages_between():
+    """Each answer passes the stage once, and the last token of a call is before the next prefill."""
+    held = {"stage": "tool", "seconds": 0.2, "servers": 2}
+    back = {"stage": "tool", "seconds": 0.1, "servers": 9, "back_to": "prefill", "times": 2}
+    workload = {**GUARDED["workload"], "arrivals": {"process": "closed_loop", "users": 4}, "requests": 30}
+    raw = between(held, workload=workload)
+    raw["pipeline"] = [*raw["pipeline"], back]
+    (found,) = journeys(raw)
+    stages = {stage.name: stage for stage in found.stages}
+    np.testing.assert_allclose(stages["tool"].service_s, 3 * 0.2, rtol=1e-9)
+    np.testing.assert_allclose(stages["tool_2"].service_s, 2 * 0.1, rtol=1e-9)
+    steps = [stage for stage in found.stages if "." not in stage.name]
+    total = sum(np.nan_to_num(stage.wait_s) + np.nan_to_num(stage.service_s) for stage in steps)
+    np.testing.assert_allclose(total, found.times.last_token_s - found.times.arrival_s, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("stage", "deployment", "message"),
+    [
+        ({"stage": "tool", "seconds": 1}, {"pools": None}, "stands between prefill and decode, which a mixed replica"),
+        (
+            {"stage": "tool", "seconds": 1},
+            {"pools": {**APART["pools"], "w": {"role": "mixed"}}},
+            "stands between prefill and decode, which a mixed replica",
+        ),
+        ({"stage": "tool", "seconds": 1}, {"transfer": {"granularity": "layer"}}, "use granularity cache"),
+        ({"stage": "tool", "seconds": 1, "tokens": 9}, {}, "it adds to the prompt"),
+    ],
+)
+def test_what_cannot_stand_between(stage, deployment, message):
+    (configuration,) = plan(load_scenario(between(stage, deployment=deployment))).configurations
+    assert configuration.status.startswith("infeasible: pipeline.tool: ") and message in configuration.status
 
 
 # --- what is conserved

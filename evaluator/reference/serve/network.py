@@ -20,7 +20,7 @@ from evaluator.metrics.outcomes import OK
 from evaluator.metrics.use import PoolTotals, Use
 from evaluator.plan import Configuration, LinkPlan, Plan, StationPlan
 from evaluator.plan.phases import group_of_replicas
-from evaluator.plan.route import RequestRoutes
+from evaluator.plan.route import BETWEEN, RequestRoutes
 from evaluator.reference import PoolOutcome, Request
 from evaluator.reference.network import EventStation as Stage
 from evaluator.reference.network import run
@@ -293,12 +293,18 @@ def visits_by_route(
     visits: list[StationVisit] = []
     reported: set[tuple[int, int]] = set()
     longest = max(runs.values(), key=lambda ran: len(ran.step_routes.step_visits) if ran.step_routes is not None else 0)
+    answer, later = 0, list[StationVisit]()  # of the last visit to the LLM, the stations that are still to come
     for number in range(numbers):
         kind = longest.step_routes.step_visits[number]  # type: ignore[union-attr]
         if isinstance(kind, int):
-            visits += [_llm_visit(llm_visit, kind, jobs, now_s) for llm_visit in llm]
+            visits += [_llm_visit(llm_visit, answer, jobs, now_s) for llm_visit in later]
+            visits.append(_llm_visit(llm[0], kind, jobs, now_s))
+            answer, later = kind, list(llm[1:])
             continue
         step_station = StepStation(configurations, all_routes, kind.place, kind.step)
+        if step_station.stage(0).where != BETWEEN:
+            visits += [_llm_visit(llm_visit, answer, jobs, now_s) for llm_visit in later]
+            later = []
         step_visits: dict[tuple[int, int], StepVisits] = {
             key: ran.step_routes.step_visits[number]  # type: ignore[union-attr, misc]
             for key, ran in runs.items()
@@ -307,7 +313,7 @@ def visits_by_route(
         first = (kind.place, kind.step) not in reported
         reported.add((kind.place, kind.step))
         visits.append(_step_visit(step_station, jobs, step_visits, runs, now_s, first))
-    return visits
+    return visits + [_llm_visit(llm_visit, answer, jobs, now_s) for llm_visit in later]
 
 
 def _llm_visit(
@@ -370,6 +376,7 @@ def _step_visit(
         never,
         streams=stage.kind.streams(stage.parameters),
         stage=stage.name,
+        between=stage.where == BETWEEN,
         waits=step_station.planned(0).kind is not Delay,
     )
     uses = (_step_use(step_station, jobs, runs),) if first else ()

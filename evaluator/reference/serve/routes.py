@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.plan.route import RequestRoutes, StageVisitPlan
+from evaluator.plan.route import BETWEEN, RequestRoutes, StageVisitPlan
 from evaluator.reference.network import EventStation
 from evaluator.reference.request import Request
 from evaluator.reference.stations.batch import BulkServers
@@ -92,12 +92,23 @@ def routes_of(
     # Indices of visits to the LLM come first, those of steps behind them: so that no index of one is that of
     # another.
     answers, number = 0, len(routes.llm)
-    for visit in routes.visits:
+
+    def pass_llm(visit: StageVisitPlan, stations: Sequence[EventStation]) -> None:
+        for request in visit.ids.tolist():
+            step_routes.steps[request] += [(station, answers * count + request) for station in stations]
+
+    computed: StageVisitPlan | None = None  # a visit to the LLM of which the decode side is still to come
+    for visit in (*routes.visits, None):
+        between = visit is not None and visit.stage is not None and site.between(step_stations, visit.stage)
+        if computed is not None and not between:
+            pass_llm(computed, llm[1:])
+            computed, answers = None, answers + 1
+        if visit is None:
+            break
         if visit.stage is None:
-            for request in visit.ids.tolist():
-                step_routes.steps[request] += [(station, answers * count + request) for station in llm]
+            pass_llm(visit, llm[:1])
             step_routes.step_visits.append(answers)
-            answers += 1
+            computed = visit
             continue
         assert visit.work is not None
         for step, work in enumerate(visit.work.steps):
@@ -121,6 +132,10 @@ class _Site:
     routes: RequestRoutes
     config: int
     open_pool: OpenPool
+
+    def between(self, step_stations: Callable[[int, int], StepStation], stage: int) -> bool:
+        """Whether a stage stands between prefill and decode."""
+        return step_stations(stage, 0).stage(self.config).where == BETWEEN
 
     def step_visit(self, step_station: StepStation, visit: StageVisitPlan, work: Any, base: int) -> StepVisits:
         """The stations of a step for the requests of a visit."""

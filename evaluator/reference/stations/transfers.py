@@ -12,6 +12,9 @@ replica is chosen with the first token, and reserves room for the request's KV a
 The transfer begins when there is room and the link is free. Layer by layer, the replica is chosen and asked for room
 when the prompt's first chunk is computed; layers that were computed before there was room are sent after it.
 
+A stage between prefill and decode comes before the transfer: the request goes to the link when the stage has answered,
+and with back-pressure the prefill replica keeps its KV meanwhile, since nothing has been sent yet.
+
 Nothing can wait for ever. A decode replica never waits for a prefill replica. A request that has room is sent in
 finite time, since a link takes only requests that have room, and then runs (``queues.Queues.reserve`` says why requests
 that were preempted cannot keep it from that). So room comes free, the first that waits for it gets it, since each fits
@@ -74,6 +77,7 @@ class Transfers:
         self._choose, self._groups = choose, groups
         self._ahead = by_layer and backpressure
         self._free_s: dict[int, float] = {}  # by prefill replica
+        self._came_s: dict[int, float] = {}  # by index: with the first token, or behind stages that stand in between
         self._computed: list[Request] = []  # parts of the prefill side, since the last launch
         self._waiting: dict[int, Request] = {}  # by index: computed, without room
         self._room_s: dict[int, float] = {}  # by index: since when there is room
@@ -105,7 +109,9 @@ class Transfers:
 
     def submit(self, request: Request, now: float) -> None:
         if request.index in self._decode.parts:
-            self._computed.append(request)
+            self._came_s[request.index] = now
+            # Behind a stage the record that comes only says which request it is.
+            self._computed.append(self._prefill.parts[request.index])
         else:
             self._passing.append(request)
             self._passes_s = now
@@ -149,18 +155,18 @@ class Transfers:
         return self._sending(part.index, part.replica, receiver if receiver >= 0 else None)
 
     def _may_begin(self, part: Request) -> tuple[float, int]:
-        """From when on a computed prompt can be sent without a pause, and there is room if it needs some."""
+        """From when on a prompt that has come can be sent without a pause, and there is room if it needs some."""
         takes = self._takes(part)
         # All layers but the last may be sent while the prompt is computed, as far as they fit into the time that it
         # takes.
         head_s = takes.ahead * min(takes.service_s, part.first_token_s - part.scheduled_s)
-        return max(part.first_token_s - head_s, self._room_s.get(part.index, -math.inf)), part.index
+        return max(self._came_s[part.index] - head_s, self._room_s.get(part.index, -math.inf)), part.index
 
     def _begin(self, part: Request, may_s: float) -> None:
         service_s = self._takes(part).service_s
         start_s = max(may_s, self._free_s.get(part.replica, -math.inf)) if self._one_by_one else may_s
         self._free_s[part.replica] = start_s + service_s
         left_s = start_s + service_s + self._latency_s
-        self.done[part.index] = TransferTimes(part.first_token_s, start_s, left_s)
+        self.done[part.index] = TransferTimes(self._came_s[part.index], start_s, left_s)
         heapq.heappush(self._under_way, (left_s, self._entries, part))
         self._entries += 1
