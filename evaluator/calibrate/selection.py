@@ -166,7 +166,7 @@ def folds(rows: pd.DataFrame, op_class: str) -> np.ndarray:
     """The fold of every row by a hash of its shape, the same in every run; fold 0 is kept aside."""
     names = [name for name in _SHAPES.get(op_class, COLUMNS[op_class]) if name in rows]
     shapes = rows[names].drop_duplicates()  # far fewer than rows, whose texts would take longer than all the rest
-    keys = shapes.astype(str).agg("|".join, axis=1)
+    keys = map("|".join, zip(*(shapes[name].astype(str) for name in names), strict=True))
     unique = np.array([zlib.crc32(key.encode()) % HELD_OUT for key in keys])
     return unique[rows.groupby(names, sort=False, dropna=False).ngroup()]
 

@@ -8,7 +8,7 @@ what each column is.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,8 +71,9 @@ def read_tables(paths: Sequence[str | Path]) -> tuple[Table, ...]:
     return tuple(read_table(Path(path)) for path in paths)
 
 
-def read_table(path: Path) -> Table:
-    """One file of measurements, in our columns or in those of a known source."""
+def read_table(path: Path, some: Callable[[pd.DataFrame], pd.DataFrame] | None = None) -> Table:
+    """One file of measurements, in our columns or in those of a known source. ``some`` takes the rows that are wanted
+    of it, in its own columns."""
     if path.suffix == ".json":
         raise InputError(f"{path}: {_SERVING}")
     if path.suffix not in SUFFIXES:
@@ -85,6 +86,8 @@ def read_table(path: Path) -> Table:
     if frame.empty:
         raise InputError(f"{path}: the table has no rows; a row is a measurement")
     source = "own"
+    if some is not None:
+        frame = some(frame)
     # A table without our column is one of a source that is known by its columns.
     if "op_class" not in frame:
         source, frame = _convert(path, frame)

@@ -52,7 +52,7 @@ def _prompts(experiment: Experiment, rng: np.random.Generator, count: int) -> tu
     """Prompt tokens and those to compute. With prefix caching whole blocks of what was sent before are there, but one
     token at least is computed; in the first cycle only the system prompt of the group may be known. Each data-parallel
     rank has a cache of its own. Which rank a request goes to the server decides; here it is drawn."""
-    workload, block = experiment.workload, experiment.block_tokens
+    workload = experiment.workload
     fixed = workload.groups * workload.prompts_per_group
     nominal = RETOKENISED * (workload.system_tokens + workload.question_tokens)
     # After the gaps and for the fixed prompts alone: the arrivals of a seed do not depend on how
@@ -63,13 +63,20 @@ def _prompts(experiment: Experiment, rng: np.random.Generator, count: int) -> tu
     prompt = lengths[number % fixed]
     if not experiment.prefix_caching:
         return prompt, prompt
-    system = np.minimum(int(RETOKENISED * workload.system_tokens), prompt - 1)
     ranks = experiment.data_parallel
     rank = rng.integers(0, ranks, count) if ranks > 1 else np.zeros(count, dtype=np.int64)
+    return prompt, computed_tokens(experiment, prompt, rank)
+
+
+def computed_tokens(experiment: Experiment, prompt: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """Tokens to compute of prompts that go round robin through the fixed ones, (request,), each at its rank."""
+    workload, block = experiment.workload, experiment.block_tokens
+    fixed, number = workload.groups * workload.prompts_per_group, np.arange(len(prompt))
+    system = np.minimum(int(RETOKENISED * workload.system_tokens), prompt - 1)
     group = number % fixed // workload.prompts_per_group
     cached = np.where(_before(number % fixed, rank), prompt - 1, np.where(_before(group, rank), system, 0))
     # Whole blocks are found, as of vLLM: the rest of the last one is computed anew.
-    return prompt, prompt - cached // block * block
+    return prompt - cached // block * block
 
 
 def _before(what: np.ndarray, rank: np.ndarray) -> np.ndarray:

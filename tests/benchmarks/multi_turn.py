@@ -137,6 +137,16 @@ def served(
     }
 
 
+def measured(run: Mapping[str, Any], recorded: pd.DataFrame) -> dict[str, float]:
+    """The same figures as the clients saw them."""
+    return {
+        "ttft_s": recorded.ttft_ms.mean() / 1e3,
+        "tpot_s": recorded.tpot_ms[recorded.output_tokens > 1].mean(),
+        "e2e_s": recorded.e2e_ms.mean() / 1e3,
+        "tok_per_s": run["output_tokens_per_s"],
+    }
+
+
 def main() -> None:
     """Prints measured and computed, run by run."""
     arguments = argparse.ArgumentParser(description=__doc__)
@@ -155,15 +165,10 @@ def main() -> None:
         recorded = requests[requests.run_id == run["run_id"]].sort_values("send_s", kind="stable")
         started = time.process_time()
         ours = served(run, recorded, asked.more, asked.attention_backend)
-        measured = {
-            "ttft_s": recorded.ttft_ms.mean() / 1e3,
-            "tpot_s": recorded.tpot_ms[recorded.output_tokens > 1].mean(),
-            "e2e_s": recorded.e2e_ms.mean() / 1e3,
-            "tok_per_s": run["output_tokens_per_s"],
-        }
+        theirs = measured(run, recorded)
         print(f"{run['run_id']} ({time.process_time() - started:.0f} s)", flush=True)
         for name, title in METRICS.items():
-            print(f"  {title:<18} {measured[name]:10.3f} {ours[name]:10.3f} {ours[name] / measured[name] - 1:+7.1%}")
+            print(f"  {title:<18} {theirs[name]:10.3f} {ours[name]:10.3f} {ours[name] / theirs[name] - 1:+7.1%}")
         print(f"  measured: preemptions {run['preemptions']}; ours: {ours}", flush=True)
 
 

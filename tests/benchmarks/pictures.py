@@ -1,4 +1,4 @@
-"""Makes the pictures of the scenarios anew: those named on the command line, or all.
+"""Makes the pictures of the scenarios and of docs/errors.md anew: those named on the command line, or all.
 
 ``make pictures`` runs it. A picture is what a command of Evaluator draws, or a function for what no command does.
 """
@@ -18,9 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from tests.benchmarks import bestserve, designs, hermes, kv_storage, mist, rag, screens, vidur
+from tests.benchmarks.accuracy.pictures import PICTURES as OF_ERRORS
 from tests.benchmarks.timing import ROOT
 
-FOLDER = ROOT / "scenarios"
+FOLDER, PAGES = ROOT / "scenarios", ROOT / "docs"
 COLOURS = 112  # of a picture's palette: a third of the bytes, and no difference that one sees
 LARGEST = 150_000
 """Bytes of a picture, at most."""
@@ -78,6 +79,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "mist-search.png": mist.draw,
 }
 """How each picture is made: a function that writes it to a path whose last part is the picture's name."""
+EVERY = {**PICTURES, **OF_ERRORS}
 
 
 def make(name: str) -> float:
@@ -85,10 +87,15 @@ def make(name: str) -> float:
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
-        PICTURES[name](path)
+        EVERY[name](path)
         shrink(path)
-        (FOLDER / name).write_bytes(path.read_bytes())
+        place(name).write_bytes(path.read_bytes())
     return time.perf_counter() - start
+
+
+def place(name: str) -> Path:
+    """Where a picture is kept."""
+    return (PAGES if name in OF_ERRORS else FOLDER) / name
 
 
 def shrink(path: Path) -> None:
@@ -115,11 +122,11 @@ def shrink(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.pictures", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME.png", help=f"of {', '.join(PICTURES)}; all without any")
-    chosen = parser.parse_args().names or PICTURES
-    unknown = [name for name in chosen if name not in PICTURES]
+    parser.add_argument("names", nargs="*", metavar="NAME.png", help=f"of {', '.join(EVERY)}; all without any")
+    chosen = parser.parse_args().names or EVERY
+    unknown = [name for name in chosen if name not in EVERY]
     if unknown:
-        parser.error(f"no picture {', '.join(unknown)}; there are {', '.join(PICTURES)}")
+        parser.error(f"no picture {', '.join(unknown)}; there are {', '.join(EVERY)}")
     failed = False
     for name in chosen:
         try:
@@ -128,7 +135,7 @@ def main() -> None:
             failed = True
             print(f"{name:<28} not made: {reason}", flush=True)
             continue
-        size = (FOLDER / name).stat().st_size
+        size = place(name).stat().st_size
         note = "" if size <= LARGEST else f"  more than the {LARGEST / 1e3:.0f} kB that a picture may have"
         print(f"{name:<28}{seconds:6.1f} s {size / 1e3:5.0f} kB{note}", flush=True)
     sys.exit(1 if failed else 0)

@@ -8,9 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.benchmarks.accuracy import closed_batches, iterations, mlperf
-from tests.benchmarks.accuracy.__main__ import CAMPAIGNS, TABLES, main
-from tests.benchmarks.accuracy.slices import by_slice, judged, read, worse, write
+from evaluator.catalog import load_calibration, load_model
+from evaluator.experiments import Experiment
+from evaluator.experiments.experiment import MeasuredWorkload
+from tests.benchmarks.accuracy import closed_batches, held_out, kernels, requests
+from tests.benchmarks.accuracy.__main__ import CAMPAIGNS, QUICK, TABLES, main
+from tests.benchmarks.accuracy.slices import by_slice, judged, kind_of, read, worse, write
 
 DATA = Path(os.environ.get("EVALUATOR_DATA", "../shared/data"))
 
@@ -47,7 +50,7 @@ def test_rows_without_a_measurement_are_of_no_slice() -> None:
 
 def test_unknown_campaigns_and_folders_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for arguments, message in (
-        (["nobody"], "no campaign nobody; there are closed_batches, iterations, mlperf, servers"),
+        (["nobody"], f"no campaign nobody; there are {', '.join(CAMPAIGNS)}"),
         (["iterations", "--data", str(tmp_path / "none")], "is no folder: name that of the measurements"),
     ):
         with pytest.raises(SystemExit) as ended:
@@ -63,8 +66,65 @@ def test_every_campaign_has_a_table() -> None:
 
 
 @pytest.mark.skipif(not (DATA / closed_batches.FILE).exists(), reason="EVALUATOR_DATA names no measurements")
-def test_slices_of_measurements_are_those_of_the_tables() -> None:
-    """Which slices there are, and how many rows each has, does not hang on the model of the cost."""
-    for name, campaign in (("closed_batches", closed_batches), ("iterations", iterations), ("mlperf", mlperf)):
-        found, known = by_slice(pd.concat(campaign.rows(DATA))), read(TABLES / f"{name}.csv")
-        assert found["rows"].to_dict() == known["rows"].to_dict()
+@pytest.mark.parametrize("name", QUICK)
+def test_slices_of_measurements_are_those_of_the_tables(name: str) -> None:
+    """Which slices there are, and how many rows each has, does not hang on the model of the cost: one that ran and no
+    longer runs fails here, of the slower campaigns in `make accuracy`."""
+    found, known = by_slice(pd.concat(CAMPAIGNS[name](DATA))), read(TABLES / f"{name}.csv")
+    assert [told for told in worse(known, found) if told.endswith("no longer runs")] == []
+    assert found["rows"].to_dict() == known["rows"].to_dict()
+
+
+def test_quick_campaigns_alone_and_what_no_longer_runs_fails(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CAMPAIGNS, "mlperf", lambda _: iter([_row("mlperf", "here")]))
+    monkeypatch.setattr("tests.benchmarks.accuracy.__main__.QUICK", ("mlperf",))
+    asked = ["--quick", "--data", str(tmp_path), "--tables", str(tmp_path)]
+    assert main([*asked, "--write"]) == 0
+    assert main(asked) == 0
+    assert "no slice is worse than it was" in capsys.readouterr().out
+    monkeypatch.setitem(CAMPAIGNS, "mlperf", lambda _: iter([_row("mlperf", "elsewhere")]))
+    assert main(asked) == 1
+    assert "mlperf / here / itl: no longer runs" in capsys.readouterr().out
+
+
+def _row(campaign: str, part: str) -> pd.DataFrame:
+    return judged(campaign, [part], "itl", pd.Series([1.1]), pd.Series([1.0]))
+
+
+@pytest.mark.skipif(not (DATA / kernels.FILE).exists(), reason="EVALUATOR_DATA names no measurements")
+def test_kernels_are_judged_as_calibrate_judges_them() -> None:
+    """All rows that were kept aside give the errors that stand in the set; the campaign takes a sample of them."""
+    name = "mi300x-vllm"
+    table = by_slice(pd.concat(kernels.rows(DATA, [name], every=1, most=None)))
+    stated = load_calibration(name, "any", foreign=True).fit["errors"]["gemm_block"]["held_out"]
+    row = table.loc[("kernels", "mi300x, vllm, gemm_block", "time")]
+    assert row["rows"] == stated["rows"]
+    assert row["median_absolute_pct"] == pytest.approx(100 * stated["median"], abs=0.06)
+    sample = by_slice(pd.concat(kernels.rows(DATA, [name]))).loc[row.name]
+    assert sample["rows"] == kernels.MOST
+    assert sample["median_absolute_pct"] == pytest.approx(row["median_absolute_pct"], abs=0.7)
+
+
+def test_servers_held_out_are_those_of_the_table_of_errors() -> None:
+    table = by_slice(pd.concat(held_out.rows(DATA)))
+    slices = {name.rsplit(", ", 1)[0] for _, name, _ in table.index}
+    assert slices == set(held_out.PARTITIONS.values())
+
+
+@pytest.mark.parametrize(("name", "kind"), [("llama-3.1-8b", "dense"), ("mixtral-8x7b", "experts")])
+def test_kinds_of_models(name: str, kind: str) -> None:
+    assert kind_of(load_model(name)) == kind
+
+
+def test_a_request_that_gave_up_has_the_prompt_of_its_turn() -> None:
+    workload = MeasuredWorkload("chat", (), 1, 2, 16, 40, 100)
+    experiment = Experiment("1", "chat", "llama-3.1-8b", "H100", workload=workload)
+    table = pd.DataFrame(
+        {"arrival_s": [0.0, 1.0, 2.0, 3.0], "stage": 0, "prompt_tokens": [50, 70, None, 70], "output_tokens": 90}
+    )
+    load = requests.load_of(experiment, table)
+    assert load.prompt_tokens.tolist() == [50, 70, 50, 70]
+    assert load.output_tokens.tolist() == [100] * 4  # what was asked for: the client counts fewer
+    assert load.compute_tokens.tolist() == [50, 54, 2, 6]  # the system prompt, then whole blocks of the same prompt

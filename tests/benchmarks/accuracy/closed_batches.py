@@ -100,14 +100,13 @@ def imported(name: str) -> Model:
 def rows(data: Path) -> Iterator[pd.DataFrame]:
     """The errors of every row whose model the catalog has."""
     table = pd.read_csv(data / FILE)
-    predicted = pd.DataFrame([_predicted(row) for _, row in table.iterrows()], index=table.index)
+    times = pd.DataFrame([predicted(row) for _, row in table.iterrows()], index=table.index)
     kind = table["architecture"].str.split(" |-").str[0].map({"Dense": "dense", "MoE": "experts", "Mamba": "state"})
-    part = [
-        f"{of}, {batch}" for of, batch in zip(kind, pd.cut(table["max_num_seqs"], BATCHES).map(_shown), strict=True)
-    ]
-    yield judged("closed batches", part, "itl_p50", predicted["itl_ms"], table["median_itl_ms"])
+    part = [f"{of}, {batch}" for of, batch in zip(kind, pd.cut(table["max_num_seqs"], BATCHES).map(shown), strict=True)]
+    drawn = {"at": table["avg_batch_size"], "kind": kind}
+    yield judged("closed batches", part, "itl_p50", times["itl_ms"], table["median_itl_ms"], **drawn)
     mean_ms = 1e3 * table["avg_batch_size"] / table["output_throughput_tokens_per_sec"]
-    yield judged("closed batches", part, "mean_iteration", predicted["mean_ms"], mean_ms)
+    yield judged("closed batches", part, "mean_iteration", times["mean_ms"], mean_ms, **drawn)
 
 
 def errors_of_cases(data: Path) -> pd.DataFrame:
@@ -118,7 +117,7 @@ def errors_of_cases(data: Path) -> pd.DataFrame:
     table = pd.read_csv(data / FILE)
     listed = []
     for number, row in table.iterrows():
-        mean_ms = _predicted(row)["mean_ms"]
+        mean_ms = predicted(row)["mean_ms"]
         if not np.isfinite(mean_ms):
             continue
         server, seats = design(row), row["avg_batch_size"]
@@ -137,11 +136,11 @@ def errors_of_cases(data: Path) -> pd.DataFrame:
     return pd.DataFrame(listed).reindex(columns=[*ROW, *STATISTICS])
 
 
-def _shown(batch: pd.Interval) -> str:
+def shown(batch: pd.Interval) -> str:
     return f"{batch.left + 1:4.0f} to {batch.right:4.0f} at a time"
 
 
-def _predicted(row: pd.Series) -> dict[str, float]:
+def predicted(row: pd.Series) -> dict[str, float]:
     """An iteration without prompts, and the mean one: prompts come as often as answers end."""
     try:
         server = design(row)

@@ -24,7 +24,7 @@ from evaluator.cost.parallel import Parallel
 from evaluator.cost.quantities import batch_tokens
 from evaluator.replica import ReplicaSpec, build, passage
 from tests.benchmarks.accuracy.coverage import told_by
-from tests.benchmarks.accuracy.slices import judged
+from tests.benchmarks.accuracy.slices import judged, kind_of
 
 FILE = "vllm_iterations.parquet"
 HARDWARE = "b300-sxm"
@@ -46,7 +46,9 @@ def rows(data: Path) -> Iterator[pd.DataFrame]:
     for layout, part in table.groupby(LAYOUT, observed=True):
         table.loc[part.index, "predicted_ms"] = predicted_ms(part, layout)
     used = table[table["used"]]
-    yield judged("iterations", _slices(used), "iteration", used["predicted_ms"], used["iteration_ms"])
+    kind = used["model"].astype(str).map({published: kind_of(load_model(name)) for published, name in MODELS.items()})
+    drawn = {"at": used["decodes"], "kind": kind}
+    yield judged("iterations", _slices(used), "iteration", used["predicted_ms"], used["iteration_ms"], **drawn)
     shifted = table[table["launch_shift"] & ~table["stall"]]
     episodes = shifted.groupby(["run", "segment", "episode"], observed=True)
     sums = episodes[["predicted_ms", "iteration_ms"]].sum().reset_index()

@@ -26,7 +26,7 @@ from evaluator.cost.parallel import Parallel
 from evaluator.cost.precision import Precision
 from evaluator.replica import ReplicaSpec
 from tests.benchmarks.accuracy.coverage import told_by
-from tests.benchmarks.accuracy.slices import judged
+from tests.benchmarks.accuracy.slices import judged, kind_of
 
 FILE, LENGTHS = "mlperf_runs.csv", "mlperf_lengths.parquet"
 ENGINES = {"TensorRT-LLM": "trtllm"}
@@ -55,7 +55,8 @@ def rows(data: Path) -> Iterator[pd.DataFrame]:
     """The errors of every run that says how it was laid out, by device and model."""
     table = _runs(data)
     part = [f"{gpu}, {model}" for gpu, model in zip(table["hardware"], table["model"], strict=True)]
-    yield judged("mlperf, TensorRT-LLM", part, "tpot_mean", table["predicted_ms"], table["tpot_mean_ms"])
+    drawn = {"at": table["decodes"], "kind": [kind_of(load_model(model)) for model in table["model"]]}
+    yield judged("mlperf, TensorRT-LLM", part, "tpot_mean", table["predicted_ms"], table["tpot_mean_ms"], **drawn)
 
 
 def errors_of_cases(data: Path) -> pd.DataFrame:

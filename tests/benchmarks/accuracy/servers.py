@@ -6,13 +6,16 @@ These sets were fitted to the same runs: ``calibration/errors/serving.yaml`` has
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pandas as pd
 
+from evaluator.catalog import load_model
 from evaluator.compare import compare_experiments
 from evaluator.experiments import read_experiments
-from tests.benchmarks.accuracy.slices import judged
+from evaluator.experiments.names import model_name
+from tests.benchmarks.accuracy.slices import judged, kind_of
 
 METRICS = ("ttft_mean", "ttft_p99", "itl_mean", "e2e_mean", "e2e_p99")
 LOADS = (0.0, 16.0, 48.0, float("inf"))
@@ -29,4 +32,10 @@ def rows(data: Path) -> Iterator[pd.DataFrame]:
     loads = pd.cut(table["concurrency"], LOADS, labels=["0 to 16", "16 to 48", "48 and more"]).astype(str)
     for metric, part in table.groupby("metric"):
         at = [f"{gpu}, {load} at a time" for gpu, load in zip(part["hardware"], loads[part.index], strict=True)]
-        yield judged("servers, as fitted", at, str(metric), part["predicted"], part["measured"])
+        drawn = {"at": part["concurrency"], "kind": part["model"].map(_kind)}
+        yield judged("servers, as fitted", at, str(metric), part["predicted"], part["measured"], **drawn)
+
+
+@cache
+def _kind(published: str) -> str:
+    return kind_of(load_model(model_name(published)))

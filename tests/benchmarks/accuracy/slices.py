@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pandas as pd
+
+from evaluator.catalog.model import LinearAttention, Model, Recurrence, StateSpace
 
 KEYS = ["campaign", "slice", "metric"]
 JUDGED = ("median_pct", "mean_absolute_pct")
@@ -16,11 +20,26 @@ FINEST = 0.5
 """Points below which a difference is told of no slice: reading a table's digits is no more exact."""
 
 
-def judged(campaign: str, part: Sequence[str], metric: str, predicted: pd.Series, measured: pd.Series) -> pd.DataFrame:
-    """Rows of a campaign: which slice each is of, and its error in %."""
+def judged(
+    campaign: str, part: Sequence[str], metric: str, predicted: pd.Series, measured: pd.Series, **drawn: Iterable[Any]
+) -> pd.DataFrame:
+    """Rows of a campaign: which slice each is of, and its error in %.
+
+    ``drawn`` is what pictures need beside: how many sequences ran ``at`` a time, and the ``kind`` of model.
+    """
     error = 100.0 * (predicted / measured - 1.0)
     found = pd.DataFrame({"campaign": campaign, "slice": list(part), "metric": metric, "error_pct": error.to_numpy()})
+    found["predicted"], found["measured"] = np.asarray(predicted), np.asarray(measured)
+    for name, values in drawn.items():
+        found[name] = list(values)
     return found[found["error_pct"].notna()]
+
+
+def kind_of(model: Model) -> str:
+    """The kind of model that slices and pictures tell apart: with layers that have a state, with experts, or dense."""
+    if any(isinstance(layers.mixer, LinearAttention | StateSpace | Recurrence) for layers in model.layers):
+        return "state"
+    return "experts" if model.has_experts else "dense"
 
 
 def by_slice(rows: pd.DataFrame) -> pd.DataFrame:
