@@ -26,9 +26,9 @@ help:
 	@echo "make oracle-server  vLLM serves a small model here, and its requests are predicted (SERVER=--busy: on a busy machine)"
 	@echo "make oracle-sglang  the same on SGLang's, in an environment of its own"
 	@echo "make random-systems  1,000 random systems of many parts on both simulators (some 10 minutes of a processor; SYSTEMS=\"--cases 50\"; goes on where it ended)"
-	@echo "make pictures   the pictures of scenarios/ anew (some 15 minutes; NAMES=\"policies.png kv-storage.png\": those)"
+	@echo "make pictures   the pictures of scenarios/ and docs/errors.md anew (some 15 minutes, with measurements in DATA; NAMES=\"policies.png kv-storage.png\": those)"
 	@echo "make errors     the tables of expected errors anew, from measurements in DATA ($(DATA)); half an hour"
-	@echo "make accuracy   errors by slice of all measurements in DATA, and what became worse (WRITE=--write: take the new tables); a minute"
+	@echo "make accuracy   errors by slice of all measurements in DATA, and what became worse (WRITE=--write: take the new tables; CAMPAIGNS=--quick: those of seconds); two minutes"
 	@echo "make clean      remove what the targets made, .venv and results included"
 
 setup: $(READY)
@@ -136,7 +136,7 @@ random-systems: $(READY)
 	$(BIN)/python -m tests.random_systems $(SYSTEMS)
 
 pictures: $(READY)
-	$(BIN)/python -m tests.benchmarks.pictures $(NAMES)
+	EVALUATOR_DATA=$(DATA) $(BIN)/python -m tests.benchmarks.pictures $(NAMES)
 
 # Every case of evaluator/accuracy/cases.py. The tables take the places of the old ones when all is done.
 ERRORS := .cache/errors
