@@ -256,6 +256,8 @@ def served_design(built: ReplicaBuild) -> dict[str, str]:
     # Said only where it is so: sets that were fitted before the key was there name none.
     if spec.eager:
         figures["eager"] = True
+    if spec.host_speed != 1.0:
+        figures["host"] = f"speed {spec.host_speed:g}"
     if parallel.context > 1:
         figures["decode_context_parallel"] = parallel.context
     if parallel.prefill > 1:
@@ -282,6 +284,8 @@ def unmeasured_features(built: ReplicaBuild) -> tuple[str, ...]:
         unmeasured.append("speculative decoding")
     if spec.eager:
         unmeasured.append("decodes without CUDA graphs")
+    if spec.host_speed != 1.0:
+        unmeasured.append("a host of another speed")
     if spec.attention_backend != AUTO:
         unmeasured.append(f"attention_backend {spec.attention_backend}")
     if spec.adapters is not None:

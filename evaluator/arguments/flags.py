@@ -14,7 +14,8 @@ from evaluator.arguments.table import Arguments, Flags, arguments_of, get, leave
 from evaluator.catalog.engine_rules import Release
 from evaluator.catalog.engines import serving_engine
 
-WHOLE = ("model", "hardware", "router", "transfer", "speculative", "lora", "feed_forward_apart")
+WHOLE = ("model", "hardware", "host", "api_server_times", "router", "transfer", "speculative", "lora",
+         "feed_forward_apart")  # fmt: skip
 """Keys of a deployment whose sections are one value."""
 
 EVERY_SERVER = {

@@ -112,6 +112,8 @@ def _write_options(server: StatedPool) -> Flags:
     flags: Flags = {}
     if server["attention_backend"] == "flashinfer":  # of decodes; that of prompts stays the engine's choice
         flags["--decode-attention-backend"] = "flashinfer"
+    if server["api_servers"] is not None:
+        flags["--tokenizer-worker-num"] = server["api_servers"]
     flags["--disable-overlap-schedule"] = server["batching.planning"] != "asynchronous"
     if server.cached_prefixes:
         flags["--disable-radix-cache"] = False
@@ -158,6 +160,9 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
     read_flags = _read_layout(flags, tree, together, copies)
     read_flags += _read_kv_and_dtypes(flags, tree)
     read_flags += _read_batching(flags, tree, together)
+    if "--tokenizer-worker-num" in flags:
+        read_flags.append("--tokenizer-worker-num")
+        tree["api_servers"] = flags["--tokenizer-worker-num"]
     if "--speculative-algorithm" in flags:
         read_flags += ["--speculative-algorithm", "--speculative-num-steps", "--speculative-num-draft-tokens"]
         read_flags += ["--speculative-eagle-topk", "--speculative-draft-model-path"]

@@ -60,6 +60,8 @@ def _write(server: StatedPool) -> Flags:
     if server["attention_backend"] == "flashinfer":
         flags |= {"--attention-backend": "FLASHINFER", "--attention-config": {"use_trtllm_attention": False}}
     flags |= _write_limits(server)
+    if server["api_servers"] is not None:
+        flags["--api-server-count"] = server["api_servers"]
     if (drafts := server["speculative"]) is not None:
         config = {"method": _METHODS[drafts["method"]], "num_speculative_tokens": drafts["tokens"]}
         if drafts["method"] in ("draft", "eagle"):
@@ -148,6 +150,9 @@ def _read(flags: Flags, tree: dict[str, Any]) -> tuple[str, ...]:
         read_flags.append("--num-gpu-blocks-override")
         block = get(tree, "kv.block_tokens") * tree.get("decode_context_parallel", 1)
         put(tree, "kv.capacity_tokens", flags["--num-gpu-blocks-override"] * block)
+    if flags.get("--api-server-count", 0) > 0:  # 0: engines without a server, whose clients come to another node
+        read_flags.append("--api-server-count")
+        tree["api_servers"] = flags["--api-server-count"]
     drafts = flags.get("--speculative-config")
     if drafts is not None:
         read_flags.append("--speculative-config")
@@ -255,8 +260,10 @@ VLLM = CommandLine(
         "--fully-sharded-loras": "one of an adapter's two products is sharded here, as it is without the flag",
     },
     # By ``add_cli_args`` of vllm/engine/arg_utils.py in 0.8.5 to 0.28.0; 0.23 was not looked at, and for
-    # --lora-target-modules and --decode-context-parallel-size nothing before 0.28.
+    # --lora-target-modules and --decode-context-parallel-size nothing before 0.28. --api-server-count is of
+    # vllm/entrypoints/openai/cli_args.py, and not there in 0.9.0.1.
     since={
+        "--api-server-count": (0, 9, 2),
         "--eplb-config": (0, 10),
         "--async-scheduling": (0, 10),
         "--all2all-backend": (0, 11, 2),

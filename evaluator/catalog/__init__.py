@@ -9,8 +9,8 @@ names it, ``what_if`` makes other ones), ``lengths``, ``links``, ``storage``.
 ``delta_rule``, ``attention_kernels``, ``exchange_kernels``.
 
 *Calibration sets.* ``choice`` finds the set that serves; ``calibration`` reads one, made of ``efficiency``,
-``launches``, ``iterations``, ``eager`` or ``own_server``. Of devices without: ``relatives``, ``served``,
-``transferred``.
+``launches``, ``api_servers``, ``iterations``, ``eager`` or ``own_server``. Of devices without: ``relatives``,
+``served``, ``transferred``.
 """
 
 from evaluator.catalog.calibration import Calibration, OperatorEfficiency

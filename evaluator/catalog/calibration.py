@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from evaluator.catalog.api_servers import ApiServerTimes, read_api_server_times
 from evaluator.catalog.delta_rule import DeltaRule
 from evaluator.catalog.eager import EAGER, EagerFigures, read_eager, read_sources
 from evaluator.catalog.efficiency import BEYOND_ROOFLINE, GroupEfficiency, OperatorEfficiency, figures_of
@@ -60,10 +61,11 @@ HOST = (
     "expert_skew",
     "launches",
     "penalty_sequence_s",
+    "api_server_times",
 )
 """Figures of the engine and its load, of which measurements of kernels know nothing; the class SORT is one more."""
 _OPTIONAL_SOURCES = (SORT, "expert_skew", "dispatch_s", "frontend_s", "lookahead_steps", "warm_up_s", "graph_tokens",
-                     "launches", "penalty_sequence_s")  # fmt: skip
+                     "launches", "penalty_sequence_s", "api_server_times")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,7 @@ class Calibration:
     delta_rule: DeltaRule | None = None  # as used, too: the kernel of the engine's release for prompts; None: its FLOPs
     graphs: bool = True  # as used, not as read: the engine has CUDA graphs; False: it launches every iteration
     penalty_sequence_s: float = 0.0  # host, per decode and iteration, where what was said is penalised
+    api_server_times: ApiServerTimes | None = None  # what an API server takes; None: not known, and nothing waits there
     form: str = "roofline"  # roofline | polynomial | table | eager
     beyond: str = "refuse"  # refuse | extend: configurations that leave the range of the measured iterations
     iterations: tuple[Iterations, ...] = ()
@@ -170,6 +173,7 @@ def read_calibration(document: Any, where: str, expected_name: str | None = None
         graph_tokens=given.number("graph_tokens", 0.0),
         launches=read_launches(given),
         penalty_sequence_s=given.quantity("penalty_sequence_s", "s", 0.0, zero=True),
+        api_server_times=read_api_server_times(given),
         serving_runs=_serving_runs(given.inner("serving_runs", {})),
         serving_release=given.text("serving_release", None),
         own_server=read_own_server(given),

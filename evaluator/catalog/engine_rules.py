@@ -14,9 +14,12 @@ from evaluator.errors import InputError
 from evaluator.records import kept_with_record
 
 KEYS = ("batching.policy", "batching.limits", "batching.planning", "kv.memory_fraction", "kv.block_tokens",
-        "kv.admission", "kv.full_prompt", "kv.prefix_caching")  # fmt: skip
+        "kv.admission", "kv.full_prompt", "kv.prefix_caching", "api_servers")  # fmt: skip
 """The keys of which every table has a rule for every release; ``batching.limits`` are max_num_seqs and
 max_num_batched_tokens. Others (``cuda_graphs``) are told and not simulated."""
+
+PER_RANK = "data_parallel"
+"""Of ``api_servers``: as many as a replica has data-parallel ranks."""
 
 Release = tuple[int, ...]
 _NUMBERS = re.compile(r"v?(\d+(?:\.\d+)+)(?:[.+-]?(?:post|rc|dev|cu)\w*)*")

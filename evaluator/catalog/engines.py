@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from evaluator.catalog.engine_rules import EngineRules, Release, load_engine_rules
+from evaluator.catalog.engine_rules import PER_RANK, EngineRules, Release, load_engine_rules
 from evaluator.catalog.hardware import Hardware
 from evaluator.errors import InputError
 
@@ -136,6 +136,11 @@ class ServingEngine:
             **{key: rules[name].simulated for key, name in _FIELDS.items()},
         )
         return usual if self.sized is None else self.sized(usual, hardware, devices, ranks)
+
+    def api_servers(self, version: str | None, ranks: int) -> int:
+        """How many API servers a replica of so many data-parallel ranks has. InputError: unknown release."""
+        said = self.rules.of(version)["api_servers"].value
+        return ranks if said == PER_RANK else int(said)
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether there is such an engine for a device; of an unknown maker's we do not know, and say yes."""

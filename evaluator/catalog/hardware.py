@@ -46,6 +46,7 @@ class Hardware:
     """One device as its data sheet states it. ``peak_flops`` is dense FLOP/s by dtype (bf16, fp8, ...).
 
     ``cores`` are those of a CPU, which scans an index of vectors on each of them; None: not a CPU, or not known.
+    ``host_speed`` is of a CPU, too: of one of its threads, relative to the hosts of calibration sets.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Hardware:
     maker: str = ""  # who makes it; empty: not said
     architecture: str = ""  # that its processors share with other devices; empty: not said
     hypothetical: bool = False  # its figures are those of a scenario, so that nothing can have been measured on it
+    host_speed: float | None = None
     called: str = ""  # by the scenario that describes it as like the one of this ``name``
 
     @property
@@ -104,6 +106,7 @@ def read_hardware(document: Any, where: str, expected_name: str | None = None) -
         usd_per_hour=_optional(given, "usd_per_hour", "USD/h"),
         sources=_sources(given.inner("sources")),
         cores=given.integer("cores", None),
+        host_speed=given.number("host_speed", None, low=0.01, high=100.0),
         maker=given.text("maker", ""),
         architecture=given.text("architecture", ""),
     )
@@ -199,6 +202,7 @@ def _figures(hardware: Hardware) -> list[str]:
         "idle_power_w": hardware.idle_power_w,
         "usd_per_hour": hardware.usd_per_hour,
         "cores": hardware.cores,
+        "host_speed": hardware.host_speed,
     }
     return [
         *(f"peak_flops.{dtype}" for dtype in hardware.peak_flops),

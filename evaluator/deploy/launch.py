@@ -41,6 +41,8 @@ NO_REPOSITORY = "MODEL_ID"
 _OF_FLEET = (
     "hardware",
     "calibration",
+    "host",
+    "api_server_times",
     "replicas",
     "router",
     "usd_per_device_hour",
@@ -50,7 +52,7 @@ _OF_FLEET = (
     "model",
     "role",
 )
-"""Keys that say nothing of a server: what runs it, how many there are, what they cost."""
+"""Keys that say nothing of a server: what runs it, how fast it is, how many there are, what they cost."""
 _SCALING, _FAILING = "autoscaling", "failures"
 NO_AUTOSCALER = "and no autoscaler is"
 """The end of a remark of what scales, which a target with an autoscaler takes out."""

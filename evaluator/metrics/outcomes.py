@@ -106,6 +106,8 @@ class RequestTimes:
     refused: np.ndarray | None = None  # bool: sent away on arrival, which the other times say; None: none can be
     lost: np.ndarray | None = None  # bool: its replica failed, and it was not sent again; None: no replica fails
     tries: np.ndarray | None = None  # int64: how often it was sent to a replica; None: no replica fails
+    first_wait_s: np.ndarray | None = None  # of its first token at an API server; None: nothing waits there
+    last_wait_s: np.ndarray | None = None  # of its last token
     visited: np.ndarray | None = None  # bool: False for requests that only passed by; None: all that came were served
 
     @property
@@ -194,6 +196,7 @@ class Outcomes:
     class_names: tuple[str, ...] = ()  # of all configurations of the plan
     later_wait_s: np.ndarray | None = None  # (config, seed, request): waits behind the first engine
     accelerators: np.ndarray | None = None  # (config,): devices without the CPUs that serve stages; None: all devices
+    api_server_utilisation: np.ndarray | None = None  # (config, seed); NaN: not known what API servers take
     stages: tuple[StageTimes, ...] = ()  # of a pipeline
     sessions: SessionTable | None = None  # None: no configuration of the plan has any of several turns
     stage_names: tuple[str, ...] = ()  # of all configurations of the plan, in the order in which they are reported

@@ -183,6 +183,8 @@ def _summarised(outcomes: Outcomes, levels: np.ndarray, settled: np.ndarray, fir
     parts = rates | hardware_use(outcomes) | {"joule_per_tok": energy(outcomes)}
     parts["refused_share"], parts["lost_share"] = refused_share(outcomes, window), lost_share(outcomes, window)
     parts |= fleet(outcomes)
+    if outcomes.api_server_utilisation is not None:
+        parts["api_server_utilisation"] = outcomes.api_server_utilisation
     parts["prefix_hit_rate"] = prefix_hit_rate(outcomes, window)
     parts["host_hit_rate"] = host_hit_rate(outcomes, window)
     parts["storage_hit_rate"] = storage_hit_rate(outcomes, window)

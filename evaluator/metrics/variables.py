@@ -113,6 +113,12 @@ _OTHERS = {
         "those that are refused",
     ),
     "utilisation": Variable("1", "utilisation", f"busy time of the replicas / (replicas x makespan){_BY_ITERATION}"),
+    "api_server_utilisation": Variable(
+        "1",
+        "utilisation of the API servers",
+        "time that they need for all tokens and requests / (replicas x API servers of each x makespan), mean over the "
+        "seeds; NaN where it is not known what they take",
+    ),
     "mfu": Variable(
         "1",
         "model FLOP utilisation",
@@ -532,7 +538,7 @@ INPUTS = {
     "link_bandwidth": "bandwidth of every link between devices or pools, and of the one that KV is swapped over",
     "link_latency": "latency of every link; launches and ramps of collectives",
     "kernel_overhead": "fixed times of kernels: launches, and what they take per sequence and head",
-    "host_overhead": "time of the host per iteration, per sequence, and per request outside the engine",
+    "host_overhead": "time of the host per iteration, per sequence, per request outside the engine, and at API servers",
 }
 """Every rate and every fixed time of a replica is in exactly one of them: the first three are rates, the others times.
 

@@ -81,6 +81,23 @@ def reports_problem(station: StationPlan) -> str | None:
     return left_out(f"router {name_of(deployment.router)}", others)
 
 
+def api_servers_problem(station: StationPlan, alone: bool) -> str | None:
+    """What API servers with a capacity do not go with; None where they do, or take no time. ``alone``: the pool is the
+    only station."""
+    if station.api_server_times is None:
+        return None
+    deployment = station.deployment
+    others = {
+        "several pools or stages; use one pool without stages": not alone,
+        f"role {deployment.role}; use role mixed": deployment.role != "mixed",
+        # Tokens that are accepted together are sent together, which no figure tells the time of.
+        "deployment.speculative; leave it out": deployment.speculative is not None,
+        "several branches of a request; use one": station.extremes.branches > 1,
+        "deployment.failures; leave it out": deployment.failures is not None,
+    }
+    return left_out("api_server_times", others, ", or leave api_server_times out")
+
+
 def late_problem(station: StationPlan) -> str | None:
     """Whose caches a router cannot follow by their events; None where it can, or does not."""
     deployment = station.deployment

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.checks import (
+    api_servers_problem,
     branches_problem,
     drafts_problem,
     failures_problem,
@@ -35,7 +36,15 @@ from evaluator.plan.pipeline import pass_stations, pipeline_of, with_steps
 from evaluator.plan.request_level import queue_problem, request_problem
 from evaluator.plan.route import PipelinePlan, RequestRoutes
 from evaluator.plan.scaling import budget_problem, scaling_problem
-from evaluator.plan.simulators import REQUEST, has_frontend, is_joint, lacking, why_together, worth_compiling
+from evaluator.plan.simulators import (
+    REQUEST,
+    has_frontend,
+    is_joint,
+    lacking,
+    waits_for_answers,
+    why_together,
+    worth_compiling,
+)
 from evaluator.plan.stage_checks import (
     ahead_problem,
     between_problem,
@@ -162,7 +171,7 @@ def _stations_problem(
             problem = problem or lora_problem(workload, station, alone) or context_parallel_problem(deployment)
             problem = problem or refusal_problem(workload, station, alone)
             problem = problem or scaling_problem(station, phases, bool(deployment.pipeline))
-            problem = problem or failures_problem(workload, station, alone)
+            problem = problem or failures_problem(workload, station, alone) or api_servers_problem(station, alone)
             problem = problem or branches_problem(workload, station) or drafts_problem(station)
             problem = problem or planning_problem(station) or manager_problem(station)
             problem = problem or limit_problem(deployment, built, station.extremes, station.largest_units)
@@ -188,6 +197,9 @@ def _engines(
     ]  # fmt: skip
     if any(station.design.replica is not None and station.design.replica.kv.groups for station in stations):
         missing.append("kv.layer_groups")
+    # An answer that waits at an API server holds up its user's next request.
+    if waits_for_answers(workload) and any(station.api_server_times is not None for station in stations):
+        missing.append("api_server_times with users who wait for answers")
     # Pools that are coupled are one lane, whose size is that of all of them; else each pool has lanes of its own.
     if several:
         missing += [

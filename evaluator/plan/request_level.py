@@ -56,6 +56,7 @@ def request_problem(workload: Workload, station: StationPlan) -> str | None:
         "workload.adapters beyond lora.max_loras; use as many max_loras": waits_for_adapters(workload, deployment),
         "deployment.autoscaling; leave it out": deployment.autoscaling is not None,
         "deployment.failures; leave it out": deployment.failures is not None,
+        "api_server_times; leave them out": station.api_server_times is not None,
         "sessions that think from the answer": workload.feedback,
         f"router {name_of(deployment.router)}; use {SHARED_QUEUE.name} or round_robin": is_joint(workload, deployment)
         and not shares_queue(deployment),

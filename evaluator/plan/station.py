@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evaluator.catalog.api_servers import ApiServerTimes
+from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.model import AS_PUBLISHED
 from evaluator.cost.frontend import Frontend
 from evaluator.cost.memory import KvLayout, kv_units
@@ -93,6 +95,23 @@ class StationPlan:
         # Where batches are planned ahead, the iteration that a request waits for it is in its times already. What sets
         # fitted to servers have beyond it (0.2 iterations of vLLM 0.15) is of no planning, and stays.
         return replace(frontend, lookahead_steps=max(0.0, frontend.lookahead_steps - per_iteration))
+
+    @property
+    def api_servers(self) -> int:
+        """API servers of a replica, over all of its data-parallel ranks."""
+        deployment = self.deployment
+        stated = deployment.api_servers
+        return (
+            serving_engine(deployment.engine).api_servers(deployment.engine_version, deployment.data_parallel)
+            if stated is None
+            else stated
+        )
+
+    @property
+    def api_server_times(self) -> ApiServerTimes | None:
+        """What each of them takes; None where that is nothing or not known, so that no token waits for another."""
+        times = self.design.calibration.api_server_times
+        return times if times is not None and times.any else None
 
     @property
     def drafts(self) -> int:

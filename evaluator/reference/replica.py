@@ -53,7 +53,8 @@ class Replica:
         self.adapters = AdapterPlaces(self.limits.max_adapters) if self.limits.max_adapters else None
         self.running_batches: deque[RunningBatch] = deque()
         self.granted: list[Request] = []  # requests that got a KV reservation since the station last took them
-        self.outstanding = 0  # requests that were sent here and have not finished
+        self.announced = 0  # requests that were ever sent here
+        self.outstanding = 0  # of these, those that have not finished
         self.keeps = 0  # requests that have finished, and whose KV stays until it has been sent on
         self.iterations = 0
         self.kv_units_max = 0
@@ -88,7 +89,8 @@ class Replica:
 
     def announce(self, request: Request) -> None:
         """A request is to be served here, now or later."""
-        request.replica = self.index
+        request.replica, request.order = self.index, self.announced
+        self.announced += 1
         self.outstanding += 1
         self.queues.announce(request)
 

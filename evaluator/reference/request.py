@@ -55,6 +55,7 @@ class Request:
     max_tokens: int = 0  # what the client allows of an answer, which schedulers see; 0: what it will have
 
     replica: int = -1
+    order: int = 0  # how many requests were sent to that replica before it
     generated: int = 0  # output tokens that are there, of each branch that goes on
     computed: int = 0  # tokens whose KV is there or is being computed
     target: int = 0  # tokens whose KV must be there before the next output token: the prompt, more after a preemption

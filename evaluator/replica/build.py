@@ -7,10 +7,12 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
+from evaluator.catalog.api_servers import ApiServerTimes
 from evaluator.catalog.attention_kernels import AUTO, DecodeKernel, decode_devices, decode_kernel
 from evaluator.catalog.calibration import MEASURED_MAKER, OPTIONAL_CLASSES, TUNED, Calibration
 from evaluator.catalog.choice import load_calibration
 from evaluator.catalog.delta_rule import DeltaRule, delta_rule_kernel
+from evaluator.catalog.eager import EAGER
 from evaluator.catalog.engine_rules import dotted
 from evaluator.catalog.engines import ENGINES, serving_engine
 from evaluator.catalog.exchange_kernels import ExchangeFigures, exchange_devices, exchange_figures, with_exchange
@@ -88,6 +90,9 @@ def _problems(
     if spec.apart is not None:
         yield _apart_problem(spec, model, calibration, spec.apart)
     yield _problem(UNSUPPORTED, fitted_problem(calibration, model, hardware, precision, parallel))
+    if spec.host_speed != 1.0 and calibration.form not in ("roofline", EAGER):
+        reason = f"deployment.host with calibration {calibration.name}, whose iterations have their host in them"
+        yield Problem(UNSUPPORTED, f"{reason}; leave out host, or use calibration auto")
     yield _problem(UNSUPPORTED, lockstep_problem(model, parallel))
     engine = serving_engine(spec.engine)
     if not engine.runs_on(hardware):
@@ -221,7 +226,8 @@ def _catalog(spec: ReplicaSpec) -> tuple[Model, Hardware, Calibration]:
     exchange = exchange_figures(spec.parallel.exchange, hardware) if calibration.form == "roofline" else None
     decodes = decode_kernel(spec.attention_backend, spec.precision.kv, hardware)
     libraries = Libraries(delta_rule, exchange, decodes if calibration.form == "roofline" else None, filled)
-    calibration = _as_used(Same(calibration), beyond, spec.eager, spec.unequal, crowded, libraries, spec.change)
+    host = HostOfSpec(spec.eager, spec.host_speed, spec.api_server_times)
+    calibration = _as_used(Same(calibration), beyond, host, spec.unequal, crowded, libraries, spec.change)
     if spec.change is not None:
         hardware = changed_hardware(hardware, spec.change)
     return model, hardware, calibration
@@ -240,6 +246,25 @@ class Filled(NamedTuple):
         return replace(calibration, efficiencies={**calibration.efficiencies, EXPERTS_8BIT: experts})
 
 
+class HostOfSpec(NamedTuple):
+    """What a spec says of its host beside what the set knows."""
+
+    eager: bool  # the engine has no CUDA graphs
+    speed: float  # relative to the host of the set
+    api_servers: ApiServerTimes | None  # None: as the set has them
+
+    def put_into(self, calibration: Calibration) -> Calibration:
+        """The set on this host; the very object where nothing changes."""
+        if self.eager:
+            # Batches are padded to the next graph only where there are graphs.
+            calibration = replace(calibration, graphs=False, graph_tokens=0.0)
+        if self.api_servers is not None:
+            calibration = replace(calibration, api_server_times=self.api_servers)
+        if self.speed != 1.0:
+            calibration = changed_calibration(calibration, Change("host_overhead", 1.0 / self.speed))
+        return calibration
+
+
 class Libraries(NamedTuple):
     """Kernels that no set has figures of, or other ones than it has; None: there are none, or a set's own run."""
 
@@ -253,14 +278,14 @@ class Libraries(NamedTuple):
 def _as_used(
     calibration: Same[Calibration],
     beyond: bool,
-    eager: bool,
+    host: HostOfSpec,
     unequal: float | None,
     crowded: float | None,
     libraries: Libraries,
     change: Change | None,
 ) -> Calibration:
     """A set, maybe ``beyond`` what it was fitted to (on a device that nobody measured, for another engine), with an
-    input changed; the same object for all that ask so. ``eager``: the engine has no CUDA graphs. ``unequal``: of the
+    input changed; the same object for all that ask so. ``host``: what a spec says of its host. ``unequal``: of the
     contexts of its decodes. ``crowded``: what default tiles of experts leave of the bandwidth (``_crowded``).
     ``libraries``: kernels that no set has figures of."""
     efficiency_of = calibration.of
@@ -268,9 +293,7 @@ def _as_used(
     # extrapolated.
     if beyond and efficiency_of.provenance == "calibrated":
         efficiency_of = replace(efficiency_of, provenance="extrapolated")
-    if eager:
-        # Batches are padded to the next graph only where there are graphs.
-        efficiency_of = replace(efficiency_of, graphs=False, graph_tokens=0.0)
+    efficiency_of = host.put_into(efficiency_of)
     decodes = efficiency_of.efficiencies.get("attention_decode")
     # Without the time of a walk along one context it is all the same how long the longest is: the very object stays,
     # by which costings are shared.

@@ -50,8 +50,9 @@ def changed_calibration(calibration: Calibration, change: Change) -> Calibration
             calibration = _classes_longer(calibration, factor, collectives=False)
         case "host_overhead":
             calibration = _eager_longer(_longer(calibration, factor), factor, EAGER_HOST)
-            if calibration.launches is not None:
-                calibration = replace(calibration, launches=_longer(calibration.launches, factor))
+            for part in ("launches", "api_server_times"):
+                if (figures := getattr(calibration, part)) is not None:
+                    calibration = replace(calibration, **{part: _longer(figures, factor)})
         case _:
             raise ValueError(f"no input {change.input!r}")
     return calibration

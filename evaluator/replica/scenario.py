@@ -19,6 +19,7 @@ from evaluator.replica.spec import ReplicaSpec
 from evaluator.scenario import scheduler_defaults
 from evaluator.scenario.adapters import NamedAdapters, adapters_of
 from evaluator.scenario.deployment import ASYNCHRONOUS
+from evaluator.scenario.host import host_speed
 
 if TYPE_CHECKING:
     from evaluator.scenario import Deployment
@@ -99,6 +100,8 @@ def replica_spec(
         engine_version=deployment.engine_version,
         apart=None if deployment.feed_forward_apart is None else deployment.feed_forward_apart.apart,
         attention_backend=deployment.attention_backend,
+        host_speed=host_speed(deployment.host),
+        api_server_times=deployment.api_server_times,
     )
 
 
@@ -135,5 +138,13 @@ def on_device(built: ReplicaBuild, hardware: WhatIf) -> ReplicaBuild:
 def varied(built: ReplicaBuild, change: Change) -> ReplicaBuild:
     """A design as its names say, with one input changed: it takes other times, and has the same memory. Cached."""
     # The objects instead of their names, so that the catalog is not asked again for each of many changes.
-    spec = replace(built.spec, model=built.model, hardware=built.hardware, calibration=built.calibration)
+    spec = replace(
+        built.spec,
+        model=built.model,
+        hardware=built.hardware,
+        # As used: what the host makes of it is in it already.
+        calibration=built.calibration,
+        host_speed=1.0,
+        api_server_times=None,
+    )
     return build(replace(spec, change=change))

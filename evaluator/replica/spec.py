@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from evaluator.catalog.api_servers import ApiServerTimes
 from evaluator.catalog.attention_kernels import AUTO
 from evaluator.catalog.calibration import Calibration
 from evaluator.catalog.engines import DEFAULT_ENGINE
@@ -33,7 +34,9 @@ class ReplicaSpec:
     ``unequal``: how much longer than the mean the longest context of a batch of decodes is, of the mean; None: as the
     calibration set says. ``engine_version``: the release of the engine, on which its default tiles of experts depend;
     None: the newest. ``apart``: devices of their own for feed-forwards; None: there are none. ``attention_backend``:
-    whose kernels of decode attention it runs.
+    whose kernels of decode attention it runs. ``host_speed``: how many times as fast a thread of its host is as one of
+    the host on which the set was measured. ``api_server_times``: what an API server takes on that; None: as the set
+    says.
     """
 
     model: Model | WhatIf | str
@@ -57,3 +60,5 @@ class ReplicaSpec:
     engine_version: str | None = None
     apart: Apart | None = None
     attention_backend: str = AUTO
+    host_speed: float = 1.0
+    api_server_times: ApiServerTimes | None = None

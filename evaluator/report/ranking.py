@@ -81,6 +81,17 @@ def too_short(ds: xr.Dataset) -> np.ndarray:
     return calm & ~ds["steady"].values.astype(bool)
 
 
+BUSY_SERVERS = 0.9
+"""From here on API servers hold tokens up."""
+
+
+def held_up(ds: xr.Dataset) -> np.ndarray:
+    """Designs whose API servers have hardly the time for their tokens, (config,) boolean."""
+    if "api_server_utilisation" not in ds:
+        return np.zeros(ds.sizes["config"], dtype=bool)
+    return ds["api_server_utilisation"].values >= BUSY_SERVERS  # NaN, of unknown ones, compares as False
+
+
 def is_constant(ds: xr.Dataset, name: str) -> bool:
     """Whether a coordinate is the same in every row."""
     values = ds[name].values

@@ -5,7 +5,7 @@ starts by ``from_command``, what an engine does where nothing is said by ``engin
 
 *Its sections.* ``workload``: ``arrivals``, ``lengths``, ``sessions``, ``reasoning``, ``classes``, ``adapters``,
 ``token_sampling``, ``trace``. ``deployment``: ``pools``, ``routers``, ``transfer``, ``offload``, ``autoscaling``,
-``failures``, ``feed_forward_apart``. ``pipeline``. ``objectives``.
+``failures``, ``feed_forward_apart``, ``host``. ``pipeline``. ``objectives``.
 
 *Its sweep.* ``axes`` as they are written (``axis_values``, ``design_table``, ``sampling``; ``shadowed_keys`` are
 refused), ``sweep`` checked, each value read by ``swept_fields``; ``grid`` has the points that ``conditions`` leave,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
+from evaluator.catalog.api_servers import ApiServerTimes
 from evaluator.catalog.attention_kernels import AUTO, BACKENDS
 from evaluator.catalog.choice import CHOSEN
 from evaluator.catalog.engines import DEFAULT_ENGINE, ENGINES, serving_engine
@@ -46,6 +47,7 @@ from evaluator.scenario.adapters import Lora, lora_reader
 from evaluator.scenario.autoscaling import Autoscaling, autoscaling_reader
 from evaluator.scenario.failures import Failures, failures_reader
 from evaluator.scenario.feed_forward_apart import FeedForwardApart, feed_forward_apart_reader
+from evaluator.scenario.host import HostSpeed, api_server_times_reader, host_reader
 from evaluator.scenario.offload import OffloadTier, offload_tiers_reader
 from evaluator.scenario.pipeline import Stage
 from evaluator.scenario.routers import Routers, Split, router_reader, split_reader, written_routers
@@ -374,6 +376,24 @@ class Pool:
         "auto",
         "Operator efficiencies. auto: the best set for this hardware and engine; transferred: the median of other "
         "devices' sets; datasheet; or a name of the catalog.",
+    )
+    host: str | HostSpeed | None = key(
+        host_reader,
+        None,
+        "The CPU that schedules, launches and streams: one of the catalog whose file says its host_speed, or {speed: "
+        "1.3}; absent: the host on which the calibration set was measured.",
+    )
+    api_servers: int | None = key(
+        count(most=4096),
+        None,
+        "Processes of a replica that talk to clients (vLLM's --api-server-count, SGLang's --tokenizer-worker-num), "
+        "among which requests are shared out in turn; where absent as the engine has it.",
+    )
+    api_server_times: ApiServerTimes | None = key(
+        api_server_times_reader,
+        None,
+        "What an API server takes of its processor, on the host of the calibration set: tokens wait there for one "
+        "another. Where absent as the calibration set has it, and of one that does not tell nothing waits.",
     )
     replicas: int = key(count(most=MOST_REPLICAS, remedy=_ONE_REPLICA), 1, "Identical copies of the model.")
     tensor_parallel: int = key(count(most=4096), 1, "Devices that share every layer of a replica.")

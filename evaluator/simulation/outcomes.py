@@ -49,6 +49,8 @@ def outcomes_of(
         expected(configuration, table, at_once[position], _served_load(configuration, chain_result, position))
         for position, configuration in enumerate(configurations)
     ]
+    ended_s = _ended_s(chain_result.times)
+    makespan_s = ended_s - chain_result.times.arrival_s.min(axis=-1)
     return Outcomes(
         times=replace(
             chain_result.times,
@@ -58,13 +60,9 @@ def outcomes_of(
         tokens=chain_result.tokens,
         later_wait_s=chain_result.later_wait_s,
         measured=chain_result.measured,
-        # Without what clients wait for around the engine: no station is busy then.
-        makespan_s=chain_result.times.last_token_s.max(axis=-1) - chain_result.times.arrival_s.min(axis=-1),
+        makespan_s=makespan_s,
         # Also of a side that was done before: what it has then stays until the last answer.
-        stations=tuple(
-            use.until(chain_result.times.last_token_s.max(axis=-1))
-            for use in by_pool(configurations, chain_result.uses)
-        ),
+        stations=tuple(use.until(ended_s) for use in by_pool(configurations, chain_result.uses)),
         open_loop=np.array([configuration.open_loop for configuration in configurations]),
         users=np.array([configuration.users or 0 for configuration in configurations]),
         one_batch=np.array([configuration.one_batch for configuration in configurations]),
@@ -80,6 +78,7 @@ def outcomes_of(
         itl=chain_result.gaps(last_later_s - first_later_s),
         model=chain_result.model,
         accelerators=np.array([configuration.accelerators for configuration in configurations]),
+        api_server_utilisation=_api_server_utilisation(configurations, chain_result, makespan_s),
         request_class=_request_classes(configurations, chain_result, class_names),
         class_names=tuple(class_names),
         stages=chain_result.stages,
@@ -185,6 +184,34 @@ def texts_of(configuration: Configuration) -> dict[str, str]:
     return {**plain, "provenance": provenance, **by_source}
 
 
+def _ended_s(times: RequestTimes) -> np.ndarray:
+    """When the last station is done with the last request, (config, seed): an engine, or an API server that tokens wait
+    for. What clients wait for around these is no station's work."""
+    waits_s = 0.0 if times.last_wait_s is None else times.last_wait_s
+    return (times.last_token_s + waits_s).max(axis=-1)
+
+
+def _api_server_utilisation(
+    configurations: Sequence[Configuration], chain_result: ChainResult, makespan_s: np.ndarray
+) -> np.ndarray:
+    """Time that the API servers of all replicas work / (their number x makespan), (config, seed); NaN where it is not
+    known what they take."""
+    utilisation = np.full(makespan_s.shape, np.nan)
+    for position, configuration in enumerate(configurations):
+        pool = configuration.stations[0]
+        times = pool.api_server_times
+        if configuration.status != OK or times is None:
+            continue
+        output = chain_result.tokens.output_tokens
+        output = output[position] if output.ndim == 3 else output
+        answered = np.ones(1, dtype=bool)
+        if chain_result.times.unanswered is not None:
+            answered = ~chain_result.times.unanswered[position]
+        work_s = ((output * times.per_token_s + times.per_request_s) * answered).sum(axis=-1)
+        utilisation[position] = work_s / (pool.api_servers * pool.deployment.replicas * makespan_s[position])
+    return utilisation
+
+
 def _around_the_engine(
     configurations: Sequence[Configuration], chain_result: ChainResult
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -217,6 +244,8 @@ def _around_the_engine(
             # Of disaggregated pools the client gets the first token from the prefill side, before the decode side
             # plans.
             first[of_pool] = np.where(waits, last[of_pool], frontend.frontend_s)
+    if times.first_wait_s is not None and times.last_wait_s is not None:
+        first, last = first + times.first_wait_s, last + times.last_wait_s
     return first, last
 
 

@@ -13,6 +13,7 @@ from evaluator.plan import Configuration, StationGroup, StationPlan
 from evaluator.reference.serve.pool import enter_outcome, serve_lane
 from evaluator.scenario.deployment import BY_PRIORITY
 from evaluator.simulation.lanes import LanesOfCall, run_calls
+from evaluator.stations.api_servers import behind_api_servers
 from evaluator.stations.contract import ChunkJobs, RequestTimes, RunKey, Use, WeightedGaps, pooled, table_shape
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common import histogram
@@ -61,6 +62,8 @@ def serve_iterations(
     itl = [[histogram.weighted(histogram_of_seed) for histogram_of_seed in of_seeds] for of_seeds in bins]
     for (position, number), parts in exact_gaps.items():
         itl[position][number] = pooled([itl[position][number], *parts])
+    if any(pool.api_server_times is not None for pool in pools):
+        times, itl = behind_api_servers(pools, jobs, times, itl)
     use = use_of(pools, accepted(jobs, times), totals, itl, times.hit_tokens)
     return times, replace(use, alive=alive) if group.key.scales else use
 

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from evaluator.catalog import load_calibration
+from evaluator.catalog.api_servers import ApiServerTimes
 from evaluator.catalog.calibration import COLLECTIVE_CLASSES, OPERATOR_CLASSES, read_calibration
 from evaluator.catalog.store import find
 from evaluator.errors import InputError
@@ -64,6 +65,14 @@ def test_bad_sets_are_refused(content):
     refused("efficiencies.gemm.kne: unknown key; did you mean knee", efficiencies=with_gemm(kne=1))
     refused("bad.yaml: efficiencies.p2p: expected a mapping", efficiencies={**content["efficiencies"], "p2p": None})
     refused("bad.yaml: sources.p2p: missing", sources={k: v for k, v in content["sources"].items() if k != "p2p"})
+
+
+def test_what_an_api_server_takes(content):
+    said = {"api_server_times": {"per_token_s": "20us"}, "sources": {**content["sources"], "api_server_times": "mine"}}
+    assert read_calibration({**content, **said}, "mine.yaml").api_server_times == ApiServerTimes(2e-5, 0.0)
+    assert read_calibration(content, "mine.yaml").api_server_times is None
+    with pytest.raises(InputError, match=r"api_server_times\.per_tokens_s: unknown key; did you mean per_token_s"):
+        read_calibration({**content, "api_server_times": {"per_tokens_s": "20us"}}, "mine.yaml")
 
 
 def test_a_missing_class_is_named(content):

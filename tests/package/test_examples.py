@@ -103,7 +103,7 @@ def test_the_scenarios_of_the_docs_can_run():
 
 def test_the_deployments_of_the_docs_can_run(as_users_run, tmp_path, monkeypatch):
     text, *_ = map(loads_yaml, blocks("sweeps.md", "yaml"))
-    pools, beside, drafts = map(loads_yaml, blocks("deployments.md", "yaml"))
+    host, pools, beside, drafts = map(loads_yaml, blocks("deployments.md", "yaml"))
     lora, affinity = map(loads_yaml, blocks("lora.md", "yaml"))
     offloaded, apart, users, agents, tasks, tiers, late = map(loads_yaml, blocks("caches.md", "yaml"))
     assert len(feasible({key: text[key] for key in ("name", "workload", "slo")} | pools)) == 4
@@ -115,6 +115,7 @@ def test_the_deployments_of_the_docs_can_run(as_users_run, tmp_path, monkeypatch
     assert (
         len(feasible({"workload": text["workload"] | lora["workload"], "deployment": held | lora["deployment"]})) == 1
     )
+    assert len(feasible({"workload": text["workload"]} | host)) == 1
     assert len(feasible(affinity)) == 5 and len(feasible(late)) > 1
     more = [users | {"deployment": users["deployment"] | each["deployment"]} for each in (offloaded, tiers)]
     for each in (users, *more, apart, agents):

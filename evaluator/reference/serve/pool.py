@@ -17,9 +17,10 @@ from evaluator.kv_managers import manager as kv_manager
 from evaluator.metrics.use import PoolTotals, pooled
 from evaluator.plan import Configuration, StationPlan
 from evaluator.plan.scaling import scaling_target, start_up_s
-from evaluator.plan.simulators import by_reports, routed_by, waits_for_adapters
+from evaluator.plan.simulators import by_reports, routed_by, waits_for_adapters, waits_for_answers
 from evaluator.plan.station import host_space, swap_space, tier_spaces, watermark_units
 from evaluator.reference import HostLimits, Iteration, Limits, PoolOutcome, Request, simulate
+from evaluator.reference.api_servers import ApiServers
 from evaluator.reference.failures import FailurePolicy
 from evaluator.reference.network import Follows
 from evaluator.reference.offload_stores import StoreLimits
@@ -28,7 +29,7 @@ from evaluator.scenario import Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, BY_PRIORITY, PRIORITY, SHORTEST_FIRST
 from evaluator.scenario.failures import RESENT
 from evaluator.speculation import keys, tokens_given
-from evaluator.stations.contract import ChunkJobs, RequestTimes, Use, WeightedGaps, table_shape
+from evaluator.stations.contract import ChunkJobs, RequestTimes, RunKey, Use, WeightedGaps, table_shape
 from evaluator.stations.lane_jobs import LaneJobs, lanes_of
 from evaluator.stations.use import accepted, add_kept, check_served, use_of
 from evaluator.traffic.arrivals import stream
@@ -58,16 +59,28 @@ def serve_tokens(
     gaps: list[list[list[WeightedGaps]]] = [[[] for _ in seeds] for _ in configurations]
     alive: list[list[np.ndarray | None]] = [[None for _ in seeds] for _ in configurations]
     up: list[list[np.ndarray | None]] = [[None for _ in seeds] for _ in configurations]
+    fronts: dict[RunKey, ApiServers | None] = {}
+    behind: dict[RunKey, list[tuple[LaneJobs, ServedLane]]] = {}
     for lane in lanes_of(configurations, jobs, seeds, station):
-        served = serve_lane(configurations[lane.position], pools[lane.position], lane, seeds[lane.seed], observe)
+        # One for all lanes of a run: the API servers of a replica are those of all its data-parallel ranks, each of
+        # which may be a lane of its own.
+        if lane.run not in fronts:
+            fronts[lane.run] = api_servers_of(pools[lane.position])
+        front = fronts[lane.run]
+        served = serve_lane(configurations[lane.position], pools[lane.position], lane, seeds[lane.seed], observe, front)
         enter_outcome(times, totals, lane, served.outcome)
-        gaps[lane.position][lane.seed].append(served.gaps)
+        if front is None:
+            gaps[lane.position][lane.seed].append(served.gaps)
+        else:
+            behind.setdefault(lane.run, []).append((lane, served))
         if pools[lane.position].deployment.autoscaling is not None:
             assert served.outcome.fleet is not None
             # As the fleet has them: who is there when this side is done stays until the other one is (``Use.until``).
             alive[lane.position][lane.seed] = np.array(served.outcome.fleet.alive)
         if pools[lane.position].deployment.failures is not None:
             up[lane.position][lane.seed] = np.array(served.outcome.up)
+    for run, lanes in behind.items():
+        gaps[run[0]][run[1]].append(_enter_waits(times, fronts[run], lanes))
     check_served(configurations, times)
     # What is still infinite is of a run that got stuck, of whose row the status alone is told. NaN, because NumPy
     # warns of differences of infinities, of which later statistics have many.
@@ -98,20 +111,55 @@ def _empty_times(jobs: ChunkJobs, configurations: Sequence[Configuration], stati
         columns["refused"] = zeros.astype(bool)
     if any(deployment.failures is not None for deployment in deployments):
         columns["lost"], columns["tries"] = zeros.astype(bool), zeros.copy()
+    if any(configuration.stations[station].api_server_times is not None for configuration in configurations):
+        columns["first_wait_s"], columns["last_wait_s"] = zeros.astype(float), zeros.astype(float)
     return replace(times, **columns)
 
 
+def api_servers_of(pool: StationPlan) -> ApiServers | None:
+    """The API servers of all replicas of a pool; None where nothing waits there."""
+    times = pool.api_server_times
+    if times is None:
+        return None
+    return ApiServers(pool.api_servers, pool.deployment.data_parallel, times.per_token_s, times.per_request_s)
+
+
+def _enter_waits(
+    times: RequestTimes, servers: ApiServers | None, lanes: Sequence[tuple[LaneJobs, ServedLane]]
+) -> WeightedGaps:
+    """Write what the tokens of the lanes of a run wait at its API servers; gaps between them as clients see them."""
+    assert servers is not None
+    servers.settle()
+    since_s: dict[Request, float] = {}
+    for lane, served in lanes:
+        requests = served.outcome.requests
+        since_s |= dict.fromkeys(requests, served.since_s)
+        # Those that were refused, or that a stuck engine never served, have no token that could wait.
+        waits = [servers.waits.get(request, (0.0, 0.0)) for request in requests]
+        times.put(
+            lane.run, lane.rows, first_wait_s=[first for first, _ in waits], last_wait_s=[last for _, last in waits]
+        )
+    gaps_s = np.array([gap_s for given_s, request, gap_s in servers.gaps if given_s > since_s[request]])
+    return pooled([(gaps_s, np.ones(len(gaps_s)))])
+
+
 class ServedLane(NamedTuple):
-    """What became of a lane, and the gaps between its tokens behind the warm-up."""
+    """What became of a lane, and the gaps between its tokens behind the warm-up, which ends at ``since_s``."""
 
     outcome: PoolOutcome
     gaps: WeightedGaps
+    since_s: float
 
 
 def serve_lane(
-    configuration: Configuration, pool: StationPlan, lane: LaneJobs, seed: int, observe: Observe | None = None
+    configuration: Configuration,
+    pool: StationPlan,
+    lane: LaneJobs,
+    seed: int,
+    observe: Observe | None = None,
+    servers: ApiServers | None = None,
 ) -> ServedLane:
-    """Serve the jobs of one lane at its pool."""
+    """Serve the jobs of one lane at its pool. ``servers``: get its tokens on their way to the clients."""
     deployment, replica, frontend = pool.deployment, pool.design.ready, pool.frontend
     by_content = cached_by_content(configuration.workload, deployment)
     requests = _requests(lane, pool)
@@ -120,12 +168,19 @@ def serve_lane(
     if waits_for_adapters(configuration.workload, deployment):
         _say_adapters(requests, configuration.workload, lane, seed)
     gaps = TokenGaps(len(requests))
+    # Of a leap its tokens are told at its end. An answer of another rank of the replica may end before, and stand
+    # behind some of them at its API server: the user who waits for it would have it too early.
+    apart = deployment.data_parallel > 1 and pool.lockstep == 1
+    late_tokens = servers is not None and apart and waits_for_answers(configuration.workload)
 
     def late_s(request: Request) -> float:
-        return float(delay_s(frontend, request.first_token_s, request.last_token_s, request.output_tokens))
+        later_s = float(delay_s(frontend, request.first_token_s, request.last_token_s, request.output_tokens))
+        return later_s if servers is None else later_s + servers.last_wait_s(request)
 
     def watch(iteration: Iteration) -> None:
         gaps.add(iteration)
+        if servers is not None:
+            servers.give(iteration, iteration.replica if lane.replica < 0 else lane.replica, requests)
         if observe is not None:
             observe(lane, iteration)
 
@@ -145,7 +200,7 @@ def serve_lane(
         router=routed_by(deployment) if lane.replica < 0 else "round_robin",
         seed=seed,
         # A rank reports between its iterations, of which a leap has none.
-        leap=not by_reports(deployment),
+        leap=not (by_reports(deployment) or late_tokens),
         # As many users as requests wait for no answer: an open loop, whose arrivals are all there at the start.
         users=lane.users if lane.users < lane.count else None,
         delay_s=late_s,
@@ -161,7 +216,7 @@ def serve_lane(
     # time, since a leap's gaps are of all its members.
     first = lane.measured_from
     since = requests[first].first_token_s if first < len(requests) else math.inf
-    return ServedLane(outcome, gaps.after(since))
+    return ServedLane(outcome, gaps.after(since), since)
 
 
 def scaling_of(pool: StationPlan) -> ScalingPolicy | None:

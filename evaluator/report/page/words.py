@@ -18,7 +18,7 @@ from evaluator.report.page.columns import ERROR_DIGITS, VALUE_DIGITS, ColumnPart
 from evaluator.report.page.data import CANNOT_RUN, MEETS, RUNS, bounds_of, states
 from evaluator.report.page.rows import ranked
 from evaluator.report.places import chance_in_words, how_sure, in_words
-from evaluator.report.ranking import is_constant, too_short
+from evaluator.report.ranking import held_up, is_constant, too_short
 from evaluator.report.search import question_of
 from evaluator.results.schema import objectives_of, quantities
 from evaluator.units import counted
@@ -304,6 +304,10 @@ def cautions(ds: xr.Dataset, axes: Sequence[ShownAxis], row: int, measures: Sequ
         doubts.append(f"Its run is too short for its statistics (not steady): {LONGER}.")
     if ds["saturated"].values[row]:
         doubts.append("The design is saturated: its queue grows without bound, so its waits tell how long the run was.")
+    if held_up(ds)[row]:
+        doubts.append(
+            "Its API servers are busy all the time, so that tokens wait for them: use more deployment.api_servers."
+        )
     for axis in axes:
         # Of two values the best is at an end in any case: only from three on does an end say that the range
         # was too short.

@@ -12,7 +12,7 @@ from evaluator.metrics.reasons import reasons
 from evaluator.report.accuracy import expected_errors, mixtures
 from evaluator.report.labels import SHORT, laid_out, pool_of, short_layout
 from evaluator.report.places import ahead_of_first, chance_in_words, how_sure, in_words
-from evaluator.report.ranking import is_constant, ranking, too_short
+from evaluator.report.ranking import held_up, is_constant, ranking, too_short
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
 from evaluator.report.table.latencies import latency_at, latency_columns
 from evaluator.results.schema import objectives_of, quantities
@@ -216,6 +216,10 @@ def _summary(ds: xr.Dataset, feasible: np.ndarray) -> list[str]:
         lines[0] += " Nothing can run as it stands:"
     if short := int(too_short(ds).sum()):
         lines.append(f"  {short:,} x not steady: the run is too short for its statistics; use requests: auto, or more")
+    if held := int(held_up(ds).sum()):
+        lines.append(
+            f"  {held:,} x tokens wait for API servers, which are busy all the time; use more deployment.api_servers"
+        )
     return lines + most_frequent(reasons(ds["status"].values))
 
 

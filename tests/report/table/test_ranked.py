@@ -106,6 +106,17 @@ def test_a_reason_with_a_remedy_of_its_own_gets_no_other(reason):
     assert reasons(np.array([f"infeasible: {reason}"])) == [(reason, 1)]
 
 
+def test_api_servers_that_are_busy_all_the_time_are_told():
+    ds = sweep(HARDWARE, RATE)
+    held = "tokens wait for API servers"
+    assert held not in ranked_table(ds)
+    busy = np.full(ds.sizes["config"], np.nan)
+    ds["api_server_utilisation"] = ("config", busy)
+    assert held not in ranked_table(ds)
+    busy[:4] = 0.3, 0.95, 1.0, 0.89
+    assert f"  2 x {held}, which are busy all the time; use more deployment.api_servers" in ranked_table(ds)
+
+
 def test_more_reasons_than_are_shown_are_counted():
     ds = sweep(axis("deployment.hardware", *"abcde"), room=False)
     ds["status"][:] = [f"reason {letter}" for letter in "abcde"]
