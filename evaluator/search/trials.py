@@ -148,12 +148,14 @@ def _look_above(
     """Put into ``rows`` of ``values`` the headroom and growth of their objectives, by runs at higher rates.
 
     For each objective there is one at the rate at which the design tells what it does here with a service that is
-    slower by as much as its confidence asks for.
+    slower by as much as its confidence asks for; objectives of one latency share theirs.
     """
     of_service = np.log1p(values["objective_mean_error"][rows])
     slower = np.nan_to_num(normal_quantile(values["objective_confidence"][rows]) * of_service)  # (row, objective)
     runs = [({name: values[name][rows] for name in values}, np.zeros(rows.size))]
-    for log_factor in slower.T:
+    for log_factor in np.unique(slower.T, axis=0):
+        if not log_factor.any():  # of an objective without a confidence: this very run
+            continue
         runs.append((_at_rates(whole, configurations, rates_rps * np.exp(log_factor), levels), log_factor))
     for place, row in enumerate(rows):
         # The rates of a design, each once: objectives may ask for the same one.

@@ -64,7 +64,7 @@ deployment.precision.weights deployment.precision.kv deployment.engine deploymen
 deployment.batching.policy deployment.batching.max_num_seqs deployment.batching.max_num_batched_tokens
 deployment.kv deployment.kv.memory_fraction deployment.kv.block_tokens deployment.kv.capacity_tokens
 deployment.kv.prefix_caching deployment.kv.admission deployment.router deployment.pools deployment.speculative
-deployment.usd_per_device_hour pipeline slo slo.ttft.p90 slo.tpot.mean slo.relax budget budget.devices
+deployment.usd_per_device_hour pipeline slo slo.ttft.p90 slo.tpot.mean slo.relax slo.confidence budget budget.devices
 demand.rate_rps sweep sweep.where sweep.sample sweep.table sweep.designs
 """.split()
 TRACES = ["arrival_s,prompt_tokens,output_tokens", "0,10,2\n", "1,10,2\n", "1e300,10,2\n", "nan,1,1\n", "-1,1,1\n",

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
+from evaluator.metrics.chance import objective_chance, spread
 from evaluator.metrics.headroom import headrooms
+from evaluator.metrics.statistics import batch_means, seed_stderr
 from tests.metrics.build import fifo
 
 
@@ -91,3 +93,26 @@ def test_many_rates_are_solved_in_parts(monkeypatch):
     whole = solved(rates, 0.3 / (1.0 - rates))
     monkeypatch.setattr("evaluator.metrics.headroom.MOST_CELLS", 400)
     np.testing.assert_array_equal(solved(rates, 0.3 / (1.0 - rates)), whole)
+
+
+@pytest.mark.parametrize("bound", [1.8, 2.6])
+def test_chances_are_the_share_of_real_queues_that_meet_the_bound(bound):
+    """M/D/1 at 0.6: each prediction is a run of its own, by chance too fast or too slow; each real service is off by
+    an error of its own. Whether its mean latency meets the bound is known in closed form (Pollaczek-Khinchine)."""
+    seeds, model_error, place = 400, 0.12, 2
+    rng, rates = np.random.default_rng(5), np.array([0.4, 0.5, 0.6, 0.66, 0.72, 0.8])
+    gaps = rng.exponential(1.0, (seeds, 1, 3000))
+    arrival_s = np.cumsum(gaps, axis=-1) / rates[:, None]
+    latency_s = (fifo(arrival_s, np.ones_like(arrival_s)) + 1.0 - arrival_s)[..., 300:]
+    ratio = latency_s.mean(axis=-1) / bound  # (seed, rate)
+    stderr = seed_stderr(batch_means(latency_s[:, place])) / bound
+    chances = []
+    for of_run, error in zip(ratio, stderr, strict=True):
+        headroom, growth = solved(rates, of_run)
+        told = (model_error, model_error, of_run[place], error, growth[place])
+        deviation = spread(*(np.array([figure]) for figure in told))
+        chances.append(objective_chance(headroom[[place]], deviation)[0])
+    slower = np.exp(np.log1p(model_error) * rng.standard_normal(20_000))
+    load = np.minimum(slower * rates[place], 1.0 - 1e-9)
+    real = (slower * (1.0 + load / (2.0 * (1.0 - load))) <= bound).mean()
+    assert np.mean(chances) == pytest.approx(real, abs=0.03)
