@@ -1,15 +1,16 @@
 """SGLang's batches: prompts alone, and admission by a share of what the running requests may still generate.
 
 The order of ``reference.schedulers.by_token_ratio`` without a radix cache and mixed chunks, with the names of
-``PrefillAdder`` (sglang/srt/managers/schedule_policy.py). A batch of prompts takes the rest of the prompt that the last
-one had to cut, then requests from the waiting queue, whose last prompt may be cut; there is never more than one under
-way (``State.prompts``). Where nobody can come in, all decode.
+``PrefillAdder`` (sglang/srt/managers/schedule_policy.py). A batch of prompts first takes the rest of the prompt that
+the batch before it has cut, then requests from the waiting queue. The last of these may be cut, too, so that never
+more than one prompt is partly computed (``State.prompts``). If no prompt can be added, the running requests decode.
 
-Planned ahead (``asynchronous``), a batch is put together while the one before it runs. Its tokens are counted already,
-but SGLang does not know them: estimates go by a token less of each request in it, who has its last one there is part of
-the running batch, decodes no more and has its KV, and who is retracted loses the token.
+Planned ahead (``asynchronous``), a batch is put together while the one before it runs. This program has counted the
+tokens of that batch already, but SGLang does not know them yet. So its estimates count one token less for each request
+in it; a request whose last token is in it still belongs to the running batch and keeps its KV, but decodes no more;
+and a request that is retracted loses the token.
 
-What is promised of the KV is counted in tokens, in floating point, because the ratio is no whole number.
+Promised KV is counted in tokens and in floating point, because the ratio is no whole number.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from evaluator.stations.engine.preemptive.waiting import any_waiting, head
 
 
 def form_by_ratio(given: Given, state: State, start_s: Float) -> tuple[State, Scheduled]:
-    """The next batch, which will start at ``start_s``: prompts, or where nobody can be admitted, all decodes."""
+    """The next batch, which will start at ``start_s``: of prompts, or if none can be added, of all decodes."""
     state = _merge(given, state._replace(batch=no_batch()))
     state = _take_prompts(given, state, start_s)
     decodes = read(state.decode_groups.decodes, state.schedulable)
@@ -67,7 +68,7 @@ def form_by_ratio(given: Given, state: State, start_s: Float) -> tuple[State, Sc
 
 
 def _leaves(state: State) -> Flag:
-    """Somebody has the last token in the batch under way, and its seat and KV until that has ended."""
+    """A request gets its last token with the batch under way; it keeps its seat and its KV until that has ended."""
     return jnp.zeros((), bool) if state.planned is None else state.planned.leaving.first >= 0
 
 
@@ -83,10 +84,10 @@ def _parts(given: Given, state: State) -> tuple[NewTokenRules, NewTokens]:
 
 
 def _merge(given: Given, state: State) -> State:
-    """What the last batch has done to the ratio, and to whether the running batch counts as full.
+    """The ratio and the flag ``full`` as the last batch leaves them.
 
-    ``Scheduler.get_next_batch_to_run``: it does not where somebody has left, or a prompt goes on; and where nobody
-    decoded the batch of prompts takes the place of the running one, whose flag goes with it.
+    ``Scheduler.get_next_batch_to_run``: the running batch is no longer full if a request has left it or a prompt is
+    partly computed. If nothing decoded, the batch of prompts replaces the running batch, and its flag with it.
     """
     rules, memory = _parts(given, state)
     decodes = read(state.decode_groups.decodes, state.schedulable)
@@ -112,12 +113,12 @@ class Adder(NamedTuple):
     current_offset: Float  # promised: prompts of this batch
     prompts: Int  # in the batch
     out_of_kv: Flag
-    goes_on: Flag  # the next who waits may be looked at
+    goes_on: Flag  # the next waiting request may be tried
 
     def reserve(self, page: Float, tokens: Float, loaded: Int | int, new_tokens: Float) -> Adder:
-        """With a chunk, whose KV is taken by whole pages and one more (``_update_prefill_budget``).
+        """The rest after a chunk, whose KV is counted in whole pages and one page more (``_update_prefill_budget``).
 
-        ``loaded`` tokens before it take KV and are not computed: they come from elsewhere.
+        ``loaded`` tokens before the chunk take KV but no compute: they come from elsewhere.
         """
         paged, held = (jnp.ceil(count / page) * page for count in (tokens, tokens + loaded))
         return self._replace(
@@ -129,8 +130,19 @@ class Adder(NamedTuple):
         )
 
 
+class FreeKv(NamedTuple):
+    """The KV that a batch of prompts may take, which is the same for all of them."""
+
+    tokens: Float  # free before the batch
+    page: Float  # tokens of a page, by which KV is taken
+
+    def suffices(self, adder: Adder) -> Flag:
+        """More is free than what is promised to others (``PrefillAdder.budget_state``)."""
+        return (self.tokens > adder.total_offset) & (self.tokens > adder.current_offset)
+
+
 def _take_prompts(given: Given, state: State, start_s: Float) -> State:
-    """The prompts of the next batch: the rest of the one under way, and of those who wait as many as fit."""
+    """Put prompts into the next batch: the rest of the one under way, then of the waiting ones as many as fit."""
     rules, memory = _parts(given, state)
     sentinel, page = state.replica.sentinel, given.block().astype(jnp.float64)
     decodes = read(state.decode_groups.decodes, state.schedulable)
@@ -141,58 +153,61 @@ def _take_prompts(given: Given, state: State, start_s: Float) -> State:
     seated = goes_on | (seats > 0)
     full = memory.full | (looks & ~seated)
     looks = looks & seated
-    free = (given.limits.kv_units - state.replica.kv) * page  # before this batch
+    free = FreeKv((given.limits.kv_units - state.replica.kv) * page, page)
     zero, number, false = jnp.zeros((), jnp.float64), jnp.zeros((), jnp.int32), jnp.zeros((), bool)
     state, expected = _expected_tokens(given, state, memory.ratio, looks)
     budget = given.limits.max_num_batched_tokens
     adder = Adder(rules.max_prefill_tokens, budget, expected, zero, number, false, ~false)
 
-    def go_on(carry: tuple[State, Adder]) -> tuple[State, Adder]:
-        """A prompt under way goes on however little KV is promised (``add_chunked_req``)."""
-        state, adder = carry
-        chunk = _rest(state, under_way)
-        room = jnp.minimum(adder.chunk, jnp.floor(free - adder.total_offset))
-        tokens = jnp.minimum(chunk.rest, jnp.where(room > 0, room, adder.chunk))
-        chunk = chunk._replace(tokens=tokens.astype(jnp.int32))
-        more = own_units(given, under_way, chunk.start + tokens) - own_units(given, under_way, chunk.start + 0.0)
-        state = kv_of(given).extend(given, state, under_way, more)
-        state = compute(given, state, under_way, chunk)
-        state = state._replace(prompts=state.prompts.remove(under_way, chunk.tokens == chunk.rest))
-        return state, adder.reserve(page, tokens, 0, _promised(given, under_way, chunk))
-
     def on(carry: tuple[State, Adder]) -> Flag:
-        """Somebody waits, and the batch is not large enough yet; one short of KV is told by the next request."""
+        """A request waits and may be tried. That KV is short is found with the request, not here."""
         state, adder = carry
-        has_kv = (free > adder.total_offset) & (free > adder.current_offset)
-        spent = has_kv & ((adder.input <= 0) | (adder.chunk <= 0))
+        spent = free.suffices(adder) & ((adder.input <= 0) | (adder.chunk <= 0))
         return looks & adder.goes_on & ~spent & any_waiting(given, state)
 
-    def admit(carry: tuple[State, Adder]) -> tuple[State, Adder]:
-        """The first who waits, if its prompt and all tokens that it may have fit (``add_one_req``)."""
-        state, adder = carry
-        i = head(given, state)
-        chunk = _rest(state, i)
-        left = jnp.minimum(_most_tokens(given, i) - read_once(state.sequences.generated, i), MOST_NEW_TOKENS)
-        fits = chunk.start + chunk.rest + left + page < free - adder.total_offset
-        paged = jnp.ceil(chunk.rest / page) * page
-        # A prompt is cut where a page ends.
-        cut = jnp.floor((chunk.start + jnp.floor(adder.chunk / page) * page) / page) * page - chunk.start
-        tokens = jnp.where(fits, jnp.where(paged > adder.chunk, cut, chunk.rest), 0.0)
-        chunk = chunk._replace(tokens=tokens.astype(jnp.int32))
-        takes = tokens > 0
-        state = where(takes, lambda state: take(given, state, i, chunk, start_s), state)
-        after = adder.reserve(page, tokens, chunk.start, _promised(given, i, chunk))
-        short = ~fits | (takes & ~((free > after.total_offset) & (free > after.current_offset)))
-        goes_on = takes & ~short & (after.input > 0) & (after.chunk > 0)
-        taken = (jnp.where(takes, one_of, before) for one_of, before in zip(after, adder, strict=True))
-        return state, Adder(*taken)._replace(out_of_kv=short, goes_on=goes_on)
-
-    carry = where(looks & goes_on, go_on, (state, adder))
-    carry = lax.while_loop(lambda carry: on(carry) & (carry[1].prompts < seats), admit, carry)
+    carry = where(looks & goes_on, lambda carry: _go_on(given, *carry, free, under_way), (state, adder))
+    carry = lax.while_loop(
+        lambda carry: on(carry) & (carry[1].prompts < seats),
+        lambda carry: _admit_head(given, *carry, free, start_s),
+        carry,
+    )
     state, adder = carry
     no_seat = on(carry) & (adder.prompts >= seats)
     full = full | no_seat | (adder.out_of_kv & ((adder.prompts > 0) | (decodes > 0) | _leaves(state)))
     return state._replace(new_tokens=_parts(given, state)[1]._replace(full=full))
+
+
+def _go_on(given: Given, state: State, adder: Adder, free: FreeKv, under_way: Int) -> tuple[State, Adder]:
+    """The next chunk of the prompt under way, which is computed even where no KV is left (``add_chunked_req``)."""
+    chunk = _rest(state, under_way)
+    room = jnp.minimum(adder.chunk, jnp.floor(free.tokens - adder.total_offset))
+    tokens = jnp.minimum(chunk.rest, jnp.where(room > 0, room, adder.chunk))
+    chunk = chunk._replace(tokens=tokens.astype(jnp.int32))
+    more = own_units(given, under_way, chunk.start + tokens) - own_units(given, under_way, chunk.start + 0.0)
+    state = kv_of(given).extend(given, state, under_way, more)
+    state = compute(given, state, under_way, chunk)
+    state = state._replace(prompts=state.prompts.remove(under_way, chunk.tokens == chunk.rest))
+    return state, adder.reserve(free.page, tokens, 0, _promised(given, under_way, chunk))
+
+
+def _admit_head(given: Given, state: State, adder: Adder, free: FreeKv, start_s: Float) -> tuple[State, Adder]:
+    """Admit the head of the waiting queue if there is KV for its prompt and all its output (``add_one_req``)."""
+    i, page = head(given, state), free.page
+    chunk = _rest(state, i)
+    left = jnp.minimum(_most_tokens(given, i) - read_once(state.sequences.generated, i), MOST_NEW_TOKENS)
+    fits = chunk.start + chunk.rest + left + page < free.tokens - adder.total_offset
+    paged = jnp.ceil(chunk.rest / page) * page
+    # A prompt that is too long for the chunk is cut where a page ends.
+    cut = jnp.floor((chunk.start + jnp.floor(adder.chunk / page) * page) / page) * page - chunk.start
+    tokens = jnp.where(fits, jnp.where(paged > adder.chunk, cut, chunk.rest), 0.0)
+    chunk = chunk._replace(tokens=tokens.astype(jnp.int32))
+    takes = tokens > 0
+    state = where(takes, lambda state: take(given, state, i, chunk, start_s), state)
+    after = adder.reserve(page, tokens, chunk.start, _promised(given, i, chunk))
+    short = ~fits | (takes & ~free.suffices(after))
+    goes_on = takes & ~short & (after.input > 0) & (after.chunk > 0)
+    taken = (jnp.where(takes, with_it, before) for with_it, before in zip(after, adder, strict=True))
+    return state, Adder(*taken)._replace(out_of_kv=short, goes_on=goes_on)
 
 
 def _rest(state: State, i: Int) -> Candidate:
@@ -201,18 +216,18 @@ def _rest(state: State, i: Int) -> Candidate:
 
 
 def _most_tokens(given: Given, i: Int) -> Int:
-    """That the client allows it: no more than come."""
+    """Output tokens that the client allows a request, ``max_new_tokens``: as many as it will generate."""
     return read(given.requests.output_tokens, i)
 
 
 def _promised(given: Given, i: Int, chunk: Candidate) -> Float:
-    """Tokens that a request is promised with its last chunk: all that it may have, whatever it has generated before."""
+    """Output tokens for which KV is promised with a request's last chunk: all it may have, those generated included."""
     whole = jnp.minimum(_most_tokens(given, i), MOST_NEW_TOKENS).astype(jnp.float64)
     return jnp.where(chunk.tokens < chunk.rest, 0.0, whole)
 
 
 def _generated(state: State, i: Int) -> Int:
-    """Output tokens of a decoding request that are known."""
+    """Output tokens of a decoding request that SGLang knows, without one that the batch under way computes."""
     elapsed = read(state.decode_groups.step, state.schedulable) - read_once(state.sequences.since, i)
     return read_once(state.sequences.generated, i) + elapsed - _unknown(state, elapsed, _joined_s(state, i))
 
@@ -231,16 +246,16 @@ def _unknown(state: State, elapsed: Int, joined_s: Float | None) -> Int | int:
 
 
 def _expected_tokens(given: Given, state: State, ratio: Float, on: Flag) -> tuple[State, Float]:
-    """What the decoding requests are expected to generate yet, if ``on`` (``_get_running_request_total_token_offset``).
+    """Tokens that the running requests are expected to generate yet, if ``on``.
 
-    Summed one after the other, as SGLang does.
+    ``_get_running_request_total_token_offset``: summed one after the other, as SGLang does.
     """
 
     under_way = state.prompts.oldest(state.replica.sentinel)
 
     def add(i: Int, sums: tuple[Float, ...], decodes: Flag, generated: Int) -> tuple[Float, ...]:
         left = jnp.minimum(_most_tokens(given, i) - generated, MOST_NEW_TOKENS)
-        if state.planned is not None:  # who neither decodes nor has a prompt under way has the last token to come
+        if state.planned is not None:  # a request that neither decodes nor computes its prompt awaits its last token
             left, decodes = jnp.where(decodes, left, 1), decodes | (i != under_way)
         return (sums[0] + jnp.where(decodes, left * ratio, 0.0),)
 
@@ -249,7 +264,7 @@ def _expected_tokens(given: Given, state: State, ratio: Float, on: Flag) -> tupl
 
 
 Add = Callable[[Int, tuple[Float, ...], Flag, Int], tuple[Float, ...]]
-"""Sums with those of a request, of which is known whether it decodes, and what of its tokens is known if it does."""
+"""(request, sums, whether it decodes, its known output tokens if it does) -> the sums with those of the request."""
 
 Walk = tuple[Int, tuple[Float, ...], LinkedList, Sequences]
 
@@ -279,9 +294,9 @@ def _walk(given: Given, state: State, on: Flag, sums: tuple[Float, ...], add: Ad
 
 
 def _decode(given: Given, state: State, on: Flag) -> State:
-    """All decode, if ``on``; where the KV of their next tokens does not suffice, some are retracted first.
+    """All running requests decode, if ``on``; if KV is short for their next tokens, some are retracted first.
 
-    ``ScheduleBatch.retract_decode``: they go until the others' tokens fit, but the last one stays.
+    ``ScheduleBatch.retract_decode``: one after the other, until the tokens of the rest fit or only one is left.
     """
 
     def growth(state: State) -> Float:
