@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from evaluator.accuracy.cases import LOAD_NAMES
 from evaluator.catalog import load_calibration, load_model
 from evaluator.experiments import Experiment
 from evaluator.experiments.experiment import MeasuredWorkload
-from tests.benchmarks.accuracy import closed_batches, held_out, kernels, requests
+from tests.benchmarks.accuracy import closed_batches, held_out, kernels, pictures, requests
 from tests.benchmarks.accuracy.__main__ import CAMPAIGNS, QUICK, TABLES, main
 from tests.benchmarks.accuracy.slices import by_slice, judged, kind_of, read, worse, write
+from tests.benchmarks.pictures import LARGEST, PAGES
 
 DATA = Path(os.environ.get("EVALUATOR_DATA", "../shared/data"))
 
@@ -128,3 +131,25 @@ def test_a_request_that_gave_up_has_the_prompt_of_its_turn() -> None:
     assert load.prompt_tokens.tolist() == [50, 70, 50, 70]
     assert load.output_tokens.tolist() == [100] * 4  # what was asked for: the client counts fewer
     assert load.compute_tokens.tolist() == [50, 54, 2, 6]  # the system prompt, then whole blocks of the same prompt
+
+
+def test_the_page_of_errors_shows_every_picture_and_each_is_small() -> None:
+    text = (PAGES / "errors.md").read_text(encoding="utf-8")
+    for name in pictures.PICTURES:
+        assert f"]({name})" in text and (PAGES / name).stat().st_size < LARGEST
+
+
+def test_the_page_of_errors_has_the_figures_of_the_table() -> None:
+    """The first three columns of what was held out: signed medians and mean absolute errors, up to 48 at a time."""
+    text, table = (PAGES / "errors.md").read_text(encoding="utf-8"), read(TABLES / "held_out.csv")
+    lines = text[text.index("| kept aside") :].split("\n\n")[0].splitlines()[2:]
+    kept = ["runs", "other_layouts", "other_models", "other_devices", "transferred", "sheet_and_runs", "kernels"]
+    for line, case in zip(lines, [*kept, "datasheet"], strict=True):
+        part = f"{held_out.PARTITIONS[case]}, {LOAD_NAMES[0]} at a time"
+        shown = [float(figure) for figure in re.findall(r"-?\d+(?:\.\d)?(?= ?[(%)])", line)]
+        known = [
+            table.loc[("servers, held out", part, metric), column]
+            for metric in ("ttft_mean", "itl_mean", "e2e_mean")
+            for column in ("median_pct", "mean_absolute_pct")
+        ]
+        assert shown == pytest.approx(known, abs=0.51)  # large ones in whole points
