@@ -1,8 +1,9 @@
 """Back-pressure: KV that is reserved on a decode replica, and KV that a prefill replica keeps until it is sent.
 
-It is in use (``ReplicaState.kv``), and so never given to others, but no running request holds it
-(``ReplicaState.reserved``). Of a prefix cache it is blocks: on a decode replica a request has its own from the
-reservation on, those that are there of its prompt among them, on a prefill replica until they are sent.
+Such KV counts as in use (``ReplicaState.kv``), so that no other request gets it, though no running request holds it
+(``ReplicaState.reserved``). With prefix caches it consists of blocks: on the decode replica a request holds its blocks
+from the reservation on, including those of its prompt that are in the cache; on the prefill replica it holds them
+until they are sent.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ def reserved_of(cluster: ClusterState) -> Reserved:
 
 
 def expect(given: Given, cluster: ClusterState, j: Int, r: Int) -> ClusterState:
-    """Job j will come to decode replica r when there is room: at once, or when others leave.
+    """Job j gets room at decode replica r at once, or when other requests have left.
 
-    With KV on demand, iterations under way have yet to take theirs, and room is given between them.
+    With KV on demand room is given between iterations: those of a leap under way have yet to take their KV.
     """
     # The queue of those without room is a line of its own, behind which nobody overtakes: as in vLLM, where a request
     # whose KV comes from elsewhere gets its blocks when it is scheduled (``WAITING_FOR_REMOTE_KVS``).
@@ -65,14 +66,14 @@ def expect(given: Given, cluster: ClusterState, j: Int, r: Int) -> ClusterState:
 
 
 def expects(cluster: ClusterState, r: Int) -> Flag:
-    """Somebody waits for room at replica r."""
+    """A request waits for room at replica r."""
     return read(reserved_of(cluster).first, r) >= 0
 
 
 def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterState:
-    """Give KV to those who wait for room at replica r, first come first served, as far as it goes, if ``on``.
+    """Reserve KV for the requests that wait for room at replica r, first come first served, while it lasts, if ``on``.
 
-    While a preempted request waits for KV nobody new gets room (``reference.kv_reservations``).
+    No new request gets room while a preempted one waits for KV (``reference.kv_reservations``).
     """
     pool_given = given_at(given, r, cluster.several)
     kv = kv_of(pool_given)

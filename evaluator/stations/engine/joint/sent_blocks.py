@@ -1,9 +1,10 @@
 """What a router has sent to each replica: the blocks of prompts that it remembers, as ``reference.prefix_knowledge``.
 
-Requests that are sent to a replica have *turns* there, 1 for the first. A block is in an LRU by its last turn and, of
-one turn, by its place in the prompt, which is the same in every prompt that has it (a name stands for all before it).
-So what a memory has forgotten is all up to one turn and place: no list of blocks is kept, only the last turn of each.
-Blocks whose names count up (``block_runs.Text``) are rows that follow one another, and are seen to some at a time.
+The requests that are sent to a replica are numbered there by *turns*, from 1 on. The memory of a replica is an LRU:
+blocks are in the order of the last turn in which they were sent and, within a turn, of their place in the prompt. That
+place is the same in every prompt, since the name of a block stands for all blocks before it, too. So a memory forgets
+all blocks up to some turn and place, and the last turn of each block is all that has to be stored. Blocks of one text
+have consecutive names (``block_runs.Text``), and so consecutive rows: they are read ``TOGETHER`` at a time.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _EVERY = 1 << 30
 
 
 class RememberedBlocks(NamedTuple):
-    """What is remembered; of a replica to which nothing was sent that is left, ``oldest`` is nobody."""
+    """What is remembered. If all that was sent to a replica is forgotten, ``oldest_turn`` is behind ``turns``."""
 
     turn: Array  # int32 (name + TOGETHER, replica): of the last request with a block; 0: it was never sent there
     sent_s: FloatPerRequest
@@ -63,7 +64,10 @@ def nothing_sent(given: Given) -> RememberedBlocks | None:
 
 
 def remembered_blocks(given: Given, sent: RememberedBlocks, i: Int, on: Flag) -> IntPerReplica:
-    """Of the blocks of request ``i``, up to the first that no replica was sent, how many each was sent; if ``on``."""
+    """By replica, how many blocks of request ``i`` it was sent, if ``on``.
+
+    Only the blocks before the first one that no replica was sent are counted.
+    """
     replicas = sent.turns.shape[0]
     stop = jnp.where(on, _whole_blocks(given, i), 0)
 
@@ -83,15 +87,15 @@ def remembered_blocks(given: Given, sent: RememberedBlocks, i: Int, on: Flag) ->
 
 
 def with_time(given: Given, sent: RememberedBlocks, i: Int, now: Float, on: Flag) -> RememberedBlocks:
-    """With the time at which request ``i`` is sent, if ``on``, which is nobody's until it is remembered."""
-    # Before the times of others are read: behind that XLA would copy those of all requests (``common.rings``).
+    """With the time at which request ``i`` is sent, if ``on``. It has no effect before ``remember``."""
+    # Written before the times of other requests are read: else XLA would copy the whole array (``common.rings``).
     return sent._replace(sent_s=write(sent.sent_s, jnp.where(on, i, given.padding()), now))
 
 
 def remember(given: Given, sent: RememberedBlocks, i: Int, r: Int, now: Float, on: Flag) -> RememberedBlocks:
-    """Request ``i`` is sent to replica ``r``, if ``on``, at the time that it has (``with_time``).
+    """Request ``i`` is sent to replica ``r``, if ``on``, at the time that ``with_time`` has written.
 
-    What is more than the memory has room for is forgotten.
+    The oldest blocks are forgotten where the memory has no room for all.
     """
     stop, turn = jnp.where(on, _whole_blocks(given, i), 0), read(sent.turns, r) + 1
     oldest_turn, first = read(sent.oldest_turn, r), read(sent.place, r)
@@ -119,8 +123,8 @@ def remember(given: Given, sent: RememberedBlocks, i: Int, r: Int, now: Float, o
 
 
 def without_expired(given: Given, sent: RememberedBlocks, now: Float, on: Flag) -> RememberedBlocks:
-    """Without what was sent so long ago that it does not count any more, if ``on``."""
-    # At each arrival, and for all replicas: between equal queues those that know the fewest blocks go first.
+    """Without the blocks that were sent longer ago than the router's ``ttl_s``, if ``on``."""
+    # At each arrival and for all replicas: between equally long queues the replica that knows the fewest blocks wins.
     stop = jnp.where(on & (_rules(given).ttl_s < jnp.inf), given.together.replicas, 0)
 
     def forget(carry: tuple[Int, RememberedBlocks]) -> tuple[Int, RememberedBlocks]:
@@ -135,12 +139,12 @@ def without_expired(given: Given, sent: RememberedBlocks, now: Float, on: Flag) 
 
 
 def _forget(given: Given, sent: RememberedBlocks, r: Int, now: Float) -> RememberedBlocks:
-    """Replica ``r`` without what is beyond the size or the time of its memory; each block is passed once a turn."""
+    """The memory of replica ``r`` without blocks beyond its size or its time; a block is looked at once per turn."""
     rules = _rules(given)
     most = jnp.where(rules.blocks < 0, given.limits.kv_units.astype(jnp.int32), rules.blocks)
 
     def excess(sent: RememberedBlocks) -> Int:
-        """So many of the oldest blocks are to go; none of nobody's."""
+        """How many of the oldest blocks are to be forgotten: none if nothing is remembered."""
         sent_s = read_once(sent.sent_s, jnp.maximum(read(sent.oldest, r), 0))
         # Dynamo ``PruneManager.pop_expired``: at the time at which they expire, not behind it.
         over = jnp.where(now >= sent_s + rules.ttl_s, _EVERY, read(sent.known, r) - most)

@@ -1,4 +1,4 @@
-"""The way from a prefill to a decode side, as ``reference.stations.transfers`` has it; see ``events``."""
+"""Transfers of KV from the prefill to the decode side, as ``reference.stations.transfers`` has them; see ``events``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from evaluator.stations.engine.preemptive.waiting import answered, seen_s
 
 
 def travel_of(cluster: ClusterState) -> Travel:
-    """What is on its way."""
+    """The transfers: asked for, waiting for their link, or under way."""
     assert cluster.several is not None and cluster.several.travel is not None
     return cluster.several.travel
 
@@ -35,7 +35,7 @@ def _entered(cluster: ClusterState, time_s: Float, kind: int, j: Int, on: Flag) 
 
 
 def next_due(given: Given, cluster: ClusterState) -> Event:
-    """What comes next on the way between the sides; of grants, once no batch is to be sent."""
+    """The next event of the transfers; a grant only once no replica has a batch to send."""
     event = first(travel_of(cluster).calendar)
     if not given.structure.kv_reservation:
         return event
@@ -45,9 +45,10 @@ def next_due(given: Given, cluster: ClusterState) -> Event:
 
 
 def asks_now(given: Given, cluster: ClusterState) -> tuple[Flag, Flag]:
-    """Back-pressure: (somebody asks for room, the prefill side has sent its batches).
+    """Under back-pressure: (the next event is a request that asks for room, the prefill side has sent its batches).
 
-    Layer by layer these have to do with one another: who is in a batch asks before the decode side sends its own.
+    Links that send layer by layer need both: the requests of a prefill batch ask for room when that batch is launched,
+    which must come before the decode side launches its own batches of the same time.
     """
     network = network_of(given)
     event, top = first(travel_of(cluster).calendar), cluster.ready.top
@@ -62,13 +63,13 @@ def network_of(given: Given) -> Network:
 
 
 def take_due(given: Given, cluster: ClusterState) -> ClusterState:
-    """What comes next happens now."""
+    """Take the next event from the calendar, and do what it says."""
     travel, structure = travel_of(cluster), given.structure
     calendar, event = popped(travel.calendar)
     cluster = _with(cluster, travel._replace(calendar=calendar))
     if structure.route_at_first_token:
         cluster = where(event.kind == ASK, lambda cluster: _ask(given, cluster, event.job), cluster)
-    # What an event does not do is a loop without a trip (``where``): each kind writes other arrays.
+    # Each kind of event writes other arrays. What this one does not do is a loop without a trip (``rings.where``).
     begins = event.kind == BEGIN
     if structure.kv_reservation:
         computed = read_once(cluster.state.sequences.last_token_s, read(network_of(given).before, event.job)) < jnp.inf
@@ -80,8 +81,8 @@ def take_due(given: Given, cluster: ClusterState) -> ClusterState:
 
 
 def _ask(given: Given, cluster: ClusterState, j: Int) -> ClusterState:
-    """The decode replica is chosen; under back-pressure the job begins when there is room, else as soon as it may."""
-    # Counted at the decode replica from now on, so that of prompts that end together not all go to the same one.
+    """Choose the decode replica. Under back-pressure the transfer waits for room there, else it begins when it may."""
+    # The job counts at its decode replica from now on. Else all prompts that end together would go to the same one.
     cluster, r = choice(given, cluster, j)
     cluster = announce(given, cluster, j, r)
     if given.structure.kv_reservation:
@@ -90,7 +91,7 @@ def _ask(given: Given, cluster: ClusterState, j: Int) -> ClusterState:
 
 
 def _granted(cluster: ClusterState, event: Event) -> ClusterState:
-    # When there was room is written down, whatever has been computed by then: ``_computed`` asks for it later.
+    # The time is stored whether or not the prompt is computed by now: if it is not, ``_computed`` reads it later.
     several = cluster.several
     assert several is not None and several.reserved is not None
     room_s, on = several.reserved.room_s, event.kind == GRANT
@@ -102,8 +103,7 @@ def _granted(cluster: ClusterState, event: Event) -> ClusterState:
 def _way(given: Given, cluster: ClusterState, j: Int) -> Int:
     """The row of the links' figures for a job."""
     network, structure = network_of(given), given.structure
-    # Where the decode replica is not chosen yet there is one decode pool, the last, so that the way is known all the
-    # same.
+    # If the decode replica is chosen after the transfer there is one decode pool, the last, so that its row is known.
     source = read(network.pool, read_once(travel_of(cluster).sender, j))
     target = (
         read(network.pool, read_once(cluster.replica, j)) if structure.route_at_first_token else structure.pools - 1
@@ -126,7 +126,7 @@ def _service_s(given: Given, cluster: ClusterState, row: Int, j: Int) -> Float:
 
 
 def _may_begin(given: Given, cluster: ClusterState, j: Int) -> Float:
-    """From when on a computed prompt can be sent without a pause."""
+    """The earliest time at which the transfer of a computed prompt may begin and then run without a pause."""
     # Layer by layer (vLLM ``save_kv_layer``) all but the last layer's share may be sent while the prompt is computed,
     # no faster than it is: the transfer may begin that much before the first token, at the earliest with the prompt.
     links, i, row = network_of(given).links, read(network_of(given).before, j), _way(given, cluster, j)
@@ -151,7 +151,7 @@ def _begin(given: Given, cluster: ClusterState, event: Event) -> ClusterState:
 
 
 def _end(given: Given, cluster: ClusterState, j: Int) -> ClusterState:
-    """The KV is there: the job comes to its decode replica, and the prefill replica may forget it."""
+    """The KV has come: the job enters its decode replica, and the prefill replica frees its KV."""
     # The latency is behind the link's service: the next transfer may begin while this one's last bytes travel.
     structure, i = given.structure, read(network_of(given).before, j)
     # In this order, as in the reference: the prefill replica has its KV back before the job comes anywhere else.
@@ -167,11 +167,11 @@ def _end(given: Given, cluster: ClusterState, j: Int) -> ClusterState:
 
 
 def hand_on(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
-    """Those who are done at replica r go on to the decode side, or the answer to their user."""
+    """Requests that replica r has completed go on to the decode side; if there is none for them, they are answered."""
     pool_given = given_at(given, r, cluster.several)
 
     def go_on(cluster: ClusterState) -> ClusterState:
-        # In any order: what follows is ordered by the calendar, and answers only count.
+        # In any order: the calendar orders the transfers, and of answers only the number matters.
         cluster, i = _next_listed(cluster)
         j = read(network_of(given).after, i)
         on = j >= 0
@@ -194,7 +194,7 @@ def _from(cluster: ClusterState, j: Int, r: Int, on: Flag) -> ClusterState:
 
 
 def ask_early(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
-    """Those whose first chunk was sent off at replica r ask for room, if the link sends layer by layer."""
+    """Requests whose first chunk replica r has just launched ask for room, if the link sends layer by layer."""
 
     def ask(cluster: ClusterState) -> ClusterState:
         cluster, i = _next_listed(cluster)
