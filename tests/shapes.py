@@ -45,6 +45,8 @@ def in_few_shapes(group: StationGroup) -> StationGroup:
     # A turn that admits before the others' is a loop around all moves of a batch, and no other code.
     admits_first = key.preemptive
     wider = {"windowed": both, "branches": branches, "frontend": frontend, "kv_seen": kv_seen}
+    if key.scales:
+        wider |= {"priorities": True, "sheds": True}  # without classes all have one priority, and no queue is too long
     return replace(
         group,
         key=replace(key, admits_first=admits_first, **wider),
