@@ -30,6 +30,7 @@ from evaluator.scenario.routers import written_routers
 from evaluator.search.designs import without_rates
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.request_sampler import RequestSampler
+from evaluator.traffic.requests import cached_by_content
 from evaluator.traffic.roles import ROLES
 from evaluator.yaml import loads_yaml
 
@@ -77,6 +78,7 @@ class SentTraffic:
     sampler: RequestSampler
     pipeline: PipelinePlan | None  # what stages make of requests before they come to the LLM
     vocabulary: int  # ids that every model of the servers has
+    empty: bool = False  # the simulated prefix caches began empty, and found system prompts as they came
 
     @cached_property
     def jobs(self) -> Jobs:
@@ -118,6 +120,11 @@ class Design:
         # A router with keys is a mapping, too, of its name to them: only the names of phases tell the two apart.
         apart = isinstance(self.router, dict) and set(self.router) <= {"prefill", "decode"}
         return self.router if apart else {}
+
+
+def begins_empty(configuration: Configuration) -> bool:
+    """Whether its prefix caches begin empty: where blocks are found by their content they do."""
+    return any(cached_by_content(configuration.workload, pool.deployment) for pool in configuration.answering)
 
 
 def router_name(router: Any) -> str:
@@ -170,6 +177,7 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
             sampler,
             configuration.pipeline,
             vocabulary_of(configuration),
+            begins_empty(configuration),
         ),
         predicted=_predicted(ds, row),
         left_out=_left_out(deployment, configuration.workload),

@@ -56,7 +56,7 @@ def _warm(traffic: SentTraffic) -> list[list[list[Any]]]:
         warm.append([["cached", cached]])
     # Where content is known the simulated cache begins empty and finds system prompts by their hashes; else they count
     # as cached from the first request on.
-    if sessions.system_tokens and not workload.known_content:
+    if sessions.system_tokens and not (workload.known_content or traffic.empty):
         warm += [[[f"system {number}", sessions.system_tokens]] for number in range(sessions.system_prompts)]
     return warm
 
@@ -106,8 +106,11 @@ def _prompt(traffic: SentTraffic, sharing: Sharing | None, row: int, tokens: int
     if sharing is not None and sharing.session is not None:
         which = 0 if sharing.system is None else int(sharing.system[row])
         return [[f"system {which}", system], [f"session {int(sharing.session[row])}", tokens - system]]
-    if system:  # which of them a request begins with is not drawn: in turn
-        return [[f"system {row % sessions.system_prompts}", system], [f"request {row}", tokens - system]]
+    if system:
+        # Of caches that begin with all of them it makes no difference which a request begins with: in turn.
+        drawn = traffic.empty and sharing is not None and sharing.system is not None
+        which = int(sharing.system[row]) if drawn else row % sessions.system_prompts  # type: ignore[union-attr, index]
+        return [[f"system {which}", system], [f"request {row}", tokens - system]]
     # One source for all: prefixes of different lengths of the same text, of which the longest is in the cache from
     # the start.
     return [["cached", cached], [f"request {row}", tokens - cached]]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import aiohttp
 import numpy as np
 
-from evaluator.deploy.design import SentTraffic, unsent, vocabulary_of
+from evaluator.deploy.design import SentTraffic, begins_empty, unsent, vocabulary_of
 from evaluator.deploy.load import load_head, load_requests
 from evaluator.deploy.send_load import Load
 from evaluator.errors import InputError
@@ -61,7 +61,9 @@ def traffic_of(scenario: Scenario, select: Mapping[str, str]) -> tuple[int, Sent
     if configuration.status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {configuration.status}")
     workload = configuration.workload
-    traffic = SentTraffic(workload, everything.sampler, configuration.pipeline, vocabulary_of(configuration))
+    traffic = SentTraffic(
+        workload, everything.sampler, configuration.pipeline, vocabulary_of(configuration), begins_empty(configuration)
+    )
     names = workload.model_names or (configuration.answering[0].design.model.name,)
     return config, traffic, tuple(names)
 

@@ -22,9 +22,6 @@ def prefix_problem(workload: Workload, deployment: Deployment, built: ReplicaBui
         return None
     record = policy(deployment.batching.policy)
     others = {
-        # System prompts without turns are taken to be in the cache from the start: of mixed replicas only.
-        f"system prompts alone and role {deployment.role}; use role mixed, or workload.sessions.turns": not by_content
-        and deployment.role != "mixed",
         "preemption swap; use preemption recompute": on_demand(deployment) and deployment.kv.preemption == "swap",
         f"policy {record.name}; use policy chunked or continuous": record.by_future_peak,
         f"{built.model.name}, whose layers do not all keep every token; use another model": not kv.groups

@@ -15,7 +15,6 @@ from evaluator.routing import Choice, Sent, assign, name_of, router_of, stream
 from evaluator.routing.phases import BY_REQUEST, SHARED, Asking, PhaseReplicas, assign_in_phase
 from evaluator.scenario import Deployment, Workload
 from evaluator.traffic.jobs import Demand
-from evaluator.traffic.requests import shared_tokens
 from evaluator.traffic.roles import ROLES, Role
 
 Pools = Sequence[tuple[str, Deployment]]
@@ -157,11 +156,6 @@ def _several_problem(workload: Workload, phase: PhasePools, several: Pools) -> s
         return f"unsupported: router session with transfer.groups; use {' or '.join(SHARED)}, or groups: 1"
     if router not in (*SHARED, *BY_REQUEST) and not phase.looks:
         return f"unsupported: router {router} over several pools of one role; use {' or '.join(SHARED)}, or one pool"
-    if len(several) > 1 and any(shared_tokens(workload, deployment) for _, deployment in several):
-        return (
-            "unsupported: kv.prefix_caching of system prompts alone with several pools of one role; use one pool or "
-            "workload.sessions.turns, or leave it out"
-        )
     if router_of(phase.router).by_prefix and len({deployment.shared_block_tokens for _, deployment in several}) > 1:
         split = any(deployment.decode_context_parallel > 1 for _, deployment in several)
         block = "kv.block_tokens x decode_context_parallel" if split else "kv.block_tokens"

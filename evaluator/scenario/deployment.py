@@ -543,6 +543,7 @@ class Deployment(Pool):
         "Most devices of the pools with autoscaling together, shared out where these want more; no bound where absent.",
     )
     pipeline: Mapping[str, Stage] = no_key({})  # a section of its own
+    one_of_several: bool = no_key(False)  # of a pool as ``pools_of`` gives it: others answer beside it
 
     def written(self) -> dict[str, Any]:
         """As the tree it could have been read from, see ``keys.written``."""

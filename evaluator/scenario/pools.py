@@ -30,7 +30,8 @@ def pools_of(deployment: Deployment) -> tuple[tuple[str, Deployment], ...]:
         return ((UNNAMED, with_fields(deployment, pools=None) if deployment.pools else deployment),)
     # A stable sort: pools of one role stay in the order of the file, by which their replicas are numbered.
     ordered = sorted(given.items(), key=lambda named: PASSED.index(named[1].role))
-    return tuple((name, _pool(deployment, pool)) for name, pool in ordered)
+    several = len(ordered) > 1
+    return tuple((name, with_fields(_pool(deployment, pool), one_of_several=several)) for name, pool in ordered)
 
 
 def answers_alone(deployment: Deployment) -> bool:

@@ -66,9 +66,9 @@ def _numbered(sharing: Sharing, block_tokens: int, *columns: bytes) -> BlockName
 
 def _spoken(sharing: Sharing, block_tokens: int, ids: NDArray[np.int64], kv: NDArray[np.int64]) -> BlockNames:
     """Of sessions: a system prompt, where there is one, and behind it all that was said, one number after the other."""
-    assert sharing.session is not None
     shared = sharing.system_tokens // block_tokens
-    sessions, session = np.unique(sharing.session[ids], return_inverse=True)
+    # Without sessions each request is one of its own.
+    sessions, session = np.unique(ids if sharing.session is None else sharing.session[ids], return_inverse=True)
     system = np.zeros_like(ids) if sharing.system is None else sharing.system[ids]
     prompts, prompt = np.unique(system, return_inverse=True)
     said = np.zeros(len(sessions), dtype=np.int64)

@@ -162,17 +162,23 @@ def shared_tokens(workload: Workload, deployment: Deployment) -> int:
     """Tokens at the beginning of every prompt whose KV the replicas keep: whole blocks of a system prompt.
 
     An approximation: all system prompts are there from the start and stay, as those that are sent again and again do.
-    So it makes no difference which of them a request begins with, and that is not drawn. None where more is known of
-    what the prompts share, see ``cached_by_content``.
+    So it makes no difference which of them a request begins with. None where the cache goes by content, see
+    ``cached_by_content``.
     """
     block = deployment.shared_block_tokens
-    resident = deployment.kv.prefix_caching and not workload.known_content
+    resident = deployment.kv.prefix_caching and not cached_by_content(workload, deployment)
     return workload.sessions.system_tokens // block * block if resident else 0
 
 
 def cached_by_content(workload: Workload, deployment: Deployment) -> bool:
-    """Whether replicas keep a prefix cache, whose blocks are known by their content and evicted when they are old."""
-    return deployment.kv.prefix_caching and workload.known_content
+    """Whether replicas keep a prefix cache, whose blocks are known by their content and evicted when they are old.
+
+    System prompts without turns are kept so where there are several pools, or prefill and decode apart: blocks of them
+    differ in size from pool to pool, and a decode side gets them with the requests.
+    """
+    apart = deployment.one_of_several or deployment.role in ("prefill", "decode")
+    known = workload.known_content or (apart and workload.sessions.system_tokens > 0)
+    return deployment.kv.prefix_caching and known
 
 
 def _cached(workload: Workload, prompt: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -49,7 +49,7 @@ class Sharing:
     session: NDArray[np.int64] | None
     turns: Turns | None  # where sessions send one request after the other, or users think between requests
     feedback: bool  # the answer to a turn decides when the next one is sent
-    system: NDArray[np.int64] | None  # which system prompt a session of several turns begins with
+    system: NDArray[np.int64] | None  # which system prompt a session begins with, or each request without sessions
     system_tokens: int
     hashes: Ragged | None
     hash_block_tokens: int
@@ -67,15 +67,14 @@ class Sharing:
             for row, prompt in zip(ids.tolist(), prompt_tokens.tolist(), strict=True):
                 yield PrefixContent(self.hashes[row], per_source, prompt // block_tokens)
             return
-        assert self.session is not None
         if self.turns is not None and self.inherited_tokens is not None:
             yield from self._of_agents(self.turns, ids, kv_tokens, block_tokens)
             return
         system = np.zeros_like(ids) if self.system is None else self.system[ids]
         shared = self.system_tokens // block_tokens
-        for session, prompt, tokens in zip(
-            self.session[ids].tolist(), system.tolist(), kv_tokens.tolist(), strict=True
-        ):
+        # Without sessions each request is one of its own.
+        sessions = ids if self.session is None else self.session[ids]
+        for session, prompt, tokens in zip(sessions.tolist(), system.tolist(), kv_tokens.tolist(), strict=True):
             # System prompts count down from -1: sessions count up from 0, and no two sources share a number.
             yield PrefixContent((-1 - prompt,) if shared else (), max(shared, 1), tokens // block_tokens, session)
 
@@ -100,7 +99,7 @@ class Sharing:
 def sharing_of(
     workload: Workload, seed: int, turns: Turns | None, inherited_tokens: NDArray[np.int64] | None = None
 ) -> Sharing | None:
-    """What is known of the requests under a seed; None where it is nothing, or no more than common system prompts."""
+    """What is known of the requests under a seed; None where it is nothing."""
     sessions, trace = workload.sessions, workload.trace
     session = turns.session if turns is not None and sessions.continued else None
     hashes = None
@@ -108,13 +107,16 @@ def sharing_of(
     if trace is not None:
         session = None if trace.session is None else trace.session[: workload.requests]
         hashes = trace.hash_ids
-    if session is None and hashes is None and turns is None:
+    system = None if session is None else system_prompts(sessions, seed, session)
+    if session is None and hashes is None and sessions.system_tokens:
+        system = system_prompts(sessions, seed, np.arange(workload.requests))
+    if session is None and hashes is None and turns is None and system is None:
         return None
     return Sharing(
         session=session,
         turns=turns,
         feedback=workload.feedback,
-        system=None if session is None else system_prompts(sessions, seed, session),
+        system=system,
         system_tokens=sessions.system_tokens,
         hashes=hashes,
         hash_block_tokens=sessions.hash_block_tokens,

@@ -325,6 +325,10 @@ def test_users_cached_prefixes_and_system_prompts():
     sessions = {"system_prompts": 2, "system_tokens": 128}
     head, requests = load_of(result(workload={"sessions": sessions}, kv={"prefix_caching": True}))
     assert [prompt[0][0] for prompt in head["warm"]] == ["system 0", "system 1"]
+    # Several pools find them by their content, and begin without.
+    pools = {"p": {"role": "prefill"}, "d": {"role": "decode"}}
+    head, apart = load_of(result(workload={"sessions": sessions}, pools=pools, kv={"prefix_caching": True}))
+    assert head["warm"] == [] and {request["prompt"][0][0] for request in apart} == {"system 0", "system 1"}
     assert [request["prompt"][0] for request in requests[:3]] == [
         ["system 0", 128],
         ["system 1", 128],

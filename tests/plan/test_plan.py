@@ -410,10 +410,6 @@ def test_system_prompts_need_room_in_the_kv_cache():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (
-            {"deployment__role": "prefill"},
-            "with system prompts alone and role prefill; use role mixed, or workload.sessions.turns, or leave it out",
-        ),
         ({"deployment__model": "gpt-oss-20b"}, "do not all keep every token; use another model, or leave it out"),
         (
             {
@@ -424,7 +420,7 @@ def test_system_prompts_need_room_in_the_kv_cache():
             "with preemption swap; use preemption recompute",
         ),
     ],
-    ids=["role", "windows", "swap"],
+    ids=["windows", "swap"],
 )  # fmt: skip
 def test_what_cannot_keep_system_prompts(more, message):
     assert message in status(**{**KEPT, **more})

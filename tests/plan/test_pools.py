@@ -227,12 +227,6 @@ REFUSED = {
         {"router": {"heavy_light": {"prompt_tokens": 100}}},
         "unsupported: router heavy_light over several pools of one role; use round_robin or random, or one pool",
     ),
-    "prefix": (
-        {"a": {**MIXED, "kv": {"prefix_caching": True}}, "b": MIXED},
-        {"sessions": {"system_prompts": 1, "system_tokens": 100}},
-        "unsupported: kv.prefix_caching of system prompts alone with several pools of one role; use one pool or "
-        "workload.sessions.turns, or leave it out",
-    ),
     "blocks": (
         {"a": CACHED, "b": {**CACHED, "kv": {**CACHED["kv"], "block_tokens": 32}}},
         {"sessions": {"turns": 3}, "router": "prefix_aware"},

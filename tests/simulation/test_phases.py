@@ -35,6 +35,7 @@ def of_pools(
     sweep: Any = None,
     requests: int = 30,
     lengths: Any = SPREAD,
+    sessions: Any = None,
     **deployment: Any,
 ) -> Scenario:
     """Llama-3.1-8B on an H100 where a pool says nothing else."""
@@ -44,6 +45,7 @@ def of_pools(
         "requests": requests,
         "warmup_requests": 0,
         "models": models,
+        "sessions": sessions or {},
     }
     served = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "calibration": "datasheet", "pools": pools, **deployment}
     return load_scenario({"workload": workload, "deployment": served, "sweep": sweep})
@@ -214,6 +216,52 @@ def test_which_simulator_runs_mixed_pools_beside_others(more, status):
     if status == OK:
         assert configuration.simulator == "token"
         assert "with mixed pools beside prefill pools" in configuration.lacking[0]
+
+
+# --- system prompts in several pools: each cache finds them by their content
+
+SYSTEM = {"system_prompts": 3, "system_tokens": 500}
+SIDES = {
+    "mixed pools": {"a": {"role": "mixed"}, "b": {"role": "mixed", "hardware": "l40s", "kv": {"block_tokens": 32}}},
+    "apart": {"p": {"role": "prefill", "kv": {"block_tokens": 64}}, "d": {"role": "decode"}},
+    "all": {"p": {"role": "prefill"}, "w": {"role": "mixed"}, "d": {"role": "decode"}},
+}
+CACHING = {"kv": {"prefix_caching": True, "admission": "reserve"}, "sessions": SYSTEM}
+
+
+@pytest.mark.parametrize("pools", SIDES)
+def test_each_pool_computes_a_system_prompt_once(pools):
+    """As long as there is room: whoever comes first to a replica with one computes it, the others find its blocks."""
+    whole = plan(of_pools(SIDES[pools], requests=60, **CACHING), simulator="token")
+    (configuration,) = whole.configurations
+    assert configuration.status == OK and not configuration.joint_pools
+    outcomes = simulate_configurations(whole, [configuration])
+    (jobs,) = whole.jobs(configuration)
+    system, replica, found = jobs.sharing.system, outcomes.times.replica[0, 0], outcomes.tokens.cached_tokens[0, 0]
+    assert set(system.tolist()) == {0, 1, 2}
+    block = np.repeat(
+        [pool.deployment.kv.block_tokens for pool in configuration.stations],
+        [pool.deployment.ranks for pool in configuration.stations],
+    )
+    for prompt in range(3):
+        for one in np.unique(replica):
+            mine = np.flatnonzero((system == prompt) & (replica == one))
+            first = mine[np.argmin(outcomes.times.scheduled_s[0, 0, mine])]
+            after = mine[outcomes.times.scheduled_s[0, 0, mine] >= outcomes.times.first_token_s[0, 0, first]]
+            assert found[first] == 0 and len(after)
+            np.testing.assert_array_equal(found[after], 500 // block[one] * block[one])
+    assert_same(outcomes, 0, simulate_configurations(whole, [replace(configuration, joint_pools=True)]), 0, pools)
+
+
+def test_both_engines_find_the_same_system_prompts():
+    configure()
+    scenario = of_pools(SIDES["all"], requests=60, split={"prompt_tokens_above": 1500}, **CACHING)
+    fast, exact = (plan(scenario, simulator=simulator) for simulator in ("iteration", "token"))
+    assert fast.configurations[0].simulator == "iteration"
+    found, known = (simulate_configurations(whole, whole.configurations) for whole in (fast, exact))
+    assert_same(found, 0, known, 0, "system prompts")
+    for name in ("cached_tokens", "decode_hit_tokens"):
+        np.testing.assert_array_equal(getattr(found.tokens, name), getattr(known.tokens, name))
 
 
 def ran(pools: Any, simulator: str = "token", **more: Any) -> Any:

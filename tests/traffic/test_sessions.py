@@ -114,7 +114,8 @@ def test_single_turns_are_as_without_sessions():
     plain = replace(WORKLOAD, sessions=Sessions(3, 40))
     jobs = RequestSampler().jobs(plain, 0, MIXED)
     same = RequestSampler().jobs(replace(plain, sessions=Sessions(3, 40, turns=Geometric(1.0))), 0, MIXED)
-    assert jobs.sharing is None and same.sharing is None
+    assert jobs.session is None and same.session is None
+    np.testing.assert_array_equal(jobs.sharing.system, same.sharing.system)
     np.testing.assert_array_equal(jobs.ready_s, same.ready_s)
     np.testing.assert_array_equal(jobs.demand.prompt_tokens, same.demand.prompt_tokens)
 
