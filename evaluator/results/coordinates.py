@@ -80,6 +80,10 @@ def _label(value: Any) -> str:
     # As YAML writes them, since that is what a reader of the scenario knows.
     if value is None or isinstance(value, bool):
         return {None: "none", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{name}: {_label(inner)}' for name, inner in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(_label, value))}]"
     return str(value)
 
 

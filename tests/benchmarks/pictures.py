@@ -57,6 +57,7 @@ PICTURES: Mapping[str, Callable[[Path], None]] = {
     "disaggregation.png": designs.draw_disaggregation,
     "mixed-beside-apart.png": designs.draw_mixed_beside_apart,
     "prefix-caching.png": Command("sweep prefix-caching"),
+    "cache-tiers.png": Command("sweep cache-tiers"),
     "conversations.png": Command("sweep conversations"),
     "conversations-apart.png": Command("sweep conversations-apart"),
     "agents.png": designs.draw_agents,
