@@ -142,11 +142,11 @@ class GroupedKv(OnBlockPool):
         self.pool.give_back(freed)
 
     def _first_need(
-        self, tokens: int, computed: int, found: Sequence[Sequence[int | None]], most: Sequence[int | None]
+        self, tokens: int, computed: int, blocks_found: Sequence[Sequence[int | None]], most: Sequence[int | None]
     ) -> int:
         """Free blocks that an admission takes, those included that are found but used by nobody."""
         needed = 0
-        for group, blocks, bound in zip(self._groups, found, most, strict=True):
+        for group, blocks, bound in zip(self._groups, blocks_found, most, strict=True):
             length, passed = self._length(group, tokens), self._passed(group, computed)
             length = length if bound is None else min(length, bound)
             idle = sum(block is not None and not self.pool.users(block) for block in blocks[passed:])
@@ -182,8 +182,8 @@ class GroupedKv(OnBlockPool):
     ) -> tuple[list[int | None], ...]:
         def at(position: int) -> list[int] | None:
             blocks = [self.pool.find((member, names[position])) for member in members]
-            there = [block for block in blocks if block is not None]
-            return there if len(there) == len(blocks) else None
+            cached = [block for block in blocks if block is not None]
+            return cached if len(cached) == len(blocks) else None
 
         chosen: dict[int, list[int]] = {}
         if kind.window is None:

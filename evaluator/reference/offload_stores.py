@@ -71,9 +71,9 @@ class StoredBlocks:
         new = [name for name in names if name not in self._users]
         short = len(self._users) + len(new) - self._blocks
         if short > 0:
-            kept = set(names)
+            needed = set(names)
             most = int(short)
-            going = [name for name in self._first_idle(most + len(kept)) if name not in kept][:most]
+            going = [name for name in self._first_idle(most + len(needed)) if name not in needed][:most]
             if len(going) < most:
                 return None
             for name in going:

@@ -58,17 +58,17 @@ class RadixCache:
     # -- requests
 
     def lookup(self, request: Request) -> int:
-        """Tokens that a router would find, which leaves no trace."""
-        pages, node, at = self._pages(request, request.target - 1), self._root, 0
-        while at < len(pages) and (child := node.children.get(pages[at])) is not None:
-            same = _alike(child.key, pages, at)
-            at, node = at + same, child
+        """Tokens of a prompt that are in the tree; unlike ``touch`` this does not count as a use of them."""
+        pages, node, place = self._pages(request, request.target - 1), self._root, 0
+        while place < len(pages) and (child := node.children.get(pages[place])) is not None:
+            same = _alike(child.key, pages, place)
+            place, node = place + same, child
             if same < len(child.key):
                 break
-        return at * self._page
+        return place * self._page
 
     def touch(self, request: Request) -> int:
-        """Pages that it would find, which count as used now; the tree is cut where they end."""
+        """Pages of a prompt that are in the tree. They count as used now; the node in which they end is split."""
         return self._depth(self._match(self._pages(request, request.target)))
 
     def find(self, request: Request) -> int:
@@ -170,28 +170,28 @@ class RadixCache:
         return self._walk(pages)[0]
 
     def _walk(self, pages: Pages) -> tuple[_Node, int]:
-        """To where a sequence ends in the tree, which is cut there: (node, pages up to it)."""
-        used, node, at = self._tick(), self._root, 0
-        while at < len(pages) and (child := node.children.get(pages[at])) is not None:
+        """Follow a sequence as far as the tree has it, and split the node where it ends: (node, pages up to it)."""
+        used, node, place = self._tick(), self._root, 0
+        while place < len(pages) and (child := node.children.get(pages[place])) is not None:
             child.used = used
-            same = _alike(child.key, pages, at)
-            at += same
+            same = _alike(child.key, pages, place)
+            place += same
             if same < len(child.key):
-                return self._split(child, same), at
+                return self._split(child, same), place
             node = child
-        return node, at
+        return node, place
 
     def _insert(self, pages: Pages) -> int:
-        """How many pages were there before."""
+        """Add the pages of a sequence; how many of them were in the tree before."""
         if not pages:
             return 0
-        node, at = self._walk(pages)
-        if at < len(pages):
-            leaf = _Node(node, pages[at:], self._tick())
-            node.children[pages[at]] = leaf
+        node, place = self._walk(pages)
+        if place < len(pages):
+            leaf = _Node(node, pages[place:], self._tick())
+            node.children[pages[place]] = leaf
             self._evictable += len(leaf.key)
             self.known += len(leaf.key)
-        return at
+        return place
 
     def _split(self, child: _Node, pages: int) -> _Node:
         """A node of the first pages in front of a node, used a little later than it."""
@@ -208,13 +208,13 @@ class RadixCache:
             node = node.parent
 
     def _depth(self, node: _Node) -> int:
-        return sum(len(each.key) for each in self._path(node))
+        return sum(len(ancestor.key) for ancestor in self._path(node))
 
     def _lock(self, node: _Node, by: int) -> None:
-        for each in self._path(node):
-            was, each.locks = each.locks, each.locks + by
-            if not was or not each.locks:
-                self._evictable -= by * len(each.key)
+        for ancestor in self._path(node):
+            was, ancestor.locks = ancestor.locks, ancestor.locks + by
+            if not was or not ancestor.locks:
+                self._evictable -= by * len(ancestor.key)
 
     def _evict(self, tokens: int) -> None:
         leaves = [node for node in self._nodes() if not node.children and not node.locks]
@@ -240,7 +240,7 @@ class RadixCache:
             stack += node.children.values()
 
 
-def _alike(key: Pages, pages: Pages, at: int) -> int:
+def _alike(key: Pages, pages: Pages, start: int) -> int:
     """How many of a node's pages are those of a sequence from a place on."""
-    most = min(len(key), len(pages) - at)
-    return next((place for place in range(most) if key[place] != pages[at + place]), most)
+    most = min(len(key), len(pages) - start)
+    return next((place for place in range(most) if key[place] != pages[start + place]), most)

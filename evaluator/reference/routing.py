@@ -65,13 +65,13 @@ def _by_prefix(rule: Any, replicas: Sequence[Replica], memory: RouterMemory) -> 
         tokens, blocks = knowledge.known_tokens(request, now)
         requests = [replica.outstanding for replica in replicas]
         if scores is None:
-            chosen = rule.choose(requests, [found / request.prompt_tokens for found in tokens], blocks)
+            chosen = rule.choose(requests, [hit_tokens / request.prompt_tokens for hit_tokens in tokens], blocks)
         else:
             # llm-d counts blocks, of which a prompt has whole ones alone; one of less than a block has none anywhere.
             whole = max(request.prompt_tokens // block, 1) * block
             waiting = [len(replica.queues.waiting) for replica in replicas]
             used = [kv_share(replica, now) for replica in replicas]
-            chosen = scores.choose([found / whole for found in tokens], waiting, used, requests)
+            chosen = scores.choose([hit_tokens / whole for hit_tokens in tokens], waiting, used, requests)
         knowledge.sent(request, chosen, now)
         return replicas[chosen]
 

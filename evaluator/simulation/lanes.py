@@ -407,8 +407,8 @@ def once_each(tell: Callable[[list[StationPlan]], Told]) -> Callable[[list[Stati
         distinct = {id(pool): pool for pool in serving}
         places = dict(zip(distinct, range(len(distinct)), strict=True))
         rows = np.array([places[id(pool)] for pool in serving], dtype=np.int64)
-        told: Told = jax.tree.map(lambda values: values[rows], tell(list(distinct.values())))
-        return told
+        of_all_pools: Told = jax.tree.map(lambda values: values[rows], tell(list(distinct.values())))
+        return of_all_pools
 
     return of_all
 

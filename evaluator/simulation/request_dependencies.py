@@ -78,15 +78,15 @@ def contents_of(
 
     ``agents``: sources may be of unequal lengths.
     """
-    names = [[at.names for at in pools] for pools in lanes]
+    names = [[jobs.names for jobs in pools] for pools in lanes]
     most = _rounded(max(sum(len(of_pool.sources) for of_pool in of_lane) for of_lane in names))
     sources, ends = np.zeros((2, len(lanes), most), dtype=np.int32)
     columns = np.zeros((3, len(lanes), len(lanes[0]), width), dtype=np.int32)
     for number, (pools, of_lane) in enumerate(zip(lanes, names, strict=True)):
         begin = 0
-        for place, (at, of_pool) in enumerate(zip(pools, of_lane, strict=True)):
-            served = of_pool[at.served]
-            slots = slice(at.first, at.first + len(served.own_from))
+        for place, (jobs, of_pool) in enumerate(zip(pools, of_lane, strict=True)):
+            served = of_pool[jobs.served]
+            slots = slice(jobs.first, jobs.first + len(served.own_from))
             # The sources of a pool lie behind those of the pools before it.
             for row, values in enumerate((begin + served.sources_from, served.sourced, served.own_from)):
                 columns[row, number, place, slots] = values
@@ -94,12 +94,12 @@ def contents_of(
             sources[number, begin:behind], ends[number, begin:behind] = of_pool.sources, of_pool.ends
             begin = behind
     per_source = np.array([[of_pool.per_source for of_pool in of_lane] for of_lane in names], dtype=np.int32)
-    caches = np.array([[at.pool.deployment.kv.prefix_caching for at in pools] for pools in lanes])
-    begins, sourced, own = columns.reshape(3, len(lanes), -1)
+    caches = np.array([[jobs.pool.deployment.kv.prefix_caching for jobs in pools] for pools in lanes])
+    begins, sourced, own_from = columns.reshape(3, len(lanes), -1)
     until = ends if agents else None
     if several:
-        return BlockContent(sources, begins, sourced, per_source, own, until, caches)
-    return BlockContent(sources, begins, sourced, per_source[:, 0], own, until)
+        return BlockContent(sources, begins, sourced, per_source, own_from, until, caches)
+    return BlockContent(sources, begins, sourced, per_source[:, 0], own_from, until)
 
 
 def session_turns_of(
@@ -160,7 +160,7 @@ def _rule(choice: Choice) -> PrefixRule | None:
 
 def _weights(rules: Sequence[PrefixRule]) -> ScoreWeights:
     scores = [rule.scores or PrefixScores() for rule in rules]
-    weights = np.array([(each.prefix, each.queue, each.kv) for each in scores]).T
+    weights = np.array([(score.prefix, score.queue, score.kv) for score in scores]).T
     return ScoreWeights(np.array([rule.scores is not None for rule in rules]), *weights)
 
 
