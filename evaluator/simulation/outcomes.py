@@ -187,8 +187,8 @@ def texts_of(configuration: Configuration) -> dict[str, str]:
 def _ended_s(times: RequestTimes) -> np.ndarray:
     """When the last station is done with the last request, (config, seed): an engine, or an API server that tokens wait
     for. What clients wait for around these is no station's work."""
-    waits_s = 0.0 if times.last_wait_s is None else times.last_wait_s
-    return (times.last_token_s + waits_s).max(axis=-1)
+    last_s = times.last_token_s if times.last_wait_s is None else times.last_token_s + times.last_wait_s
+    return last_s.max(axis=-1)
 
 
 def _api_server_utilisation(
