@@ -13,8 +13,9 @@ meet in the middle of one another's iterations, and find half of the other's tok
 
 Equal to the reference but for rounding where requests have one token each, and where a server is done with the tokens
 of an iteration before the next one ends, on one rank or on several in lockstep. Else mean waits are off by a few per
-cent (docs/engines.md), and among ranks that do not go in lockstep by less than an iteration. Gaps between tokens are
-stretched by one factor for a run, so that their mean is right.
+cent (docs/engines.md), and among ranks that do not go in lockstep by less than an iteration; where many requests are
+preempted, whose tokens pause, by up to a factor of two. Gaps between tokens are stretched by one factor for a run, so
+that their mean is right.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 from evaluator.metrics.outcomes import RequestTimes
 from evaluator.metrics.use import WeightedGaps
 from evaluator.plan import StationPlan
+from evaluator.policies import policy
 from evaluator.stations.contract import ChunkJobs, by_run
 
 TURNS, EXACT = 64, 1e-20
@@ -115,7 +117,10 @@ def _of_replica(
             busy = np.divide(flow_s, elapsed_s, out=np.zeros_like(flow_s), where=elapsed_s > 0)
             left_s = 0.5 * (apart - 1) / apart**2 * busy * decoding * times.per_token_s
             backlog_s[1:] += left_s
-        ahead = _ahead(first_s[mine], last_s[mine], rank[mine], apart)
+        # Of a pipeline, whose ranks have a batch each under way, a batch has its share of the decodes.
+        ahead = _ahead(first_s[mine], last_s[mine], rank[mine], apart) / pool.deployment.pipeline_parallel
+        if policy(pool.deployment.batching.policy).prefill_alone:
+            ahead[0] = 0.0  # an iteration that completes prompts has no decodes
         waits_s[:, mine] = backlog_s[[begin[mine], end[mine]]] + times.per_token_s * ahead
     return waits_s
 
@@ -157,8 +162,10 @@ def _tokens_between(begin: np.ndarray, end: np.ndarray, tokens: np.ndarray, elap
         weights, missing = weights + step * direction, missing - step * image
         before, square = square, missing @ missing
         direction = missing + square / before * direction
-    # Least squares know no bound: a few intervals come out a little below none.
-    return np.maximum(alike * (1.0 + _between(begin, end, weights, intervals)), 0.0)
+    # Least squares know no bound: a few intervals come out a little below none, and many where requests are preempted,
+    # which get no token while others do. All tokens together stay what they are.
+    given = np.maximum(alike * (1.0 + _between(begin, end, weights, intervals)), 0.0)
+    return given * (later.sum() / had(given).sum())
 
 
 def _ahead(first_s: np.ndarray, last_s: np.ndarray, rank: np.ndarray, apart: int) -> np.ndarray:

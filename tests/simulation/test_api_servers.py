@@ -78,8 +78,10 @@ def test_the_engine_is_not_held_up(plain):
         (("deployment.replicas=2", "deployment.data_parallel=2"), 1e-3),  # ranks that go each by itself
         (("deployment.data_parallel=2", "deployment.api_servers=3", "deployment.router=least_outstanding"), 1e-3),
         (("deployment.model=qwen3-30b-a3b", "deployment.data_parallel=2", "deployment.expert_parallel=2"), 1e-9),
+        (("deployment.pipeline_parallel=2", "workload.arrivals.rate_rps=15"), 2e-3),
+        (("deployment.batching.policy=continuous", "workload.arrivals.rate_rps=20"), 1e-3),
     ],
-    ids=["replicas", "ranks", "ranks that are chosen", "lockstep"],
+    ids=["replicas", "ranks", "ranks that are chosen", "lockstep", "pipeline", "prompts alone"],
 )
 def test_requests_tell_as_much_as_tokens(layout, within):
     """What the vectorised engine makes of the first and last tokens of the reference is what that has of all tokens."""

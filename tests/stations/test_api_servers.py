@@ -16,7 +16,9 @@ STEP_S = 0.02
 def pool(servers=1, ranks=1, lockstep=1, per_token_s=1e-4, per_request_s=0.0):
     """What is asked of a pool."""
     return SimpleNamespace(
-        deployment=SimpleNamespace(data_parallel=ranks),
+        deployment=SimpleNamespace(
+            data_parallel=ranks, pipeline_parallel=1, batching=SimpleNamespace(policy="chunked")
+        ),
         api_servers=servers,
         api_server_times=ApiServerTimes(per_token_s, per_request_s),
         lockstep=lockstep,
