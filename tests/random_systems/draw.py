@@ -243,6 +243,11 @@ def _deployment(parts: Tree, draw: Draw) -> Tree:
         return deployment | _pool(parts, draw) | {"router": _router(parts, draw)}
     models = parts["models"] if several else (parts["models"],)
     roles = ("prefill", "decode") if layout == "apart" else ("mixed",)
+    # In one loop mixed pools beside these are the reference's.
+    alone = not (parts["looks"] or parts["backpressure"]) and parts["client"] in ("open", "turns")
+    if layout == "apart" and alone and parts["extra"] is None and parts["seed"] % 4 < 2:
+        roles = (*roles, "mixed")
+        deployment["split"] = {"prompt_tokens_above": draw.one(None, 100, 400)}
     # As many pools in all systems of a structure: their number is compiled in.
     each = 1 if layout == "apart" and (parts["seed"] % 3 or parts["extra"] == "autoscaling") else 2
     pools: Tree = {}
@@ -460,6 +465,7 @@ def features(tree: Tree) -> frozenset[str]:
         "classes": "classes" in workload,
         "several models": len(models) > 1,
         "prefill and decode apart": "prefill" in roles,
+        "mixed pools beside them": {"prefill", "mixed"} <= roles,
         "several pools of a role": len(pools) > len(roles),
         "back-pressure": bool(deployment.get("transfer", {}).get("backpressure")),
         "several replicas": several,
