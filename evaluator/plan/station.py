@@ -195,7 +195,10 @@ def tier_spaces(station: StationPlan) -> list[TierSpace]:
         if figures.capacity_bytes:
             sharing = figures.sharing(deployment.ranks)
             block_s = block_bytes / figures.bandwidth
-            spaces.append(TierSpace(figures.capacity_bytes // block_bytes, block_s, figures.latency_s, sharing))
+            # Not by //, which makes no number of an infinite capacity.
+            blocks = figures.capacity_bytes / block_bytes
+            blocks = math.floor(blocks) if math.isfinite(blocks) else blocks
+            spaces.append(TierSpace(blocks, block_s, figures.latency_s, sharing))
     return spaces
 
 

@@ -57,15 +57,21 @@ def rates_of(*more: str) -> dict[str, float]:
 
 
 def test_what_host_memory_forgot_is_found_behind_it_and_told_by_tier():
-    host, nothing, disk, shared = (
+    host, nothing, disk, shared, endless = (
         rates_of(f"deployment.kv.offload_tiers={tiers}")
-        for tiers in ("[]", "[{storage: nvme, capacity: 0}]", "[nvme]", "[{storage: nvme, shared_by: all}]")
+        for tiers in (
+            "[]",
+            "[{storage: nvme, capacity: 0}]",
+            "[nvme]",
+            "[{storage: nvme, shared_by: all}]",
+            "[{bandwidth: 7GB/s, latency: 50us}]",
+        )
     )
     assert nothing == host and host["storage_hit_rate"] == host["shared_hit_rate"] == 0.0
     assert disk["prefix_hit_rate"] > host["prefix_hit_rate"] + 0.1 and disk["shared_hit_rate"] == 0.0
     assert disk["host_hit_rate"] + disk["storage_hit_rate"] < disk["prefix_hit_rate"]
     assert disk["storage_hit_rate"] > 0.1
-    assert shared == disk  # one replica shares it with none
+    assert shared == disk == endless  # one replica shares it with none, and a terabyte holds all that is asked
 
 
 def test_replicas_find_in_a_shared_store_what_others_stored():
