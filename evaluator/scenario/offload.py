@@ -37,6 +37,13 @@ class OffloadTier:
         base = UNKNOWN if self.storage is None else load_storage(self.storage)
         return base.instead(self.bandwidth, self.latency, self.capacity, self.shared_by)
 
+    def __str__(self) -> str:
+        """As YAML says it, for tables."""
+        said = {name: value for name, value in vars(self).items() if value is not None}
+        if self.storage is not None and len(said) == 1:
+            return self.storage
+        return f"{{{', '.join(f'{name}: {value}' for name, value in said.items())}}}"
+
 
 def _check_tier(tier: OffloadTier, place: Place) -> None:
     if tier.storage is None and tier.bandwidth is None:

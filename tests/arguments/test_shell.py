@@ -193,6 +193,15 @@ def test_host_memory_is_read_but_for_its_bandwidth(tmp_path, flags, found):
     assert load_scenario(tree).deployment.kv.offload_bytes == found[0]
 
 
+def test_tiers_behind_host_memory_are_told_as_ignored_since_no_flag_says_how_fast_they_are():
+    tiers = '{"kv_connector_extra_config": {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [{"type": "fs"}]}}'
+    started = read_script(
+        f"vllm serve Qwen/Qwen3-8B --kv-offloading-size 100 --kv-transfer-config '{tiers}'", "serve.sh"
+    )
+    assert get(started.tree, "kv.offload_bytes") == 100 * 2.0**30
+    assert started.ignored == ("--kv-transfer-config",)
+
+
 @pytest.mark.parametrize(
     ("flags", "cached"),
     [

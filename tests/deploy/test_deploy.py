@@ -435,3 +435,15 @@ def test_a_trace_is_looked_for_in_the_current_directory(tmp_path, monkeypatch):
     (tmp_path / "t.csv").unlink()
     with pytest.raises(InputError, match=r"t\.csv.*files that it names are looked for in the current directory"):
         deploy(ds, source="r.nc")
+
+
+def test_tiers_behind_host_memory_are_folders_of_vllm():
+    turns = {"turns": 3, "think_s": 1}
+    tiers = ["nvme", {"storage": "rack-pool", "shared_by": "all"}]
+    offload = {"offload_bytes": "64GB", "offload_bandwidth": "25GB/s", "offload_tiers": tiers}
+    deployed = deploy(result(workload={"sessions": turns}, kv={"prefix_caching": True, **offload}))
+    assert '"spec_name": "TieringOffloadingSpec"' in script(deployed)
+    assert '{"type": "fs", "root_dir": "/mnt/kv-tiers/1-rack-pool"}' in script(deployed)
+    assert any("one PYTHONHASHSEED" in remark for remark in deployed.remarks)
+    assert any("no flag of vLLM bounds what they keep" in remark for remark in deployed.remarks)
+    assert not any("kv.offload_write" in remark for remark in deployed.remarks)

@@ -3,6 +3,7 @@ import pytest
 
 from evaluator.metrics.variables import coordinate_units
 from evaluator.results.coordinates import axis_coordinates
+from evaluator.scenario.offload import OffloadTier
 from tests.results.build import BATCHING, HARDWARE, PARALLEL, RATE, Axis, axis, sweep
 
 
@@ -20,6 +21,18 @@ def test_a_zip_has_a_label_and_every_quantity():
     assert list(columns) == ["batching", "policy", "max_num_batched_tokens"]
     np.testing.assert_array_equal(columns["max_num_batched_tokens"][1], [512.0, np.nan])
     assert columns["batching"][1][0] == "policy=chunked,max_num_batched_tokens=512"
+
+
+def test_lists_are_labelled_as_yaml_writes_them():
+    path, nvme, shared = (
+        "deployment.kv.offload_tiers",
+        OffloadTier("nvme"),
+        {"storage": "rack-pool", "shared_by": "all"},
+    )
+    (columns,) = axis_coordinates([axis(path, [], ["nvme", shared], (nvme, OffloadTier(bandwidth=1e9)))])
+    assert columns["offload_tiers"][1].tolist() == [
+        "[]", "[nvme, {storage: rack-pool, shared_by: all}]", "[nvme, {bandwidth: 1000000000.0}]"
+    ]  # fmt: skip
 
 
 def test_defaults_that_follow_from_an_axis_are_no_quantities_of_it():
