@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluator.report.labels import axis_title, laid_out, name_and_unit, short_layout, text, title
+from evaluator.report.labels import axis_title, laid_out, name_and_unit, named_level, short_layout, text, title
 from evaluator.report.ranking import is_constant
 from evaluator.report.search import in_layout
 from evaluator.results.schema import axes_of, quantities
@@ -52,7 +52,7 @@ class ShownAxis:
         in_layouts = {name for names in layouts.values() for name in names}
         words += [
             # The role of a pool stands in its name already.
-            _named(ds, name, row)
+            named_level(ds, name, row)
             for name in self.names
             if name not in in_layouts and is_set(ds, name, row) and not name.endswith("_role")
         ]
@@ -126,8 +126,3 @@ def is_set(ds: xr.Dataset, name: str, row: int) -> bool:
     value = ds.variables[name].values[row]
     # NaN or ``none`` stands for a key that this step leaves as it is.
     return bool(value == value) and str(value) != "none"
-
-
-def _named(ds: xr.Dataset, name: str, row: int) -> str:
-    value = ds.variables[name].values[row]
-    return f"{title(name)} {text(value)}" if ds.variables[name].dtype.kind in "iuf" else text(value)

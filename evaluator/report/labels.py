@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from evaluator.units import readable
+
 if TYPE_CHECKING:
     import xarray as xr
 
@@ -40,6 +42,19 @@ def text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float | np.floating) else str(value)
 
 
+def named_level(ds: xr.Dataset, name: str, row: int) -> str:
+    """A design's level of one quantity among others: numbers and empty lists with their names, bytes with their unit
+    (``offload bytes 40 GB``), text by itself."""
+    variable = ds.variables[name]
+    value = variable.values[row]
+    if variable.dtype.kind not in "iuf":
+        return f"no {title(name)}" if str(value) == "[]" else text(value)
+    unit = str(variable.attrs.get("units", "1"))
+    shown_unit, scale = readable(unit, abs(float(value)))
+    # Names end in other units themselves: ``cooldown_s``.
+    return f"{title(name)} {text(value)}" if shown_unit == unit else f"{title(name)} {text(value / scale)} {shown_unit}"
+
+
 def axis_title(ds: xr.Dataset, name: str) -> str:
     """An axis with its unit, as it stands below a panel."""
     unit = str(ds[name].attrs.get("units", "1"))
@@ -52,11 +67,7 @@ def in_words(ds: xr.Dataset, row: int, names: Sequence[str]) -> str:
     layouts = laid_out(names)
     in_layouts = {name for of_pool in layouts.values() for name in of_pool}
     parts = [f"{pool} {short_layout(ds, of_pool, row)}".strip() for pool, of_pool in layouts.items()]
-    parts += [
-        f"{title(name)} {text(ds[name].values[row])}" if ds[name].dtype.kind in "iuf" else text(ds[name].values[row])
-        for name in names
-        if name not in in_layouts
-    ]
+    parts += [named_level(ds, name, row) for name in names if name not in in_layouts]
     return ", ".join(parts)
 
 

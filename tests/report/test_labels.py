@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+import xarray as xr
 
 import evaluator
 from evaluator.report.axes import axes_shown
-from evaluator.report.labels import in_words, laid_out, pool_of, short_layout
+from evaluator.report.labels import in_words, laid_out, named_level, pool_of, short_layout
 from evaluator.report.table.ranked import ranked_table
 
 STEPS = [
@@ -58,3 +60,16 @@ def test_one_quantity_alone_keeps_its_column(swept):
     alone = swept.isel(config=[0, 4])
     head = next(line for line in ranked_table(alone, width=100).split("\n") if line.startswith("#"))
     assert " tp " in head and "layout" not in head
+
+
+def test_bytes_have_a_unit_and_empty_lists_a_name():
+    ds = xr.Dataset(
+        {
+            "offload_bytes": ("config", [4e10], {"units": "byte"}),
+            "offload_tiers": ("config", np.array(["[]"], dtype=object)),
+            "cooldown_s": ("config", [900.0], {"units": "s"}),
+            "router": ("config", np.array(["session"], dtype=object)),
+        }
+    )
+    words = [named_level(ds, name, 0) for name in ds]
+    assert words == ["offload bytes 40 GB", "no offload tiers", "cooldown s 900", "session"]
