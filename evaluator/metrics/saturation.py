@@ -31,6 +31,8 @@ def _in_spans(arrival_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Arrivals from 0 to 1, zeros where all are at once, and their span in seconds: squares of 1e-300 s are 0."""
     first = arrival_s[..., :1]
     span = arrival_s[..., -1:] - first
+    if (span > 0).all():  # nearly always, and twice as quick
+        return (arrival_s - first) / span, span[..., 0]
     return np.divide(arrival_s - first, span, out=np.zeros(arrival_s.shape), where=span > 0), span[..., 0]
 
 

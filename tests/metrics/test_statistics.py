@@ -29,12 +29,16 @@ def test_quantiles_are_those_of_numpy_and_monotone(values):
 @given(arrays(np.float64, st.integers(1, 12), elements=numbers), st.data())
 def test_weighted_quantiles_are_those_of_the_repeated_values(values, data):
     weights = data.draw(arrays(np.int64, values.size, elements=st.integers(0, 5)))
-    got = weighted_quantiles(values, weights, LEVELS)
+    nothing = np.zeros(0)
+    # Beside other runs, one of them without any value.
+    of_runs = weighted_quantiles([(np.ones(2), np.ones(2)), (values, weights), (nothing, nothing)], LEVELS)
+    np.testing.assert_array_equal(of_runs[0], np.ones(LEVELS.size))
+    assert np.isnan(of_runs[2]).all()
     if weights.sum() == 0:
-        assert np.isnan(got).all()
+        assert np.isnan(of_runs[1]).all()
     else:
         repeated = np.repeat(values, weights)
-        np.testing.assert_allclose(got, np.quantile(repeated, LEVELS), rtol=1e-12, atol=1e-9)
+        np.testing.assert_allclose(of_runs[1], np.quantile(repeated, LEVELS), rtol=1e-12, atol=1e-9)
 
 
 def test_requests_without_the_latency_are_left_out():
@@ -82,8 +86,13 @@ def test_stderr_within_a_run_sees_the_correlation_of_a_queue():
     spread = values.mean(axis=1).std()
     assert spread > 3 * naive
     np.testing.assert_allclose(seed_stderr(batch_means(values)).mean(), spread, rtol=0.25)
-    tail = quantile_stderr(values, np.sort(values), np.array([0.9]))[0].mean()
+    tail = _error_of_quantiles(values, np.array([0.9])).mean()
     np.testing.assert_allclose(tail, np.quantile(values, 0.9, axis=1).std(), rtol=0.3)
+
+
+def _error_of_quantiles(values, levels):
+    ordered = np.sort(values)
+    return quantile_stderr(values, ordered, levels, quantiles(ordered, levels))[0]
 
 
 def test_stderr_falls_as_one_over_the_root_of_the_requests():
@@ -103,13 +112,13 @@ def test_constant_values_have_no_error():
 def test_a_quantile_whose_error_is_not_known_says_so():
     levels = np.array([0.5, 0.9, 0.99])
     few = np.random.default_rng(0).exponential(size=(1, 9))
-    assert np.isnan(quantile_stderr(few, np.sort(few), levels)[0]).all()  # a single batch
+    assert np.isnan(_error_of_quantiles(few, levels)).all()  # a single batch
     some = np.random.default_rng(0).exponential(size=(1, 50))
-    error = quantile_stderr(some, np.sort(some), levels)[0][0]
+    error = _error_of_quantiles(some, levels)[0]
     assert (error[:2] > 0).all()
     assert np.isnan(error[2])  # 0.99 + 0.014: the tail is beyond 50 requests
     many = np.random.default_rng(0).exponential(size=(1, 2000))
-    assert (quantile_stderr(many, np.sort(many), levels)[0] > 0).all()
+    assert (_error_of_quantiles(many, levels) > 0).all()
 
 
 def test_gaps_are_pooled_over_tokens_within_a_seed():
