@@ -156,7 +156,11 @@ class TokenCounts:
         """Output tokens of the branch that ends last."""
         return self.output_tokens if self.path_tokens is None else self.path_tokens
 
-    def rows(self, rows: np.ndarray) -> TokenCounts:
+    def of_config(self, position: int) -> TokenCounts:
+        """Those of one configuration, (seed, request)."""
+        return self.rows(position)
+
+    def rows(self, rows: np.ndarray | int) -> TokenCounts:
         """Those of some configurations."""
         columns = {name: values for name, values in vars(self).items() if values is not None}
         return TokenCounts(**{name: values[rows] if values.ndim == 3 else values for name, values in columns.items()})

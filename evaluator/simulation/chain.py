@@ -235,17 +235,29 @@ def _waits(station_visits: Sequence[StationVisit], shape: tuple[int, int, int]) 
 
 def _tokens_of(start: StationVisit, first: StationVisit) -> TokenCounts:
     """The tokens of the requests, with the output that the first station that gives any gives."""
-    cached, hits = _by_request(start, "cached_tokens"), first.times.hit_tokens
+    cached, hits = _shared_by_request(start, "cached_tokens"), first.times.hit_tokens
     if hits is not None:
+        cached = np.array(np.broadcast_to(cached, hits.shape))
         for run, jobs in by_run(first.jobs):
             # A prefix cache adds what it found to what the workload says is cached.
             cached[run][jobs.id] += hits[run][jobs.id]
-    prompt, output = _by_request(start, "prompt_tokens"), _by_request(first, "output_tokens")
+    prompt, output = _shared_by_request(start, "prompt_tokens"), _shared_by_request(first, "output_tokens")
     # A client counts the tokens of all branches, and waits for the longest path.
     if _branching(start):
-        return TokenCounts(prompt, _by_request(first, "made_tokens"), cached, path_tokens=output)
+        return TokenCounts(prompt, _shared_by_request(first, "made_tokens"), cached, path_tokens=output)
     times = first.times
     return TokenCounts(prompt, output, cached, times.host_tokens, times.storage_tokens, times.shared_tokens)
+
+
+def _shared_by_request(visit: StationVisit, name: str) -> np.ndarray:
+    """A column of the demand of the jobs: (seed, request) where all configurations share it, as the rates of a sweep
+    do."""
+    first = visit.jobs[0]
+    others = [pair for seeds in visit.jobs[1:] for pair in zip(seeds, first, strict=True)]
+    shared = others and all(jobs.demand is same.demand and jobs.id is same.id for jobs, same in others)
+    if shared and all(map(whole_table, first)):
+        return np.stack([getattr(jobs.demand, name) for jobs in first])
+    return _by_request(visit, name)
 
 
 def _by_request(visit: StationVisit, name: str) -> np.ndarray:
@@ -293,7 +305,7 @@ def _measured(visit: StationVisit) -> np.ndarray:
 
 def _later_tokens(result: ChainResult, visit: StationVisit, itl: Gaps | None) -> ChainResult:
     """The result with the tokens that a later engine gives, and the gap before the first of them."""
-    last_token_s, tokens = result.times.last_token_s.copy(), _copied(result.tokens)
+    last_token_s, tokens = result.times.last_token_s.copy(), _copied(result)
     if visit.times.hit_tokens is not None:
         tokens = replace(tokens, decode_hit_tokens=np.zeros_like(tokens.prompt_tokens))
     gaps, handed = None, HandedOn(np.zeros_like(last_token_s), np.zeros_like(last_token_s))
@@ -335,7 +347,7 @@ def _another_answer(result: ChainResult, visit: StationVisit) -> ChainResult:
     How the gaps between tokens are spread over the answers is not known.
     """
     # On copies: the tables of the first answer belong to the visit that gave it.
-    names, tokens = ("first_token_s", "last_token_s"), _copied(result.tokens)
+    names, tokens = ("first_token_s", "last_token_s"), _copied(result)
     times = replace(result.times, **{name: getattr(result.times, name).copy() for name in names})
     assert tokens.cached_tokens is not None
     for run, jobs in by_run(visit.jobs):
@@ -349,9 +361,12 @@ def _another_answer(result: ChainResult, visit: StationVisit) -> ChainResult:
     return replace(result, times=times, tokens=tokens, engine_itl=None)
 
 
-def _copied(tokens: TokenCounts) -> TokenCounts:
-    """A copy that may be written to."""
-    return TokenCounts(**{name: values.copy() for name, values in vars(tokens).items() if values is not None})
+def _copied(result: ChainResult) -> TokenCounts:
+    """The tokens, (config, seed, request), as a copy that may be written to."""
+    shape, columns = result.times.arrival_s.shape, vars(result.tokens).items()
+    return TokenCounts(
+        **{name: np.array(np.broadcast_to(values, shape)) for name, values in columns if values is not None}
+    )
 
 
 def _behind(result: ChainResult, visit: StationVisit) -> ChainResult:

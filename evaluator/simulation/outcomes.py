@@ -230,7 +230,7 @@ def _around_the_engine(
     for position, configuration in enumerate(configurations):
         if configuration.status != OK:
             continue
-        output, replica = chain_result.tokens.longest[position], times.replica[position]
+        output, replica = chain_result.tokens.of_config(position).longest, times.replica[position]
         pools = [configuration.stations[number] for number in configuration.phases[0].stations]
         # Replicas are numbered over the pools of a phase, pool after pool.
         until = 0
@@ -239,11 +239,12 @@ def _around_the_engine(
             # ``...`` takes the row as it is: a mask of all would copy it.
             of_pool = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
             frontend = pool.frontend
-            last[of_pool] = delay_s(frontend, given_first[of_pool], given_last[of_pool], output[of_pool[1]])
-            waits = held[of_pool] | (not pool.role.first_token_only)
+            delay = delay_s(frontend, given_first[of_pool], given_last[of_pool], output[of_pool[1]])
+            last[of_pool] = first[of_pool] = delay
             # Of disaggregated pools the client gets the first token from the prefill side, before the decode side
             # plans.
-            first[of_pool] = np.where(waits, last[of_pool], frontend.frontend_s)
+            if pool.role.first_token_only:
+                first[of_pool] = np.where(held[of_pool], delay, frontend.frontend_s)
     if times.first_wait_s is not None and times.last_wait_s is not None:
         first, last = first + times.first_wait_s, last + times.last_wait_s
     return first, last
@@ -302,10 +303,8 @@ def load_of(configuration: Configuration, times: RequestTimes, tokens: TokenCoun
     concurrency = (
         float(np.mean((last_s - arrival_s).sum(axis=-1) / span_s)) / configuration.stations[0].deployment.replicas
     )
-    # Tokens may be shared by all configurations, and are (seed, request) then.
-    prompt, output = (
-        values[position] if values.ndim == 3 else values for values in (tokens.prompt_tokens, tokens.output_tokens)
-    )
+    own = tokens.of_config(position)
+    prompt, output = own.prompt_tokens, own.output_tokens
     return ServedLoad(max(concurrency, 1e-3), max(1.0, float(prompt.mean())), max(1.0, float(output.mean())))
 
 

@@ -159,8 +159,8 @@ def _request_events(outcomes: Outcomes, station_visits: Sequence[StationVisit], 
     """
     names = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
     times = np.array([getattr(outcomes.times, name)[0, seed] for name in names]).T.tolist()
-    counts = outcomes.tokens.prompt_tokens, outcomes.tokens.output_tokens
-    tokens = np.array([values[0, seed] for values in counts]).T.tolist()
+    counts = outcomes.tokens.of_config(0)
+    tokens = np.array([counts.prompt_tokens[seed], counts.output_tokens[seed]]).T.tolist()
     replicas = outcomes.times.replica[0, seed].tolist()
     visits = _visits(station_visits, outcomes.times.arrival_s.shape, seed) if station_visits else None
     for request, (edges, (prompt, output), replica) in enumerate(zip(times, tokens, replicas, strict=True)):
