@@ -72,7 +72,8 @@ class Configuration:
     @property
     def devices(self) -> int:
         """Devices of all pools."""
-        return sum(devices for devices, _ in self._priced)
+        of_answering = sum(station.devices for station in self.answering)
+        return of_answering + (0 if self.pipeline is None else sum(devices for devices, _ in self.pipeline.priced))
 
     @property
     def accelerators(self) -> int:
@@ -82,6 +83,8 @@ class Configuration:
     @property
     def answering(self) -> tuple[StationPlan, ...]:
         """The stations that give the answers."""
+        if len(self.stations) == 1 and self.pipeline is None:  # nearly always
+            return self.stations
         return tuple(station for station in self.stations if station.role is not ROLES[STAGE])
 
     @property

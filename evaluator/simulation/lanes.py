@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
@@ -229,14 +229,29 @@ def _requests(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJ
     width = group.lane_requests + 1
     arrival = np.full((len(lanes), width), np.inf)
     tokens = np.zeros((4, len(lanes), width), dtype=np.int32)
-    for number, (lane, pool) in enumerate(zip(lanes, serving, strict=True)):
+    for row, lane in zip(arrival, lanes, strict=True):
+        row[: lane.count] = lane.jobs.ready_s[lane.served]
+    for numbers, lane, pool in _alike(serving, lanes):
         demand = lane.jobs.demand
-        units = pool.held_units(demand)
-        arrival[number, : lane.count] = lane.jobs.ready_s[lane.served]
-        columns = (demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, units)
-        for row, values in enumerate(columns):
-            tokens[row, number, : lane.count] = values[lane.served]
+        columns = (demand.compute_tokens, demand.prompt_tokens, demand.output_tokens, pool.held_units(demand))
+        for table, values in zip(tokens, columns, strict=True):
+            table[numbers, : lane.count] = values[lane.served]
     return Requests(arrival, *tokens)
+
+
+def _alike(serving: list[StationPlan], lanes: list[LaneJobs]) -> Iterable[tuple[list[int], LaneJobs, StationPlan]]:
+    """Lanes that ask the same of the same pool, whenever it comes, such as the rates of a sweep: their numbers, and one
+    of them with its pool."""
+    kinds: dict[Hashable, tuple[list[int], LaneJobs, StationPlan]] = {}
+    for number, (lane, pool) in enumerate(zip(lanes, serving, strict=True)):
+        # A slice is of jobs in their order; another choice of some is the lane's own.
+        kind = (
+            (id(lane.jobs.demand), id(pool), lane.served.start, lane.count)
+            if isinstance(lane.served, slice)
+            else number
+        )
+        kinds.setdefault(kind, ([], lane, pool))[0].append(number)
+    return kinds.values()
 
 
 def _lanes(
@@ -278,16 +293,17 @@ def _lanes(
 def _shared_units(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs]) -> np.ndarray:
     """KV units of each request's prefix that its replica keeps for all, (lane, request + 1)."""
     shared = np.zeros((len(lanes), group.lane_requests + 1), dtype=np.int32)
-    for row, lane, pool in zip(shared, lanes, serving, strict=True):
-        row[: lane.count] = shared_units(lane.jobs.demand, pool.design.ready.kv)[lane.served]
+    for numbers, lane, pool in _alike(serving, lanes):
+        shared[numbers, : lane.count] = shared_units(lane.jobs.demand, pool.design.ready.kv)[lane.served]
     return shared
 
 
 def _on_demand(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs]) -> fcfs_reserved.OnDemand:
     rules, shared = rules_of(serving), _shared_units(group, serving, lanes)
     prompts = np.zeros_like(shared)
-    for row, lane, pool in zip(prompts, lanes, serving, strict=True):
-        row[: lane.count] = prompt_units(lane.jobs.demand, pool.design.ready.kv, pool.role.prompt_resident)[lane.served]
+    for numbers, lane, pool in _alike(serving, lanes):
+        units = prompt_units(lane.jobs.demand, pool.design.ready.kv, pool.role.prompt_resident)
+        prompts[numbers, : lane.count] = units[lane.served]
     return fcfs_reserved.OnDemand(
         rules.whole_kv,
         rules.watermark_units,

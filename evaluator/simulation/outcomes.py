@@ -42,7 +42,11 @@ def outcomes_of(
     first_later_s, last_later_s = _around_the_engine(configurations, chain_result)
     if (unanswered := chain_result.times.unanswered) is not None:  # nothing of theirs comes from an engine
         first_later_s[unanswered] = last_later_s[unanswered] = 0.0
-    judged = [_judged(configuration, chain_result, position) for position, configuration in enumerate(configurations)]
+    stuck = ~np.isfinite(chain_result.times.last_token_s).all(axis=(1, 2))
+    judged = [
+        _judged(configuration, chain_result, position, bool(stuck[position]))
+        for position, configuration in enumerate(configurations)
+    ]
     table = load_errors()
     at_once = _concurrency(configurations, chain_result.times)
     errors = [
@@ -136,18 +140,18 @@ def _together(use: Use, other: Use) -> Use:
     return replace(use, totals=totals, **sums)
 
 
-def _judged(configuration: Configuration, chain_result: ChainResult, position: int) -> tuple[str, str]:
+def _judged(configuration: Configuration, chain_result: ChainResult, position: int, stuck: bool) -> tuple[str, str]:
     """Status and provenance as the run shows them: whether all requests ended, and of costs fitted to measured
-    iterations whether it kept to their range.
+    iterations whether it kept to their range. ``stuck``: some did not.
 
     Of several pools the first problem counts, and the least sure provenance.
     """
     names = {station.design.provenance for station in configuration.stations}
     if configuration.status != OK:
         return configuration.status, _least_sure(names)
-    stuck = stuck_problem(configuration, chain_result.times.last_token_s[position])
-    if stuck is not None:
-        return stuck, _least_sure(names)
+    problem = stuck_problem(configuration, chain_result.times.last_token_s[position]) if stuck else None
+    if problem is not None:
+        return problem, _least_sure(names)
     names = set()
     uses = {use.name: use for use in chain_result.uses}
     for station in configuration.stations:
@@ -227,10 +231,11 @@ def _around_the_engine(
     # A stage held the answer until its last token.
     held = times.first_token_s == times.last_token_s
     given_first, given_last = chain_result.given_s or (times.first_token_s, times.last_token_s)
+    longest = chain_result.tokens.longest
     for position, configuration in enumerate(configurations):
         if configuration.status != OK:
             continue
-        output, replica = chain_result.tokens.of_config(position).longest, times.replica[position]
+        output, replica = longest[position] if longest.ndim == 3 else longest, times.replica[position]
         pools = [configuration.stations[number] for number in configuration.phases[0].stations]
         # Replicas are numbered over the pools of a phase, pool after pool.
         until = 0

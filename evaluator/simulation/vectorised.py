@@ -14,7 +14,16 @@ from evaluator.reference.serve.pool import enter_outcome, serve_lane
 from evaluator.scenario.deployment import BY_PRIORITY
 from evaluator.simulation.lanes import LanesOfCall, run_calls
 from evaluator.stations.api_servers import behind_api_servers
-from evaluator.stations.contract import ChunkJobs, RequestTimes, RunKey, Use, WeightedGaps, pooled, table_shape
+from evaluator.stations.contract import (
+    ChunkJobs,
+    RequestTimes,
+    RunKey,
+    Use,
+    WeightedGaps,
+    pooled,
+    table_shape,
+    whole_table,
+)
 from evaluator.stations.engine import LaneResult
 from evaluator.stations.engine.common import histogram
 from evaluator.stations.engine.common.lane import refused_at
@@ -97,31 +106,34 @@ def _put(
     result: LaneResult,
 ) -> None:
     """Write when the requests of the lanes of a call were served; ``runs`` are their places in (config, seed)."""
-    counts = {lane.count for lane in lanes}
     columns = {name: getattr(result, name) for name in ("scheduled_s", "first_token_s", "last_token_s")}
     if times.hit_tokens is not None and result.hit_tokens is not None:
         columns["hit_tokens"] = result.hit_tokens
-    # Most often the lanes of a call have all requests of a table each, in the order of their ids: then they are
-    # written together.
-    together = len(counts) == 1 and all(isinstance(lane.rows, slice) for lane in lanes)
-    count = max(counts)
-    replicas = result.replica
-    if times.refused is not None and replicas is not None:
+    replicas = np.array([[lane.replica] for lane in lanes]) if result.replica is None else result.replica
+    if times.refused is not None and result.replica is not None:
         refused = replicas < NONE
         replicas = np.where(refused, refused_at(replicas), replicas)
         for number, lane in enumerate(lanes):
             times.put(lane.run, lane.rows, refused=refused[number, : lane.count])
-    for name, values in columns.items() if together else ():
-        getattr(times, name)[*runs, :count] = values[:, :count]
+    columns["replica"] = replicas
+    sent_s = [_release_times(lane, pools[lane.position], result, number) for number, lane in enumerate(lanes)]
+    if _whole_tables(lanes):
+        columns["arrival_s"] = np.stack(sent_s)
+        for name, values in columns.items():
+            getattr(times, name)[*runs, : lanes[0].count] = values[:, : lanes[0].count]
+        return
     for number, lane in enumerate(lanes):
-        served_alone = {} if together else {name: values[number, : lane.count] for name, values in columns.items()}
-        times.put(
-            lane.run,
-            lane.rows,
-            arrival_s=_release_times(lane, pools[lane.position], result, number),
-            replica=lane.replica if replicas is None else replicas[number, : lane.count],
-            **served_alone,
-        )
+        served = {name: values[number, : lane.count] for name, values in columns.items()}
+        times.put(lane.run, lane.rows, arrival_s=sent_s[number], **served)
+
+
+def _whole_tables(lanes: Sequence[LaneJobs]) -> bool:
+    """Whether each lane of a call has all requests of a table, in the order of their ids, as most often: then they are
+    written together."""
+    if len({lane.count for lane in lanes}) > 1 or not all(isinstance(lane.served, slice) for lane in lanes):
+        return False
+    # By identity: configurations share the array of ids of a seed.
+    return all(map(whole_table, {id(lane.jobs.id): lane.jobs for lane in lanes}.values()))
 
 
 def _release_times(lane: LaneJobs, pool: StationPlan, result: LaneResult, number: int) -> np.ndarray:

@@ -22,10 +22,11 @@ from evaluator.traffic.jobs import Demand, Jobs
 
 def check_served(configurations: Sequence[Configuration], times: RequestTimes) -> None:
     """RuntimeError where an engine left a job unserved: the plan lets none pass that the limits never admit."""
-    for configuration, last_token_s in zip(configurations, times.last_token_s, strict=True):
+    for position in np.flatnonzero(~np.isfinite(times.last_token_s).all(axis=(1, 2))):
+        configuration = configurations[position]
         # A request whose KV never fits would wait for ever at the head of its queue; the plan refuses those, and this
         # catches what it overlooks before infinite latencies reach a table.
-        if not np.isfinite(last_token_s).all() and not _may_get_stuck(configuration):
+        if not _may_get_stuck(configuration):
             raise RuntimeError(
                 f"configuration {configuration.config}: the {configuration.simulator} engine never admitted a request"
                 " that the plan let pass"

@@ -49,8 +49,8 @@ class RequestSampler:
         ``shared_tokens`` of every prompt are kept there for all of them (``requests.shared_tokens``). With stages
         before that pool the requests are such as these make them, and come to the first of them.
         """
-        count = workload.requests
-        turns = self.turns(workload, seed)
+        count, traffic = workload.requests, self._traffic(workload)
+        turns = self._turns(traffic, seed) if workload.draws_turns else None
         return Jobs(
             # Sessions with several turns come when users have read and thought; their arrivals are of the first
             # turns.
@@ -58,10 +58,10 @@ class RequestSampler:
             self._arrivals(self._key(workload.arrivals), seed, count)
             if turns is None
             else turns.sent_under(workload.arrivals, workload.sessions, seed),
-            self.demand(workload, seed, role, shared_tokens, pipeline),
+            self._demand(traffic, seed, role, shared_tokens, pipeline),
             self._measured(count, workload.ends),
-            sharing=self._sharing(self._traffic(workload), seed),
-            classes=self._classes(self._traffic(workload), seed),
+            sharing=self._sharing(traffic, seed),
+            classes=self._classes(traffic, seed),
         )
 
     def turns(self, workload: Workload, seed: int) -> Turns | None:
