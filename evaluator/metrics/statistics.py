@@ -207,7 +207,8 @@ def weighted_quantiles(runs: Sequence[WeightedGaps], levels: np.ndarray) -> np.n
     run = np.repeat(np.arange(len(runs)), ends - starts)
     # Histograms are in order already.
     if not ((values[1:] >= values[:-1]) | (run[1:] != run[:-1])).all():
-        order = np.lexsort((values, run))
+        # Run by run: a third of the time of one sort by run and value.
+        order = np.concatenate([start + values[start:end].argsort() for start, end in zip(starts, ends, strict=True)])
         values, weights = values[order], weights[order]
     # Ranks are cumulative weights over all runs, exact as these are whole: value v stands at the places rank[v - 1] to
     # rank[v] - 1, and those of a run begin with ``first``.
