@@ -148,7 +148,7 @@ def test_tokens_are_conserved_over_the_pools(systems):
     whole, fast, _ = systems
     for configuration in (configuration for configuration in whole.configurations if configuration.status == OK):
         outcomes, at = fast[configuration.config]
-        output = outcomes.tokens.output_tokens[at, 0]
+        output = outcomes.tokens.of_config(at).output_tokens[0]
         assert outcomes.itl[at][0][1].sum() == (output - 1).sum()
         times = np.array([getattr(outcomes.times, name)[at, 0] for name in TIMES])
         assert np.isfinite(times).all() and (np.diff(times, axis=0) >= 0).all()

@@ -98,7 +98,7 @@ def test_nothing_is_lost_between_the_pools(systems):
         outcomes, at = fast[configuration.config]
         jobs = whole.sampler.jobs(configuration.workload, 0, configuration.stations[0].role)
         output = 1 + jobs.demand.later_tokens
-        np.testing.assert_array_equal(outcomes.tokens.output_tokens[at, 0], output)
+        np.testing.assert_array_equal(outcomes.tokens.of_config(at).output_tokens[0], output)
         measured = output[jobs.measured]
         assert outcomes.itl[at][0][1].sum() == (measured - 1).sum()  # every token but the first follows another
         times = np.array([getattr(outcomes.times, name)[at, 0] for name in TIMES])
