@@ -22,7 +22,7 @@ from evaluator.traffic.jobs import Demand, Jobs
 
 def check_served(configurations: Sequence[Configuration], times: RequestTimes) -> None:
     """RuntimeError where an engine left a job unserved: the plan lets none pass that the limits never admit."""
-    for position in np.flatnonzero(~np.isfinite(times.last_token_s).all(axis=(1, 2))):
+    for position in np.flatnonzero(~np.isfinite(times.last_token_s).all(axis=(1, 2))).tolist():
         configuration = configurations[position]
         # A request whose KV never fits would wait for ever at the head of its queue; the plan refuses those, and this
         # catches what it overlooks before infinite latencies reach a table.
