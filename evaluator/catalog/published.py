@@ -14,6 +14,14 @@ _TUNED = re.compile(
     rf"|quantized|dynamic|static|kv|bf16|fp16|{_FORMATS})(?=[-_.]|$)"
 )
 _QUANTISED = re.compile(rf"[-_.]({_FORMATS})(?=[-_.]|$)")
+_WEIGHTS = (
+    ("nvfp4|fp4", "nvfp4"),
+    ("mxfp4", "mxfp4"),
+    ("fp8", "fp8"),
+    ("int8|8bit|w8a[0-9]+", "int8"),
+    ("int4|4bit|awq|gptq|bnb|w4a[0-9]+", "int4"),
+)
+"""What names of published quantisations say, and the precision of weights that it is."""
 _ENTRY = re.compile(r"config\.json of ([\w./-]*\w)")
 _SAME_LAYERS = {
     "llama-3-8b": "llama-3.1-8b",
@@ -77,7 +85,7 @@ def model_name(published: str) -> str:
 def entry_named(name: str) -> str:
     """The catalog's name of a model, or the ``name`` itself, as of a file: what users write may be a published one.
 
-    ``meta-llama/Llama-3.3-70B-Instruct`` is ``llama-3.3-70b``. Raises InputError for a published quantisation of which
+    ``meta-llama/Llama-3.3-70B-Instruct`` is ``llama-3.1-70b``. Raises InputError for a published quantisation of which
     there is no entry, since the entry's own precision would stand for it in silence, and where several entries match.
     """
     # A name of no entry, whatever it looks like, gets the catalog's message about it where it is loaded.
@@ -91,9 +99,10 @@ def entry_named(name: str) -> str:
         return name
     quantised = _QUANTISED.search(name.rsplit("/", 1)[-1].lower())
     if quantised and quantised[1] not in entry:
+        weights = next((precision for words, precision in _WEIGHTS if re.fullmatch(words, quantised[1])), "fp8")
         raise InputError(
             f"model {name} is {entry} with quantised weights; write model: {entry}, and their format beside it, such "
-            "as precision: {weights: fp8}"
+            f"as precision: {{weights: {weights}}}"
         )
     return entry
 

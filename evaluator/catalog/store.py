@@ -120,11 +120,16 @@ def _search(kind: str, name: str) -> Path:
 def close_matches(word: str, allowed: list[str]) -> str:
     """The part of a message about an unknown word that tells what may have been meant; empty where nothing is close."""
     meant = str(word).lower()
+    # Of several words each is tried where they are like nothing together: the maker is in no name of NVIDIA H100.
+    close = _close(meant, allowed) or next(filter(None, (_close(part, allowed) for part in meant.split())), [])
+    return f"; did you mean {' or '.join(close)}?" if close else ""
+
+
+def _close(meant: str, allowed: list[str]) -> list[str]:
     alike = difflib.get_close_matches(meant, allowed, n=3, cutoff=0.5)
     # Variants of the word first: of H100 there are h100-sxm and h100-pcie, though h800 has as many letters in common.
     variants = [name for name in allowed if meant and name.startswith(f"{meant}-")]
-    close = list(dict.fromkeys([*difflib.get_close_matches(meant, variants, n=3, cutoff=0.0), *alike]))[:3]
-    return f"; did you mean {' or '.join(close)}?" if close else ""
+    return list(dict.fromkeys([*difflib.get_close_matches(meant, variants, n=3, cutoff=0.0), *alike]))[:3]
 
 
 def suggestion(word: str, allowed: list[str]) -> str:

@@ -131,15 +131,19 @@ def in_words(ahead: np.ndarray, among: str = "these") -> str:
     return f"within the errors #1 changes places with {_ranges(places)}: each is ahead of it with {often}"
 
 
-def how_sure(ds: xr.Dataset) -> str:
-    """With what chance designs have to meet the SLO, where a confidence is asked for."""
+def confidence_asked(ds: xr.Dataset) -> str:
+    """The chance with which objectives have to hold, of all that ask for one; empty where none does."""
     if "objective_confidence" not in ds:
         return ""
     asked = ds["objective_confidence"].values
     levels = np.unique(asked[np.isfinite(asked)])
-    if not levels.size:
-        return ""
-    return f" with a chance of {f'{levels[0]:g}' if levels.size == 1 else f'{levels[0]:g} to {levels[-1]:g}'}"
+    return " to ".join(f"{level:g}" for level in (*levels[:1], *levels[1:][-1:]))
+
+
+def how_sure(ds: xr.Dataset) -> str:
+    """With what chance designs have to meet the SLO, where a confidence is asked for."""
+    asked = confidence_asked(ds)
+    return f" with a chance of {asked}" if asked else ""
 
 
 def chance_in_words(chance: float) -> str:

@@ -38,3 +38,5 @@ def test_scenarios_have_the_names_of_the_catalog():
     assert hardware_name("B200", Place("s.yaml", "deployment.hardware")) == "b200-sxm"
     with pytest.raises(InputError, match=r"unknown hardware 'H100'; did you mean h100-sxm or h100-pcie"):
         load_hardware("H100")
+    with pytest.raises(InputError, match=r"unknown hardware 'NVIDIA H100'; did you mean h100-sxm or h100-pcie"):
+        load_hardware("NVIDIA H100")

@@ -36,6 +36,21 @@ def test_a_published_quantisation_is_no_other_precision_in_silence():
         load_model("nvidia/DeepSeek-R1-0528-NVFP4")
 
 
+@pytest.mark.parametrize(
+    ("published", "weights"),
+    [
+        ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "nvfp4"),
+        ("RedHatAI/Qwen3-32B-FP8-dynamic", "fp8"),
+        ("RedHatAI/Qwen3-32B-quantized.w4a16", "int4"),
+        ("RedHatAI/Qwen3-32B-quantized.w8a8", "int8"),
+        ("TheBloke/Llama-2-7B-Chat-GPTQ", "int4"),
+    ],
+)
+def test_the_remedy_for_a_published_quantisation_is_its_own_format(published, weights):
+    with pytest.raises(InputError, match=rf"such as precision: \{{weights: {weights}\}}"):
+        entry_named(published)
+
+
 def test_who_is_not_there_gets_the_message_about_what_was_written():
     with pytest.raises(InputError, match=r"unknown model 'llama3'; did you mean llama-"):
         load_model("llama3")

@@ -141,6 +141,10 @@ def test_the_table_of_a_search_says_how_sure_the_objectives_are(search_result):
     text = search_table(search_result)
     assert "there the objectives hold with a chance of 75% to 79%" in text and "; slo.confidence asks for more" in text
     assert "within the errors" in text
+    asked = search_result["objective_confidence"].fillna(0.9)
+    partly = asked.where(asked["config"] > 0)
+    text, some = (search_table(search_result.assign(objective_confidence=each)) for each in (asked, partly))
+    assert "75% to 79%; asked for 0.9\n" in text and "75% to 79%; some ask for 0.9\n" in some
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import numpy as np
 from evaluator.metrics.outcomes import OK
 from evaluator.metrics.reasons import reasons
 from evaluator.report.accuracy import expected_errors, mixtures
-from evaluator.report.places import chance_in_words, how_sure
+from evaluator.report.places import chance_in_words, confidence_asked
 from evaluator.report.ranking import is_constant
 from evaluator.report.search import in_layout, question_of, ranking, serves
 from evaluator.report.table.columns import KEPT, WIDTH, Column, lines_of
@@ -79,12 +79,10 @@ def _chances(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
     chances = ds["slo_chance"].values[rows]
     low, high = (chance_in_words(chance) for chance in (np.nanmin(chances), np.nanmax(chances)))
     told = f"there the objectives hold with a chance of {low if low == high else f'{low} to {high}'}"
-    asked = how_sure(ds)
-    return [
-        f"{told}; asked for{asked.removeprefix(' with a chance of')}"
-        if asked
-        else f"{told}; slo.confidence asks for more"
-    ]
+    asked = confidence_asked(ds)
+    # The chance is of all objectives together, some of which may ask for none: those of another class or design.
+    ask = "some ask" if np.isnan(ds["objective_confidence"].values).any() else "asked"
+    return [f"{told}; {ask} for {asked}" if asked else f"{told}; slo.confidence asks for more"]
 
 
 def _columns(ds: xr.Dataset, rows: np.ndarray, question: dict[str, Any], by: str) -> list[Column]:

@@ -100,6 +100,7 @@ def test_reasons_that_differ_in_figures_are_counted_together_and_get_a_remedy():
         "a request of 9 tokens exceeds the 8 positions of m; use shorter prompts",
         "max_num_batched_tokens 8 is below the longest prompt; raise it or use policy chunked",
         "the KV cache is too small; lower max_num_seqs",
+        "kv.offload_bytes with deployment.speculative; leave out speculative, or leave it out",
     ],
 )
 def test_a_reason_with_a_remedy_of_its_own_gets_no_other(reason):
