@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ import numpy as np
 from evaluator.arguments import WHOLE, leaves, tree_of
 from evaluator.catalog.hardware import load_hardware
 from evaluator.catalog.model import Model
+from evaluator.catalog.published import entry_named
 from evaluator.catalog.what_if import WhatIf, device
 from evaluator.deploy.choice import choose
 from evaluator.errors import InputError, InputWarning
@@ -50,6 +51,7 @@ class PoolDesign:
     keys: dict[str, Any]
     model: Model
     longest: int  # tokens of the longest request, prompt and output
+    published: str | None = None  # the repository by whose name the scenario calls the model
 
     @property
     def replicas(self) -> int:
@@ -168,7 +170,10 @@ def read_design(ds: xr.Dataset, select: tuple[str, ...], source: str) -> Design:
         title=str(ds.attrs.get("title", scenario.name)),
         chosen=chosen,
         config=config,
-        pools=tuple(_pool(station, longest) for station in configuration.answering),
+        pools=tuple(
+            replace(_pool(station, longest), published=_published(ds, station.design.model.name))
+            for station in configuration.answering
+        ),
         router=written_routers(deployment.router),
         transfer=written(deployment.transfer),
         traffic=SentTraffic(
@@ -200,6 +205,39 @@ def _scenario_of(ds: xr.Dataset, source: str) -> Scenario:
         raise InputError(
             f"{error} (the scenario is that of {source}; files that it names are looked for in the current directory)"
         ) from None
+
+
+def _published(ds: xr.Dataset, entry: str) -> str | None:
+    """The repository by whose name the scenario calls a model of the catalog; None where it has none, or several.
+
+    An entry stands for all models with its layers, as llama-3.1-70b for Llama-3.3-70B-Instruct.
+    """
+    written_names = {
+        text
+        for text in _texts(loads_yaml(str(ds.attrs["scenario"]), ""))
+        if text.count("/") == 1 and not text.startswith((".", "/")) and _entry_or_none(text) == entry
+    }
+    return written_names.pop() if len(written_names) == 1 else None
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """All texts of a scenario, and the names that are keys."""
+    if isinstance(tree, str):
+        yield tree
+    elif isinstance(tree, Mapping):
+        for key, value in tree.items():
+            yield from _texts(key)
+            yield from _texts(value)
+    elif isinstance(tree, list):
+        for value in tree:
+            yield from _texts(value)
+
+
+def _entry_or_none(text: str) -> str | None:
+    try:
+        return entry_named(text)
+    except InputError:  # of another model, or of none: paths and the like
+        return None
 
 
 def vocabulary_of(configuration: Configuration) -> int:

@@ -152,7 +152,7 @@ def version_of(launch: Launch) -> str:
 
 def _repository(pool: PoolDesign, model_id: str | None) -> tuple[str, list[str]]:
     model, published = pool.model, isinstance(pool.keys["model"], str)  # else it is like one that is
-    repository = model_id or (repository_of(model.name, model.source) if published else None)
+    repository = model_id or ((pool.published or repository_of(model.name, model.source)) if published else None)
     if repository is not None:
         return repository, []
     return NO_REPOSITORY, [

@@ -228,6 +228,16 @@ def test_a_model_without_a_repository_and_its_remedy():
     assert read_script(script(named), "x").tree["model"] == {"like": "llama-3.1-8b", "layers": 16}
 
 
+def test_a_model_by_its_published_name_is_served_by_it():
+    """The entry stands for all models with its layers: that of R1-Distill-Llama-8B is Llama-3.1-8B's."""
+    name = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
+    axis = {"deployment.model": [name, "Qwen/Qwen3-0.6B"]}
+    for deployed in (deploy(result(model=name)), deploy(result(axis), select=(f"model={name}",))):
+        assert f"vllm serve {name} " in script(deployed)
+    both = result({"deployment.model": [name, "meta-llama/Llama-3.1-8B-Instruct"]})
+    assert "vllm serve meta-llama/Llama-3.1-8B" in script(deploy(both))  # the catalog's, as two are called by it
+
+
 def test_attention_in_another_format_is_of_another_repository():
     remarks = deploy(result(precision={"weights": "fp8", "attention": "bf16"})).remarks
     told = "attention's weights in bf16 are those of another repository: name one that is quantised so with --model-id"
