@@ -12,8 +12,8 @@ from evaluator.metrics.outcomes import OK
 # (words in the reason, what to do), the first that fits; a reason that states its remedy is left as it is.
 _REMEDIES = (
     (r"; (remedy:|(use|leave|raise|lower|choose|take|try|reduce|add)\b)", ""),
-    (r"weight|memory|fit|kv", "more devices per replica, a lower precision, or hardware with more memory"),
     (r"divi|head", "a parallelism that divides the model's heads and experts"),
+    (r"weight|memory|fit|kv", "more devices per replica, a lower precision, or hardware with more memory"),
     (r"long|limit|position|context", "shorter prompts, or a model and KV cache that hold them"),
 )
 

@@ -142,7 +142,7 @@ def varied(built: ReplicaBuild, change: Change) -> ReplicaBuild:
         built.spec,
         model=built.model,
         hardware=built.hardware,
-        # As used: what the host makes of it is in it already.
+        # The set as it is used: its times are divided by the host's speed already, which must not be done twice.
         calibration=built.calibration,
         host_speed=1.0,
         api_server_times=None,

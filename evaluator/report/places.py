@@ -82,8 +82,8 @@ _BEHIND = 1e6
 def _of_sweep(ds: xr.Dataset, rows: np.ndarray) -> Score:
     zero = np.zeros(rows.size)
     name, sign = ranking_measure(ds, np.flatnonzero(ds["status"].values == OK))
-    # Where none meets its objectives the share of requests within them decides, whose error nobody knows: designs
-    # stay as they are ranked, but for those that meet them after all.
+    # Where no design meets its objectives, they are ranked by the share of requests within them. The error of that
+    # share is not known, so that only a design which meets them all in a draw changes its place.
     if name is None or (objectives_of(ds) and not ds["slo_met"].values[rows].any()):
         return Score(np.arange(float(rows.size)), zero, zero, True)
     error = ds["output_tok_per_s_model_error"].values[rows] if "output_tok_per_s_model_error" in ds else zero

@@ -108,12 +108,13 @@ def _of_replica(
             sequences = _between(begin[some], end[some], np.ones(some.sum()), 2 * count - 1)
             flow_s += times.per_token_s * sequences * tokens_each
             decoding += sequences
-        # What came before each event, at once and flowing, less what the server could have done until then. It had
-        # nothing to do whenever that was lower than ever before.
+        # Work that came before each event, at once and flowing, less the time that the server had for it. Where this
+        # falls below all its values before, the server was idle: the backlog is what it is above the least of them.
         net_s = np.concatenate([[0.0], np.cumsum(flow_s - elapsed_s)]) + np.cumsum(works_s) - works_s
         backlog_s = net_s - np.minimum.accumulate(np.minimum(net_s, 0.0))
         if apart > 1:
-            # Of the others' iterations half of the tokens are left, as often as these are being served.
+            # An event falls into the middle of an iteration of another rank: on average half of its tokens are still
+            # to be served, in the share of the time in which the server is busy with them.
             busy = np.divide(flow_s, elapsed_s, out=np.zeros_like(flow_s), where=elapsed_s > 0)
             left_s = 0.5 * (apart - 1) / apart**2 * busy * decoding * times.per_token_s
             backlog_s[1:] += left_s
@@ -162,8 +163,8 @@ def _tokens_between(begin: np.ndarray, end: np.ndarray, tokens: np.ndarray, elap
         weights, missing = weights + step * direction, missing - step * image
         before, square = square, missing @ missing
         direction = missing + square / before * direction
-    # Least squares know no bound: a few intervals come out a little below none, and many where requests are preempted,
-    # which get no token while others do. All tokens together stay what they are.
+    # Least squares may give an interval fewer than no iterations: a few a little, and many where requests are
+    # preempted, which get no token while others do. They are set to none, and all scaled so that tokens add up.
     given = np.maximum(alike * (1.0 + _between(begin, end, weights, intervals)), 0.0)
     return given * (later.sum() / had(given).sum())
 
@@ -177,7 +178,7 @@ def _ahead(first_s: np.ndarray, last_s: np.ndarray, rank: np.ndarray, apart: int
     """
     at_s = np.concatenate([first_s, last_s])
     key = np.concatenate([np.searchsorted(rank, rank, side="right"), np.arange(len(rank))])
-    # Still there: their last token is not before the event. Of these, some have not begun.
+    # Requests whose last token is not before the event, less those whose first token is not: these are decoding.
     ahead = _before(key, last_s, at_s) - _before(key, first_s, at_s)
     if apart > 1:
         begins = np.searchsorted(rank, rank)  # of each rank its first request

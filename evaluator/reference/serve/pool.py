@@ -168,8 +168,8 @@ def serve_lane(
     if waits_for_adapters(configuration.workload, deployment):
         _say_adapters(requests, configuration.workload, lane, seed)
     gaps = TokenGaps(len(requests))
-    # Of a leap its tokens are told at its end. An answer of another rank of the replica may end before, and stand
-    # behind some of them at its API server: the user who waits for it would have it too early.
+    # A leap (several iterations in one step) tells of its tokens at its end. An answer of another rank may end before
+    # that, but behind some of these tokens at their API server: its user would then have it too early.
     apart = deployment.data_parallel > 1 and pool.lockstep == 1
     late_tokens = servers is not None and apart and waits_for_answers(configuration.workload)
 

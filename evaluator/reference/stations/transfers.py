@@ -110,7 +110,7 @@ class Transfers:
     def submit(self, request: Request, now: float) -> None:
         if request.index in self._decode.parts:
             self._came_s[request.index] = now
-            # Behind a stage the record that comes only says which request it is.
+            # What comes from a stage is the stage's own record of the request, of which only the index is used.
             self._computed.append(self._prefill.parts[request.index])
         else:
             self._passing.append(request)

@@ -85,12 +85,19 @@ def test_nothing_feasible_says_why():
 
 def test_reasons_that_differ_in_figures_are_counted_together_and_get_a_remedy():
     status = np.array(
-        ["ok", "infeasible: weights of 7 GB do not fit", "infeasible: weights of 9 GB do not fit", "heads 7 by 2"]
+        [
+            "ok",
+            "infeasible: weights of 7 GB do not fit",
+            "infeasible: weights of 9 GB do not fit",
+            "heads 7 by 2",
+            "tensor_parallel 8 neither divides nor is a multiple of the 10 KV heads of phi-4",
+        ]
     )
-    first, second = reasons(status)
+    first, second, third = reasons(status)
     remedy = "more devices per replica, a lower precision, or hardware with more memory"
     assert first == (f"e.g. weights of 7 GB do not fit (try {remedy})", 2)
     assert second[0] == "heads 7 by 2 (try a parallelism that divides the model's heads and experts)"
+    assert third[0].endswith("KV heads of phi-4 (try a parallelism that divides the model's heads and experts)")
 
 
 @pytest.mark.parametrize(
