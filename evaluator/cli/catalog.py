@@ -167,11 +167,15 @@ def show_support(
 def show(name: Annotated[str, typer.Argument(metavar="NAME", help="Of any kind.")]) -> None:
     """Print an entry's file, sources included."""
     from evaluator.catalog import names
+    from evaluator.catalog.devices import entry_called
+    from evaluator.catalog.published import entry_named
     from evaluator.catalog.store import find, suggestion
 
     everything = {kind: names(kind) for kind in KINDS}
+    # As scenarios have them, too: ``Qwen/Qwen3-32B``, ``H200``.
+    called = {name, entry_called(name)} if "/" not in name else {entry_named(name)}
     # All of them: the kinds have names of their own, so that one name may stand in several.
-    paths = [find(kind, name) for kind, entries in everything.items() if name in entries]
+    paths = [find(kind, entry) for kind, entries in everything.items() for entry in called if entry in entries]
     if not paths:
         known_names = sorted({entry for kind in KINDS for entry in everything[kind]})
         raise InputError(f"the catalog has no entry {name!r}{suggestion(name, known_names)}")

@@ -39,6 +39,9 @@ def test_catalog_show_prints_the_file(evaluator):
     code, out, _ = evaluator("catalog", "show", "h100-sxm")
     assert code == 0
     assert "source" in out and out.startswith("# ")
+    for published, entry in (("Qwen/Qwen3-32B", "qwen3-32b"), ("H200", "h200-sxm")):
+        code, out, _ = evaluator("catalog", "show", published)
+        assert code == 0 and f"name: {entry}" in out
 
 
 def test_catalog_show_tells_near_names(evaluator):
