@@ -264,6 +264,8 @@ def served_design(built: ReplicaBuild) -> dict[str, str]:
         figures["prefill_context_parallel"] = parallel.prefill
     if parallel.exchange != GATHER:
         figures["expert_exchange"] = parallel.exchange
+    if parallel.overlap is not None:
+        figures["two_batch_overlap"] = True
     if spec.attention_backend != AUTO:
         figures["attention_backend"] = spec.attention_backend
     if spec.apart is not None:
@@ -319,6 +321,7 @@ def _of_layout(parallel: Parallel, links: Sequence[Link]) -> list[str]:
     """What of how devices share a model no measured server had."""
     features = [SPREAD] if parallel.expert > 1 else []
     features += ["data-parallel attention"] if parallel.data > 1 else []
+    features += ["two batches that overlap"] if parallel.overlap is not None else []
     features += ["KV split along tokens"] if parallel.context > 1 else []
     features += ["prompts split along tokens"] if parallel.prefill > 1 else []
     features += ["pipeline ranks"] if parallel.pipeline > 1 else []

@@ -31,6 +31,7 @@ EVERY_SERVER = {
     "eager": False,
     "attention_backend": "auto",
     "expert_exchange": "gather",
+    "two_batch_overlap": False,
     "role": "mixed",
     "batching.tau": 1.0,
     "batching.schedule_conservativeness": 1.0,
@@ -95,8 +96,8 @@ class CommandLine:
     ``write`` gives the flags that several keys say together, ``read`` the keys that it takes of flags, which it gives
     with the flags that it has read. ``program`` are the words before the flags; ``model_flag`` names the model where it
     is not the first word behind them. ``since``: the releases that brought flags, where the table of defaults knows
-    older ones. ``approximated``: flags that change times and have no key for all that they say, and what is taken
-    instead.
+    older ones. ``approximated``: flags that change times and have no key for all that they say, with the key beside
+    which they do, and what is taken instead.
     """
 
     engine: str
@@ -107,7 +108,7 @@ class CommandLine:
     write: Callable[[StatedPool], Flags]
     read: Callable[[Flags, dict[str, Any]], tuple[str, ...]]
     since: Mapping[str, Release] = field(default_factory=dict)
-    approximated: Mapping[str, str] = field(default_factory=dict)
+    approximated: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def arguments(self) -> Arguments:

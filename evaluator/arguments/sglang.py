@@ -58,6 +58,8 @@ def _write_layout(server: StatedPool) -> Flags:
         flags["--moe-a2a-backend"] = _EXCHANGES[server["expert_exchange"]]
         if server["expert_exchange"] in _DEEPEP_MODES:
             flags["--deepep-mode"] = _DEEPEP_MODES[server["expert_exchange"]]
+        if server["two_batch_overlap"]:
+            flags["--enable-two-batch-overlap"] = True
         if server["redundant_experts"]:
             flags["--enable-eplb"] = True
             flags["--ep-num-redundant-experts"] = server["redundant_experts"]
@@ -193,10 +195,12 @@ def _read_layout(flags: Flags, tree: dict[str, Any], together: int, copies: int)
     # Ranks that split prompts have tokens of their own, too, as data-parallel ones do.
     own_tokens = tree["data_parallel"] * prefill > 1
     tree["expert_exchange"] = _exchange(flags, backend) if exchanged and own_tokens else "gather"
+    tree["two_batch_overlap"] = tree["expert_exchange"] != "gather" and flags.get("--enable-two-batch-overlap", False)
     tree["redundant_experts"] = flags.get("--ep-num-redundant-experts", 0)
     # Read whether they are there or not: `keys` looks for what of the given flags is not among them.
     read_flags = ["--tp-size", "--dp-size", "--attn-dp-size", "--enable-dp-attention", "--ep-size", "--moe-a2a-backend"]
     read_flags += ["--deepep-mode", "--enable-eplb", "--ep-num-redundant-experts"]
+    read_flags += ["--enable-two-batch-overlap"] if tree["two_batch_overlap"] else []
     return read_flags + (["--attn-cp-size", "--enable-prefill-cp", "--cp-strategy"] if prefill > 1 else [])
 
 

@@ -129,7 +129,7 @@ def _pool(
     roles = [_DYNAMO_ROLES[flag] for flag in parsed.unknown if flag in _DYNAMO_ROLES]
     tree["role"] = next(iter(roles), command.role or tree["role"])
     # Only beside what they are about: without --enable-lora the other flags of adapters do nothing.
-    taken = line.approximated if "lora" in tree else {}
+    taken = {flag: instead for flag, (key, instead) in line.approximated.items() if tree.get(key)}
     ignored.update(dict.fromkeys(flag for flag in meaningless if flag not in taken))
     approximated.update(dict.fromkeys(f"{flag} ({taken[flag]})" for flag in meaningless if flag in taken))
     unknown.update(dict.fromkeys(flag for flag in parsed.unknown if flag not in _DYNAMO_ROLES))

@@ -20,6 +20,8 @@ _EXCHANGES = {
     "nvlink": "flashinfer_nvlink_one_sided", "all_to_all": "deepep_v2",  # which is NCCL's, and as fast as its links
 }  # fmt: skip
 _ALSO_EXCHANGES = {"naive": "gather", "flashinfer_nvlink_two_sided": "nvlink", "flashinfer_all2allv": "nvlink"}
+_THRESHOLDS = {"--dbo-decode-token-threshold": 32, "--dbo-prefill-token-threshold": 512}
+"""Tokens of a rank from which on vLLM splits its batch in two, by default (``replica.scenario.overlap``)."""
 _ADAPTED = {"attention": ["qkv_proj", "o_proj"], "feed_forward": ["gate_up_proj", "down_proj"]}
 _PACKED = {"q_proj": "qkv_proj", "k_proj": "qkv_proj", "v_proj": "qkv_proj", "gate_proj": "gate_up_proj",
            "up_proj": "gate_up_proj"}  # fmt: skip
@@ -89,6 +91,11 @@ def _write_experts(server: StatedPool) -> Flags:
         # kind of ranks every device has all tokens.
         if (server["data_parallel"] or 1) * (server["prefill_context_parallel"] or 1) > 1:
             flags["--all2all-backend"] = _EXCHANGES[server["expert_exchange"]]
+            if server["two_batch_overlap"]:
+                flags["--enable-dbo"] = True
+                # Of those without figures of their own it is the one that vLLM splits batches for (``VllmConfig``).
+                if server["expert_exchange"] == "all_to_all":
+                    flags["--all2all-backend"] = "nixl_ep"
         if server["redundant_experts"]:
             flags["--enable-eplb"] = True
             flags["--eplb-config"] = {"num_redundant_experts": server["redundant_experts"]}
@@ -205,7 +212,11 @@ def _read_experts(flags: Flags, tree: dict[str, Any]) -> list[str]:
     # What has no figures of its own sends each token to the devices of its experts, as all but these do.
     tree["expert_exchange"] = "gather" if ranks == 1 else read_as.get(exchange, "all_to_all")
     tree["redundant_experts"] = flags.get("--eplb-config", {}).get("num_redundant_experts", 0)
-    return ["--enable-expert-parallel", "--all2all-backend", "--enable-eplb", "--eplb-config"]
+    read_flags = ["--enable-expert-parallel", "--all2all-backend", "--enable-eplb", "--eplb-config"]
+    if ranks > 1 and flags.get("--enable-dbo"):
+        tree["two_batch_overlap"] = True
+        read_flags += ["--enable-dbo", *(flag for flag, tokens in _THRESHOLDS.items() if flags.get(flag) == tokens)]
+    return read_flags
 
 
 def _adapted(names: Sequence[str] | None) -> str | None:
@@ -256,8 +267,9 @@ VLLM = CommandLine(
     write=_write,
     read=_read,
     approximated={
-        "--lora-target-modules": "adapters of all linear layers are taken",
-        "--fully-sharded-loras": "one of an adapter's two products is sharded here, as it is without the flag",
+        "--lora-target-modules": ("lora", "adapters of all linear layers are taken"),
+        "--fully-sharded-loras": ("lora", "one of an adapter's two products is sharded here, as without the flag"),
+        **{flag: ("two_batch_overlap", f"{tokens} tokens are taken") for flag, tokens in _THRESHOLDS.items()},
     },
     # By ``add_cli_args`` of vllm/engine/arg_utils.py in 0.8.5 to 0.28.0; 0.23 was not looked at, and for
     # --lora-target-modules and --decode-context-parallel-size nothing before 0.28. --api-server-count is of
@@ -267,6 +279,7 @@ VLLM = CommandLine(
         "--eplb-config": (0, 10),
         "--async-scheduling": (0, 10),
         "--all2all-backend": (0, 11, 2),
+        "--enable-dbo": (0, 11, 2),  # earlier without the flag above, which it needs
         "--scheduler-reserve-full-isl": (0, 19),
         "--watermark": (0, 24),
         "--lora-target-modules": (0, 28),

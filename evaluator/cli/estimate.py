@@ -21,6 +21,9 @@ RedundantExpertsOption = Annotated[int, typer.Option(min=0, help="Copies of popu
 ExpertExchangeOption = Annotated[
     str, typer.Option(metavar="KERNELS", help="How data-parallel ranks send tokens to experts.")
 ]
+TwoBatchOverlapOption = Annotated[
+    bool, typer.Option("--two-batch-overlap", help="Half of a batch exchanges tokens while the other half computes.")
+]
 DcpOption = Annotated[int, typer.Option(min=1, help="TP ranks over which the KV of a sequence is split.")]
 PcpOption = Annotated[int, typer.Option(min=1, help="Copies of the TP group that split the tokens of prompts.")]
 AttentionBackendOption = Annotated[
@@ -90,6 +93,7 @@ def estimate(
     dp: DpOption = 1,
     redundant_experts: RedundantExpertsOption = 0,
     expert_exchange: ExpertExchangeOption = "gather",
+    two_batch_overlap: TwoBatchOverlapOption = False,
     dcp: DcpOption = 1,
     pcp: PcpOption = 1,
     prompt: PromptOption = 2048,
@@ -145,6 +149,7 @@ def estimate(
         data_parallel=dp,
         redundant_experts=redundant_experts,
         expert_exchange=expert_exchange,
+        two_batch_overlap=two_batch_overlap,
         decode_context_parallel=dcp,
         prefill_context_parallel=pcp,
         prompt_tokens=prompt,

@@ -15,7 +15,7 @@ configurations.
 known in the run alone).
 
 *How devices share a model.* ``parallel`` and whether shards are whole ``blocks``; ``context_parallel``,
-``prefill_context``, ``feed_forward_apart``.
+``prefill_context``, ``feed_forward_apart``, ``two_batch_overlap``.
 
 *Memory.* ``memory`` is of ``weights``, ``activations`` and what is kept of sequences: ``layer_state``, ``kv``,
 ``kv_groups``. Dtypes: ``precision`` names, ``dtypes`` widths.

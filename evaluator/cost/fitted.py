@@ -32,6 +32,7 @@ from evaluator.cost.precision import Precision
 from evaluator.cost.prefill_context import PromptsSplit
 from evaluator.cost.quantities import PEAKS
 from evaluator.cost.table import MeasuredGrid, TableCost
+from evaluator.cost.two_batch_overlap import overlapped
 
 if TYPE_CHECKING:
     from evaluator.catalog import Calibration
@@ -64,6 +65,8 @@ def iteration_cost(
     if calibration.eager is not None:
         # No pipeline rank is asked for: ``eager_split_problem`` refuses replicas that have several.
         return eager_cost(model, hardware, parallel.tensor, calibration.eager)
+    if parallel.overlap is not None:  # in no pipeline, and of no other form than a roofline (``replica.build``)
+        return overlapped(model, hardware, calibration, precision, parallel)
     rank_operators = operators(model, precision, parallel, pipeline_rank)
     fit = fit_of(calibration, model, precision, parallel)
     if fit is None:
@@ -87,8 +90,10 @@ def iteration_costs(
     pipeline_rank: int | None = None,
 ) -> IterationCost:
     """``iteration_cost`` on many devices whose links join as many devices, with a trailing axis ``device``."""
-    # A fit has the same few numbers on every device; only folding is worth doing for all devices in one pass.
-    if calibration.eager is not None or fit_of(calibration, model, precision, parallel) is not None:
+    # A fit has the same few numbers on every device; only folding is worth doing for all devices in one pass, and of
+    # one cost: two that overlap are folded by device.
+    fitted = calibration.eager is not None or fit_of(calibration, model, precision, parallel) is not None
+    if fitted or parallel.overlap is not None:
         split = precision, parallel, pipeline_rank
         return stack([iteration_cost(model, device, calibration, *split) for device in devices])
     cost = fold_devices(operators(model, precision, parallel, pipeline_rank), devices, calibration)

@@ -254,7 +254,7 @@ def _products_time(rows: OperatorRows, x: Batched, y: Batched, z: Batched, along
     return time
 
 
-def _dense_time(rows: OperatorRows, x: Batched) -> Batched:
+def dense_time(rows: OperatorRows, x: Batched) -> Batched:
     """Products of so many rows that read all of their weights."""
     # One batch after the other has as many sequences as the one before, and what changes is the context: on plain
     # floats these products, and those of experts, are more than half of what an iteration costs to price.
@@ -497,8 +497,8 @@ def time_without_experts(
         # gradients.
         + parameters.ramp_s * tokens / (tokens + parameters.ramp_tokens)
         + parameters.handover_s * (tokens >= parameters.handover_tokens)
-        + _dense_time(parameters.token_rows, tokens)
-        + _dense_time(parameters.sequence_rows, sequences)
+        + dense_time(parameters.token_rows, tokens)
+        + dense_time(parameters.sequence_rows, sequences)
         + (prefill_attention_time(parameters, batch) if prefill_attention_s is None else prefill_attention_s)
     )
     time = time + _ramps_time(parameters.ramp_rows, tokens, sequences)

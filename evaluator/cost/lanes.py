@@ -17,11 +17,12 @@ from evaluator.cost.feed_forward_apart import PingPong
 from evaluator.cost.iteration import CostParameters, IterationCost
 from evaluator.cost.prefill_context import PromptsSplit
 from evaluator.cost.speculative import SpeculativeCost
+from evaluator.cost.two_batch_overlap import Overlapped
 
 TOKEN_ROWS = 4
 """Token rows are padded to a multiple of this, so that few different structures are compiled."""
 
-OF_ROOFLINES = (SpeculativeCost, PromptsSplit, PingPong)
+OF_ROOFLINES = (SpeculativeCost, PromptsSplit, PingPong, Overlapped)
 """Costs that are made of rooflines and a few numbers of a lane."""
 
 

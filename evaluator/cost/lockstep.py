@@ -31,6 +31,7 @@ from evaluator.cost.iteration import (
 )
 from evaluator.cost.one_of import OneOf
 from evaluator.cost.speculative import SpeculativeCost
+from evaluator.cost.two_batch_overlap import Overlapped
 
 LARGEST_GRAPH = 512.0
 """Tokens: of larger batches, or of more than twice ``max_num_seqs``, vLLM has no CUDA graph
@@ -57,6 +58,7 @@ class Ranks(NamedTuple):
     fastest_s: Batched  # the largest such growth of any rank
     launched_s: Batched = 0.0  # s that the host of any rank takes at least, see ``iteration.launched``
     sequences: Counts | None = None  # where drafts are made; else None
+    brought: Batched | None = None  # where batches may be split in two: the least ``tokens_brought`` of any rank
 
 
 class LockstepSteps(NamedTuple):
@@ -78,7 +80,7 @@ def rank_cost(cost: IterationCost) -> RankCost:
         return OneOf(tuple(map(rank_cost, _in_lockstep(cost))), cost.which)
     if isinstance(cost, CostParameters | SpeculativeCost):
         return cost
-    if isinstance(cost, Dispatched):
+    if isinstance(cost, Dispatched | Overlapped):
         return cost.device
     # A fit gives whole iterations: which part of them is the experts' is not known.
     raise TypeError(f"{type(cost).__name__} has no time without experts")
@@ -87,7 +89,7 @@ def rank_cost(cost: IterationCost) -> RankCost:
 def _in_lockstep(cost: OneOf) -> tuple[IterationCost, ...]:
     """The forms, with one that ranks in lockstep can have in place of those that they cannot, which are never chosen
     for them: fits to whole iterations, of other pools on the same clock."""
-    able = [isinstance(form, CostParameters | SpeculativeCost | Dispatched) for form in cost.forms]
+    able = [isinstance(form, CostParameters | SpeculativeCost | Dispatched | Overlapped) for form in cost.forms]
     return tuple(
         form if is_able else cost.forms[able.index(True)] for form, is_able in zip(cost.forms, able, strict=True)
     )
@@ -118,6 +120,18 @@ def graph_tokens(cost: RankCost) -> Batched:
     return cost.target.graph_tokens if isinstance(cost, SpeculativeCost) else cost.graph_tokens
 
 
+def splits(cost: IterationCost) -> bool:
+    """Whether batches may be split in two halves that overlap (``two_batch_overlap``): structure."""
+    return any(map(splits, cost.forms)) if isinstance(cost, OneOf) else isinstance(cost, Overlapped)
+
+
+def tokens_brought(cost: IterationCost, batch: BatchStatistics) -> Batched:
+    """Tokens of a rank's batch as far as they count for a split of it: 0 where they are too few, see ``splits``."""
+    if isinstance(cost, OneOf):
+        return cost.chosen([tokens_brought(form, batch) for form in cost.forms])
+    return cost.brought(batch) if isinstance(cost, Overlapped) else 0.0
+
+
 def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> LockstepSteps:
     """The iterations of ranks until one of them changes its batch or another rank gets ahead."""
     if isinstance(cost, OneOf):
@@ -132,6 +146,9 @@ def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> 
     touched = experts_touched(device.log_expert_missed, ranks.tokens.mean, device.expert_skew)
     # The rank ahead waits for no other in any layer, so that what the experts of all take comes after its own time.
     device_s = ranks.ahead_s + _experts_together(device, ranks, largest)
+    if isinstance(cost, Overlapped):
+        whole_s = device_s + cost.exchange.iteration_s + _experts_s(cost.exchange, ranks.tokens, largest)
+        return _steps_of_halves(cost, ranks, largest, whole_s, touched)
     first_s = xp.maximum(device_s, ranks.launched_s)
     # Where any rank has prompts, the next iteration is another one anyway.
     alike = xp.where(ranks.launched_s > 0.0, 1.0, float("inf"))
@@ -145,6 +162,28 @@ def steps_together(cost: IterationCost, ranks: Ranks, max_num_seqs: Batched) -> 
         xp.maximum(first_s, cost.dispatch_s),
         xp.where(idle, 0.0, ranks.growth_s),
         xp.minimum(alike, xp.where(idle, ahead, float("inf"))),
+        touched,
+    )
+
+
+def _steps_of_halves(
+    cost: Overlapped, ranks: Ranks, largest: Batched, whole_s: Batched, touched: Batched
+) -> LockstepSteps:
+    """Of ranks whose batches are split in two halves where they all have tokens enough; ``whole_s``: where not."""
+    assert ranks.brought is not None
+    xp = array_namespace(cost.layers, whole_s, largest, ranks.brought, *ranks.tokens, *ranks[1:5])
+    most = ranks.tokens.most
+    # All ranks are padded to the largest, as with graphs, and none may have so few tokens that its second half is
+    # empty.
+    seen = xp.where(most <= largest, padded(most, cost.device.graph_tokens), most)
+    split = ranks.brought > xp.floor(0.5 * seen)
+    halves = cost.halves(ranks.ahead_s, most, seen)
+    first_s = xp.where(split, xp.maximum(halves.time_s, 2.0 * ranks.launched_s), xp.maximum(whole_s, ranks.launched_s))
+    alike = xp.where(split, halves.steps(ranks.fastest_s), float("inf"))
+    return LockstepSteps(
+        first_s,
+        ranks.growth_s * xp.where(split, halves.growing, 1.0),
+        xp.where(ranks.launched_s > 0.0, 1.0, alike),
         touched,
     )
 

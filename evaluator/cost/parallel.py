@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from evaluator.catalog.hardware import Hardware
 from evaluator.catalog.model import (
@@ -25,6 +26,13 @@ EXCHANGES = (GATHER, ALL_TO_ALL, DEEPEP, DEEPEP_LOW_LATENCY, NVLINK)
 """How data-parallel ranks send one another the tokens that their experts compute; see ``exchange``."""
 
 
+class TwoBatches(NamedTuple):
+    """The tokens of a rank from which on its batch is split in two halves (``cost.two_batch_overlap``)."""
+
+    decode_tokens: float  # of decodes alone
+    prompt_tokens: float  # with prompts
+
+
 @dataclass(frozen=True)
 class Parallel:
     """Devices of one replica: ``data`` ranks of ``tensor`` x ``pipeline`` devices each.
@@ -34,7 +42,8 @@ class Parallel:
     are left for it. ``redundant`` experts are second copies of popular ones. ``exchange``: one of ``EXCHANGES``.
     ``context``: tensor-parallel ranks over which the KV of a sequence is split (``cost.context_parallel``).
     ``prefill``: copies of these ranks over which the tokens of prompts are split, and if they are ``dealt`` decodes,
-    too (``cost.prefill_context``).
+    too (``cost.prefill_context``). ``overlap``: when one half of a batch exchanges tokens while the other computes;
+    None: never.
     """
 
     tensor: int = 1
@@ -46,6 +55,7 @@ class Parallel:
     context: int = 1
     prefill: int = 1
     dealt: bool = False
+    overlap: TwoBatches | None = None
 
     @property
     def devices(self) -> int:
@@ -123,6 +133,7 @@ def split_problem(model: Model, parallel: Parallel) -> str | None:
             ("expert_parallel", expert > 1 and expert),
             ("redundant_experts", parallel.redundant),
             ("expert_exchange", exchanged),
+            ("two_batch_overlap", parallel.overlap and "true"),
         ):
             if given:
                 return f"{name} {given} on {model.name}, which has no experts"
@@ -133,6 +144,12 @@ def split_problem(model: Model, parallel: Parallel) -> str | None:
             else "expert_parallel: every device holds a part of each expert, and needs all tokens"
         )
         return f"expert_exchange {parallel.exchange} without {without}; use {GATHER}"
+    if parallel.overlap is not None and (parallel.data == 1 or parallel.exchange == GATHER):
+        lacking = f"expert_exchange {GATHER}" if parallel.data > 1 else "data_parallel 1"
+        return (
+            f"two_batch_overlap with {lacking}: nothing is sent to experts of other ranks while a half computes; use "
+            f"data_parallel with expert_exchange {DEEPEP}, or leave it out"
+        )
     if parallel.expert_devices % expert:
         return f"expert_parallel {expert} does not divide the {_sharing(parallel)} that share the experts"
     if pipeline > layer_count(model):

@@ -17,6 +17,7 @@ from evaluator.cost.iteration import BatchStatistics, CostParameters
 from evaluator.cost.one_of import OneOf
 from evaluator.cost.prefill_context import PromptsSplit
 from evaluator.cost.speculative import SpeculativeCost
+from evaluator.cost.two_batch_overlap import Overlapped
 
 PEAKS: tuple[tuple[str, str], ...] = tuple(
     (phase, quantity) for phase, quantities in RANGES.items() for quantity in quantities
@@ -47,7 +48,7 @@ def holds_everywhere(cost: Any) -> bool:
     """Whether a cost holds for any batch, as rooflines do; those that were fitted to iterations have a range."""
     if isinstance(cost, OneOf):
         return all(map(holds_everywhere, cost.forms))
-    return isinstance(cost, CostParameters | SpeculativeCost | PromptsSplit | PingPong)
+    return isinstance(cost, CostParameters | SpeculativeCost | PromptsSplit | PingPong | Overlapped)
 
 
 def batch_tokens(cost: Any, batch: BatchStatistics) -> Batched:

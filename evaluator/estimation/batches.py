@@ -22,7 +22,7 @@ from evaluator.errors import InputError
 from evaluator.estimation.drafts import read_speculative
 from evaluator.keys import Place
 from evaluator.replica import ReplicaSpec, build, passage
-from evaluator.replica.scenario import deals_decodes
+from evaluator.replica.scenario import deals_decodes, overlap
 from evaluator.scenario.adapters import Lora, NamedAdapters, read_adapters
 from evaluator.scenario.feed_forward_apart import FeedForwardApart, read_apart
 from evaluator.scenario.token_sampling import TokenSampling, asked_of_sampler
@@ -58,6 +58,7 @@ def iteration_time(
     feed_forward_apart: FeedForwardApart | Mapping[str, Any] | None = None,
     unequal: float | None = None,
     engine_version: str | None = None,
+    two_batch_overlap: bool = False,
 ) -> NDArray[np.float64]:
     """Seconds of one iteration for each batch of an array, of the common shape of the columns that say what is in it.
 
@@ -68,8 +69,8 @@ def iteration_time(
     longer than the mean the longest context of a batch is, of the mean; None: as in a chat, where the calibration set
     knows what it costs. The time is affine in it. ``engine_version``: as in ``estimate``. ``lora`` and ``adapters`` are
     ``deployment.lora`` and ``workload.adapters``, of which a batch names as many as are expected, and ``max_loras`` at
-    most; ``attention_backend`` and ``feed_forward_apart`` are keys of a deployment, too. Model, hardware and
-    calibration are names of the catalog, or what its readers return; memory is not looked at.
+    most; ``attention_backend``, ``feed_forward_apart`` and ``two_batch_overlap`` are keys of a deployment, too. Model,
+    hardware and calibration are names of the catalog, or what its readers return; memory is not looked at.
 
     >>> iteration_time("llama-3.1-8b", "h100-sxm", prompt_tokens=[2048, 0], decodes=[0, 64], context_tokens=1000)
 
@@ -81,6 +82,7 @@ def iteration_time(
     layout = read_layout(
         tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts, expert_exchange,
         decode_context_parallel, prefill_context_parallel, attention_backend, engine, engine_version,
+        two_batch_overlap,
     )  # fmt: skip
     spec = ReplicaSpec(
         model, hardware, calibration, precision or Precision(), layout, engine=engine,
@@ -117,6 +119,7 @@ def read_layout(
     attention_backend: str,
     engine: str,
     engine_version: str | None,
+    two_batch_overlap: bool,
 ) -> Parallel:
     """How a replica is split over devices. InputError for kernels that are not known, and for a number of devices that
     is not a whole one from 1 on."""
@@ -137,6 +140,7 @@ def read_layout(
         tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts, expert_exchange,
         decode_context_parallel, prefill_context_parallel,
         prefill_context_parallel > 1 and deals_decodes(engine, engine_version),
+        overlap(engine, expert_exchange) if two_batch_overlap else None,
     )  # fmt: skip
 
 

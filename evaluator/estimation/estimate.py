@@ -120,6 +120,7 @@ def estimate(
     adapters: NamedAdapters | Mapping[str, Any] | None = None,
     speculative: Speculative | Mapping[str, Any] | None = None,
     sampling: TokenSampling | Mapping[str, Any] | None = None,
+    two_batch_overlap: bool = False,
 ) -> Estimate:
     """Estimate one replica. InputError where the split is impossible or a number is out of range.
 
@@ -128,9 +129,9 @@ def estimate(
     default the newest that its table knows. ``speculative`` is what a scenario has at ``deployment.speculative``; times
     and throughput are then those that are expected of the drafts. ``sampling`` is ``workload.sampling``, and
     ``adapters`` are ``workload.adapters``, of which a batch names as many as are expected, ``max_loras`` at most:
-    requests for others wait, which the estimate does not count. ``eager``, ``attention_backend``, ``lora`` and
-    ``feed_forward_apart`` are keys of a deployment; with the latter ``batch`` is that of all attention ranks. Of
-    feed-forwards apart, and of prompts that are split, no single operators are told.
+    requests for others wait, which the estimate does not count. ``eager``, ``attention_backend``, ``lora``,
+    ``two_batch_overlap`` and ``feed_forward_apart`` are keys of a deployment; with the last one ``batch`` is that of
+    all attention ranks. Of it, of batches that overlap and of prompts that are split, no single operators are told.
     ``batch`` sequences are in one batch; a pipeline has one batch in flight per rank, each taking the latency through
     all ranks, so throughput counts all of them. Of data-parallel ranks each has such a batch, and its share of the
     rate. All sequences of a batch have contexts of one length, under a rate, too: no batch waits for a longest one, as
@@ -139,6 +140,7 @@ def estimate(
     layout = read_layout(
         tensor_parallel, pipeline_parallel, expert_parallel, data_parallel, redundant_experts, expert_exchange,
         decode_context_parallel, prefill_context_parallel, attention_backend, engine, engine_version,
+        two_batch_overlap,
     )  # fmt: skip
     device = load_hardware(hardware) if isinstance(hardware, str) else hardware
     drafts = read_speculative(speculative)

@@ -19,8 +19,10 @@ from evaluator.cost.lockstep import (
     launched_alone,
     overtaken_after,
     rank_cost,
+    splits,
     steps_together,
     time_alone,
+    tokens_brought,
 )
 from evaluator.cost.quantities import batch_tokens
 from evaluator.reference.batch import Batch
@@ -88,6 +90,7 @@ class _Own:
         # collectives of the experts.
         self.tokens = max(batch_tokens(device, sums), 1.0)  # one of a dummy batch
         self.sequences = max(sums.decodes + sums.prefill_sequences, 1.0)
+        self.brought = tokens_brought(cost, sums)  # none of a dummy batch
         self.graph_tokens = graph_tokens(device)
 
 
@@ -104,6 +107,7 @@ def _steps(ranks: Sequence[_Own], cost: IterationCost, max_num_seqs: int) -> tup
         growth_s=ahead.growth_s,
         fastest_s=max(rank.fastest_s for rank in busy),
         launched_s=max(rank.launched_s for rank in busy),
+        brought=min(rank.brought for rank in ranks) if splits(cost) else None,
     )
     overtaken = (overtaken_after(ahead.time_s - rank.time_s, rank.growth_s - ahead.growth_s) for rank in busy)
     return steps_together(cost, sums, max_num_seqs), min(overtaken)

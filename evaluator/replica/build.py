@@ -37,7 +37,7 @@ from evaluator.cost.feed_forward_apart import Apart, apart_problem, attention_al
 from evaluator.cost.fitted import fit_of, fitted_problem
 from evaluator.cost.kv_groups import grouping_problem
 from evaluator.cost.memory import MemoryPlan, memory_plan, memory_problem
-from evaluator.cost.parallel import ALL_TO_ALL, DEEPEP, GATHER, NVLINK, Parallel, lockstep_problem
+from evaluator.cost.parallel import ALL_TO_ALL, DEEPEP, DEEPEP_LOW_LATENCY, GATHER, NVLINK, Parallel, lockstep_problem
 from evaluator.errors import InputError
 from evaluator.records import Same
 from evaluator.replica.changes import Change, changed_apart, changed_calibration, changed_hardware
@@ -114,6 +114,8 @@ def _problems(
         )
     if parallel.prefill > 1:
         yield _prompts_problem(spec, model, calibration)
+    if parallel.overlap is not None:
+        yield _overlap_problem(spec, calibration)
     if model.adapters is not None:
         yield _problem(UNSUPPORTED, adapters_problem(model, calibration))
     if spec.grouped:
@@ -164,6 +166,25 @@ def _prompts_problem(spec: ReplicaSpec, model: Model, calibration: Calibration) 
         or calibration.eager is not None,
     }
     return _unsupported_beside(parts, others)
+
+
+def _overlap_problem(spec: ReplicaSpec, calibration: Calibration) -> Problem | None:
+    """What two halves that overlap do not go with; None where they do."""
+    exchange = spec.parallel.exchange
+    # ``VllmConfig``: microbatches go with DeepEP's kernels and with nixl_ep, which stands for ``all_to_all``, alone.
+    if spec.engine == "vllm" and exchange == NVLINK:
+        reason = f"two_batch_overlap with expert_exchange {exchange}, which vLLM refuses; use {DEEPEP}"
+        return Problem(INFEASIBLE, f"{reason} or {DEEPEP_LOW_LATENCY}")
+    others = {
+        f"engine {spec.engine}, of which nobody read how; use engine vllm or sglang": spec.engine
+        not in ("vllm", "sglang"),
+        "pipeline_parallel; use tensor_parallel": spec.parallel.pipeline > 1,
+        "deployment.eager; leave out eager": spec.eager,
+        f"calibration {calibration.name}, which knows whole iterations; use calibration auto or datasheet": (
+            calibration.form != "roofline" or calibration.eager is not None or calibration.dispatch_s > 0
+        ),
+    }
+    return _unsupported_beside("two_batch_overlap", _drafts_and_adapters(spec) | others)
 
 
 def _drafts_and_adapters(spec: ReplicaSpec) -> dict[str, bool]:

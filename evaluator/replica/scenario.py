@@ -9,7 +9,7 @@ from evaluator.catalog.engines import serving_engine
 from evaluator.catalog.fields import catalog_folders
 from evaluator.catalog.model import AS_PUBLISHED, AskedOfSampler
 from evaluator.catalog.what_if import WhatIf, device
-from evaluator.cost.parallel import Parallel
+from evaluator.cost.parallel import DEEPEP_LOW_LATENCY, Parallel, TwoBatches
 from evaluator.policies import policy
 from evaluator.records import shared_while_used, with_fields
 from evaluator.replica.build import build
@@ -30,6 +30,14 @@ def deals_decodes(engine: str, version: str | None) -> bool:
     served = serving_engine(engine)
     since = None if served.splits_prompts is None else served.splits_prompts.dealt
     return since is not None and served.last_read(version) >= since
+
+
+def overlap(engine: str, exchange: str) -> TwoBatches:
+    """From how many tokens on an engine splits batches in two halves."""
+    # SGLang, each of whose halves needs a token, leaves prompts whole under low latency (``TboDPAttentionPreparer``).
+    sglangs = TwoBatches(2, float("inf") if exchange == DEEPEP_LOW_LATENCY else 2)
+    # vLLM's defaults (``ParallelConfig.dbo_decode_token_threshold``)
+    return sglangs if engine == "sglang" else TwoBatches(32, 512)
 
 
 def token_budget(deployment: Deployment, longest_prompt: int) -> int:
@@ -83,6 +91,7 @@ def replica_spec(
             deployment.prefill_context_parallel,
             # Only where prompts are split, so that any other split is one and the same whatever the release.
             deployment.prefill_context_parallel > 1 and deals_decodes(deployment.engine, deployment.engine_version),
+            overlap(deployment.engine, deployment.expert_exchange) if deployment.two_batch_overlap else None,
         ),
         memory_fraction=kv.memory_fraction,
         block_tokens=kv.block_tokens,

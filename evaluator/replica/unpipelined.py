@@ -26,7 +26,7 @@ class UnpipelinedCost:
     (``IdealTimes``).
     ``operators`` are those of the model; where drafts are verified (``drafts``, else None) with what that takes. There
     are none where the times of single operators make no iteration: devices that split prompts or compute feed-forwards
-    alone wait for one another, and do not compute the same.
+    alone wait for one another, and do not compute the same; halves of a batch overlap.
     """
 
     operators: tuple[Operator, ...]
@@ -55,7 +55,7 @@ def passage(built: ReplicaBuild) -> UnpipelinedCost:
     if by is not None:
         # Rows of drafts are more work that the model asks for, and count as such in the breakdown.
         whole_operators = verifying(whole_operators, float(by.drafting.tokens + 1), model.vocabulary)
-    if spec.apart is not None or spec.parallel.prefill > 1:
+    if spec.apart is not None or spec.parallel.prefill > 1 or spec.parallel.overlap is not None:
         whole_operators = ()
     return UnpipelinedCost(whole_operators, calibration, whole.cost(hardware), *ideals, fit, by)
 

@@ -32,6 +32,7 @@ def _summary(result: Estimate) -> list[str]:
     ranks += f", {split.exchange}" if split.exchange != GATHER else ""
     ranks += f", DCP {split.context}" if split.context > 1 else ""
     ranks += f", PCP {split.prefill}" if split.prefill > 1 else ""
+    ranks += ", two-batch overlap" if split.overlap is not None else ""
     ranks += f", attention by {result.attention_backend}" if result.attention_backend != AUTO else ""
     attention = "" if dtypes.attention is None else f" (attention {dtypes.attention})"
     per_rank = f" on each of {split.data} ranks" if split.data > 1 else ""

@@ -420,6 +420,12 @@ class Pool:
         "default), or each goes to the devices of its experts by NCCL's all_to_all, by DeepEP's normal or low-latency "
         "kernels, or by TensorRT-LLM's over nvlink.",
     )
+    two_batch_overlap: bool = key(
+        flag,
+        False,
+        "Whether a batch is split in two halves, one of which computes while the other exchanges tokens with the "
+        "experts (vLLM's --enable-dbo, SGLang's --enable-two-batch-overlap).",
+    )
     decode_context_parallel: int = key(
         count(most=4096),
         1,

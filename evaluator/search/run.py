@@ -323,6 +323,7 @@ def layout_of(configuration: Configuration) -> str:
         parts += [f"ep{deployment.expert_parallel}"] if deployment.expert_parallel > 1 else []
         parts += [f"r{deployment.redundant_experts}"] if deployment.redundant_experts else []
         parts += [deployment.expert_exchange] if deployment.expert_exchange != GATHER else []
+        parts += ["two-batch overlap"] if deployment.two_batch_overlap else []
         parts += [f"dcp{deployment.decode_context_parallel}"] if deployment.decode_context_parallel > 1 else []
         parts += [f"pcp{deployment.prefill_context_parallel}"] if deployment.prefill_context_parallel > 1 else []
         parts += [station.design.hardware.title] if mixed else []

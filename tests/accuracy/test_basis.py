@@ -10,7 +10,7 @@ from evaluator.catalog import load_calibration
 from evaluator.catalog.model import Adapters
 from evaluator.catalog.store import find
 from evaluator.catalog.what_if import WhatIf
-from evaluator.cost.parallel import Parallel
+from evaluator.cost.parallel import Parallel, TwoBatches
 from evaluator.cost.precision import Precision
 from evaluator.replica import ReplicaSpec, build
 from evaluator.speculation import Drafting
@@ -113,6 +113,8 @@ def test_designs_with_other_kernels_are_others():
     )
     assert "expert_exchange" not in gathered  # as sets say it that were fitted before
     assert exchanged == {**gathered, "expert_exchange": "deepep"}
+    halves = Parallel(data=4, expert=4, exchange="deepep", overlap=TwoBatches(32, 512))
+    assert served(**asked | {"parallel": halves}) == {**exchanged, "two_batch_overlap": "True"}
     usual, other = (
         served_design(build(ReplicaSpec("llama-3.1-8b", "b200-sxm", "auto", attention_backend=backend)))
         for backend in ("auto", "flashinfer")

@@ -65,6 +65,7 @@ POOL = some.fixed_dictionaries(
             ),
         ),
         "expert_exchange": some.sampled_from(EXCHANGES),
+        "two_batch_overlap": some.booleans(),
         "api_servers": some.sampled_from([None, 1, 4]),
         "host": some.sampled_from([None, {"speed": 1.3}]),
         "api_server_times": some.sampled_from([None, {"per_token_s": 2e-5}]),
@@ -170,6 +171,20 @@ def test_ranks_that_split_prompts_say_how_they_exchange_tokens(engine, flag):
     text = command(keys_of(with_engine_defaults(loaded(tree))))
     assert flag in text.replace("' '", "=").replace(" ", "=").replace("'", "")
     # By the flags alone, as the note says what they leave out.
+    read = read_script(text.splitlines()[-1], "serve.sh").tree
+    assert {name: said for name, said in tree.items() if name != "hardware"}.items() <= read.items()
+
+
+@pytest.mark.parametrize(
+    ("engine", "exchange", "flags"),
+    [("vllm", "deepep", ("--enable-dbo", "deepep_high_throughput")), ("vllm", "all_to_all", ("nixl_ep",)),
+     ("sglang", "deepep_low_latency", ("--enable-two-batch-overlap",))],
+)  # fmt: skip
+def test_ranks_that_split_batches_in_two_say_so(engine, exchange, flags):
+    tree = {"engine": engine, "model": "deepseek-r1", "hardware": "h200-sxm", "data_parallel": 16,
+            "expert_parallel": 16, "expert_exchange": exchange, "two_batch_overlap": True}  # fmt: skip
+    text = command(keys_of(with_engine_defaults(loaded(tree))))
+    assert all(flag in text for flag in flags)
     read = read_script(text.splitlines()[-1], "serve.sh").tree
     assert {name: said for name, said in tree.items() if name != "hardware"}.items() <= read.items()
 

@@ -107,6 +107,34 @@ def test_what_exchanges_tokens_in_vllm(backend, wanted):
     assert keys(text, "expert_exchange") == (wanted,)
 
 
+SPREAD = {
+    "vllm": "vllm serve deepseek-ai/DeepSeek-R1 -dp 8 -ep --all2all-backend deepep_high_throughput --enable-dbo",
+    "sglang": "python3 -m sglang.launch_server --model-path deepseek-ai/DeepSeek-R1 --tp 8 --attn-dp-size 8 "
+    "--moe-a2a-backend deepep --enable-two-batch-overlap",
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "approximated"),
+    [
+        ("sglang", "", ()),
+        ("vllm", "", ()),
+        ("vllm", "--dbo-decode-token-threshold 32 --dbo-prefill-token-threshold 512", ()),
+        ("vllm", "--dbo-decode-token-threshold 64", ("--dbo-decode-token-threshold (32 tokens are taken)",)),
+    ],
+)
+def test_batches_that_are_split_in_two(engine, flags, approximated):
+    started = read_script(f"{SPREAD[engine]} {flags}", "serve.sh")
+    assert started.tree["two_batch_overlap"] and started.tree["expert_exchange"] == "deepep"
+    assert started.approximated == approximated and not started.ignored
+
+
+def test_nothing_is_split_where_nothing_is_exchanged():
+    started = read_script("vllm serve Qwen/Qwen3-8B --enable-dbo --dbo-decode-token-threshold 64", "serve.sh")
+    assert not started.tree["two_batch_overlap"] and not started.approximated
+    assert started.ignored == ("--enable-dbo", "--dbo-decode-token-threshold")
+
+
 def test_ranks_that_split_prompts_exchange_tokens_in_vllm():
     text = "vllm serve deepseek-ai/DeepSeek-R1 -tp 2 --prefill-context-parallel-size 2 -ep"
     names = ("expert_parallel", "expert_exchange")

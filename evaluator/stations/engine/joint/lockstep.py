@@ -24,8 +24,10 @@ from evaluator.cost.lockstep import (
     launched_alone,
     overtaken_after,
     rank_cost,
+    splits,
     steps_together,
     time_alone,
+    tokens_brought,
 )
 from evaluator.cost.quantities import batch_tokens
 from evaluator.stations.engine.common.arrays import FlagPerReplica, Float, FloatPerReplica, Int
@@ -94,7 +96,8 @@ def _together(cluster: ClusterState) -> Together:
 def _form(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
     """Rank r forms its next batch. If all that ran there was preempted, it does so ``again``: some may be admitted."""
     pool_given = given_at(given, r, cluster.several)
-    cost = rank_cost(pool_given.pipeline_ranks[0])
+    whole = pool_given.pipeline_ranks[0]
+    cost = rank_cost(whole)
     piped = cluster.replicas.pipeline is not None
     state = at_hand(cluster, r)
     start_s = jnp.maximum(state.clock, state.pipeline.free_s[0]) if piped else state.clock
@@ -122,6 +125,7 @@ def _form(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
         alike=alike,
         touched=zero,
         weight=zero,
+        brought=tokens_brought(whole, sums) if splits(whole) else None,
     )
     router_counts, running_batches = state.router_counts, cluster.running_batches
     assert router_counts is not None
@@ -158,6 +162,13 @@ def _sizes(
     return counts(together.tokens), None if together.sequences is None else counts(together.sequences)
 
 
+def _brought(together: Together, mine: FlagPerReplica, with_batch: FlagPerReplica) -> Float | None:
+    """The least that any of the ranks ``mine`` brings, which is nothing in a dummy batch (``cost.lockstep``)."""
+    if together.brought is None:
+        return None
+    return jnp.where(mine, jnp.where(with_batch, together.brought, 0.0), jnp.inf).min()
+
+
 def _next_steps(
     given: Given, cluster: ClusterState, mine: FlagPerReplica, with_batch: FlagPerReplica
 ) -> tuple[LockstepSteps, Float]:
@@ -177,6 +188,7 @@ def _next_steps(
         growth_s=growth_s,
         fastest_s=jnp.where(with_batch, together.fastest_s, 0.0).max(),
         launched_s=jnp.where(with_batch, together.launched_s, 0.0).max(),
+        brought=_brought(together, mine, with_batch),
     )
     steps = steps_together(given.pipeline_ranks[0], sums, given.limits.max_num_seqs)
     # The slowest rank sets the pace until another one, whose contexts grow faster, is slower than it.
@@ -264,7 +276,8 @@ def _passage(given: Given, cluster: ClusterState, mine: FlagPerReplica, with_bat
         device, sums = rank_cost(cost), cluster.running_batches.sums  # of every replica's batch, (replica,)
         ahead_s = jnp.where(with_batch, time_alone(device, sums), -jnp.inf).max()
         launched_s = jnp.where(with_batch, launched_alone(device, sums), 0.0).max()
-        ranks = Ranks(tokens, ahead_s, growth_s=zero, fastest_s=zero, launched_s=launched_s, sequences=sequences)
+        brought = _brought(_together(cluster), mine, with_batch)
+        ranks = Ranks(tokens, ahead_s, zero, zero, launched_s, sequences, brought)
         steps.append(steps_together(cost, ranks, given.limits.max_num_seqs))
     return Passage(tuple(rank_steps.first_s for rank_steps in steps), steps[0].touched)
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.cost.iteration import BatchStatistics
+from evaluator.cost.lockstep import splits
 from evaluator.metrics.use import PoolTotals
 from evaluator.routing import COUNTERS
 from evaluator.stations.engine.common.arrays import (
@@ -102,6 +103,7 @@ class Together(NamedTuple):
     touched: FloatPerReplica  # fraction of the experts that an iteration of the replica touches
     weight: FloatPerReplica  # ranks of the replica for each that has a batch
     sequences: FloatPerReplica | None = None  # with drafts, those in the batch
+    brought: FloatPerReplica | None = None  # where batches may be split in two, see ``cost.lockstep``
 
 
 class PlannedBatches(NamedTuple):
@@ -172,7 +174,13 @@ def initial_cluster(given: Given) -> ClusterState:
 
 
 def _nothing_together(given: Given, zeros: FloatPerReplica) -> Together:
-    return Together(zeros > 0, zeros > 0, *(zeros,) * 8, sequences=None if given.speculation is None else zeros)
+    return Together(
+        zeros > 0,
+        zeros > 0,
+        *(zeros,) * 8,
+        sequences=None if given.speculation is None else zeros,
+        brought=zeros if splits(given.pipeline_ranks[0]) else None,
+    )
 
 
 def _none_ready(given: Given) -> ReadyReplicas | ReadyInOrder:
