@@ -216,6 +216,7 @@ def test_no_other_room_knows_a_policy_by_its_name():
                 found.add((path.relative_to(root).as_posix(), node.value))
     roles = (
         "plan/checks.py",
+        "plan/feasibility.py",
         "plan/kv_checks.py",
         "plan/phases.py",
         "plan/scaling.py",
