@@ -30,6 +30,18 @@ def load(kind: str, name: str, read: Callable[[Any, str, str], Entry]) -> Entry:
     return _load_file(find(kind, name), read)
 
 
+def load_called(kind: str, name: str, read: Callable[[Any, str, str], Entry], entry_of: Callable[[str], str]) -> Entry:
+    """``load`` by the name that an entry has here, or by one that others give it: ``entry_of`` tells the entry, or
+    gives the name back. Asked after the look at the catalog, whose names a sweep asks for thousands of times."""
+    try:
+        return load(kind, name, read)
+    except InputError:
+        entry = entry_of(name) if isinstance(name, str) else name
+        if entry == name:
+            raise
+        return load(kind, entry, read)
+
+
 def load_if_any(kind: str, name: str, read: Callable[[Any, str, str], Entry], otherwise: Entry) -> Entry:
     """``load``, or ``otherwise`` where the catalog has no such entry, and what the file would tell goes without."""
     return load(kind, name, read) if has(kind, name) else otherwise

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from evaluator.catalog.fields import Fields, load
+from evaluator.catalog.fields import Fields, load_called
 from evaluator.catalog.store import suggestion
 from evaluator.errors import InputError
 
@@ -77,16 +77,10 @@ def load_hardware(name: str) -> Hardware:
 
     Raises InputError where it is unusable.
     """
-    try:
-        return load("hardware", name, read_hardware)
-    except InputError:
-        # After the look at the catalog, as in ``load_model``. Imported here: it reads entries by this function.
-        from evaluator.catalog.devices import entry_called
+    # Imported here: it reads entries by this function.
+    from evaluator.catalog.devices import entry_called
 
-        entry = entry_called(name) if isinstance(name, str) else name
-        if entry == name:
-            raise
-        return load("hardware", entry, read_hardware)
+    return load_called("hardware", name, read_hardware, entry_called)
 
 
 def read_hardware(document: Any, where: str, expected_name: str | None = None) -> Hardware:

@@ -9,7 +9,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any, get_args
 
-from evaluator.catalog.fields import MOST_FILES, Fields, load
+from evaluator.catalog.fields import MOST_FILES, Fields, load_called
 from evaluator.catalog.model import (
     CheckpointPrecision,
     CompressedAttention,
@@ -63,17 +63,10 @@ def load_model(name: str) -> Model:
         from evaluator.huggingface import config_file
 
         return _imported(config_file(name).absolute())
-    try:
-        return load("models", name, read_model)
-    except InputError:
-        # After the look at the catalog, whose names a sweep asks for thousands of times. Imported here, since it reads
-        # entries by this function, for what their sources say.
-        from evaluator.catalog.published import entry_named
+    # Imported here, since it reads entries by this function, for what their sources say.
+    from evaluator.catalog.published import entry_named
 
-        entry = entry_named(name) if isinstance(name, str) else name
-        if entry == name:
-            raise
-        return load("models", entry, read_model)
+    return load_called("models", name, read_model, entry_named)
 
 
 @functools.lru_cache(maxsize=MOST_FILES)

@@ -14,38 +14,28 @@ chooses a replica later.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from evaluator.catalog import load_storage
-from evaluator.catalog.storage import ALL, UNKNOWN, Storage
+from evaluator.catalog.storage import ALL, Storage
 from evaluator.keys import (
     Place,
-    Reader,
     count,
     count_or,
     flag,
-    in_catalog,
     key,
     number,
     quantity,
-    schema_of,
     section,
-    shown,
 )
 from evaluator.stages.record import StageKind, StageRequests, Work
 from evaluator.stages.steps import Delay, Served, Step
-from evaluator.tiers import Popularity, TierSize, held_shares, hit_rates
+from evaluator.tiers import Popularity, TierSize, figures_of, held_shares, hit_rates, storage_name, tiers_reader
 
 ANY = "any"
-
-
-_storage = in_catalog("storage", load_storage)
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,7 @@ class Tier:
     capacity and the popularity of the contexts. ``transfers`` run at a time, each at the whole bandwidth.
     """
 
-    storage: str | None = key(_storage, None, "A storage of the catalog; absent: described by the other keys.")
+    storage: str | None = key(storage_name, None, "A storage of the catalog; absent: described by the other keys.")
     hit: float | None = key(
         number(least=0, most=1), None, "Of the requests that come to it, the part that finds its context."
     )
@@ -71,34 +61,11 @@ class Tier:
     @property
     def figures(self) -> Storage:
         """What it is made of."""
-        # A bandwidth of NaN is never used: `_check_tier` wants one where no storage has it.
-        base = UNKNOWN if self.storage is None else load_storage(self.storage)
-        return base.instead(self.bandwidth, self.latency, self.capacity, self.shared_by)
+        return figures_of(self)
 
     def sharing(self, replicas: int) -> int:
         """Replicas that have one such tier together, of so many in all."""
         return self.figures.sharing(replicas)
-
-
-def _check_tier(tier: Tier, place: Place) -> None:
-    if tier.storage is None and tier.bandwidth is None:
-        raise place.error("needs a storage of the catalog, or a bandwidth")
-
-
-_tier = section(Tier, _check_tier)
-
-
-def _tiers(value: Any, place: Place) -> tuple[Tier, ...]:
-    if not isinstance(value, list | tuple):
-        raise place.error(
-            f"expected a list of tiers such as [hbm, {{storage: nvme, shared_by: 4}}], got {shown(value)}"
-        )
-    sections = (entry if isinstance(entry, Mapping) else {"storage": entry} for entry in value)
-    return tuple(_tier(entry, place.item(index)) for index, entry in enumerate(sections))
-
-
-def _tiers_schema() -> dict[str, Any]:
-    return {"type": "array", "items": {"anyOf": [schema_of(_storage), schema_of(_tier)]}}
 
 
 @dataclass(frozen=True)
@@ -106,7 +73,8 @@ class KvFetch:
     """Without ``tokens`` or ``share`` the contexts are the leading tokens that the workload says to be cached."""
 
     tiers: tuple[Tier, ...] = key(
-        Reader(_tiers, _tiers_schema), says="Asked one after the other; [] is no cache: all is computed."
+        tiers_reader(Tier, "[hbm, {storage: nvme, shared_by: 4}]"),
+        says="Asked one after the other; [] is no cache: all is computed.",
     )
     tokens: int | None = key(count(), None, "Of the context of each request, in front of its prompt.")
     share: float | None = key(number(above=0, most=1), None, "Of each prompt the leading part that is its context.")
