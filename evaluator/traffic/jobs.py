@@ -192,7 +192,9 @@ def unequal_contexts(prompt: NDArray[np.int64], output: NDArray[np.int64]) -> fl
     order, share = np.argsort(contexts), np.repeat(weight / weight.sum(), _MOMENTS) / _MOMENTS
     contexts, share = contexts[order], share[order]
     longest = np.diff(np.minimum(np.cumsum(share), 1.0) ** AT_A_TIME, prepend=0.0)
-    return round(float(contexts @ longest / (contexts @ share * longest.sum())) - 1.0, 2)
+    # Not by ``@``: BLAS wakes a thread per processor for so many numbers, and these wait for one another in busy loops.
+    mean = (contexts * share).sum()
+    return round(float((contexts * longest).sum() / (mean * longest.sum())) - 1.0, 2)
 
 
 def _resident(
