@@ -8,67 +8,93 @@ headroom of a design at r is the k at which k L(k r) is the bound. It is below 1
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
-MOST_CELLS = 2_000_000
-"""Of the arrays (row, rate, objective) that are made at a time."""
-
-
 def headrooms(log_rate: np.ndarray, log_ratio: np.ndarray, saturated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """ln headroom and growth of one design at each of its rates, (rate, objective); NaN where no rate tells.
+    """ln headroom and growth of designs at each of their rates, (rate, ..., objective); NaN where no rate tells.
 
-    ``log_rate`` (rate,) ascends; ``log_ratio`` (rate, objective) is ln(latency / bound); a rate at which the design is
-    ``saturated`` (rate,) misses every bound. Growth is d ln latency / d ln service where the bound is met just, at
-    least 1. Between rates the logarithm of the latency is straight in that of the rate. Beyond the last one the growth
-    there goes on, up to a rate that is saturated; a latency that is longer at a lower rate is so by chance, and counts
-    as no longer.
+    ``log_rate`` (rate,) ascends; ``log_ratio`` (rate, ..., objective) is ln(latency / bound); a rate at which a design
+    is ``saturated`` (rate, ...) misses every bound. Growth is d ln latency / d ln service where the bound is met just,
+    at least 1. Between rates the logarithm of the latency is straight in that of the rate. Beyond the last one the
+    growth there goes on, up to a rate that is saturated; a latency that is longer at a lower rate is so by chance, and
+    counts as no longer.
     """
     # A latency of nothing is far below any bound.
-    log_ratio = np.maximum(log_ratio, -50.0)
-    ends = _last_growth(log_rate, log_ratio), _first_growth(log_rate, log_ratio, saturated)
-    step = max(1, MOST_CELLS // max(log_ratio.size, 1))
-    blocks = [
-        _solved(log_rate, log_ratio, saturated, np.arange(start, min(start + step, log_rate.size)), ends)
-        for start in range(0, log_rate.size, step)
-    ]
-    log_headroom, growth = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
-    return log_headroom, growth
+    columns = np.maximum(log_ratio, -50.0).reshape(log_rate.size, -1)
+    over = np.broadcast_to(saturated[..., None], log_ratio.shape).reshape(columns.shape)
+    ends = _last_growth(log_rate, columns), _first_growth(log_rate, columns, over)
+    log_headroom, growth = _solved(log_rate, columns, np.where(over, np.inf, columns), ends)
+    return log_headroom.reshape(log_ratio.shape), growth.reshape(log_ratio.shape)
 
 
 def _solved(
-    log_rate: np.ndarray,
-    log_ratio: np.ndarray,
-    saturated: np.ndarray,
-    rows: np.ndarray,
-    ends: tuple[np.ndarray, np.ndarray],
+    log_rate: np.ndarray, log_ratio: np.ndarray, missed: np.ndarray, ends: tuple[np.ndarray, np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """``headrooms`` of some rows."""
-    rates, count = np.arange(log_rate.size), log_rate.size
-    missed = np.where(saturated[:, None], np.inf, log_ratio)
-    at_or_above = (rates >= rows[:, None])[..., None]
-    # Around each row the latency does not fall with the rate: (row, rate, objective).
-    above = np.maximum.accumulate(np.where(at_or_above, missed, -np.inf), axis=1)
-    at_or_below = (rates <= rows[:, None])[..., None]
-    below = np.minimum.accumulate(np.where(at_or_below, missed, np.inf)[:, ::-1], axis=1)[:, ::-1]
-    # ln(k L(k r) / bound) at the k that each rate stands for, which ascends along the rates.
-    excess = np.where(at_or_above, above, below) + (log_rate - log_rate[rows, None])[..., None]
-    met = np.count_nonzero(excess <= 0.0, axis=1)  # how many rates, the lowest ones, meet the bound
+    """``headrooms`` by the latencies that are held against the bound, ``missed`` (rate, objective): infinite where the
+    design is saturated."""
+    count, rows, objective = log_rate.size, np.arange(log_rate.size)[:, None], np.arange(log_ratio.shape[1])
+    ranges, at_row = _Ranges(missed), log_rate[:, None]
+
+    def excess(rate: np.ndarray) -> np.ndarray:
+        """ln(k L(k r) / bound) of each row at the k that ``rate`` (row, objective) stands for; it ascends with that."""
+        # Around each row the latency does not fall with the rate.
+        return ranges.around(rows, rate) + (log_rate[rate] - at_row)
+
+    met = _count_true(lambda rate: excess(rate) <= 0.0, count, log_ratio.shape)  # the lowest rates meet the bound
     lower, upper = np.maximum(met - 1, 0), np.minimum(met, count - 1)
-    at_lower, at_upper = (np.take_along_axis(excess, place[:, None], axis=1)[:, 0] for place in (lower, upper))
-    objective = np.arange(log_ratio.shape[1])
+    at_lower, at_upper = excess(lower), excess(upper)
     last, first = ends
     with np.errstate(divide="ignore", invalid="ignore"):
         between = (at_upper - at_lower) / (log_rate[upper] - log_rate[lower])
     inside = (met > 0) & (met < count) & np.isfinite(at_upper)
     growth = np.where(inside, between, np.where(met > 0, last[lower, objective], first[objective]))
     growth = np.maximum(growth, 1.0)
-    log_headroom = log_rate[lower] - log_rate[rows, None] - at_lower / growth
+    log_headroom = log_rate[lower] - at_row - at_lower / growth
     # The queue grows for good at the next rate, wherever the line that goes on from below meets the bound.
     up_to_saturation = (met > 0) & (met < count) & ~inside
-    most = log_rate[upper] - log_rate[rows, None]
+    most = log_rate[upper] - at_row
     log_headroom = np.where(up_to_saturation, np.minimum(log_headroom, most), log_headroom)
     known = np.isfinite(at_lower)
     return np.where(known, log_headroom, np.nan), np.where(known, growth, np.nan)
+
+
+class _Ranges:
+    """The greatest and the least of ``values`` (row, column) over ranges of rows.
+
+    Of each power of two those of as many rows from each row on; two of them cover any range (a sparse table). So a
+    thousand rates take a thousand times ten steps, where a table of all pairs of them took a million.
+    """
+
+    def __init__(self, values: np.ndarray) -> None:
+        rows, columns = values.shape
+        tables = [np.stack([values, values])]
+        while (width := 1 << (len(tables) - 1)) < rows:
+            table = tables[-1].copy()  # what would go beyond the end is never asked for
+            np.maximum(table[0, :-width], table[0, width:], out=table[0, :-width])
+            np.minimum(table[1, :-width], table[1, width:], out=table[1, :-width])
+            tables.append(table)
+        self._flat, self._of_power, self._columns = np.concatenate(tables, axis=None), 2 * values.size, columns
+        self._least, self._power = values.size, np.frexp(np.arange(rows) + 1)[1] - 1
+
+    def around(self, row: np.ndarray, to: np.ndarray) -> np.ndarray:
+        """From ``row`` up to the row ``to`` the greatest, down to it the least, (row, column)."""
+        upwards, span = to >= row, np.abs(to - row)
+        power = self._power[span]
+        start = power * self._of_power + np.where(upwards, 0, self._least) + np.minimum(row, to) * self._columns
+        start += np.arange(self._columns)
+        one, other = self._flat[start], self._flat[start + (span + 1 - (1 << power)) * self._columns]
+        return np.where(upwards, np.maximum(one, other), np.minimum(one, other))
+
+
+def _count_true(holds: Callable[[np.ndarray], np.ndarray], count: int, shape: tuple[int, ...]) -> np.ndarray:
+    """Of how many numbers below ``count`` something holds, which holds up to some number: by halves, (shape)."""
+    found = np.zeros(shape, dtype=np.int64)
+    for bit in reversed(range(count.bit_length())):
+        more = found + (1 << bit)
+        found = np.where((more <= count) & holds(np.minimum(more, count) - 1), more, found)
+    return found
 
 
 def _last_growth(log_rate: np.ndarray, log_ratio: np.ndarray) -> np.ndarray:
@@ -81,7 +107,8 @@ def _last_growth(log_rate: np.ndarray, log_ratio: np.ndarray) -> np.ndarray:
 
 def _first_growth(log_rate: np.ndarray, log_ratio: np.ndarray, saturated: np.ndarray) -> np.ndarray:
     """Growth at the lowest rate, (objective,)."""
-    if log_rate.size < 2 or saturated[:2].any():
+    if log_rate.size < 2:
         return np.ones(log_ratio.shape[1])
-    slope = (log_ratio[1] - log_ratio[0]) / (log_rate[1] - log_rate[0])
-    return 1.0 + np.where(np.isfinite(slope), slope, 0.0)
+    with np.errstate(invalid="ignore"):
+        slope = (log_ratio[1] - log_ratio[0]) / (log_rate[1] - log_rate[0])
+    return 1.0 + np.where(np.isfinite(slope) & ~saturated[:2].any(axis=0), slope, 0.0)

@@ -79,11 +79,11 @@ def _headroom(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
                 headroom[known, place] = ratio[known, place] ** (-1.0 / growth[known, place])
     with np.errstate(divide="ignore"):
         log_ratio = np.log(ratio)
-    for design, log_rate in whole.by_rates():
-        log_headroom, grown = headrooms(log_rate, log_ratio[design], saturated[design])
+    for designs, log_rate in whole.by_rates():
+        log_headroom, grown = headrooms(log_rate, log_ratio[designs], saturated[designs])
         known = np.isfinite(log_headroom)
-        headroom[design] = np.where(known, np.exp(log_headroom), headroom[design])
-        growth[design] = np.where(known, grown, growth[design])
+        headroom[designs] = np.where(known, np.exp(log_headroom), headroom[designs])
+        growth[designs] = np.where(known, grown, growth[designs])
     return headroom, growth
 
 

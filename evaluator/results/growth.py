@@ -25,6 +25,8 @@ RATES = ("memory_bandwidth", "flops", "link_bandwidth")
 """The INPUTS that are rates; the others are times."""
 ARRIVALS = ("swept: workload.arrivals.rate_rps", "swept: workload.arrivals.scale")
 """Descriptions of the axes that tell how a latency grows with the rate."""
+MOST_ROWS = 20_000
+"""Of designs at the same rates that are looked at together, which bounds memory (some 500 bytes a row)."""
 WAITING = 1.0 / 3.0
 """Part of TTFT: where the wait for admission is more, a queue decides, in which errors of the service grow."""
 
@@ -49,15 +51,21 @@ class LatencyGrowth:
         return np.where(self._saturated[rows], 1.0, np.maximum(factor, 1.0))
 
     def by_rates(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The designs that ran at several rates: of each the positions of its rows, by their rates, and the logarithms
-        of these."""
+        """Designs that ran at several rates, those at the same ones together: the positions of their rows, (rate,
+        design), and the logarithms of the rates, ascending."""
         if self._designs is None:
             return
         order, starts_design = self._designs
         rates = self._ds[self._rate].values.astype(float)
+        alike: dict[bytes, list[np.ndarray]] = {}
         for design in np.split(order, np.flatnonzero(starts_design)[1:]):
             if design.size > 1 and rates[design[0]] > 0.0:
-                yield design, np.log(rates[design])
+                alike.setdefault(rates[design].tobytes(), []).append(design)
+        for designs in alike.values():
+            log_rate = np.log(rates[designs[0]])
+            step = max(1, MOST_ROWS // log_rate.size)
+            for start in range(0, len(designs), step):
+                yield np.stack(designs[start : start + step], axis=1), log_rate
 
     def by_inputs(self, name: str, rows: np.ndarray) -> np.ndarray:
         """The sum of the elasticities to all times less those to all rates; 1 for an idle design."""

@@ -88,11 +88,33 @@ def test_chance_between_two_rates_is_no_headroom():
     assert np.isnan(solved([1.0, 2.0], [np.nan, np.nan])[0]).all()  # no such objective
 
 
-def test_many_rates_are_solved_in_parts(monkeypatch):
-    rates = np.linspace(0.1, 0.9, 50)
-    whole = solved(rates, 0.3 / (1.0 - rates))
-    monkeypatch.setattr("evaluator.metrics.headroom.MOST_CELLS", 400)
-    np.testing.assert_array_equal(solved(rates, 0.3 / (1.0 - rates)), whole)
+def by_all_pairs(log_rate, log_ratio, saturated):
+    """How many of the lowest rates meet the bound with the service that each stands for at ``row``, (row,): as the
+    docstring of the module has it, with a table of all pairs of rates."""
+    missed, count = np.where(saturated, np.inf, log_ratio), len(log_rate)
+    table = [[missed[min(row, to) : max(row, to) + 1] for to in range(count)] for row in range(count)]
+    around = [[np.max(some) if to >= row else np.min(some) for to, some in enumerate(table[row])] for row in range(count)]
+    return (np.array(around) + log_rate - log_rate[:, None] <= 0.0).sum(axis=1)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_rates_are_solved_as_by_a_table_of_all_pairs(seed):
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(1, 40))
+    log_rate = np.sort(rng.choice(np.linspace(-2.0, 2.0, 100), count, replace=False))
+    log_ratio = rng.normal(size=(count, 3, 2)) + np.linspace(-2.0, 2.0, count)[:, None, None]
+    saturated = rng.random((count, 3)) < 0.2
+    log_headroom, growth = headrooms(log_rate, log_ratio, saturated)
+    for design in range(3):
+        one = headrooms(log_rate, log_ratio[:, design], saturated[:, design])
+        np.testing.assert_array_equal(one, (log_headroom[:, design], growth[:, design]))
+        for place in range(2):
+            met = by_all_pairs(log_rate, log_ratio[:, design, place], saturated[:, design])
+            ratio = np.append(log_rate, np.inf)[met] - log_rate  # of the lowest rate that does not meet it
+            known = np.isfinite(log_headroom[:, design, place])
+            assert (log_headroom[known, design, place] <= ratio[known] + 1e-12).all()
+            below = np.append(-np.inf, log_rate)[met] - log_rate
+            assert (log_headroom[known, design, place] >= below[known] - 1e-12).all()
 
 
 @pytest.mark.parametrize("bound", [1.8, 2.6])
