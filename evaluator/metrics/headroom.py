@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+
 def headrooms(log_rate: np.ndarray, log_ratio: np.ndarray, saturated: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """ln headroom and growth of designs at each of their rates, (rate, ..., objective); NaN where no rate tells.
 

@@ -93,7 +93,9 @@ def by_all_pairs(log_rate, log_ratio, saturated):
     docstring of the module has it, with a table of all pairs of rates."""
     missed, count = np.where(saturated, np.inf, log_ratio), len(log_rate)
     table = [[missed[min(row, to) : max(row, to) + 1] for to in range(count)] for row in range(count)]
-    around = [[np.max(some) if to >= row else np.min(some) for to, some in enumerate(table[row])] for row in range(count)]
+    around = [
+        [np.max(some) if to >= row else np.min(some) for to, some in enumerate(table[row])] for row in range(count)
+    ]
     return (np.array(around) + log_rate - log_rate[:, None] <= 0.0).sum(axis=1)
 
 
