@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from evaluator.errors import InputError
 from evaluator.records import without_collecting
-from evaluator.results.netcdf import read_own
+from evaluator.results.netcdf import read_own, write_own
 from evaluator.results.schema import SCHEMA_VERSION, problem_of
 from evaluator.results.texts import as_objects, is_text, text_bytes, text_variable
 from evaluator.results.zarr_store import ROWS, WHOLE, create, finish, lost_pieces, piece_rows, write_rows
@@ -97,7 +97,8 @@ def write(ds: xr.Dataset, path: str | Path) -> Path:
         else:
             # Asked for before HDF5 begins, which ends the process on a full disk.
             _reserve(part, _most_bytes(ds))
-            ds.to_netcdf(part, format="NETCDF4", engine=ENGINE)
+            if not write_own(ds, part):
+                ds.to_netcdf(part, format="NETCDF4", engine=ENGINE)
     return path
 
 

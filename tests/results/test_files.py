@@ -45,6 +45,41 @@ def test_a_file_of_ours_is_read_as_xarray_reads_it(tmp_path, monkeypatch):
         assert list(map(type, found[name].attrs.values())) == list(map(type, variable.attrs.values())), name
 
 
+def test_a_file_is_written_as_xarray_writes_it(tmp_path):
+    """Also where equal texts are different objects, where texts are of a fixed width, and for other numbers."""
+    ds = measured((HARDWARE, BATCHING, axis("deployment.flag", True, False), RATE))
+    rows = ds.sizes["config"]
+    ds["counts"] = xr.Variable("config", np.arange(rows, dtype=np.int16), {"limits": np.array([1.5, 2.5]), "level": 3})
+    ds["half"] = xr.Variable(("config", "quantile"), np.ones((rows, ds.sizes["quantile"]), dtype=np.float32))
+    ds["größe"] = xr.Variable((), "ein Wort", {"units": ""})
+    ds["words"] = xr.Variable("config", np.array([f"größer {row % 3}" for row in range(rows)], dtype=object))
+    assert netcdf.write_own(ds, tmp_path / "own.nc")
+    ds.to_netcdf(tmp_path / "xarray.nc", engine="h5netcdf")
+    own, by_xarray = (xr.load_dataset(tmp_path / name, engine="h5netcdf") for name in ("own.nc", "xarray.nc"))
+    xr.testing.assert_identical(own, by_xarray)
+    assert [*own.variables] == [*by_xarray.variables]
+    for name, variable in by_xarray.variables.items():
+        assert [*own[name].attrs] == [*variable.attrs] and own[name].dtype == variable.dtype, name
+        assert own[name].encoding.keys() == variable.encoding.keys(), name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ds: ds.assign(other=("config", np.array(["2026-01-01"] * ds.sizes["config"], "M8[ns]"))),
+        lambda ds: ds.assign(other=("config", np.array([None] * ds.sizes["config"], dtype=object))),
+        lambda ds: ds.assign(other=(("config", "free"), np.ones((ds.sizes["config"], 3)))),
+        lambda ds: ds.assign(other=("config", np.ones(ds.sizes["config"]), {"words": ["a", "b"]})),
+        lambda ds: ds.assign_attrs(words=["a", "b"]),
+        lambda ds: ds.isel(config=slice(0)),
+    ],
+    ids=["dates", "nothing", "no coordinate", "lists of a variable", "lists", "no rows"],
+)
+def test_what_is_of_another_form_is_left_to_xarray(tmp_path, change):
+    assert not netcdf.write_own(change(measured()), tmp_path / "a.nc")
+    assert not (tmp_path / "a.nc").exists()
+
+
 @pytest.mark.parametrize(
     ("change", "encoding"),
     [
@@ -77,10 +112,14 @@ def test_a_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     path = write(measured(), tmp_path / "a.nc")
     before = path.read_bytes()
 
-    def fail(self, target, **_):
+    def fail(ds, target, **_):
         target.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
+    monkeypatch.setattr(files, "write_own", fail)
+    with pytest.raises(InputError, match=r"cannot write .*a\.nc: No space left on device"):
+        write(measured(), path)
+    monkeypatch.setattr(files, "write_own", lambda ds, target: False)  # what is of another form, xarray writes
     monkeypatch.setattr(xr.Dataset, "to_netcdf", fail)
     with pytest.raises(InputError, match=r"cannot write .*a\.nc: No space left on device"):
         write(measured(), path)

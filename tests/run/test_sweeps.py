@@ -204,7 +204,7 @@ def test_a_result_that_cannot_be_written_loses_no_chunk(grid, swept, small_chunk
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(xr.Dataset, "to_netcdf", full)
+        patch.setattr("evaluator.results.files.write_own", full)
         message = r"cannot write .*a\.nc: No space left on device; all finished chunks are kept in .*a\.chunks/"
         with pytest.raises(InputError, match=message):
             sweep(grid, out=out)
