@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -24,6 +25,7 @@ from evaluator.keys import (
     variant,
     written,
 )
+from evaluator.records import with_fields
 
 LOWEST_RPS = 1e-6
 """Requests per second. A clock that counts the years between them would lose the milliseconds that they take."""
@@ -139,6 +141,12 @@ class Arrivals:
     def written(self) -> dict[str, Any]:
         """The section it could have been read from: its process, and the keys that this has."""
         return {"process": self.process, **{name: written(getattr(self, name)) for name in PROCESSES[self.process]}}
+
+
+def arrivals_with(read: Arrivals, several: Iterable[Mapping[str, float]]) -> Iterator[Arrivals]:
+    """The arrivals with other rates, one after the other, which are known to be such as a rate may be."""
+    # No check of ``_arrivals`` looks at the rate.
+    return (with_fields(read, **rate) for rate in several)
 
 
 # One record for all processes: a sweep may go from one to another, and a key that both have keeps its value.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import isfinite, prod
@@ -15,6 +15,7 @@ import numpy as np
 from evaluator.catalog.what_if import DEVICE_FIGURES, devices_with
 from evaluator.errors import InputError, InputWarning
 from evaluator.keys import Place, shown, split_path, written
+from evaluator.scenario.arrivals import arrivals_with
 from evaluator.scenario.conditions import column, fulfilled
 from evaluator.scenario.deployment import Deployment
 from evaluator.scenario.encoded import Encoded, combined, identity, interned
@@ -306,34 +307,43 @@ def _read(
     return Encoded(values, np.array(places)[codes])
 
 
+_WITH_NUMBERS: dict[str, tuple[Collection[str], Callable[[Any, Iterable[Mapping[str, float]]], Iterator[Any]]]] = {
+    "hardware": (DEVICE_FIGURES, devices_with),
+    "arrivals": (("rate_rps",), arrivals_with),
+}
+"""Fields of which a sweep may have many that differ in such numbers alone, and what makes them of one that was read."""
+
+
 def _told_by_extremes(
     field: FieldPath,
     changes: Sequence[Sequence[Mapping[str, Any]]],
     combinations: Sequence[tuple[int, ...]],
     read: Callable[[tuple[int, ...]], Any],
 ) -> Iterator[Any] | None:
-    """Many devices that differ in the same few numbers, of which the least and the greatest alone are read.
+    """Many devices or rates that differ in the same few numbers, of which the least and the greatest alone are read.
 
     None where they differ in anything else: in names, in what lies deeper (links, peaks), in counts.
     """
-    if len(combinations) < MANY or len(changes) > 1 or field[-1] != "hardware":
+    if len(combinations) < MANY or len(changes) > 1 or field[-1] not in _WITH_NUMBERS:
         return None
+    numbers, others_with = _WITH_NUMBERS[field[-1]]
     rows = [changes[0][index] for (index,) in combinations]
     prefix = ".".join(field)
     names = {path: path.removeprefix(f"{prefix}.") for path in rows[0]}
     if not (
-        names and DEVICE_FIGURES.keys() >= set(names.values()) and all(row.keys() == rows[0].keys() for row in rows)
+        names and set(numbers) >= set(names.values()) and all(row.keys() == rows[0].keys() for row in rows)
     ):
         return None
     columns = {name: [row[path] for row in rows] for path, name in names.items()}
     if not all(type(value) is float and isfinite(value) for column in columns.values() for value in column):
         return None
-    # Whatever lies between two figures that a device may have is one that it may have, too (``keys.is_interval``).
+    # Whatever lies between two figures that a device may have is one that it may have, too (``keys.is_interval``); so
+    # it is with rates.
     extremes = {int(place) for column in columns.values() for place in (np.argmin(column), np.argmax(column))}
     for place in extremes:
         described = read(combinations[place])
     figures = (dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True))
-    return devices_with(described, figures)
+    return others_with(described, figures)
 
 
 def _first_points(number: int, shape: tuple[int, ...], steps: np.ndarray, whole: bool) -> dict[int, int]:
