@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evaluator.catalog.store import find, has, names, suggestion
+from evaluator.catalog.store import find, has, names, roots_asked, suggestion
 from evaluator.errors import InputError
 from evaluator.units import parse_quantity
 from evaluator.yaml import load_yaml
@@ -75,7 +75,7 @@ def times_forgotten() -> int:
 
 def catalog_folders() -> tuple[str, str, int]:
     """Where the catalog's files are, and how often one changed: a key of caches, so that another is asked anew."""
-    return os.environ.get("EVALUATOR_PATH", ""), os.getcwd(), times_forgotten()
+    return *roots_asked(), times_forgotten()
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:

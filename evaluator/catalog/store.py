@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from typing import NamedTuple
 
 from evaluator.errors import InputError
 
@@ -31,7 +32,16 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 
 
 _FOUND: dict[tuple[str, str, str, str], Path] = {}
-_HERE: ContextVar[dict[tuple[str, str], Path] | None] = ContextVar("found", default=None)
+
+
+class _Here(NamedTuple):
+    """What a plan of many designs asks once: its ``roots`` (``roots_asked``), and the files that were found."""
+
+    roots: tuple[str, str]
+    found: dict[tuple[str, str], Path]
+
+
+_HERE: ContextVar[_Here | None] = ContextVar("found", default=None)
 
 
 def data_folder(kind: str) -> tuple[Path, ...]:
@@ -83,23 +93,29 @@ def find(kind: str, name: str) -> Path:
         raise InputError(f"{_kind(kind)[1]}: there is no file '{name}'")
     # A sweep over the figures of a device asks for the same few files a hundred thousand times.
     here = _HERE.get()
-    if here is not None and (kind, name) in here:
-        return here[kind, name]
-    asked = (kind, name, os.environ.get("EVALUATOR_PATH", ""), os.getcwd())
+    if here is not None and (kind, name) in here.found:
+        return here.found[kind, name]
+    asked = (kind, name, *roots_asked())
     cached = _FOUND.get(asked)
     # Looked at again: a session may write, rename or remove files of its catalog between two questions.
     if cached is None or not os.path.isfile(cached):
         cached = _FOUND[asked] = _search(kind, name)
     if here is not None:
-        here[kind, name] = cached
+        here.found[kind, name] = cached
     return cached
+
+
+def roots_asked() -> tuple[str, str]:
+    """What the folders in which entries are looked for follow from: EVALUATOR_PATH, and the current directory."""
+    here = _HERE.get()
+    return (os.environ.get("EVALUATOR_PATH", ""), os.getcwd()) if here is None else here.roots
 
 
 @contextmanager
 def looked_for_once() -> Iterator[None]:
     """Within it a file that was found is where it is: a plan of many designs is of the same files."""
     # Of this thread alone: others may be between two plans.
-    before = _HERE.set({})
+    before = _HERE.set(_Here(roots_asked(), {}))
     try:
         yield
     finally:
