@@ -302,8 +302,12 @@ def test_a_large_grid_reads_each_value_once(base, monkeypatch):
     calls = []
     read = grid.read_field
     monkeypatch.setattr(grid, "read_field", lambda *arguments: calls.append(1) or read(*arguments))
-    assert len(expand(scenario).points) == 100_000
-    assert len(calls) == 1100
+    points = expand(scenario).points
+    assert len(points) == 100_000
+    assert len(calls) == 2 + 100  # of the rates the least and the greatest alone
+    monkeypatch.setattr(grid, "MANY", 1001)  # each of them is read
+    assert [workload for workload, *_ in points[::100]] == [workload for workload, *_ in expand(scenario).points[::100]]
+    assert len(calls) == 2 + 100 + 1000 + 100
 
 
 _names = st.sampled_from(["a", "b", "p99.9", "c-3.1"])
