@@ -28,7 +28,7 @@ class RateChange(NamedTuple):
     rate_rps: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)  # a large sweep has one for each design: half of the memory
 class Configuration:
     """One configuration: ``config`` is its row of the grid, ``status`` is ok or why it cannot run.
 

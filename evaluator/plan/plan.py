@@ -137,11 +137,16 @@ class Plan:
 
     def group_of(self, configuration: Configuration) -> Group:
         """The group in which a configuration and its variants run."""
-        return self._groups[configuration.config]
+        return self.groups[self._group_numbers[configuration.config]]
 
     @cached_property
-    def _groups(self) -> dict[int, Group]:
-        return {configuration.config: group for group in self.groups for configuration in group.configurations}
+    def _group_numbers(self) -> np.ndarray:
+        """The number of the group of each point of the grid, (point,); anything for points that are not planned."""
+        # An array, since a dictionary of a million configurations takes as much memory as half of these.
+        numbers = np.zeros(len(self.grid.points), dtype=np.int32)
+        for number, group in enumerate(self.groups):
+            numbers[[configuration.config for configuration in group.configurations]] = number
+        return numbers
 
 
 def plan(

@@ -7,7 +7,7 @@ finds its own chunks again and no other's, and several sweeps of one output keep
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,15 +36,12 @@ class Checkpoint:
         """A part of the sweep with chunks of its own, such as its runs that were made longer."""
         return Checkpoint(self.folder / name)
 
-    def finished(self, configs: Sequence[np.ndarray]) -> dict[int, dict[str, np.ndarray]]:
+    def finished(self, configs: Sequence[np.ndarray]) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         """Chunks that need not be computed, by number; ``configs`` are the rows of every chunk, in their order."""
-        chunks = read_chunks(self.folder)
-        return {
-            index: values
-            for index, values in chunks.items()
+        for index, values in read_chunks(self.folder):
             # Chunks of a plan that was cut otherwise are of no use, even under the same fingerprint.
-            if index < len(configs) and np.array_equal(values["config"], configs[index])
-        }
+            if index < len(configs) and np.array_equal(values["config"], configs[index]):
+                yield index, values
 
     def remove(self) -> None:
         """Nothing is left of the sweep; nor of the folder that it had in common with others, if it was the last."""
@@ -66,53 +63,89 @@ def chunks_folder(output: Path) -> Path:
 def write_chunk(folder: str | Path, index: int, metrics: Mapping[str, np.ndarray]) -> Path:
     """Keep the results of one chunk (``metrics["config"]`` says which rows) until the sweep is whole.
 
-    Plain .npz, because a netCDF file of seventy variables costs as much time as computing the chunk.
+    Plain .npz, because a netCDF file of seventy variables costs as much time as computing the chunk. All variables are
+    fields of one array: each as a file of its own in the archive costs as much as all of their bytes.
     """
+    columns = {name: np.asarray(values) for name, values in metrics.items()}
+    kinds = [(name, values.dtype, values.shape[1:]) for name, values in columns.items()]
+    rows = np.empty(len(columns["config"]), dtype=kinds)
+    for name, values in columns.items():
+        rows[name] = values
     path = Path(folder) / f"chunk-{index:06d}.npz"
     with replacing(path) as part, part.open("wb") as file:
-        np.savez(file, **metrics)  # type: ignore[arg-type]
+        np.savez(file, rows=rows)
     return path
 
 
-def read_chunks(folder: str | Path) -> dict[int, dict[str, np.ndarray]]:
-    """Finished chunks by index; what a killed run left half written, or a disk damaged, is passed over."""
-    chunks = {}
+def read_chunks(folder: str | Path) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Finished chunks with their index; what a killed run left half written, or a disk damaged, is passed over."""
     for path in sorted(Path(folder).glob("chunk-*.npz")):
         try:
             # Without pickles, which could run anything that somebody put into the folder.
             with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
-                values = shared({name: file[name] for name in file.files})
-            # All columns of a chunk are as long: one that was cut short by a full disk is not.
-            rows = {len(array) for array in values.values()}
+                rows = file["rows"]
+            values = {name: rows[name] for name in rows.dtype.names or ()}
             index = int(path.stem.removeprefix("chunk-"))
         except Exception:  # whatever the damage does to the reader, the chunk is computed anew
             continue
-        if "config" in values and len(rows) == 1:
-            chunks[index] = values
-    return chunks
+        if rows.ndim == 1 and "config" in values:
+            yield index, values
+
+
+class Rows:
+    """The rows of all chunks as arrays of all of them, into which chunks are put as they come.
+
+    A variable that some chunks lack is NaN there, for which integers and booleans become floats.
+    """
+
+    def __init__(self, configs: np.ndarray) -> None:
+        """``configs`` (row,) are the configurations of all chunks, in any order; rows stand in theirs."""
+        self._configs = np.sort(configs)
+        self._columns: dict[str, np.ndarray] = {}
+        self._places: list[np.ndarray] = []  # of each chunk that is there
+        self._lacking: dict[str, list[np.ndarray]] = {}  # the rows that lack a variable
+        self._order: dict[str, tuple[int, int]] = {}  # the first chunk that has a variable, and its place there
+
+    def put(self, index: int, chunk: Mapping[str, np.ndarray]) -> None:
+        """The rows of the chunk with this number."""
+        places = np.searchsorted(self._configs, chunk["config"])
+        for name in self._columns.keys() - chunk.keys():
+            self._lacking.setdefault(name, []).append(places)
+        # Texts as shared objects: NumPy gives every row the room of the longest status otherwise.
+        for place, (name, values) in enumerate(shared(chunk).items()):
+            column = self._columns.get(name)
+            if column is None:
+                column = np.empty((len(self._configs), *values.shape[1:]), values.dtype)
+                self._lacking[name] = [*self._places]
+            elif column.dtype != values.dtype:
+                column = column.astype(np.result_type(column, values))
+            column[places] = values
+            self._columns[name] = column
+            # By the number of the chunk, so that the order of variables does not depend on which chunk came first.
+            self._order[name] = min(self._order.get(name, (index, place)), (index, place))
+        self._places.append(places)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """The variables; all chunks are there."""
+        if sum(map(len, self._places)) != len(self._configs):
+            # A chunk that a worker lost would be rows that are missing without a word.
+            raise AssertionError(f"{len(self._places)} chunks do not have all {len(self._configs)} rows")
+        for name, lacking in self._lacking.items():
+            if lacking:
+                column = self._columns[name]
+                self._columns[name] = column = column.astype(np.result_type(column, float))
+                column[np.concatenate(lacking)] = np.nan
+        return {name: self._columns[name] for name in sorted(self._order, key=self._order.__getitem__)}
 
 
 def combine(chunks: Iterable[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Chunks one after the other, in the order of their ``config``; a variable that some lack is NaN there.
 
-    The chunks are emptied, variable by variable: the rows of a million designs are not to be held twice.
+    The chunks are emptied one after the other: the rows of a million designs are not to be held twice.
     """
     pieces = list(chunks)
-    rows = [len(piece["config"]) for piece in pieces]
-    starts = np.cumsum([0, *rows])
-    order = np.argsort(np.concatenate([piece["config"] for piece in pieces]), kind="stable")
-    # The inverse permutation: the row of the result that each row of the pieces goes to.
-    places = np.empty_like(order)
-    places[order] = np.arange(order.size)
-    joined = {}
-    for name in dict.fromkeys(name for piece in pieces for name in piece):
-        # Variable by variable, so that pieces and the whole are never both in memory.
-        columns = [piece.pop(name, None) for piece in pieces]
-        present = [values for values in columns if values is not None]
-        # A variable that some chunks lack is NaN there: integers and booleans become floats.
-        kinds = [values.dtype for values in present] + [np.dtype(float)] * (len(present) < len(columns))
-        joined[name] = np.empty((order.size, *present[0].shape[1:]), np.result_type(*kinds))
-        for number, start in enumerate(starts[:-1]):
-            values, columns[number] = columns[number], None
-            joined[name][places[start : start + rows[number]]] = np.nan if values is None else values
-    return joined
+    rows = Rows(np.concatenate([piece["config"] for piece in pieces]))
+    for index, piece in enumerate(pieces):
+        rows.put(index, piece)
+        piece.clear()
+    return rows.columns()

@@ -143,7 +143,7 @@ def sweep_shard(
         # A cluster is started only here, where there is something to compute.
         watched = stack.enter_context(followed(progress, len(rows), requests_per_unit=task.requests))
         context = RunContext(checkpoint, watched, stack.enter_context(connected(cluster)))
-        dataset, first = dataset_of(task, np.arange(rows.start, rows.stop, dtype=np.int64), context)
-        store.write(shard, dataset, common_of(dataset, task.fingerprint, command), FallbackReport.of(first))
+        dataset, report = dataset_of(task, np.arange(rows.start, rows.stop, dtype=np.int64), context)
+        store.write(shard, dataset, common_of(dataset, task.fingerprint, command), report)
         checkpoint.remove()
     return ShardState.COMPUTED

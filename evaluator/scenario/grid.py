@@ -330,9 +330,7 @@ def _told_by_extremes(
     rows = [changes[0][index] for (index,) in combinations]
     prefix = ".".join(field)
     names = {path: path.removeprefix(f"{prefix}.") for path in rows[0]}
-    if not (
-        names and set(numbers) >= set(names.values()) and all(row.keys() == rows[0].keys() for row in rows)
-    ):
+    if not (names and set(numbers) >= set(names.values()) and all(row.keys() == rows[0].keys() for row in rows)):
         return None
     columns = {name: [row[path] for row in rows] for path, name in names.items()}
     if not all(type(value) is float and isfinite(value) for column in columns.values() for value in column):

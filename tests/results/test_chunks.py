@@ -3,7 +3,7 @@ import os
 import numpy as np
 import pytest
 
-from evaluator.results.chunks import Checkpoint, combine, read_chunks, write_chunk
+from evaluator.results.chunks import Checkpoint, Rows, combine, read_chunks, write_chunk
 from evaluator.results.fingerprint import fingerprint_of
 from tests.scenario.build import scenario
 
@@ -16,7 +16,7 @@ def chunk(*rows):
 def test_chunks_come_back_in_the_order_of_the_grid(tmp_path):
     write_chunk(tmp_path / "c", 1, chunk(0, 3))
     write_chunk(tmp_path / "c", 0, chunk(2, 1))
-    chunks = read_chunks(tmp_path / "c")
+    chunks = dict(read_chunks(tmp_path / "c"))
     assert sorted(chunks) == [0, 1]
     whole = combine(chunks.values())
     np.testing.assert_array_equal(whole["config"], [0, 1, 2, 3])
@@ -30,7 +30,7 @@ def test_half_written_chunks_are_passed_over(tmp_path):
     (tmp_path / "chunk-000002.npz").write_bytes(b"")
     (tmp_path / ".chunk-000003.npz.77.part").write_bytes(path.read_bytes())
     (tmp_path / "chunk-zero.npz").write_bytes(path.read_bytes())
-    assert list(read_chunks(tmp_path)) == [0]
+    assert list(dict(read_chunks(tmp_path))) == [0]
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -42,7 +42,7 @@ def test_damaged_chunks_are_passed_over_or_as_they_were(tmp_path, seed):
     for _ in range(rng.integers(1, 5)):
         content[rng.integers(len(content))] = rng.integers(256)
     path.write_bytes(content[: rng.integers(1, len(content))] if seed % 4 == 0 else content)
-    for values in read_chunks(tmp_path).values():
+    for _, values in read_chunks(tmp_path):
         for name in set(values) & set(written):
             np.testing.assert_array_equal(values[name], written[name])
 
@@ -53,7 +53,7 @@ def test_only_the_chunks_of_the_same_rows_are_taken_up(tmp_path):
     write_chunk(kept.folder, 0, chunk(0, 1))
     write_chunk(kept.folder, 1, chunk(2, 3))
     write_chunk(kept.folder, 7, chunk(4))
-    assert list(kept.finished([np.array([0, 1]), np.array([2, 4])])) == [0]
+    assert list(dict(kept.finished([np.array([0, 1]), np.array([2, 4])]))) == [0]
     assert kept.others() == 0
     write_chunk(Checkpoint.beside(tmp_path / "a.nc", "0" * 64).folder, 0, chunk(0))
     assert kept.others() == 1
@@ -80,10 +80,35 @@ def test_a_fingerprint_is_of_what_the_numbers_depend_on(kind, tmp_path, monkeypa
 
 
 def test_there_may_be_no_chunks(tmp_path):
-    assert read_chunks(tmp_path / "absent") == {}
+    assert list(read_chunks(tmp_path / "absent")) == []
 
 
 def test_a_variable_that_a_chunk_lacks_is_nan():
     other = chunk(1) | {"itl_s": np.ones((1, 2))}
     whole = combine([chunk(0), other])
     np.testing.assert_array_equal(whole["itl_s"], [[np.nan, np.nan], [1.0, 1.0]])
+
+
+def test_rows_do_not_depend_on_the_order_in_which_chunks_come():
+    chunks = [chunk(0, 3) | {"met": np.array([True, False])}, chunk(2) | {"itl_s": np.ones(1), "met": np.array([True])}]
+    chunks.append(chunk(1))
+    found = []
+    for order in ([0, 1, 2], [2, 1, 0], [1, 2, 0]):
+        rows = Rows(np.array([0, 3, 2, 1]))
+        for index in order:
+            rows.put(index, chunks[index])
+        found.append(rows.columns())
+    assert [[*columns] for columns in found] == [["config", "ttft_s", "status", "met", "itl_s"]] * 3
+    for columns in found:
+        for name, values in found[0].items():
+            assert columns[name].dtype == values.dtype
+            np.testing.assert_array_equal(columns[name], values)
+    np.testing.assert_array_equal(found[0]["met"], [1.0, np.nan, 1.0, 0.0])
+    np.testing.assert_array_equal(found[0]["itl_s"], [np.nan, np.nan, 1.0, np.nan])
+
+
+def test_rows_that_are_missing_are_told():
+    rows = Rows(np.array([0, 1]))
+    rows.put(0, chunk(1))
+    with pytest.raises(AssertionError, match="1 chunks do not have all 2 rows"):
+        rows.columns()
