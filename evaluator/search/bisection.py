@@ -35,8 +35,12 @@ class Bisection:
         """Where a number holds."""
         return self.held >= self.floor
 
-    def next(self, searches: Whole) -> Whole:
-        """The number that each of these searches has to try, strictly between what holds and what does not."""
+    def next(self, searches: Whole, guess: NDArray[np.float64] | None = None) -> Whole:
+        """The number that each of these searches has to try, strictly between what holds and what does not.
+
+        ``guess`` (search,) is about the largest that holds, NaN where nobody knows: it takes the place of a stride or
+        half of the gap.
+        """
         held, failed, stride = self.held[searches], self.failed[searches], self._stride[searches]
         some_hold, some_fail = held >= self.floor[searches], failed <= self.ceiling[searches]
         # Only one kind is known so far: go on in its direction, in strides that double, so that a start that is far
@@ -45,7 +49,12 @@ class Bisection:
         # Only while one side is open: with both known the step is half of the gap, and neither before the first
         # trial is anything learnt about the distance.
         self._stride[searches] = np.where(some_hold ^ some_fail, 2 * stride, stride)
-        return np.clip(np.where(some_hold & some_fail, (held + failed) // 2, onwards), held + 1, failed - 1)
+        chosen = np.where(some_hold & some_fail, (held + failed) // 2, onwards)
+        if guess is not None:
+            # Within the range first: a guess may be as far away as no whole number is.
+            near = np.floor(np.clip(np.nan_to_num(guess), self.floor[searches], self.ceiling[searches]))
+            chosen = np.where(np.isnan(guess), chosen, near.astype(np.int64))
+        return np.clip(chosen, held + 1, failed - 1)
 
     def tell(self, searches: Whole, tried: Whole, holds: NDArray[np.bool_]) -> None:
         """What came of the numbers tried."""

@@ -18,11 +18,14 @@ from evaluator.metrics.latency import VARIABLE
 from evaluator.plan import Configuration, Plan
 from evaluator.progress import ProgressReport
 from evaluator.search.bisection import Bisection
+from evaluator.search.interpolation import guess, leaders_of
 from evaluator.search.start import Starts
-from evaluator.search.trials import Objectives, ReportedRuns, headroom_of, run, unsteady
+from evaluator.search.trials import Objectives, ReportedRuns, Values, headroom_of, run, unsteady
 
 FIRST_STRIDE = 0.15
 """The first step away from the closed form's rate, in the logarithm."""
+FIRST = 32
+"""Designs at least that begin at the closed form's rate, before others begin at what these came to."""
 LOWEST, HIGHEST = 1e-3, 1e6
 """Parts of the closed form's rate between which is searched: below requests are alone, above they all come at once."""
 UNBOUNDED = 8.0
@@ -95,13 +98,17 @@ def goodput(
     search = _Search(whole, configurations, levels, bracket, rates)
     search.run_at_once()
     done = before
-    while (open_ := search.bisection.open).size:
-        search.run_round(open_)
-        done += open_.size
+    while (ready := search.ready).size:
+        search.run_round(ready)
+        done += ready.size
         if watch is not None:
             watch.expect(done + search.bisection.left())
-            watch.advance(open_.size)
-    return search.result(done - before)
+            watch.advance(ready.size)
+    above = search.run_above()
+    if watch is not None:
+        watch.expect(done + above)
+        watch.advance(above)
+    return search.result(done + above - before)
 
 
 @dataclass
@@ -128,6 +135,7 @@ class _Search:
     ) -> None:
         self.whole, self.configurations, self.levels, self.bracket = whole, configurations, levels, bracket
         self.step = step = float(np.log1p(bracket))
+        self.far = max(1, round(SLOPE_SPAN / step))
         count, starts = len(configurations), Starts(whole)
         self.objectives = Objectives.of(whole, configurations, levels)
         first = np.array([starts.rate(configuration) for configuration in configurations]) if rates is None else rates
@@ -139,6 +147,15 @@ class _Search:
         self.reported, self.error = ReportedRuns(count), np.full((count, len(self.objectives.bounds)), np.nan)
         self.trials: list[list[Trial]] = [[] for _ in configurations]
         self.unbounded = np.zeros(count, dtype=bool)
+        steps = np.array([whole.grid.steps(configuration.config) for configuration in configurations])
+        # A search that is told where to begin knows better than any other design.
+        self.leaders = leaders_of(steps, FIRST) if rates is None else np.full(count, -1)
+
+    @property
+    def ready(self) -> np.ndarray:
+        """The designs to try next: not decided yet, and behind no design that is not."""
+        open_ = self.bisection.open
+        return open_[~np.isin(self.leaders[open_], open_)]
 
     def rates(self, points: np.ndarray) -> np.ndarray:
         """Requests per second at points of the lattice."""
@@ -163,10 +180,7 @@ class _Search:
 
     def run_round(self, designs: np.ndarray) -> None:
         """One trial of each of these designs."""
-        points = self.bisection.next(designs)
-        rates = self.rates(points)
-        values, met = run(self.whole, [self.configurations[design] for design in designs], rates, self.levels)
-        ratios, errors = self.objectives.ratios(values, designs)
+        points = self.bisection.next(designs, np.array([self._guess(int(design)) for design in designs]))
         # Of a design that meets its objectives at no rate the run at the lowest rate is reported: there it comes
         # closest.
         lower = np.array(
@@ -175,19 +189,50 @@ class _Search:
                 for design, point in zip(designs, points, strict=True)
             ]
         )
+        values, met, errors = self._run(designs, points)
         # What holds now is above all that held before, so that the last one kept is the run at the goodput.
         better = np.flatnonzero(met | (~self.bisection.found[designs] & lower))
         self.reported.keep(designs[better], values, better)
         self.error[designs[better]] = errors[better]
-        rest = self.objectives.margins(values), values["saturated"].astype(bool).tolist()
-        for design, point, *of_design in zip(designs, points, ratios, *rest, strict=True):
-            self.trials[design].append(Trial(int(point), *of_design))
         self.bisection.tell(designs, points, met)
         # All requests come at once by now: a higher rate would change nothing, and the strides would go on to
         # ``HIGHEST``.
-        endless = designs[met & (rates > UNBOUNDED * values["throughput_rps"])]
+        endless = designs[met & (self.rates(points) > UNBOUNDED * values["throughput_rps"])]
         self.unbounded[endless] = True
         self.bisection.close(endless)
+
+    def run_above(self) -> int:
+        """One trial more of designs that were tried at no rate ``SLOPE_SPAN`` above their goodput, and how many these
+        are: a good guess ends a search without one, and neither slopes nor headrooms can be told from its next
+        neighbour alone."""
+        points = self.bisection.held + 1 + self.far
+        highest = np.array([max((trial.point for trial in trials), default=0) for trials in self.trials])
+        designs = np.flatnonzero(self.bisection.found & ~self.unbounded & (highest < points))
+        if designs.size:
+            self._run(designs, points[designs])
+        return designs.size
+
+    def _run(self, designs: np.ndarray, points: np.ndarray) -> tuple[Values, np.ndarray, np.ndarray]:
+        """The trials of designs at points: their statistics, whether they meet the objectives, and the standard errors
+        of their latencies as parts of their bounds."""
+        configurations = [self.configurations[design] for design in designs]
+        values, met = run(self.whole, configurations, self.rates(points), self.levels)
+        ratios, errors = self.objectives.ratios(values, designs)
+        rest = self.objectives.margins(values), values["saturated"].astype(bool).tolist()
+        for design, point, *of_design in zip(designs, points, ratios, *rest, strict=True):
+            self.trials[design].append(Trial(int(point), *of_design))
+        return values, met, errors
+
+    def _guess(self, design: int) -> float:
+        """About the highest point at which the design meets its objectives; NaN where nobody knows."""
+        bisection, leader = self.bisection, int(self.leaders[design])
+        if not self.trials[design] and leader >= 0:
+            # Where nobody serves anything the floor is tried at once.
+            return float(bisection.held[leader]) if bisection.found[leader] else float(bisection.floor[design])
+        trials = sorted(self.trials[design], key=lambda trial: trial.point)
+        places = (bisection.held[design], bisection.failed[design], bisection.floor[design], bisection.start[design])
+        points, ratios = np.array([trial.point for trial in trials]), np.array([trial.ratios for trial in trials])
+        return guess(points * self.step, ratios, *(place * self.step for place in places)) / self.step
 
     def result(self, trials: int) -> Goodput:
         """What came of all designs, after so many trials."""
@@ -237,7 +282,7 @@ class _Search:
         points = np.array(list(trials_at))
         with np.errstate(divide="ignore", invalid="ignore"):  # a wait of nothing has no logarithm
             logs = np.log([trial.ratios[worst] / trial.margins[worst] for trial in trials_at.values()])
-            slope = _slope(points, logs, int(self.bisection.held[design]), self.step)
+            slope = self._slope(points, logs, int(self.bisection.held[design]))
         # Chance: the latency fell with the rate. Neither error can be told from that.
         if not slope > 0.0:
             return bound.name, np.nan, np.nan
@@ -267,18 +312,17 @@ class _Search:
         name = f"{VARIABLE[metric]}_model_error"
         return float(self.reported.values.get(name, self.reported.values["e2e_s_model_error"])[design])
 
+    def _slope(self, points: np.ndarray, log_ratios: np.ndarray, held: int) -> float:
+        """d ln latency / d ln rate between the nearest trials that are ``SLOPE_SPAN`` or more below and above the
+        goodput.
 
-def _slope(points: np.ndarray, log_ratios: np.ndarray, held: int, step: float) -> float:
-    """d ln latency / d ln rate between the nearest trials that are ``SLOPE_SPAN`` or more below and above the goodput.
-
-    ``points`` (trial,) of the lattice are ``step`` apart in the logarithm; ``held`` is that of the goodput, and it and
-    its neighbour are among them. Where there is no trial so far away it is the farthest. NaN where one is not finite.
-    """
-    far = max(1, round(SLOPE_SPAN / step))
-    below, above = points[points <= held], points[points > held]
-    # Far enough apart that chance between two runs does not decide the slope; the nearest such, as it changes
-    # with the rate.
-    first = below[below <= held - far].max(initial=below.min())
-    last = above[above >= held + 1 + far].min(initial=above.max())
-    ends = [log_ratios[np.flatnonzero(points == point)[0]] for point in (first, last)]
-    return float((ends[1] - ends[0]) / ((last - first) * step))
+        ``points`` (trial,) of the lattice; ``held`` is that of the goodput, and it and its neighbour are among them.
+        Where there is no trial so far away it is the farthest. NaN where one is not finite.
+        """
+        below, above = points[points <= held], points[points > held]
+        # Far enough apart that chance between two runs does not decide the slope; the nearest such, as it changes
+        # with the rate.
+        first = below[below <= held - self.far].max(initial=below.min())
+        last = above[above >= held + 1 + self.far].min(initial=above.max())
+        ends = [log_ratios[np.flatnonzero(points == point)[0]] for point in (first, last)]
+        return float((ends[1] - ends[0]) / ((last - first) * self.step))
