@@ -15,7 +15,7 @@ import yaml
 
 from tests.benchmarks.registry import Row, benchmark
 from tests.benchmarks.timing import in_process
-from tests.stations.engine.copies import copied_on_a_trip
+from tests.stations.engine.copies import copied_on_a_trip, loops_in_pieces
 
 REQUESTS = 4000
 """Of each case: more than any array has cells that is not of all requests or of what they have."""
@@ -91,7 +91,8 @@ def loop_copies(quick: bool) -> Iterator[Row]:
 
 
 def copies_of_case(values: Iterable[str]) -> list[str]:
-    """What the event loops of all programs copy that the sweep of a case compiles: arrays, and where."""
+    """What the event loops of all programs copy that the sweep of a case compiles, arrays and where; and those of these
+    loops that are not compiled whole, which run many times slower."""
     with tempfile.TemporaryDirectory() as name:
         folder, scenario = Path(name), Path(name) / "scenario.yaml"
         scenario.write_text(yaml.safe_dump(_BASE))
@@ -104,4 +105,5 @@ def copies_of_case(values: Iterable[str]) -> list[str]:
         )  # fmt: skip
         programs = list((folder / "dump").glob("*run_lanes.cpu_after_optimizations.txt"))
         assert programs, "no program was dumped: XLA has other names for its files now"
-        return [copy for program in programs for copy in copied_on_a_trip(program.read_text(), REQUESTS)]
+        texts = [program.read_text() for program in programs]
+        return [what for text in texts for what in (*copied_on_a_trip(text, REQUESTS), *loops_in_pieces(text))]

@@ -1,4 +1,5 @@
-"""What a compiled program copies on every trip of a lane: arrays that XLA could not update in place."""
+"""What a compiled program copies on every trip of a lane: arrays that XLA could not update in place; and which loops it
+could not compile whole."""
 
 from __future__ import annotations
 
@@ -27,3 +28,10 @@ def copied_on_a_trip(program: str, cells: int) -> list[str]:
 
     walk("ENTRY", 0)
     return found
+
+
+def loops_in_pieces(program: str) -> list[str]:
+    """The loops of a program as HLO text whose operations are called one by one: those that are compiled whole are in
+    functions, which the program itself calls."""
+    entry = re.split(r"\n(?=ENTRY)", program)[1]
+    return [line.split(" = ")[0].strip() for line in entry.splitlines() if " while(" in line]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.benchmarks.loop_copies import CASES, copies_of_case
-from tests.stations.engine.copies import copied_on_a_trip
+from tests.stations.engine.copies import copied_on_a_trip, loops_in_pieces
 from tests.thorough import THOROUGH
 
 CELLS = 1000
@@ -35,6 +35,19 @@ def test_a_read_behind_a_write_is_a_copy():
     assert copies and all(copy.startswith(f"f64[{CELLS}] in ") for copy in copies)
     assert not copied_on_a_trip(_loops(reads_the_old), CELLS + 1)
     assert not copied_on_a_trip(_loops(reads_the_new), CELLS)
+
+
+def test_a_sort_leaves_a_loop_in_pieces():
+    def sorts(carry):
+        i, cells, total = carry
+        return i + 1, jnp.sort(cells), total + cells[0]
+
+    def takes_the_least(carry):
+        i, cells, total = carry
+        return i + 1, cells.at[cells.argmin()].set(jnp.inf), total + cells[0]
+
+    assert loops_in_pieces(_loops(sorts))
+    assert not loops_in_pieces(_loops(takes_the_least))
 
 
 @pytest.mark.skipif(

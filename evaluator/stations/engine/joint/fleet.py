@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
+from jax import lax
 
 from evaluator.stations.engine.common.arrays import (
     Array,
@@ -61,8 +62,20 @@ class FleetState(NamedTuple):
 
     def in_turn(self) -> Int:
         """The replica whose turn it is, the first one first whenever the serving ones have changed."""
-        order = jnp.argsort(jnp.where(self.serving(), self.span, _LAST))
-        return read(order, self.turn % self.serving().sum(dtype=jnp.int32)).astype(jnp.int32)
+        serving = self.serving()
+        turn = self.turn % serving.sum(dtype=jnp.int32)
+
+        # The least span up to which there are more than ``turn`` serving replicas, by halves of all spans. Not by a
+        # sort: XLA compiles no loop whole that has one inside (``device.WHOLE_LOOPS``), so that every operation of the
+        # event loop would be a call.
+        def halve(_: Int, bounds: tuple[Int, Int]) -> tuple[Int, Int]:
+            low, high = bounds
+            middle = (low + high) // 2
+            enough = (serving & (self.span <= middle)).sum(dtype=jnp.int32) > turn
+            return jnp.where(enough, low, middle + 1), jnp.where(enough, middle, high)
+
+        last = lax.fori_loop(0, _LAST.bit_length(), halve, (jnp.int32(0), jnp.int32(_LAST)))[1]
+        return jnp.argmax(serving & (self.span == last)).astype(jnp.int32)
 
     def left(self, r: Int, now: Float, empty: Flag) -> FleetState:
         """After a batch of replica r has ended, whether nobody is left there or not: who drains is gone then."""
