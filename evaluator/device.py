@@ -73,6 +73,14 @@ def configure() -> None:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
 
 
+def accelerated() -> bool:
+    """Whether JAX computes on something else than processors, where all lanes go in step (``lane.over_lanes``)."""
+    configure()  # before there is a backend
+    import jax
+
+    return jax.default_backend() != "cpu"
+
+
 def bounded(jitted: Any) -> Any:
     """A jitted function; all that were given forget their programs before they have more than ``MOST_PROGRAMS``.
 

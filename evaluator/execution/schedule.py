@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluator.device import configure
+from evaluator.device import accelerated, configure
 from evaluator.execution.cluster import computed_on
 from evaluator.execution.workers import WorkerPool, processors, variants_of
 from evaluator.kv_managers import MANAGERS
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 REQUESTS_PER_CHUNK = 128_000  # bounds memory (some 100 bytes a request), and how much an interrupted run loses
 TOKEN_REQUESTS_PER_CHUNK = 4_000  # about half a second of the reference, so that there is progress to be seen
 CONFIGS_PER_CHUNK = 512
+ACCELERATED = 128
+"""So many times as large are the chunks of an accelerator, which takes as long for a few lanes as for thousands."""
 
 ConfigurationChunk = list[Configuration]
 """Configurations of one group, or variants of them, that are simulated together."""
@@ -62,7 +64,8 @@ def chunks_of(whole: Plan, configurations: Iterable[Configuration] | None = None
         # Chunks do not depend on the number of processors: a sweep that is taken up again on another machine finds
         # its own.
         most = TOKEN_REQUESTS_PER_CHUNK if group.simulator in PLAIN else REQUESTS_PER_CHUNK
-        size = max(1, min(most // (group.requests * whole.runs), CONFIGS_PER_CHUNK))
+        larger = ACCELERATED if group.simulator == ITERATION and accelerated() else 1
+        size = max(1, min(larger * most // (group.requests * whole.runs), larger * CONFIGS_PER_CHUNK))
         for start in range(0, len(of_group), size):
             yield of_group[start : start + size]
 

@@ -78,7 +78,7 @@ def visits_in_one_loop(
         most = max(len(lane.pool_of_replica) for lane in lanes)
         cache = cache_shape([of_pool for lane in lanes for of_pool in lane.at_pools], most)
     # Calls have the shape of full lanes, whatever the chunk: one compilation.
-    size = lanes_per_call(group, cache=cache)
+    size = lanes_per_call(group, len(lanes), cache=cache)
     results = results_of(program_of(group, cache), lambda some: engine_input(group, lanes[some]), len(lanes), size)
     runs = {lane.run: _joint_result(lane, result) for lane, result in zip(lanes, results, strict=True)}
     return visits_of_joint_run(configurations, jobs, runs)

@@ -12,7 +12,7 @@ import numpy as np
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import units_of
-from evaluator.device import OF_LOOPS, QUICKLY, bounded, compiled
+from evaluator.device import OF_LOOPS, QUICKLY, accelerated, bounded, compiled
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.scaling import scaling_target, start_up_s
@@ -49,9 +49,12 @@ from evaluator.traffic.jobs import branch_units, prompt_units, shared_units
 from evaluator.traffic.waiting_order import aged, priorities
 
 LANES_PER_CALL = 32
-"""Few enough to share two cores evenly, enough to hide the cost of a call."""
+"""Few enough to share two cores evenly, enough to hide the cost of a call. An accelerator, which takes as long for one
+lane as for thousands, has at least as many."""
 REQUESTS_PER_CALL = 1 << 20
 """Slots of all lanes of a call, some 100 bytes each: long traces go in calls of fewer lanes."""
+ACCELERATED_REQUESTS_PER_CALL = 1 << 24
+"""The same on each accelerator: 1.7 GB, of which every thread of a sweep may have as many there."""
 RING_BYTES_PER_CALL = 8 << 30
 """Of the rings of all lanes of a call on an accelerator, where all lanes have them at a time."""
 CACHE_CELLS_PER_CALL = 1 << 27
@@ -114,7 +117,7 @@ def _run_once(
     if group.key.preemptive and any(policy(pool.deployment.batching.policy).drain_first for pool in pools):
         # A request that has its KV may then wait beside prompts that are computed alone: its growth is noted by step.
         group = replace(group, block_tokens=0)
-    run, size = program_of(group, cache), lanes_per_call(group, most, cache)
+    run, size = program_of(group, cache), lanes_per_call(group, len(lanes), most, cache)
     costs, rows = costs_of(group, [pools[lane.position] for lane in lanes])
 
     def given(some: slice) -> tuple[Any, Requests]:
@@ -137,12 +140,17 @@ def _at_pools(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs]) -> list[P
     return [PoolJobs(pools[lane.position], lane.jobs, lane.served) for lane in lanes]
 
 
-def lanes_per_call(group: StationGroup, most: int = LANES_PER_CALL, cache: CacheShape | None = None) -> int:
-    """How many lanes of a group go in one call."""
+def lanes_per_call(
+    group: StationGroup, lanes: int, most: int = LANES_PER_CALL, cache: CacheShape | None = None
+) -> int:
+    """How many of the ``lanes`` of a group go in one call."""
     key = group.key
     # Branches have cells of their own, as many as the program for each request.
-    size = min(most, REQUESTS_PER_CALL // (group.lane_requests * key.branches))
-    if jax.default_backend() != "cpu":
+    requests = group.lane_requests * key.branches
+    size = min(most, REQUESTS_PER_CALL // requests)
+    if in_step := accelerated():
+        # In powers of two, so that calls of all chunks have few shapes: each of them is compiled.
+        size = min(1 << max(lanes - 1, most - 1).bit_length(), ACCELERATED_REQUESTS_PER_CALL // requests)
         rings = ring_bytes(key.replicas, group.ring, key.pipeline_ranks, key.windowed, key.drafts > 0)
         size = min(size, RING_BYTES_PER_CALL // rings)
     if cache is not None:
@@ -151,7 +159,7 @@ def lanes_per_call(group: StationGroup, most: int = LANES_PER_CALL, cache: Cache
         # One lane's cache at a time on a CPU, but arrays of all lanes of a call are made and cleared, also of those
         # that only fill it up.
         size = min(size, CACHE_CELLS_PER_CALL // cells)
-    return max(1, size)
+    return max(1, size) * (jax.local_device_count() if in_step else 1)
 
 
 def results_of(
@@ -193,7 +201,7 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
     """The compiled program of a group: lanes and requests to results."""
     # On a CPU lanes go one after the other through ``lax.map``, so that each does its own number of iterations; under
     # ``vmap`` all of them would do as many as the longest (``engine.common.lane.over_lanes``).
-    vectorise = jax.default_backend() != "cpu"
+    vectorise = accelerated()
     which = group.key
     if not which.preemptive:
         simple = fcfs_reserved.Structure(group.ring, which.windowed, group.block_tokens, which.asynchronous)

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeVar
 import jax
 import numpy as np
 from jax import lax
+from jax.sharding import Mesh, PartitionSpec
 
 from evaluator.metrics.use import PoolTotals
 from evaluator.policies import BatchingPolicy
@@ -107,6 +108,19 @@ Start = TypeVar("Start")
 Results = TypeVar("Results")
 
 
+def _shared_out(in_step: Callable[..., Results], lanes: int) -> Callable[..., Results]:
+    """``in_step`` on all devices of this process, each with its share of the lanes, between which nothing goes.
+
+    A device goes on as soon as its own lanes have ended. Lanes that cannot be shared evenly stay on one device.
+    """
+    devices = jax.local_devices()
+    if len(devices) == 1 or lanes % len(devices):
+        return in_step
+    mesh, spread = Mesh(np.array(devices), ("lane",)), PartitionSpec("lane")
+    # Loops that each device leaves by itself are what the check of replication knows nothing of.
+    return jax.shard_map(in_step, mesh=mesh, in_specs=spread, out_specs=spread, check_vma=False)
+
+
 def over_lanes(
     start: Callable[[Lanes, Requests], Start],
     run: Callable[[Lanes, Requests, Start], Results],
@@ -116,11 +130,15 @@ def over_lanes(
 ) -> Results:
     """``run`` on each lane of a batch from its ``start``; inputs and the result have a leading ``lane`` axis.
 
-    ``vectorise`` runs all lanes in step by ``vmap``, for accelerators; else they run one after another, because on a
-    CPU a loop over scalars is the fastest. The numbers are the same to rounding.
+    ``vectorise`` runs all lanes in step by ``vmap``, for accelerators, each of which has its share of them; else they
+    run one after another, because on a CPU a loop over scalars is the fastest. The numbers are the same to rounding.
     """
     if vectorise:
-        # The start by itself, so that each of its numbers has a lane axis. JAX would find out loop by loop, tracing
-        # each several times, which of the numbers that lanes begin with alike differ between them later.
-        return jax.vmap(run)(lanes, requests, jax.vmap(start)(lanes, requests))
+
+        def in_step(lanes: Lanes, requests: Requests) -> Results:
+            # The start by itself, so that each of its numbers has a lane axis. JAX would find out loop by loop, tracing
+            # each several times, which of the numbers that lanes begin with alike differ between them later.
+            return jax.vmap(run)(lanes, requests, jax.vmap(start)(lanes, requests))
+
+        return _shared_out(in_step, len(requests.arrival_s))(lanes, requests)
     return lax.map(lambda pair: run(pair[0], pair[1], start(*pair)), (lanes, requests))
