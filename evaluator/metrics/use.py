@@ -16,8 +16,9 @@ WeightedGaps = tuple[np.ndarray, np.ndarray]
 
 def side_by_side(parts: Sequence[WeightedGaps]) -> WeightedGaps:
     """All gaps, in the order of the parts: as quick as it gets, and all that statistics ask for."""
-    if not parts:
-        return np.zeros(0), np.zeros(0)
+    parts = [part for part in parts if len(part[0])]
+    if len(parts) < 2:
+        return parts[0] if parts else (np.zeros(0), np.zeros(0))
     values, weights = (np.concatenate([part[column] for part in parts]) for column in (0, 1))
     return values, weights
 

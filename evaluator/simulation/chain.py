@@ -11,7 +11,7 @@ and the second is one of the gaps between tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,6 +26,7 @@ from evaluator.stations.contract import (
     ChunkJobs,
     Gaps,
     RequestTimes,
+    RunKey,
     Station,
     StationVisit,
     Use,
@@ -135,28 +136,35 @@ def _splits(stations: Sequence[Station | JointStations], roles: Sequence[Role | 
 def _onwards(visit: StationVisit, aside: dict[tuple[int, int], Jobs], splits: bool) -> ChunkJobs:
     """The jobs of the next station; ``aside`` is filled where the requests split, and emptied where they join."""
     rejoin = visit.station.role is not None and visit.station.role.prompt_resident
-    following: list[list[Jobs]] = [[] for _ in visit.jobs]
-    for run, arrived in by_run(visit.jobs):
-        left_s = visit.times.last_token_s[run][arrived.id]
-        # The link behind a prefill side asks which replica sends, and how long the prompt took (layers are sent
-        # meanwhile).
-        if visit.station.role is not None:
-            # Kept from the last station that gives tokens: a stage behind it has neither replicas nor prompts.
-            times, ids = visit.times, arrived.id
-            origin = Origin(times.replica[run][ids], times.first_token_s[run][ids] - times.scheduled_s[run][ids])
-            arrived = with_fields(arrived, origin=origin)
+    following: dict[RunKey, Jobs] = {}
+    for run, arrived, left_s in _leaving(visit):
         if splits:
             on, done = arrived.after_prefill(left_s)
             if done is not None:  # the decode side has nothing to give to them, stages behind it have
                 aside[run] = done
             if visit.station.sends is not None:  # what the link takes depends on the replica to which it sends
-                on = replace(on, chosen=visit.station.sends(run, on))
+                on = with_fields(on, chosen=visit.station.sends(run, on))
         else:
             on = arrived.at(left_s)
             if rejoin and run in aside:
                 on = on.joined(aside.pop(run))
-        following[run[0]].append(on)
-    return following
+        following[run] = on
+    return [[following[config, seed] for seed in range(len(seeds))] for config, seeds in enumerate(visit.jobs)]
+
+
+def _leaving(visit: StationVisit) -> Iterator[tuple[RunKey, Jobs, np.ndarray]]:
+    """The jobs of each run, with what an engine did with them, and when they leave, (job,)."""
+    times = visit.times
+    for alike in visit.alike:
+        left_s = alike.of(times.last_token_s)
+        if visit.station.role is None:
+            yield from zip(alike.runs, alike.jobs, left_s, strict=True)
+            continue
+        # The link behind a prefill side asks which replica sends, and how long the prompt took (layers are sent
+        # meanwhile). Kept from the last station that gives tokens: a stage behind it has neither replicas nor prompts.
+        replica, served_s = alike.of(times.replica), alike.of(times.first_token_s) - alike.of(times.scheduled_s)
+        for number, (run, jobs) in enumerate(zip(alike.runs, alike.jobs, strict=True)):
+            yield run, with_fields(jobs, origin=Origin(replica[number], served_s[number])), left_s[number]
 
 
 def chain_result_of(station_visits: Sequence[StationVisit]) -> ChainResult:
@@ -226,10 +234,10 @@ def _waits(station_visits: Sequence[StationVisit], shape: tuple[int, int, int]) 
         return None
     waits_s = np.zeros(shape)
     for visit in station_visits:
-        for run, jobs in by_run(visit.jobs):
-            began_s = visit.times.scheduled_s[run][jobs.id]
+        for alike in visit.alike:
             # Layers of KV are sent before their prompt ends: service that starts before its job is ready is no wait.
-            waits_s[run][jobs.id] += np.maximum(began_s - jobs.ready_s, 0.0)
+            waited_s = np.maximum(alike.of(visit.times.scheduled_s) - alike.ready_s, 0.0)
+            alike.put(waits_s, alike.of(waits_s) + waited_s)
     return waits_s
 
 
@@ -305,31 +313,40 @@ def _measured(visit: StationVisit) -> np.ndarray:
 
 def _later_tokens(result: ChainResult, visit: StationVisit, itl: Gaps | None) -> ChainResult:
     """The result with the tokens that a later engine gives, and the gap before the first of them."""
-    last_token_s, tokens = result.times.last_token_s.copy(), _copied(result)
-    if visit.times.hit_tokens is not None:
-        tokens = replace(tokens, decode_hit_tokens=np.zeros_like(tokens.prompt_tokens))
+    last_token_s, tokens = result.times.last_token_s.copy(), _with_later(result, visit)
     gaps, handed = None, HandedOn(np.zeros_like(last_token_s), np.zeros_like(last_token_s))
     if result.engine_itl is not None and itl is not None:
         gaps = [
             [side_by_side(of_run) for of_run in zip(*seeds, strict=True)]
             for seeds in zip(result.engine_itl, itl, strict=True)
         ]
-    for run, jobs in by_run(visit.jobs):
-        ids = jobs.id
+    for alike in visit.alike:
         # Between the last token of the side before and the first of this one: over the link and the queue of the
         # decode side.
-        handed.gap_s[run][ids] = visit.times.first_token_s[run][ids] - last_token_s[run][ids]
+        alike.put(handed.gap_s, alike.of(visit.times.first_token_s) - alike.of(last_token_s))
         # Each branch of a measured request has a gap of its own here.
-        handed.sequences[run][ids] = jobs.measured * jobs.demand.branches
-        last_token_s[run][ids] = visit.times.last_token_s[run][ids]
-        if tokens.decode_hit_tokens is not None and visit.times.hit_tokens is not None:
-            tokens.decode_hit_tokens[run][ids] = visit.times.hit_tokens[run][ids]
-        tokens.longest[run][ids] += jobs.demand.output_tokens
-        if tokens.path_tokens is not None:  # then ``longest`` is another array than the output of all branches
-            tokens.output_tokens[run][ids] += jobs.demand.made_tokens
+        measured = np.stack([jobs.measured for jobs in alike.jobs])
+        alike.put(handed.sequences, measured * alike.demand.branches)
+        alike.put(last_token_s, alike.of(visit.times.last_token_s))
     return replace(
         result, times=replace(result.times, last_token_s=last_token_s), tokens=tokens, engine_itl=gaps, handed=handed
     )
+
+
+def _with_later(result: ChainResult, visit: StationVisit) -> TokenCounts:
+    """The tokens with those that a later engine gives."""
+    # As the rates of a sweep share their requests: then a row of each seed is enough.
+    shared = all(alike.one_seed and len(alike.runs) == len(visit.jobs) for alike in visit.alike)
+    tokens, hits = _copied(result, shared), visit.times.hit_tokens
+    if hits is not None:
+        tokens = replace(tokens, decode_hit_tokens=np.zeros(result.times.arrival_s.shape, dtype=np.int64))
+    for alike in visit.alike:
+        if tokens.decode_hit_tokens is not None and hits is not None:
+            alike.put(tokens.decode_hit_tokens, alike.of(hits))
+        alike.put(tokens.longest, alike.of(tokens.longest) + alike.demand.output_tokens)
+        if tokens.path_tokens is not None:  # then ``longest`` is another array than the output of all branches
+            alike.put(tokens.output_tokens, alike.of(tokens.output_tokens) + alike.demand.made_tokens)
+    return tokens
 
 
 def _held_between(result: ChainResult, visit: StationVisit) -> ChainResult:
@@ -361,11 +378,15 @@ def _another_answer(result: ChainResult, visit: StationVisit) -> ChainResult:
     return replace(result, times=times, tokens=tokens, engine_itl=None)
 
 
-def _copied(result: ChainResult) -> TokenCounts:
-    """The tokens, (config, seed, request), as a copy that may be written to."""
+def _copied(result: ChainResult, shared: bool = False) -> TokenCounts:
+    """The tokens as a copy that may be written to: (config, seed, request), or as they are where ``shared``."""
     shape, columns = result.times.arrival_s.shape, vars(result.tokens).items()
     return TokenCounts(
-        **{name: np.array(np.broadcast_to(values, shape)) for name, values in columns if values is not None}
+        **{
+            name: np.array(values if shared else np.broadcast_to(values, shape))
+            for name, values in columns
+            if values is not None
+        }
     )
 
 

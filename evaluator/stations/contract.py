@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import prod
 
 import numpy as np
 
 from evaluator.metrics.outcomes import RequestTimes
 from evaluator.metrics.power import PowerLaw
 from evaluator.metrics.use import PoolTotals, Use, WeightedGaps, pooled
-from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.jobs import Demand, Jobs
 from evaluator.traffic.roles import Role
 
 ChunkJobs = Sequence[Sequence[Jobs]]
@@ -28,6 +30,7 @@ Gaps = Sequence[Sequence[WeightedGaps]]
 """[config][seed]"""
 
 __all__ = [
+    "AlikeRuns",
     "ChunkJobs",
     "Gaps",
     "JobColumns",
@@ -37,6 +40,7 @@ __all__ = [
     "StationVisit",
     "Use",
     "WeightedGaps",
+    "alike_runs",
     "by_id",
     "by_run",
     "order_of",
@@ -85,6 +89,11 @@ class StationVisit:
     uses: tuple[Use, ...]
     number: int = 0  # of several visits to the LLM, which one
 
+    @cached_property
+    def alike(self) -> list[AlikeRuns]:
+        """Its runs, those with the same requests together."""
+        return alike_runs(self.jobs)
+
     @property
     def itl(self) -> Gaps | None:
         """Gaps between the tokens that it gave, of all its pools."""
@@ -113,6 +122,79 @@ def shape_of(jobs: ChunkJobs) -> tuple[int, int, int]:
 def by_run(jobs: ChunkJobs) -> list[tuple[tuple[int, int], Jobs]]:
     """Every configuration and seed that runs: its place in arrays (config, seed), its jobs."""
     return [((config, seed), run_jobs) for config, seeds in enumerate(jobs) for seed, run_jobs in enumerate(seeds)]
+
+
+@dataclass(frozen=True, eq=False)
+class AlikeRuns:
+    """Runs of a chunk in which the same requests come and ask the same, as under the rates of a sweep.
+
+    What is known of their jobs is one array (run, job), so that a chunk of hundreds of runs is a few operations of
+    NumPy.
+    """
+
+    runs: list[RunKey]
+    jobs: list[Jobs]
+
+    @property
+    def demand(self) -> Demand:
+        """What the jobs of each of the runs ask."""
+        return self.jobs[0].demand
+
+    @cached_property
+    def ready_s(self) -> np.ndarray:
+        """When they come, (run, job)."""
+        return np.stack([jobs.ready_s for jobs in self.jobs])
+
+    @property
+    def one_seed(self) -> bool:
+        """Whether all runs are under one seed."""
+        return len({seed for _, seed in self.runs}) == 1
+
+    def of(self, table: np.ndarray) -> np.ndarray:
+        """What a table by id has of the jobs, (run, job); to be read, since it may be a part of the table.
+
+        The table is (config, seed, request), or (seed, request) where it is the same for all configurations and the
+        runs are those of one seed; then there is one run.
+        """
+        rows = self._flat(table)[self._rows(table)]
+        return rows[:, self._columns] if isinstance(self._columns, slice) else np.take(rows, self._columns, axis=1)
+
+    def put(self, table: np.ndarray, values: np.ndarray) -> None:
+        """Write what is known of the jobs, (run, job), into a table as of ``of``."""
+        rows = self._rows(table)
+        if isinstance(rows, np.ndarray) and isinstance(self._columns, np.ndarray):
+            rows = rows[:, None]
+        self._flat(table)[rows, self._columns] = values
+
+    @cached_property
+    def _columns(self) -> np.ndarray | slice:
+        """The ids of the jobs; a slice, by which NumPy copies nothing, where they are the first requests."""
+        return slice(0, len(self.jobs[0])) if whole_table(self.jobs[0]) else self.jobs[0].id
+
+    def _flat(self, table: np.ndarray) -> np.ndarray:
+        assert table.flags.c_contiguous  # else this would be a copy, and what is written to it lost
+        return table.reshape(prod(table.shape[:-1]), table.shape[-1])  # not -1, which an empty table refuses
+
+    def _rows(self, table: np.ndarray) -> np.ndarray | slice:
+        """The rows of the runs; a slice where they are all that there are."""
+        config, seed = np.array(self.runs, dtype=np.int64).reshape(-1, 2).T
+        if table.ndim == 2:
+            return slice(seed[0], seed[0] + 1)
+        rows, count = config * table.shape[1] + seed, table.shape[0] * table.shape[1]
+        return slice(None) if len(rows) == count and (rows == np.arange(count)).all() else rows
+
+
+def alike_runs(jobs: ChunkJobs) -> list[AlikeRuns]:
+    """All runs of a chunk, those with the same requests together."""
+    # By identity: configurations share the ids and the demand of a seed, and both are made once where jobs go on.
+    alike: dict[tuple[int, int], AlikeRuns] = {}
+    for run, run_jobs in by_run(jobs):
+        kind = id(run_jobs.id), id(run_jobs.demand)
+        if kind not in alike:
+            alike[kind] = AlikeRuns([], [])
+        alike[kind].runs.append(run)
+        alike[kind].jobs.append(run_jobs)
+    return list(alike.values())
 
 
 def table_shape(jobs: ChunkJobs) -> tuple[int, int, int]:

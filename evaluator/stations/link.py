@@ -14,17 +14,16 @@ import numpy as np
 from evaluator.metrics.use import Use
 from evaluator.plan.link import LinkPlan
 from evaluator.stations.contract import (
+    AlikeRuns,
     ChunkJobs,
     RequestTimes,
-    RunKey,
     Station,
-    by_run,
+    alike_runs,
     shape_of,
     table_shape,
     use_without_devices,
 )
 from evaluator.stations.queue import single_server
-from evaluator.traffic.jobs import Jobs, in_order
 
 
 def link(name: str, links: Sequence[LinkPlan | None]) -> Station:
@@ -37,56 +36,64 @@ def link(name: str, links: Sequence[LinkPlan | None]) -> Station:
 
 def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tuple[RequestTimes, Use]:
     times, busy_s = RequestTimes.empty(table_shape(jobs)), np.zeros(shape_of(jobs)[:2])
-    alike: dict[tuple[int, int], list[tuple[RunKey, Jobs]]] = {}
-    for run, run_jobs in by_run(jobs):
-        plan = links[run[0]]
-        for column in (times.arrival_s, times.scheduled_s, times.last_token_s):
+    for asked in alike_runs(jobs):
+        sent = _by_link(asked, links)
+        asked.put(times.arrival_s, asked.ready_s)
+        if not any(runs is asked for _, runs in sent):
             # First as if everything came at once, which holds where there is no link.
-            column[run][run_jobs.id] = run_jobs.ready_s
-        if plan is not None and run_jobs.origin is not None and len(run_jobs):
-            alike.setdefault((id(plan), id(run_jobs.demand)), []).append((run, run_jobs))
-    for runs in alike.values():
-        plan = links[runs[0][0][0]]
-        assert plan is not None
-        _send(plan, runs, times, busy_s)
+            asked.put(times.scheduled_s, asked.ready_s)
+            asked.put(times.last_token_s, asked.ready_s)
+        for plan, runs in sent:
+            _send(plan, runs, times, busy_s)
     times.first_token_s[...] = times.last_token_s
     replicas = np.array([0 if plan is None else plan.replicas for plan in links], dtype=float)
     return times, use_without_devices(name, jobs, replicas, busy_s)
 
 
-def _send(plan: LinkPlan, runs: Sequence[tuple[RunKey, Jobs]], times: RequestTimes, busy_s: np.ndarray) -> None:
-    """Send what runs of one demand ask of a link, as the rates of a sweep are: arrays are (run, job)."""
-    origins = [jobs.origin for _, jobs in runs if jobs.origin is not None]
+def _by_link(asked: AlikeRuns, links: Sequence[LinkPlan | None]) -> list[tuple[LinkPlan, AlikeRuns]]:
+    """The runs whose jobs go over a link, those of one link together."""
+    over: dict[int, tuple[LinkPlan, AlikeRuns]] = {}
+    for run, run_jobs in zip(asked.runs, asked.jobs, strict=True):
+        plan = links[run[0]]
+        if plan is not None and run_jobs.origin is not None and len(run_jobs):
+            runs = over.setdefault(id(plan), (plan, AlikeRuns([], [])))[1]
+            runs.runs.append(run)
+            runs.jobs.append(run_jobs)
+    # What is known of the runs already serves where all of them go over one link.
+    return [(plan, asked if len(runs.runs) == len(asked.runs) else runs) for plan, runs in over.values()]
+
+
+def _send(plan: LinkPlan, asked: AlikeRuns, times: RequestTimes, busy_s: np.ndarray) -> None:
+    """Send what runs ask of a link: arrays are (run, job)."""
+    origins = [jobs.origin for jobs in asked.jobs if jobs.origin is not None]
     served_s = np.stack([origin.served_s for origin in origins])
-    ready_s = np.stack([jobs.ready_s for _, jobs in runs])
-    tokens, layers = plan.tokens(runs[0][1].demand), plan.layers()
-    service_s = np.broadcast_to(plan.service_s(tokens), ready_s.shape)
+    tokens, layers = plan.tokens(asked.demand), plan.layers()
+    service_s = plan.service_s(tokens)  # (job,): the same in all runs
     if plan.others:  # what is sent depends on who sends it, and to whom
-        ways = [plan.ways(origin.replica, jobs.chosen) for origin, (_, jobs) in zip(origins, runs, strict=True)]
+        ways = [plan.ways(origin.replica, jobs.chosen) for origin, jobs in zip(origins, asked.jobs, strict=True)]
         service_s = np.stack([plan.service_s(tokens, way) for way in ways])
         layers = np.stack([np.broadcast_to(plan.layers(way), way.shape) for way in ways])
     # Layer by layer KV is sent while the rest of the prompt is computed: the link may begin before the prefill
     # has ended, by as much as the layers before the last one take.
-    may_s = ready_s - plan.head_start_s(service_s, served_s, layers)
-    start_s = _starts(runs, may_s, service_s) if plan.shared else may_s
+    may_s = asked.ready_s - plan.head_start_s(service_s, served_s, layers)
+    replica = np.stack([origin.replica for origin in origins])
+    start_s = _starts(asked.jobs[0].id, replica, may_s, service_s) if plan.shared else may_s
+    asked.put(times.scheduled_s, start_s)
     # The latency is added behind the queue: bytes of the next request follow while these travel.
-    left_s = start_s + service_s + plan.latency_s
-    for number, (run, jobs) in enumerate(runs):
-        times.scheduled_s[run][jobs.id], times.last_token_s[run][jobs.id] = start_s[number], left_s[number]
-        times.replica[run][jobs.id] = origins[number].replica
-        busy_s[run] = service_s[number].sum()
+    asked.put(times.last_token_s, start_s + service_s + plan.latency_s)
+    asked.put(times.replica, replica)
+    busy_s[tuple(np.transpose(asked.runs))] = service_s.sum(axis=-1)
 
 
-def _starts(runs: Sequence[tuple[RunKey, Jobs]], may_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
-    """When each job starts, (run, job), where every replica has a link of its own."""
+def _starts(ids: np.ndarray, replica: np.ndarray, may_s: np.ndarray, service_s: np.ndarray) -> np.ndarray:
+    """When each job starts, (run, job), where every replica has a link of its own; ``service_s`` may be (job,)."""
     start_s = single_server(may_s, service_s)  # most often: one replica, first come, first served
-    for number, (_, jobs) in enumerate(runs):
-        assert jobs.origin is not None
-        if not jobs.origin.replica.any() and in_order(jobs.id, may_s[number]):
-            continue
+    come_in_order = (may_s[:, 1:] >= may_s[:, :-1]).all(axis=-1) & bool((ids[1:] > ids[:-1]).all())
+    service_s = np.broadcast_to(service_s, may_s.shape)
+    for run in np.flatnonzero(~come_in_order | replica.any(axis=-1)):
         # By replica, and within each in the order in which its link may begin.
-        order = np.lexsort((jobs.id, may_s[number], jobs.origin.replica))
-        edges = np.flatnonzero(np.diff(jobs.origin.replica[order])) + 1
+        order = np.lexsort((ids, may_s[run], replica[run]))
+        edges = np.flatnonzero(np.diff(replica[run][order])) + 1
         for served in np.split(order, edges):
-            start_s[number, served] = single_server(may_s[number, served], service_s[number, served])
+            start_s[run, served] = single_server(may_s[run, served], service_s[run, served])
     return start_s

@@ -132,6 +132,12 @@ class Demand:
         return on, _resident(prompt, output, cached, model, later)
 
     @cached_property
+    def done_by_prefill(self) -> tuple[NDArray[np.int64], Demand]:
+        """(jobs of one token, which a prefill side has done, what they asked of it)."""
+        off = np.flatnonzero(self.later_tokens == 0)
+        return off, self[off]
+
+    @cached_property
     def by_model(self) -> dict[int, Demand]:
         """The jobs of every model by themselves, by its number."""
         return {int(number): self[self.model == number] for number in np.unique(self.model)}
@@ -266,13 +272,12 @@ class Jobs:
         # All go on: the demand is the cached object, which rates of a sweep share.
         if len(on) == len(self):
             return with_fields(self, ready_s=ready_s, demand=demand, begin_s=begin_s), None
-        # A copy of the demand for these few; the others share the demand that is kept with this one.
-        off = np.flatnonzero(self.demand.later_tokens == 0)
-        columns = self.id[off], ready_s[off], self.demand[off], self.measured[off]
+        off, of_done = self.demand.done_by_prefill
+        columns = self.id[off], ready_s[off], of_done, self.measured[off]
         done = Jobs(*columns, sharing=self.sharing, classes=self.classes)
         origin = None if self.origin is None else Origin(self.origin.replica[on], self.origin.served_s[on])
-        goes_on = Jobs(self._ids_of(on), ready_s[on], demand, self.measured[on], origin)
-        return with_fields(goes_on, sharing=self.sharing, classes=self.classes, begin_s=begin_s), done
+        columns = self._ids_of(on), ready_s[on], demand, self.measured[on]
+        return Jobs(*columns, origin, sharing=self.sharing, classes=self.classes, begin_s=begin_s), done
 
     def _ids_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         # Where all requests are there the positions are the ids: one array, then, for all runs of a demand.
