@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -84,11 +85,15 @@ class ChainResult:
         if self.engine_itl is None or self.handed is None:
             return self.engine_itl
         gap_s, weights = self.handed.gap_s + np.maximum(longer_s, 0.0), self.handed.sequences
-        gaps_of_clients = []
-        for gap_of_config, weights_of_config, seeds in zip(gap_s, weights, self.engine_itl, strict=True):
-            rows = zip(gap_of_config, weights_of_config, weights_of_config > 0, seeds, strict=True)
-            gaps_of_clients.append([side_by_side([gaps, (gap[on], weight[on])]) for gap, weight, on, gaps in rows])
-        return gaps_of_clients
+        on = weights > 0
+        ends = np.cumsum(np.count_nonzero(on, axis=-1)).tolist()
+        gap_s, weights = gap_s[on], weights[on]
+        handed = [(gap_s[start:end], weights[start:end]) for start, end in pairwise([0, *ends])]
+        seeds = on.shape[1]
+        return [
+            [side_by_side([gaps, handed[config * seeds + seed]]) for seed, gaps in enumerate(of_seeds)]
+            for config, of_seeds in enumerate(self.engine_itl)
+        ]
 
 
 JointStations = Callable[[ChunkJobs], list[StationVisit]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache, partial
 
@@ -19,7 +19,7 @@ from evaluator.metrics import OK, Outcomes, bounds_of
 from evaluator.metrics.outcomes import RequestTimes, TokenCounts
 from evaluator.metrics.sessions import SessionTable
 from evaluator.metrics.use import WORK, Use
-from evaluator.plan import Configuration, ReplicaBuild
+from evaluator.plan import Configuration, ReplicaBuild, StationPlan
 from evaluator.plan.simulators import REQUEST
 from evaluator.simulation.chain import ChainResult
 from evaluator.stations.use import stuck_problem
@@ -43,15 +43,16 @@ def outcomes_of(
     if (unanswered := chain_result.times.unanswered) is not None:  # nothing of theirs comes from an engine
         first_later_s[unanswered] = last_later_s[unanswered] = 0.0
     stuck = ~np.isfinite(chain_result.times.last_token_s).all(axis=(1, 2))
+    uses = {use.name: use for use in chain_result.uses}
     judged = [
-        _judged(configuration, chain_result, position, bool(stuck[position]))
+        _judged(configuration, chain_result, uses, position, bool(stuck[position]))
         for position, configuration in enumerate(configurations)
     ]
     table = load_errors()
     at_once = _concurrency(configurations, chain_result.times)
     errors = [
-        expected(configuration, table, at_once[position], _served_load(configuration, chain_result, position))
-        for position, configuration in enumerate(configurations)
+        expected(basis, table, at_once[position], _served_load(configuration, chain_result, position))
+        for position, (configuration, basis) in enumerate(zip(configurations, _bases_of(configurations), strict=True))
     ]
     ended_s = _ended_s(chain_result.times)
     makespan_s = ended_s - chain_result.times.arrival_s.min(axis=-1)
@@ -140,7 +141,9 @@ def _together(use: Use, other: Use) -> Use:
     return replace(use, totals=totals, **sums)
 
 
-def _judged(configuration: Configuration, chain_result: ChainResult, position: int, stuck: bool) -> tuple[str, str]:
+def _judged(
+    configuration: Configuration, chain_result: ChainResult, uses: Mapping[str, Use], position: int, stuck: bool
+) -> tuple[str, str]:
     """Status and provenance as the run shows them: whether all requests ended, and of costs fitted to measured
     iterations whether it kept to their range. ``stuck``: some did not.
 
@@ -153,7 +156,6 @@ def _judged(configuration: Configuration, chain_result: ChainResult, position: i
     if problem is not None:
         return problem, _least_sure(names)
     names = set()
-    uses = {use.name: use for use in chain_result.uses}
     for station in configuration.stations:
         # The largest of any seed, since one run beyond the measured range is enough.
         peaks = uses[station.name].totals.peaks[position].max(axis=0)
@@ -183,7 +185,7 @@ def texts_of(configuration: Configuration) -> dict[str, str]:
     plain = {"status": configuration.status, "engine": configuration.simulator}
     by_source = {
         "calibration_set": _sets(configuration),
-        "model_error_basis": expected(configuration, load_errors())[1],
+        "model_error_basis": expected(basis_of(configuration), load_errors())[1],
     }
     return {**plain, "provenance": provenance, **by_source}
 
@@ -232,27 +234,36 @@ def _around_the_engine(
     held = times.first_token_s == times.last_token_s
     given_first, given_last = chain_result.given_s or (times.first_token_s, times.last_token_s)
     longest = chain_result.tokens.longest
-    for position, configuration in enumerate(configurations):
-        if configuration.status != OK:
-            continue
-        output, replica = longest[position] if longest.ndim == 3 else longest, times.replica[position]
-        pools = [configuration.stations[number] for number in configuration.phases[0].stations]
+    for pools, positions in _by_pools(configurations):
+        rows = slice(None) if len(positions) == len(configurations) else np.array(positions)
+        output, replica = longest[rows] if longest.ndim == 3 else longest, times.replica[rows]
         # Replicas are numbered over the pools of a phase, pool after pool.
         until = 0
         for pool in pools:
             since, until = until, until + pool.deployment.ranks
-            # ``...`` takes the row as it is: a mask of all would copy it.
-            of_pool = (position, (replica >= since) & (replica < until) if len(pools) > 1 else ...)
             frontend = pool.frontend
-            delay = delay_s(frontend, given_first[of_pool], given_last[of_pool], output[of_pool[1]])
-            last[of_pool] = first[of_pool] = delay
+            later = delay_s(frontend, given_first[rows], given_last[rows], output)
             # Of disaggregated pools the client gets the first token from the prefill side, before the decode side
             # plans.
-            if pool.role.first_token_only:
-                first[of_pool] = np.where(held[of_pool], delay, frontend.frontend_s)
+            first_later = np.where(held[rows], later, frontend.frontend_s) if pool.role.first_token_only else later
+            if len(pools) > 1:
+                here = (replica >= since) & (replica < until)
+                first_later, later = np.where(here, first_later, first[rows]), np.where(here, later, last[rows])
+            first[rows], last[rows] = first_later, later
     if times.first_wait_s is not None and times.last_wait_s is not None:
         first, last = first + times.first_wait_s, last + times.last_wait_s
     return first, last
+
+
+def _by_pools(configurations: Sequence[Configuration]) -> Iterable[tuple[list[StationPlan], list[int]]]:
+    """The pools to which requests come first, of configurations that run, and the positions of those that share them,
+    as the rates of a sweep do."""
+    alike: dict[tuple[int, ...], tuple[list[StationPlan], list[int]]] = {}
+    for position, configuration in enumerate(configurations):
+        if configuration.status == OK:
+            pools = [configuration.stations[number] for number in configuration.phases[0].stations]
+            alike.setdefault(tuple(map(id, pools)), (pools, []))[1].append(position)
+    return alike.values()
 
 
 # --- the expected errors of configurations, by what their pools rest on
@@ -261,18 +272,14 @@ Bands = tuple[tuple[float, ...], ...]
 
 
 def expected(
-    configuration: Configuration,
-    errors: Errors,
-    concurrency: float = np.nan,
-    load: Callable[[], ServedLoad] | None = None,
+    basis: Basis, errors: Errors, concurrency: float = np.nan, load: Callable[[], ServedLoad] | None = None
 ) -> tuple[Bands, str]:
     """The expected relative errors of the mean, p90 and p99 (``basis.BY_STATISTIC``) of TTFT, ITL and E2E
-    (``basis.METRICS``), and what they rest on in words.
+    (``basis.METRICS``) on a ``basis_of``, and what they rest on in words.
 
     ``concurrency``: requests at a time of each replica; NaN where nothing was run. ``load`` gives that with their
     lengths, and is asked where the errors depend on it; None where nothing was run.
     """
-    basis = basis_of(configuration)
     if load is not None and basis.measured is not None:  # of each configuration its own: nothing to keep
         return _bands(basis, errors, load()), basis.text(errors)
     return _errors_and_basis(basis, errors, None if np.isnan(concurrency) else load_group(concurrency))
@@ -323,6 +330,18 @@ def basis_of(configuration: Configuration) -> Basis:
         basis = basis.joined(other)
     unmeasured = _unmeasured(configuration)
     return basis.joined(Basis((), unmeasured)) if unmeasured else basis
+
+
+def _bases_of(configurations: Sequence[Configuration]) -> list[Basis]:
+    """``basis_of`` each, once for those that share their pools."""
+    bases: dict[Hashable, Basis] = {}
+    of_each = []
+    for configuration in configurations:
+        kind = (*map(id, configuration.stations), configuration.pipeline is None, configuration.simulator)
+        if kind not in bases:
+            bases[kind] = basis_of(configuration)
+        of_each.append(bases[kind])
+    return of_each
 
 
 def _unmeasured(configuration: Configuration) -> tuple[str, ...]:

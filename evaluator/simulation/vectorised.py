@@ -68,7 +68,8 @@ def serve_iterations(
             alive[lane.position][lane.seed] = _spans(call.result, number)
     check_served(configurations, times)
     add_kept(pools, jobs, times, totals)
-    itl = [[histogram.weighted(histogram_of_seed) for histogram_of_seed in of_seeds] for of_seeds in bins]
+    gaps_of_runs = iter(histogram.weighted_runs(bins.reshape(-1, histogram.BINS)))
+    itl = [[next(gaps_of_runs) for _ in seeds] for _ in configurations]
     for (position, number), parts in exact_gaps.items():
         itl[position][number] = pooled([itl[position][number], *parts])
     if any(pool.api_server_times is not None for pool in pools):

@@ -9,6 +9,7 @@ tokens adds to an iteration.
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 
 import jax.numpy as jnp
 import numpy as np
@@ -54,5 +55,13 @@ def bin_middles() -> np.ndarray:
 
 def weighted(bins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of a histogram (bin,) the middles of the bins that are not empty, in seconds, and how many gaps each has."""
+    return weighted_runs(bins[None])[0]
+
+
+def weighted_runs(bins: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """``weighted`` of the histogram of each run, (run, bin)."""
     filled = np.flatnonzero(bins)
-    return bin_middles()[filled], bins[filled]
+    middles, counts = bin_middles()[filled % bins.shape[-1]], bins.reshape(-1)[filled]
+    # One search for all runs of a chunk, where ``np.split`` would take each cut by itself.
+    ends = np.searchsorted(filled, np.arange(len(bins) + 1) * bins.shape[-1]).tolist()
+    return [(middles[start:end], counts[start:end]) for start, end in pairwise(ends)]
