@@ -141,11 +141,15 @@ class Plan:
 
     @cached_property
     def _group_numbers(self) -> np.ndarray:
-        """The number of the group of each point of the grid, (point,); anything for points that are not planned."""
+        """The number of the group of each configuration, by its own number; anything for points that are not planned.
+
+        The groups may be of several plans, as tests put them together.
+        """
+        places = [[configuration.config for configuration in group.configurations] for group in self.groups]
         # An array, since a dictionary of a million configurations takes as much memory as half of these.
-        numbers = np.zeros(len(self.grid.points), dtype=np.int32)
-        for number, group in enumerate(self.groups):
-            numbers[[configuration.config for configuration in group.configurations]] = number
+        numbers = np.zeros(1 + max(map(max, filter(None, places)), default=-1), dtype=np.int32)
+        for number, configs in enumerate(places):
+            numbers[configs] = number
         return numbers
 
 
