@@ -10,6 +10,7 @@ import numpy as np
 from evaluator.accuracy import SHARE
 from evaluator.accuracy.basis import has_host
 from evaluator.results.growth import LatencyGrowth
+from evaluator.results.texts import distinct
 from evaluator.units import counted
 
 if TYPE_CHECKING:
@@ -37,14 +38,15 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
     rows = calm if calm.size else rows
     # Errors are told by what they rest on and not as one range: a fitted device beside one of a data sheet
     # would get the latter's.
-    bases, counts = np.unique(ds["model_error_basis"].values[rows].astype(str), return_counts=True)
+    bases, basis_of = distinct(ds["model_error_basis"].values[rows])
+    counts = np.bincount(basis_of)
     order = np.argsort(-counts, kind="stable")
     growth = LatencyGrowth(ds) if grown else None
     within = f", {WITHIN}" if grown else f", {WITHIN} and more towards saturation"
     lines: list[str] = []
     for number in order[:most]:
         which = f" of {counted(int(counts[number]), 'design')}" if bases.size > 1 else ""
-        errors = _errors(ds, growth, rows, str(bases[number]))
+        errors = _errors(ds, growth, rows[basis_of == number])
         lines.append(
             f"expected error{which}{'' if lines or not errors else within}: {errors or 'not known'} ({bases[number]})"
         )
@@ -59,15 +61,14 @@ def expected_errors(ds: xr.Dataset, rows: np.ndarray, most: int = MOST, grown: b
     return lines
 
 
-def _errors(ds: xr.Dataset, growth: LatencyGrowth | None, rows: np.ndarray, basis: str) -> str:
-    """The expected errors of the designs at ``rows`` that rest on ``basis``, in words."""
-    mine = rows[ds["model_error_basis"].values[rows].astype(str) == basis]
+def _errors(ds: xr.Dataset, growth: LatencyGrowth | None, rows: np.ndarray) -> str:
+    """The expected errors of the designs at ``rows``, which rest on the same, in words."""
     by_label = {}
     for name, label in _SHOWN.items():
         if f"{name}_model_error" in ds:
             # Unknown growth counts as none; that it is not known is a line of its own (``waiting``).
-            more = 1.0 if growth is None else np.nan_to_num(growth.of(name, mine), nan=1.0)
-            by_label[label] = ds[f"{name}_model_error"].values[mine] * more
+            more = 1.0 if growth is None else np.nan_to_num(growth.of(name, rows), nan=1.0)
+            by_label[label] = ds[f"{name}_model_error"].values[rows] * more
     return in_words(by_label)
 
 
@@ -82,12 +83,13 @@ _TOLD = {
 def mixtures(ds: xr.Dataset, rows: np.ndarray) -> list[str]:
     """Where the designs at ``rows`` rest on figures of different kinds, a part of what sets them apart may be these."""
     lines = []
-    kinds, counts = np.unique(ds["provenance"].values[rows].astype(str), return_counts=True)
+    kinds, kind_of = distinct(ds["provenance"].values[rows])
     if kinds.size > 1:
+        counts = np.bincount(kind_of)
         tally = ", ".join(f"{count:,} {_TOLD.get(kind, kind)}" for kind, count in zip(kinds, counts, strict=True))
         lines.append(f"efficiencies of different kinds: {tally}; calibration: datasheet treats all alike")
     if "model_error_basis" in ds:
-        bases, which = np.unique(ds["model_error_basis"].values[rows].astype(str), return_inverse=True)
+        bases, which = distinct(ds["model_error_basis"].values[rows])
         # Asked once per basis and spread over the rows: there are a handful of bases and 100,000 designs.
         without = np.count_nonzero(~np.array([has_host(basis) for basis in bases], dtype=bool)[which])
         if 0 < without < rows.size:

@@ -12,6 +12,7 @@ from evaluator.report.labels import axis_title, laid_out, name_and_unit, named_l
 from evaluator.report.ranking import is_constant
 from evaluator.report.search import in_layout
 from evaluator.results.schema import axes_of, quantities
+from evaluator.results.texts import distinct
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -106,11 +107,15 @@ def _axis(ds: xr.Dataset, key: str, names: tuple[str, ...]) -> ShownAxis:
 
 def _steps(ds: xr.Dataset, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
     """The first position of every distinct step, and which step each design has."""
-    # Codes and not values, as columns may be numbers, texts or a mixture with NaN; rows of codes are compared as
-    # integers.
-    codes = np.stack([np.unique(ds[name].values, return_inverse=True)[1] for name in names], axis=-1)
-    _, first, level_of = np.unique(codes, axis=0, return_index=True, return_inverse=True)
-    return first, level_of.reshape(-1)
+    # Codes and not values, as columns may be numbers, texts or a mixture with NaN. Those of several columns are made
+    # one number, which sorts as the row of them does.
+    code = np.zeros(ds.sizes["config"], dtype=np.int64)
+    for name in names:
+        values = ds[name].values
+        of_name = distinct(values)[1] if values.dtype.kind == "U" else np.unique(values, return_inverse=True)[1]
+        code = np.unique(code * (int(of_name.max()) + 1) + of_name, return_inverse=True)[1]
+    _, first, level_of = np.unique(code, return_index=True, return_inverse=True)
+    return first, level_of
 
 
 def _in_order(first: np.ndarray, level_of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluator.results.texts import as_objects, is_text
+from evaluator.results.texts import as_objects, decoded, is_text, text_variable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -124,7 +124,7 @@ def read_own(path: Path) -> xr.Dataset:
                 raise OtherForm(name)
             attrs = dict(stored.attrs)
             if not attrs.get("NAME", b"").startswith(_NO_VARIABLE):
-                variables[name] = (_dimensions(file, stored, attrs), _values(stored), _told(attrs))
+                variables[name] = _variable(_dimensions(file, stored, attrs), _values(stored), _told(attrs))
         raw = xr.Dataset(variables, attrs=_told(dict(file.attrs)))
     ds = xr.decode_cf(raw).load()  # else numbers are decoded each time that somebody looks at them
     ds.encoding["source"] = str(path)
@@ -145,11 +145,15 @@ def _dimensions(file: Any, stored: Any, attrs: dict[str, Any]) -> tuple[str, ...
     return tuple(file[reference].name.removeprefix("/") for (reference,) in scales)
 
 
+def _variable(dims: tuple[str, ...], values: np.ndarray, attrs: dict[str, Any]) -> Any:
+    return text_variable(dims, values, attrs) if values.dtype == object else (dims, values, attrs)
+
+
 def _values(stored: Any) -> np.ndarray:
     import h5py
 
     if h5py.check_string_dtype(stored.dtype) is not None and stored.dtype.kind == "O":
-        return np.asarray(stored.asstr()[()], dtype=object)
+        return decoded(np.asarray(stored[()], dtype=object))
     if stored.dtype.kind not in "iuf" or stored.dtype.metadata:
         raise OtherForm(stored.name)
     return np.asarray(stored[()])

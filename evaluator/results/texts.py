@@ -7,7 +7,7 @@ NumPy gives every row of a text array the room of the longest text: with 160 cha
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,10 +23,32 @@ def is_text(values: np.ndarray) -> bool:
 
 def as_objects(texts: np.ndarray) -> np.ndarray:
     """The texts, of any shape, as an array of objects, equal ones the same object."""
-    objects = np.empty(texts.size, dtype=object)
     # Interned: as many objects as different texts.
-    objects[:] = [sys.intern(str(text)) for text in texts.ravel().tolist()]
+    return _translated(texts, lambda text: sys.intern(str(text)))
+
+
+def decoded(texts: np.ndarray) -> np.ndarray:
+    """Texts as bytes in UTF-8, objects of any shape, as ``as_objects`` has them."""
+    return _translated(texts, lambda text: sys.intern(text.decode()))
+
+
+def _translated(texts: np.ndarray, translate: Callable[[Any], str]) -> np.ndarray:
+    objects, rows = np.empty(texts.size, dtype=object), texts.ravel().tolist()
+    # Each different text once: rows by the hundred thousand say the same few.
+    translation = {text: translate(text) for text in set(rows)}
+    objects[:] = [translation[text] for text in rows]
     return objects.reshape(texts.shape)
+
+
+def distinct(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The different texts of a column, sorted, and which of them each row has: ``np.unique`` with ``return_inverse``.
+
+    By their hashes: NumPy sorts all rows, in the room of the longest text each.
+    """
+    rows = texts.tolist()
+    names = sorted(set(rows))
+    place = {name: number for number, name in enumerate(names)}
+    return np.array(names, dtype=str), np.fromiter(map(place.__getitem__, rows), dtype=np.int64, count=len(rows))
 
 
 def shared(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -6,7 +6,7 @@ import numpy as np
 from evaluator.results import read, write
 from evaluator.results.chunks import combine
 from evaluator.results.files import _most_bytes
-from evaluator.results.texts import as_objects, shared, text_bytes
+from evaluator.results.texts import as_objects, decoded, distinct, shared, text_bytes
 from tests.results.build import measured
 
 
@@ -58,3 +58,16 @@ def test_chunks_are_joined_without_holding_them_twice():
 def test_a_variable_that_a_chunk_lacks_is_unknown_there():
     joined = combine([{"config": np.array([1]), "a": np.array([2.0])}, {"config": np.array([0])}])
     assert joined["a"][1] == 2.0 and np.isnan(joined["a"][0])
+
+
+def test_the_different_texts_of_a_column_are_sorted_and_numbered():
+    for texts in (np.array(["b", "a", "größer", "b"]), as_objects(np.array(["b", "a", "größer", "b"]))):
+        names, places = distinct(texts)
+        by_numpy = np.unique(texts.astype(str), return_inverse=True)
+        assert names.tolist() == by_numpy[0].tolist() and places.tolist() == by_numpy[1].tolist()
+    assert [part.size for part in distinct(np.array([], dtype=str))] == [0, 0]
+
+
+def test_texts_of_a_file_are_decoded_once_for_equal_ones():
+    texts = decoded(np.array([["größer".encode(), b"ok"], [b"ok", b""]], dtype=object))
+    assert texts.tolist() == [["größer", "ok"], ["ok", ""]] and texts[0, 1] is texts[1, 0]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from evaluator.results.texts import distinct
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -136,11 +138,14 @@ def scale_of(key: str, unit: str) -> tuple[str, float]:
     return ("" if shown == "1" else shown), factor
 
 
-def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
-    """Every numeric variable that is known for any of ``rows``, positions along ``config``; quantiles are its parts."""
+def measures_of(ds: xr.Dataset, rows: np.ndarray, keys: Collection[str] | None = None) -> list[Measure]:
+    """Every numeric variable, or every one of ``keys``, that is known for any of ``rows``, positions along ``config``;
+    quantiles are its parts."""
     measures = []
     for key in map(str, ds.data_vars):
-        variable = ds[key]
+        if keys is not None and key not in keys:
+            continue
+        variable = ds.variables[key]
         # What belongs to a measure is shown with it: errors, elasticities, upper ends.
         skip = key.endswith(("_stderr", "_step_error", "_elasticity", "_model_error", "_mean_error", "_confidence"))
         skip |= key in _UPPER.values()
@@ -155,7 +160,7 @@ def measures_of(ds: xr.Dataset, rows: np.ndarray) -> list[Measure]:
 
 
 def _measure(ds: xr.Dataset, key: str, parts: tuple[ColumnPart, ...]) -> Measure:
-    attrs = ds[key].attrs
+    attrs = ds.variables[key].attrs
     label = str(attrs.get("long_name", key.replace("_", " ")))
     unit, _ = scale_of(key, str(attrs.get("units", "1")))
     return Measure(key, label, _SHORT.get(key, label), unit, str(attrs.get("description", "")), better_of(key), parts)
@@ -170,33 +175,34 @@ def better_of(key: str) -> str:
 
 def _parts(ds: xr.Dataset, key: str, rows: np.ndarray) -> Iterator[ColumnPart]:
     """The statistics of a variable that are known for any row: a value, or every quantile and the mean."""
-    if ds[key].ndim == 1:
+    dims, mean = ds.variables[key].dims, f"{key}_mean" in ds
+    if len(dims) == 1:
         yield from _part(ds, key, "", rows, ())
-    elif "stage" in ds[key].dims and f"{key}_mean" in ds:  # a latency at each stage: its mean
-        for position, stage in enumerate(ds["stage"].values.tolist()):
+    elif "stage" in dims and mean:  # a latency at each stage: its mean
+        for position, stage in enumerate(ds.variables["stage"].values.tolist()):
             yield from _part(ds, f"{key}_mean", stage, rows, (position,))
-    elif "class" in ds[key].dims and f"{key}_mean" in ds:  # a latency of each class: its quantiles and its mean
-        for position, of_class in enumerate(ds["class"].values.tolist()):
-            for number, level in enumerate(ds["quantile"].values.tolist()):
+    elif "class" in dims and mean:  # a latency of each class: its quantiles and its mean
+        for position, of_class in enumerate(ds.variables["class"].values.tolist()):
+            for number, level in enumerate(ds.variables["quantile"].values.tolist()):
                 yield from _part(ds, key, f"{of_class} p{100 * level:g}", rows, (position, number))
             yield from _part(ds, f"{key}_mean", f"{of_class} mean", rows, (position,))
-    elif ds[key].ndim == 2:
-        along = ds[key].dims[1]
-        levels = ds[along].values.tolist() if along in ds.coords else range(ds.sizes[along])
+    elif len(dims) == 2:
+        along = dims[1]
+        levels = ds.variables[along].values.tolist() if along in ds.coords else range(ds.sizes[along])
         for position, level in enumerate(levels):
             yield from _part(ds, key, f"p{100 * level:g}" if along == "quantile" else str(level), rows, (position,))
-    if f"{key}_mean" in ds:
+    if mean:
         yield from _part(ds, f"{key}_mean", "mean", rows, ())
 
 
 def _part(ds: xr.Dataset, key: str, name: str, rows: np.ndarray, position: tuple[int, ...]) -> Iterator[ColumnPart]:
-    _, factor = scale_of(key, str(ds[key].attrs.get("units", "1")))
+    _, factor = scale_of(key, str(ds.variables[key].attrs.get("units", "1")))
 
     def column(other: str) -> np.ndarray | None:
-        if other not in ds or ds[other].ndim != 1 + len(position):
+        if other not in ds or ds.variables[other].ndim != 1 + len(position):
             return None
         # Errors are in the unit of their value, so that one factor does for both.
-        values = ds[other].values[(rows, *position)].astype(float) * factor
+        values = ds.variables[other].values[(rows, *position)].astype(float) * factor
         # A column without a number is no column: of one seed there are no standard errors at all.
         return values if np.isfinite(values).any() else None
 
@@ -228,8 +234,8 @@ def numbers(values: np.ndarray | None, digits: int = VALUE_DIGITS) -> str:
 def levels(values: np.ndarray) -> str:
     """Repeated texts as JSON: the distinct ones, and for each row which."""
     # Reasons repeat in thousands of rows: each text once, and a number per row.
-    distinct, places = np.unique(values.astype(str), return_inverse=True)
-    return f'{{"levels":{json.dumps(distinct.tolist())},"at":{json.dumps(places.tolist(), separators=(",", ":"))}}}'
+    texts, places = distinct(values)
+    return f'{{"levels":{json.dumps(texts.tolist())},"at":{json.dumps(places.tolist(), separators=(",", ":"))}}}'
 
 
 def measure_json(measure: Measure) -> str:

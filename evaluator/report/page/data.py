@@ -100,14 +100,20 @@ class Bound:
 def bounds_of(ds: xr.Dataset, measures: Sequence[Measure]) -> list[Bound]:
     """The objectives of the scenario, of the measures that are there."""
     by_key, bounds = {measure.key: measure for measure in measures}, []
-    for bound in objectives_of(ds):
+    for key, bound in zip(keys_of_bounds(ds), objectives_of(ds), strict=True):
         whose = str(bound.get("class", ""))
-        key = f"class_{bound['metric']}_s" if whose else f"{bound['metric']}_s"
         part = part_of(measures, key, f"{whose} {bound['statistic']}".strip())
         if part is not None:
             # Rounded: 0.05 s times 1000 is 50.000000000000004 ms, which a reader would see.
             bounds.append(Bound(by_key[key], part, float(f"{bound['bound_s'] * scale_of(key, 's')[1]:.6g}")))
     return bounds
+
+
+def keys_of_bounds(ds: xr.Dataset) -> list[str]:
+    """The variable that each objective of the scenario is about."""
+    return [
+        f"class_{bound['metric']}_s" if bound.get("class") else f"{bound['metric']}_s" for bound in objectives_of(ds)
+    ]
 
 
 def _elasticities(ds: xr.Dataset, rows: np.ndarray) -> dict[str, Any] | None:

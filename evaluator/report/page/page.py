@@ -17,7 +17,7 @@ from evaluator.report.axes import axes_shown
 from evaluator.report.page import sections, words
 from evaluator.report.page.anatomy import anatomy, configuration_of
 from evaluator.report.page.columns import measures_of
-from evaluator.report.page.data import page_json
+from evaluator.report.page.data import keys_of_bounds, page_json
 from evaluator.report.page.rows import MOST, ranked, sample
 from evaluator.report.places import with_places
 from evaluator.results.files import replacing
@@ -79,7 +79,8 @@ def page_of(ds: xr.Dataset, most: int = MOST) -> str:
     rows = order[places]
     measures = measures_of(ds, rows)
     # Counts of missed objectives are over all designs, also where the page holds a sample.
-    everything = measures if rows.size == order.size and (rows == order).all() else measures_of(ds, order)
+    whole = rows.size == order.size and (rows == order).all()
+    everything = measures if whole else measures_of(ds, order, keys_of_bounds(ds))
     best = int(order[0])
     configuration = configuration_of(ds, best)
     data = page_json(ds, rows, places, measures, axes, anatomy(ds, axes, best, configuration))
@@ -124,8 +125,9 @@ def _charts() -> str:
 
 def packed(text: str) -> str:
     """A text as base64 of gzip, which no character of it can end early; the browser unpacks it."""
+    # Level 5 takes a seventh of the time of 9 for columns of numbers, which come out 2 % smaller with that.
     # ``mtime=0``: the same result gives the same file, byte for byte.
-    return base64.b64encode(gzip.compress(text.encode(), 9, mtime=0)).decode("ascii")
+    return base64.b64encode(gzip.compress(text.encode(), 5, mtime=0)).decode("ascii")
 
 
 def _file(name: str) -> str:

@@ -17,6 +17,7 @@ from evaluator.report.page.columns import Measure
 from evaluator.report.page.data import CANNOT_RUN, MEETS, MISSES, RUNS, SATURATED, bounds_of, states
 from evaluator.report.places import how_sure
 from evaluator.report.ranking import too_short
+from evaluator.results.texts import distinct
 from evaluator.units import counted
 
 if TYPE_CHECKING:
@@ -254,8 +255,8 @@ def _counted(ds: xr.Dataset, name: str, able: np.ndarray) -> str:
     """``1,020 datasheet, 3 calibrated``: of the designs that can run."""
     if name not in ds or not able.any():
         return "nothing"
-    kinds, counts = np.unique(ds[name].values[able].astype(str), return_counts=True)
-    pairs = sorted(zip(counts.tolist(), kinds.tolist(), strict=True), reverse=True)
+    kinds, kind_of = distinct(ds[name].values[able])
+    pairs = sorted(zip(np.bincount(kind_of).tolist(), kinds.tolist(), strict=True), reverse=True)
     return ", ".join(f"{count:,} designs: {kind}" for count, kind in pairs)
 
 
