@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evaluator.execution.schedule import REQUESTS_PER_CHUNK
+from evaluator.execution.schedule import requests_per_chunk
 from evaluator.execution.workers import processors
 from evaluator.metrics import OK, bounds_of, quantile_levels
 from evaluator.metrics.reasons import reasons_of
@@ -108,6 +108,7 @@ def forecast(
     # Threads compile side by side, but no more of them than there are programs.
     compile_s = sum(COMPILATION_S[kind] for kind in compiled) / min(cores, max(len(compiled), 1))
     # A chunk holds one configuration at least, however long its run is; there are as many chunks in memory as cores.
+    in_all = sum(requests.values())
     longest = max((length for length, _ in lengths.values()), default=0) * whole.runs
     return Forecast(
         designs=designs,
@@ -122,7 +123,7 @@ def forecast(
         cores=cores,
         peak_bytes=BYTES_AT_START
         + BYTES_PER_DESIGN * designs
-        + BYTES_PER_REQUEST * cores * min(max(longest, REQUESTS_PER_CHUNK), sum(requests.values())),
+        + BYTES_PER_REQUEST * cores * min(max(longest, requests_per_chunk(round(in_all))), in_all),
         output_bytes=FILE_BYTES + designs * _row_bytes(whole),
     )
 

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from distributed import Client
 
 REQUESTS_PER_CHUNK = 128_000  # bounds memory (some 100 bytes a request), and how much an interrupted run loses
+MANY_CHUNKS = 64
+"""Of a run of more of them each is twice as large: what NumPy takes per call and not per request is a third of the
+time of metrics, and as many threads as there are have enough chunks all the same."""
 TOKEN_REQUESTS_PER_CHUNK = 4_000  # about half a second of the reference, so that there is progress to be seen
 CONFIGS_PER_CHUNK = 512
 ACCELERATED = 128
@@ -63,11 +66,18 @@ def chunks_of(whole: Plan, configurations: Iterable[Configuration] | None = None
         group = whole.group_of(of_group[0])
         # Chunks do not depend on the number of processors: a sweep that is taken up again on another machine finds
         # its own.
-        most = TOKEN_REQUESTS_PER_CHUNK if group.simulator in PLAIN else REQUESTS_PER_CHUNK
-        larger = ACCELERATED if group.simulator == ITERATION and accelerated() else 1
-        size = max(1, min(larger * most // (group.requests * whole.runs), larger * CONFIGS_PER_CHUNK))
+        most = TOKEN_REQUESTS_PER_CHUNK if group.simulator in PLAIN else requests_per_chunk(whole.requests)
+        larger = 1
+        if group.simulator == ITERATION and accelerated():
+            most, larger = ACCELERATED * REQUESTS_PER_CHUNK, ACCELERATED
+        size = max(1, min(most // (group.requests * whole.runs), larger * CONFIGS_PER_CHUNK))
         for start in range(0, len(of_group), size):
             yield of_group[start : start + size]
+
+
+def requests_per_chunk(requests_of_run: int) -> int:
+    """Requests of a chunk of the compiled engine at most, by those of the whole run, all its shards included."""
+    return REQUESTS_PER_CHUNK * (2 if requests_of_run > MANY_CHUNKS * REQUESTS_PER_CHUNK else 1)
 
 
 def computed(

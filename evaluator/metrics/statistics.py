@@ -70,6 +70,8 @@ def values_before_nan(ordered: np.ndarray) -> np.ndarray:
 
 def over_seeds(values: np.ndarray) -> np.ndarray:
     """Mean over the axis ``seed`` of (config, seed, ...) without NaN."""
+    if values.shape[1] == 1:  # of most sweeps, in a tenth of the time
+        return np.where(np.isnan(values[:, 0]), np.nan, values[:, 0])
     return mean(np.moveaxis(values, 1, -1))
 
 
@@ -78,6 +80,8 @@ def seed_stderr(values: np.ndarray) -> np.ndarray:
 
     Batches stand in for the seeds where there is one.
     """
+    if values.shape[1] == 1:
+        return np.full((len(values), *values.shape[2:]), np.nan)
     return _stderr(np.moveaxis(values, 1, -1))
 
 

@@ -110,32 +110,33 @@ def _by_warmup(outcomes: Outcomes, levels: np.ndarray, find: bool) -> Found:
         longer = find & outcomes.finds_warmup & (first > window.start).any(axis=1)
     if not longer.any():
         return _summarised(outcomes, levels, settled)
-    parts = []
+    values: dict[str, np.ndarray] = {}
+    of_parts: dict[str, np.ndarray] = {}
     # Two passes, with the common window and with each run's own, because a slice is faster than a mask.
     for rows in (np.flatnonzero(~longer), np.flatnonzero(longer)):
         if rows.size:
             starts = first[rows] if longer[rows[0]] else None
             some = _summarised(select(outcomes, rows), levels, settled[rows], starts)
-            parts.append([place(values, rows, longer.size) for values in some])
-    if len(parts) == 1:
-        return parts[0][0], parts[0][1]
-    plain, cut = parts
-    merged = [
-        {name: np.where(longer.reshape(-1, *(1,) * (value.ndim - 1)), cut[of][name], value) for name, value in
-         plain[of].items()}
-        for of in (0, 1)
-    ]  # fmt: skip
-    return merged[0], merged[1]
+            for whole, found in zip((values, of_parts), some, strict=True):
+                _put(whole, found, rows, longer.size)
+    return values, of_parts
+
+
+def _put(whole: dict[str, np.ndarray], values: Mapping[str, np.ndarray], rows: np.ndarray, configs: int) -> None:
+    """Put results of some rows (config index ``rows``) among those of ``configs``; rows of which nothing is put are
+    NaN, or false."""
+    for name, value in values.items():
+        if name not in whole:
+            # There is no NaN among booleans: what is not known is not met, not saturated and not steady.
+            empty, kind = (False, bool) if value.dtype == bool else (np.nan, np.float64)
+            whole[name] = np.full((configs, *value.shape[1:]), empty, dtype=kind)
+        whole[name][rows] = value
 
 
 def place(values: Mapping[str, np.ndarray], rows: np.ndarray, configs: int) -> dict[str, np.ndarray]:
     """Spread results of some rows (config index ``rows``) over ``configs``; the others are NaN, or false."""
-    result = {}
-    for name, value in values.items():
-        # There is no NaN among booleans: what is not known is not met, not saturated and not steady.
-        empty = False if value.dtype == bool else np.nan
-        result[name] = np.full((configs, *value.shape[1:]), empty, dtype=bool if value.dtype == bool else np.float64)
-        result[name][rows] = value
+    result: dict[str, np.ndarray] = {}
+    _put(result, values, rows, configs)
     return result
 
 

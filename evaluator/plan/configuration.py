@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import NamedTuple
 
 from evaluator.metrics.outcomes import OK
@@ -136,14 +137,16 @@ class PlanContext:
     requests: int  # of the whole run, all configurations and seeds
     feasibilities: dict[Hashable, Feasibility] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
+    _next: Iterator[int] = field(default_factory=count)
 
     def asked(self, workload: Workload) -> int:
         """A number for all that a check looks at of a workload, equal for workloads that are alike to it."""
         number = self._numbers.get(id(workload))
         if number is None:
-            # A number stands for them in every key, since to hash them takes longer than to find a design.
+            # A number stands for them in every key, since to hash them takes longer than to find a design. From a
+            # counter and not by how many there are: threads of a worker may ask at the same time.
             alike = _alike(workload)
-            number = self._numbers[id(workload)] = self._numbers.setdefault(alike, len(self._numbers))
+            number = self._numbers[id(workload)] = self._numbers.setdefault(alike, next(self._next))
         return number
 
 

@@ -114,13 +114,17 @@ class Plan:
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""
-        # The requests of the whole run, not of these configurations: a shard and a worker must come to the simulator
-        # that the whole sweep has.
-        setting = PlanContext(self.sampler, self.seeds, self.simulator, self.requests)
-        configurations = [configuration_at(int(config), self.grid.points[config], setting) for config in configs]
+        configurations = [configuration_at(int(config), self.grid.points[config], self._setting) for config in configs]
         # Who asks for the vectorised engine by name gets its programs as fast as they are.
         weighed = self.requests if self.simulator == AUTO else None
         return replace(self, configurations=configurations, groups=groups_of(configurations, self.seeds, weighed))
+
+    @cached_property
+    def _setting(self) -> PlanContext:
+        """What all configurations are checked with, kept since a worker asks for those of one chunk after the other."""
+        # The requests of the whole run, not of these configurations: a shard and a worker must come to the simulator
+        # that the whole sweep has.
+        return PlanContext(self.sampler, self.seeds, self.simulator, self.requests)
 
     def changed(self, configuration: Configuration, change: Change | RateChange) -> Configuration:
         """A configuration with one thing changed; ``configuration`` itself where that makes no difference.

@@ -81,3 +81,16 @@ def test_chunks_with_programs_of_their_own_are_begun_first(monkeypatch):
     # An interrupted run goes on with what is left.
     assert {index for index, _ in computed(whole, chunks, LEVELS, {0, 3})} == {1, 2, 4, 5}
     assert begun == [4, 1, 2, 5]
+
+
+def test_chunks_of_large_runs_are_larger_and_have_the_same_results(monkeypatch):
+    configure()
+    whole = plan(scenario("workload.requests=200", workload__arrivals__rate_rps=np.linspace(1.0, 9.0, 12).tolist()))
+    monkeypatch.setattr("evaluator.execution.schedule.REQUESTS_PER_CHUNK", 600)
+    assert [len(chunk) for chunk in chunks_of(whole)] == [3] * 4
+    found = statistics_of(whole, whole.configurations, LEVELS)
+    monkeypatch.setattr("evaluator.execution.schedule.MANY_CHUNKS", 2)
+    assert [len(chunk) for chunk in chunks_of(whole)] == [6] * 2
+    again = statistics_of(whole, whole.configurations, LEVELS)
+    for name, values in found.items():
+        np.testing.assert_array_equal(again[name], values, err_msg=name)

@@ -7,6 +7,7 @@ from hypothesis.extra.numpy import arrays
 from evaluator.metrics.statistics import (
     batch_means,
     mean,
+    over_seeds,
     quantile_stderr,
     quantiles,
     seed_stderr,
@@ -127,3 +128,12 @@ def test_gaps_are_pooled_over_tokens_within_a_seed():
     assert got.mean[0] == pytest.approx(((0.9 + 0.5) / 10 + 0.3) / 2)
     assert got.quantiles[0, 0] == pytest.approx((0.1 + 0.3) / 2)
     assert got.quantiles_stderr[0, 0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("shape", [(4, 1), (4, 1, 3)])
+def test_one_seed_is_its_own_mean_and_has_no_error(shape):
+    values = np.random.default_rng(0).normal(size=shape)
+    values[1] = np.nan
+    twice = np.repeat(values, 2, axis=1)
+    np.testing.assert_array_equal(over_seeds(values), over_seeds(twice))
+    assert np.isnan(seed_stderr(values)).all() and seed_stderr(values).shape == over_seeds(values).shape
