@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from evaluator.metrics.power import power_law
 from evaluator.plan import Configuration
 from evaluator.plan.route import RequestRoutes, StagePlan, StepPlan
-from evaluator.stages import Batched, Served
+from evaluator.stages import Batched, Served, Shipped
 from evaluator.stations.contract import ChunkJobs, RequestTimes, RunKey, Use
 
 Serve = Callable[[ChunkJobs], tuple[RequestTimes, *tuple[Use, ...]]]
@@ -78,6 +78,16 @@ class StepStation:
         """By how much a variant changes an input of the hardware."""
         change = self.configurations[config].pipeline.change  # type: ignore[union-attr]
         return change.factor if change is not None and change.input == name else 1.0
+
+
+def seconds_of(step_station: StepStation, config: int, step: Any, requests: int) -> NDArray[np.float64]:
+    """What each request takes at a step that serves it by itself, (request,), without the latency of a link."""
+    if isinstance(step, Shipped):
+        seconds = np.asarray(step.bytes, dtype=np.float64) / step.bandwidth
+        seconds = seconds / step_station.factor(config, "link_bandwidth")
+    else:
+        seconds = np.asarray(step.seconds, dtype=np.float64)
+    return np.broadcast_to(seconds, requests)
 
 
 def on_pool(step_station: StepStation, use: Use) -> Use:

@@ -17,35 +17,25 @@ import numpy as np
 
 from evaluator.cost.frontend import delay_s
 from evaluator.metrics.outcomes import OK
-from evaluator.metrics.use import PoolTotals, Use
+from evaluator.metrics.use import PoolTotals
 from evaluator.plan import Configuration, LinkPlan, Plan, StationPlan
 from evaluator.plan.phases import group_of_replicas
-from evaluator.plan.route import BETWEEN, RequestRoutes
+from evaluator.plan.route import RequestRoutes
 from evaluator.reference import PoolOutcome, Request
 from evaluator.reference.network import EventStation as Stage
 from evaluator.reference.network import run
 from evaluator.reference.replica import Replica
 from evaluator.reference.serve.phases import PhaseRun, fleet_start, phase_run, phase_served, pool_run
 from evaluator.reference.serve.pool import Observe, followers
-from evaluator.reference.serve.routes import RouteFollower, Routes, StepVisits, routes_of
+from evaluator.reference.serve.routes import RouteFollower, Routes, routes_of
 from evaluator.reference.stations.phase import PhaseStation
 from evaluator.reference.stations.transfers import Sending, Transfers
-from evaluator.stages import Delay
-from evaluator.stations.contract import (
-    ChunkJobs,
-    RequestTimes,
-    Station,
-    StationVisit,
-    by_run,
-    shape_of,
-    table_shape,
-    use_without_devices,
-)
-from evaluator.stations.joint_visits import JointResult, never, visits_of_joint_run
-from evaluator.stations.stage_steps import StepStation, on_pool
-from evaluator.stations.use import use_of
+from evaluator.stations.contract import ChunkJobs, StationVisit, by_run
+from evaluator.stations.joint_visits import JointResult, visits_of_joint_run
+from evaluator.stations.route_visits import RouteRun, all_visits, visits_by_route
+from evaluator.stations.stage_steps import StepStation
 from evaluator.traffic.jobs import Demand, Jobs
-from evaluator.traffic.requests import Tokens, shared_tokens
+from evaluator.traffic.requests import Tokens
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +71,8 @@ def run_network(
     station_visits = visits_of_joint_run(configurations, asked, {key: _served(ran) for key, ran in runs.items()})
     if not configurations[0].staged:
         return station_visits
-    return visits_by_route(configurations, all_routes, jobs, station_visits, runs)
+    routed = {key: _on_routes(configurations[key[0]], ran) for key, ran in runs.items()}
+    return visits_by_route(configurations, all_routes, jobs, station_visits, routed)
 
 
 # --- one configuration under one seed
@@ -184,21 +175,6 @@ def _as_dealt(configuration: Configuration, runs: list[PhaseRun], jobs: Jobs) ->
     return [replace(first, jobs=jobs), replace(decode, jobs=decode.jobs.some(np.flatnonzero(came)))], jobs
 
 
-def all_visits(configuration: Configuration, routes: RequestRoutes, jobs: Jobs) -> Jobs:
-    """The jobs of all visits to the LLM; that of request i at its visit v has the id ``v x requests + i``."""
-    role = configuration.phases[0].asked
-    shared = shared_tokens(configuration.workload, configuration.stations[0].deployment)
-    visits = jobs
-    for number, visit in enumerate(routes.llm[1:], 1):
-        ids = visit.ids
-        demand = Demand.of(visit.tokens, role, shared)[ids]
-        # Ids of visits follow those of all requests, so that one station knows every visit of a request by a number of
-        # its own.
-        more = Jobs(ids + number * len(jobs), jobs.ready_s[ids], demand, jobs.measured[ids])
-        visits = visits.joined(more)
-    return visits
-
-
 def _last_visits(routes: RequestRoutes, count: int) -> list[int]:
     """The index of the last visit of each request to the LLM."""
     last = np.arange(count)
@@ -273,137 +249,15 @@ def _served(run: NetworkRun) -> JointResult:
     return JointResult(phases, pools, {"arrival_s": ready_s, "scheduled_s": started_s, "last_token_s": left_s})
 
 
-# --- requests on routes of their own, as the visits of a chain: one after the other
-
-
-def visits_by_route(
-    configurations: Sequence[Configuration],
-    all_routes: Sequence[Sequence[RequestRoutes]],
-    jobs: ChunkJobs,
-    llm: Sequence[StationVisit],
-    runs: dict[tuple[int, int], NetworkRun],
-) -> list[StationVisit]:
-    """All visits in their order: those to the stages, and between them those to the LLM, ``llm``."""
-    if not runs:  # no configuration of the chunk can run
-        return list(llm)
-    numbers = max(len(ran.step_routes.step_visits) for ran in runs.values() if ran.step_routes is not None)
-    # Where each request stands while its visits are told in order: from the time at which it really came, which in a
-    # closed loop is known after the run alone.
-    now_s = {key: ran.arrival_s.copy() for key, ran in runs.items()}
-    visits: list[StationVisit] = []
-    reported: set[tuple[int, int]] = set()
-    longest = max(runs.values(), key=lambda ran: len(ran.step_routes.step_visits) if ran.step_routes is not None else 0)
-    answer, later = 0, list[StationVisit]()  # of the last visit to the LLM, the stations that are still to come
-    for number in range(numbers):
-        kind = longest.step_routes.step_visits[number]  # type: ignore[union-attr]
-        if isinstance(kind, int):
-            visits += [_llm_visit(llm_visit, answer, jobs, now_s) for llm_visit in later]
-            visits.append(_llm_visit(llm[0], kind, jobs, now_s))
-            answer, later = kind, list(llm[1:])
-            continue
-        step_station = StepStation(configurations, all_routes, kind.place, kind.step)
-        if step_station.stage(0).where != BETWEEN:
-            visits += [_llm_visit(llm_visit, answer, jobs, now_s) for llm_visit in later]
-            later = []
-        step_visits: dict[tuple[int, int], StepVisits] = {
-            key: ran.step_routes.step_visits[number]  # type: ignore[union-attr, misc]
-            for key, ran in runs.items()
-            if number < len(ran.step_routes.step_visits)  # type: ignore[union-attr]
-        }
-        first = (kind.place, kind.step) not in reported
-        reported.add((kind.place, kind.step))
-        visits.append(_step_visit(step_station, jobs, step_visits, runs, now_s, first))
-    return visits + [_llm_visit(llm_visit, answer, jobs, now_s) for llm_visit in later]
-
-
-def _llm_visit(
-    llm_visit: StationVisit, number: int, jobs: ChunkJobs, now_s: dict[tuple[int, int], np.ndarray]
-) -> StationVisit:
-    """One visit to a station of the LLM, of all visits to it; the first tells of the use."""
-    visit_jobs: list[list[Jobs]] = [[] for _ in jobs]
-    for key, run_jobs in by_run(llm_visit.jobs):
-        count = len(jobs[key[0]][key[1]])
-        # Ids of visit v are ``v x requests + i``: take those of this visit, and give them the ids of their requests.
-        some = run_jobs.some(np.flatnonzero(run_jobs.id // count == number))
-        visit_jobs[key[0]].append(replace(some, id=some.id - number * count))
-    times = RequestTimes.empty(table_shape(visit_jobs))
-    if llm_visit.times.hit_tokens is not None:
-        times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
-    for key, run_jobs in by_run(visit_jobs):
-        shifted = run_jobs.id + number * len(jobs[key[0]][key[1]])  # the ids by which the LLM knew this visit
-        times.put(
-            key, run_jobs.id, **{name: column[key][shifted] for name, column in llm_visit.times.columns().items()}
-        )
-        visit_jobs[key[0]][key[1]] = run_jobs.at(times.arrival_s[key][run_jobs.id])
-        if key in now_s:
-            now_s[key][run_jobs.id] = times.last_token_s[key][run_jobs.id]
-    return replace(llm_visit, jobs=visit_jobs, times=times, uses=llm_visit.uses if number == 0 else (), number=number)
-
-
-def _step_visit(
-    step_station: StepStation,
-    jobs: ChunkJobs,
-    step_visits: dict[tuple[int, int], StepVisits],
-    runs: dict[tuple[int, int], NetworkRun],
-    now_s: dict[tuple[int, int], np.ndarray],
-    first: bool,
-) -> StationVisit:
-    """Of one step of one visit; its first visit tells of the use."""
-    times = RequestTimes.empty(table_shape(jobs))
-    visited = np.zeros(times.arrival_s.shape, dtype=bool)
-    visit_jobs = [list(of_seeds) for of_seeds in jobs]
-    for key, run_jobs in by_run(jobs):
-        if key not in runs:
-            continue
-        here_s = now_s[key][run_jobs.id]  # who passes the step by comes and leaves at once
-        times.put(key, run_jobs.id, arrival_s=here_s, scheduled_s=here_s, first_token_s=here_s, last_token_s=here_s)
-        visit_jobs[key[0]][key[1]] = run_jobs.at(here_s)
-        if key not in step_visits:
-            continue
-        step_visit = step_visits[key]
-        for request in step_visit.ids.tolist():
-            came_s, began_s, left_s, replica = step_visit.times(request)
-            times.put(key, request, arrival_s=came_s, scheduled_s=began_s, first_token_s=left_s, last_token_s=left_s)
-            times.put(key, request, replica=replica)
-            visited[key][request] = True
-        now_s[key][run_jobs.id] = times.last_token_s[key][run_jobs.id]
-    # None where all requests stop there, as the chain says it: the gaps between tokens that it holds are then known
-    # (``simulation.chain``).
-    all_came = all(visited[key][run_jobs.id].all() for key, run_jobs in by_run(jobs) if key in runs)
-    stage = step_station.stage(0)
-    station = Station(
-        step_station.label,
-        never,
-        streams=stage.kind.streams(stage.parameters),
-        stage=stage.name,
-        between=stage.where == BETWEEN,
-        waits=step_station.planned(0).kind is not Delay,
-    )
-    uses = (_step_use(step_station, jobs, runs),) if first else ()
-    return StationVisit(station, visit_jobs, replace(times, visited=None if all_came else visited), uses)
-
-
-def _step_use(step_station: StepStation, jobs: ChunkJobs, runs: dict[tuple[int, int], NetworkRun]) -> Use:
-    """What a step used in all its visits; where stages share a pool, the first of them tells of it."""
-    number = step_station.planned(0).station
-    if number is not None:
-        pools = [configuration.stations[number] for configuration in step_station.configurations]
-        totals = PoolTotals.empty(*shape_of(jobs)[:2])
-        pool_jobs = [list(of_seeds) for of_seeds in jobs]
-        for key, ran in runs.items():
-            totals.add(key, PoolTotals.of(PoolOutcome([], list(ran.passes[number].pools[0]))))
-            pool_jobs[key[0]][key[1]] = _computed(pools[key[0]], ran.passes[number])
-        return replace(use_of(pools, pool_jobs, totals, None), name=step_station.label)
-    busy_s = np.zeros(shape_of(jobs)[:2])
-    for key, ran in runs.items():
-        assert ran.step_routes is not None
-        busy_s[key] = sum(
-            step_visit.busy_s
-            for step_visit in ran.step_routes.step_visits
-            if isinstance(step_visit, StepVisits) and step_visit.of(step_station)
-        )
-    servers = np.array([float(step_station.all_servers(config)) for config in range(len(step_station.configurations))])
-    return on_pool(step_station, use_without_devices(step_station.label, jobs, servers, busy_s))
+def _on_routes(configuration: Configuration, run: NetworkRun) -> RouteRun:
+    """Of requests on routes of their own."""
+    assert run.step_routes is not None
+    visits = [visit if isinstance(visit, int) else visit.told() for visit in run.step_routes.step_visits]
+    passes = {
+        number: (PoolTotals.of(PoolOutcome([], list(ran.pools[0]))), _computed(configuration.stations[number], ran))
+        for number, ran in run.passes.items()
+    }
+    return RouteRun(run.arrival_s, visits, passes)
 
 
 def _computed(pool: StationPlan, of_run: PhaseRun) -> Jobs:

@@ -22,7 +22,8 @@ from evaluator.reference.stations.delay import DelayStation as DelayStation
 from evaluator.reference.stations.fifo import Fifo
 from evaluator.reference.stations.parallel_sequences import ParallelSequences
 from evaluator.stages import Batched, Delay, Pass, Served, Shipped
-from evaluator.stations.stage_steps import StepStation
+from evaluator.stations.route_visits import StepVisit
+from evaluator.stations.stage_steps import StepStation, seconds_of
 
 OpenPool = Callable[[int], Any]
 """Gives the side of an engine's pool for stages by its number, without parts, and its replicas with their gaps."""
@@ -49,19 +50,20 @@ class StepVisits:
         """Seconds of its servers, after the run."""
         return self.service_s if self.batches is None else self.batches.busy_s
 
-    def of(self, step_station: StepStation) -> bool:
-        """Whether it is a visit to this step."""
-        return (self.place, self.step) == (step_station.place, step_station.number)
+    def told(self) -> StepVisit:
+        """After the run, as all engines tell it."""
+        rows = np.array([self._times(request) for request in self.ids.tolist()], dtype=float).reshape(-1, 3)
+        began_s, left_s, replica = rows.T
+        return StepVisit(self.place, self.step, self.ids, began_s, left_s, replica.astype(np.int64), self.busy_s)
 
-    def times(self, request: int) -> tuple[float, float, float, int]:
-        """When a request came, its service began and it left, and the replica that served it."""
+    def _times(self, request: int) -> tuple[float, float, int]:
+        """When the service of a request began and it left, and the replica that served it."""
         index, start, left = self.base + request, self.starts[request], self.left[request]
         if isinstance(start, ParallelSequences):
             parts = [start.phase.parts[number] for number in start.sequences[index]]
             last = max(parts, key=lambda part: part.last_token_s)
-            return parts[0].arrival_s, min(part.scheduled_s for part in parts), last.last_token_s, last.replica
-        visit, end = start.visits[index], left.visits[index]  # type: ignore[attr-defined]
-        return visit.arrived_s, visit.started_s, end.left_s, 0
+            return min(part.scheduled_s for part in parts), last.last_token_s, last.replica
+        return start.visits[index].started_s, left.visits[index].left_s, 0  # type: ignore[attr-defined]
 
 
 @dataclass(eq=False)
@@ -173,7 +175,7 @@ class _Site:
     ) -> None:
         """Servers one by one, links and delays: a station for each queue, and one for the latency of a link."""
         stations, config = self.step_routes.stations, self.config
-        seconds = _by_request(_seconds(work, step_station, config), self.routes)
+        seconds = seconds_of(step_station, config, work, len(self.routes.tokens.prompt_tokens))
         queue = getattr(work, "queue", None)
         queues = np.zeros(len(seconds), dtype=np.int64) if queue is None else np.asarray(queue)
         servers = step_station.servers(config) if isinstance(work, Served) else 1
@@ -194,16 +196,6 @@ class _Site:
             times = ((step_visit.base + request, latency_s) for request in step_visit.ids.tolist())
             later.seconds.update(times)  # type: ignore[attr-defined]
             step_visit.left = dict.fromkeys(step_visit.ids.tolist(), later)
-
-
-def _seconds(work: Any, step_station: StepStation, config: int) -> Any:
-    if isinstance(work, Shipped):
-        return np.asarray(work.bytes, dtype=np.float64) / work.bandwidth / step_station.factor(config, "link_bandwidth")
-    return work.seconds
-
-
-def _by_request(values: Any, routes: RequestRoutes) -> NDArray[np.float64]:
-    return np.broadcast_to(np.asarray(values, dtype=np.float64), len(routes.tokens.prompt_tokens))
 
 
 def _engine(step_routes: Routes, shared: Hashable, number: int | None, open_pool: OpenPool) -> ParallelSequences:
