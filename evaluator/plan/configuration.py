@@ -94,6 +94,12 @@ class Configuration:
         return self.pipeline is not None and self.status == OK
 
     @property
+    def in_loop(self) -> bool:
+        """Whether the stages run on one clock with the pools, since requests are sent when others have been answered
+        behind them, come to the LLM again, or wait in a queue that stages share."""
+        return self.pipeline is not None and self.pipeline.in_loop is not None
+
+    @property
     def unpriced(self) -> list[tuple[str, str]]:
         """(device, key of the scenario that says its price) of all pools whose price is not known.
 

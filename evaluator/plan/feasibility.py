@@ -22,7 +22,14 @@ from evaluator.plan.checks import (
     reports_problem,
     routing_problem,
 )
-from evaluator.plan.joint_pools import MIXED_BESIDE, lacking_jointly, too_many_together, why_joint
+from evaluator.plan.joint_pools import (
+    MIXED_BESIDE,
+    lacking_jointly,
+    route_sizes,
+    stages_in_loop,
+    too_many_together,
+    why_joint,
+)
 from evaluator.plan.kv_checks import (
     context_parallel_problem,
     groups_problem,
@@ -94,6 +101,9 @@ def check(
     planned = planned_pools(workload, deployment, sampler, seeds, unnamed is None, simulator == REQUEST)
     stations, passes = planned.stations, planned.passes()
     several = why_joint(workload, stations, planned.phases, planned.sending, planned.pipeline)
+    pipeline = planned.pipeline
+    if pipeline is not None and stages_in_loop(several):
+        pipeline = replace(pipeline, in_loop=route_sizes(pipeline, planned.all_routes))
     status = _pools_status(workload, planned, simulator)
     # Only of pools that passed their checks: dealing out requests asks their routers, which suppose that.
     if status == OK:
@@ -110,9 +120,7 @@ def check(
     all_stations = (*stations, *passes)
     lockstep = any(station.design.lockstep > 1 for station in all_stations)
     worth = worth_compiling(workload, [station.deployment for station in all_stations], joint, lockstep)
-    return Feasibility(
-        all_stations, planned.phases, status, lack, joint, bool(several), planned.link, planned.pipeline, worth
-    )
+    return Feasibility(all_stations, planned.phases, status, lack, joint, bool(several), planned.link, pipeline, worth)
 
 
 def _first(*problems: Callable[[], str | None]) -> str:

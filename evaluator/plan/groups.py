@@ -11,6 +11,7 @@ from evaluator.cost.lanes import RowCounts, common_counts, rooflines, structure
 from evaluator.metrics.outcomes import OK
 from evaluator.plan.configuration import Configuration
 from evaluator.plan.joint_pools import joint_program
+from evaluator.plan.route import RouteSizes
 from evaluator.plan.simulators import (
     FCFS_RESERVED,
     ITERATION,
@@ -33,6 +34,9 @@ from evaluator.traffic.requests import cached_by_content
 FEWEST_BLOCK_TOKENS = 64
 """That a program for KV on demand has cells for: blocks of most engines have so many or fewer."""
 
+FEWEST_STOPS = RouteSizes(visits=64, stops=1024, queues=8, servers=8)
+"""That a program for stages in the loop has room for: more queues or servers cost next to nothing."""
+
 
 @dataclass(frozen=True)
 class StationGroup:
@@ -45,6 +49,7 @@ class StationGroup:
     # With KV on demand that both programs count by blocks: a power of two, at least the tokens of any block. Else 0.
     block_tokens: int = 0
     looks: int = 0  # of autoscalers, a power of two: at least those that any of them remembers; 0: there is none
+    routes: RouteSizes | None = None  # of stages in the loop: powers of two
     # Of the whole run, where programs are to be compiled no further than these pay back; None: optimised in any case.
     requests_of_run: int | None = None
 
@@ -177,8 +182,9 @@ def _key_of_pools(configuration: Configuration) -> CompileKey:
     frontend = any(has_frontend(workload, station.design.calibration) for station in pools)
     cached = any(cached_by_content(workload, station.deployment) for station in pools)
     which = joint_program(
-        pools, configuration.phases, configuration.link, frontend, staged, workload.feedback, cached, workload.agents
-    )
+        pools, configuration.phases, configuration.link, frontend, staged, workload.feedback, cached, workload.agents,
+        configuration.in_loop,
+    )  # fmt: skip
     able = [station.design.replica for station in pools if station.design.replica is not None]
     return _with_costs(which, able, workload.requests)
 
@@ -191,6 +197,11 @@ def _shaped(key: CompileKey, having: list[tuple[Configuration, StationPlan]], se
     }
     most_jobs = [station.most_jobs or 1 for station in able]
     # In one loop the lane holds the jobs of all phases.
+    if key.stages:
+        pipelines = [configuration.pipeline for configuration, _ in having if configuration.status == OK]
+        sizes = [pipeline.in_loop for pipeline in pipelines if pipeline is not None and pipeline.in_loop is not None]
+        routes = RouteSizes(*(1 << (max(size) - 1).bit_length() for size in zip(*sizes, FEWEST_STOPS, strict=True)))
+        return replace(station_group(key, able, max(key.requests, routes.visits) * key.phases), routes=routes)
     if key.pools > 1:
         return station_group(key, able, key.requests * key.phases)
     together = key.replicas > 1

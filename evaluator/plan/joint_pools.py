@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from evaluator.plan.link import LinkPlan
 from evaluator.plan.phases import PhasePools
-from evaluator.plan.route import PipelinePlan
+from evaluator.plan.route import PipelinePlan, RequestRoutes, RouteSizes
 from evaluator.plan.simulators import (
     CACHE_BYTES,
     FEW_CACHES,
@@ -24,6 +26,7 @@ from evaluator.policies import policy
 from evaluator.routing import name_of
 from evaluator.scenario import STAGE, Transfer, Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS
+from evaluator.stages import Batched, Pass, Served
 from evaluator.traffic.requests import cached_by_content
 
 FEWEST_KINDS = 2
@@ -75,14 +78,10 @@ def lacking_jointly(
 ) -> tuple[str, ...]:
     """What only the reference knows of pools in one loop; why they are in one, ``whys``, is said with it.
 
-    The loop is of pools alone: stages of a pipeline in front of them and behind are served before and after it. That is
-    the same as long as nobody at a stage waits for what a pool does. Where somebody does (users of a closed loop,
-    agents, a queue that several stages share), all of it needs one clock.
+    Where ``stages_in_loop`` those of the pipeline are events of the loop, too, one by one.
     """
-    # These three of ``why_joint`` couple stages; what else couples pools is within the loop of the engine.
-    round_trips = [why for why in whys if "pipeline" in why]
-    if round_trips:
-        return tuple(round_trips)
+    stages = pipeline.stages if pipeline is not None and stages_in_loop(whys) else ()
+    steps = {step.kind for stage in stages for step in stage.steps}
     cached = any(cached_by_content(workload, station.deployment) for station in stations)
     deployments = [station.deployment for station in stations]
     ahead = [plans_ahead(deployment) for deployment in deployments if deployment.role != STAGE]
@@ -90,6 +89,9 @@ def lacking_jointly(
         # Its replicas of a phase are of one role.
         MIXED_BESIDE: phases[0].mixed_from is not None,
         # Stages are served before its pools, or after all of them.
+        # There a step serves each request by itself.
+        "a stage that serves in batches": Batched in steps,
+        "a stage that computes a model": Pass in steps,
         "a stage between prefill and decode": pipeline is not None and pipeline.between is not None,
         # Their parts of the loop go by the KV that running requests hold, or are not held to the reference with caches.
         "kv.prefix_caching and data_parallel": cached and any(station.lockstep > 1 for station in stations),
@@ -102,6 +104,35 @@ def lacking_jointly(
         f"batching.planning {ASYNCHRONOUS} and transfer.backpressure": any(ahead) and "transfer.backpressure" in whys,
     }
     return tuple(f"{whys[0]} with {name}" for name, applies in others.items() if applies)
+
+
+def stages_in_loop(whys: Sequence[str]) -> bool:
+    """Whether stages run on one clock with the pools, for what couples these.
+
+    Elsewhere stages in front of the pools and behind are served before and after the loop of the pools. That is the
+    same as long as nobody at a stage waits for what a pool does. Where somebody does (users of a closed loop, agents, a
+    queue that several stages share), all of it needs one clock.
+    """
+    return any("pipeline" in why for why in whys)  # three of ``why_joint``
+
+
+def route_sizes(pipeline: PipelinePlan, all_routes: Sequence[RequestRoutes]) -> RouteSizes:
+    """The sizes of the routes of all seeds."""
+    visits, stops, count = 0, 0, 1
+    for routes in all_routes:
+        count = len(routes.tokens.prompt_tokens)
+        visits = max(visits, sum(len(visit.ids) for visit in routes.llm))
+        # Bytes over a link come after it has sent them, which is a stop of its own.
+        steps = sum(len(visit.ids) * 2 * len(visit.work.steps) for visit in routes.visits if visit.work is not None)
+        stops = max(stops, visits + steps + 2 * count)
+    works = [visit.work for routes in all_routes for visit in routes.first.values() if visit.work is not None]
+    steps_of_all = [step for work in works for step in work.steps]
+    queues = [getattr(step, "queue", None) for step in steps_of_all]
+    last = [0 if queue is None else int(np.max(queue, initial=0)) for queue in queues]
+    most = max((pool.replicas for pool in pipeline.pools.values()), default=1)
+    servers = max((step.servers or most for step in steps_of_all if isinstance(step, Served)), default=1)
+    # With as many servers as requests nobody waits.
+    return RouteSizes(visits, stops, sum(last) + len(last), min(servers, count))
 
 
 def too_many_together(why: str, stations: Sequence[StationPlan], workload: Workload) -> tuple[str, ...]:
@@ -147,18 +178,20 @@ def joint_program(
     session_turns: bool = False,
     cached: bool = False,
     agents: bool = False,
+    in_loop: bool = False,
 ) -> CompileKey:
     """The program that runs the pools of a configuration in one loop.
 
-    ``staged``: requests pass stages, too. ``session_turns``: users think about answers before they send again.
-    ``cached``: some pool has prefix caches by content. ``agents``: requests may wait for several answers.
+    ``staged``: requests pass stages, too, ``in_loop``: as events of the loop. ``session_turns``: users think about
+    answers before they send again. ``cached``: some pool has prefix caches by content. ``agents``: requests may wait
+    for several answers.
     """
     deployments = [station.deployment for station in stations]
     # What is compiled in is counts of pools and phases, and which parts there are; all figures of pools are traced.
     last = phases[-1]
     kinds = FEWEST_KINDS if last.replicas is None else max(FEWEST_KINDS, max(last.replicas.model) + 1)
     kv_reservation = link is not None and link.backpressure
-    if session_turns and len(phases) > 1:
+    if (session_turns or in_loop) and len(phases) > 1:
         kinds *= 2  # both sides deal in an order that only the run knows, each with tables of its own
     return CompileKey(
         # The loop for several replicas is built of the general program's moves; ``fcfs_reserved`` has no form
@@ -181,7 +214,8 @@ def joint_program(
         # sent.
         route_at_first_token=link is not None and (kv_reservation or last.replicas is not None),
         kv_reservation=kv_reservation,
-        reordered=staged,
+        reordered=staged and not in_loop,
+        stages=in_loop,
         # Rows of the links' figures, a power of two, so that few programs serve a sweep.
         tables=(
             kinds,

@@ -151,6 +151,16 @@ class RouteStep(NamedTuple):
     times: int | Geometric | None = None
 
 
+class RouteSizes(NamedTuple):
+    """Of the routes that an event loop follows, as large as those of any seed: visits to the LLM; stops, which are
+    these, steps of stages, and where a request sets out and comes home; queues, and servers of each."""
+
+    visits: int
+    stops: int
+    queues: int
+    servers: int
+
+
 @dataclass(frozen=True, eq=False)
 class PipelinePlan:
     """The stages in their order, the way through them, the pools for them, and the model that gives the answers.
@@ -168,6 +178,9 @@ class PipelinePlan:
     keeps_kv: bool = False
     replicas: int = 1  # of the pools that requests come to first
     change: Change | None = None  # of a variant: an input of the hardware that differs
+    in_loop: RouteSizes | None = (
+        None  # one event loop has the stages with the pools; None: each serves all before others
+    )
 
     @property
     def route(self) -> tuple[str, ...]:

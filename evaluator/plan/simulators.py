@@ -98,6 +98,7 @@ class CompileKey:
     scales: bool = False  # in ``joint``: replicas come and go
     sheds: bool = False  # in ``joint``: who comes to a long queue is refused
     reordered: bool = False  # stages in front of pools change the order in which requests come to them
+    stages: bool = False  # those of a pipeline are events of the loop
     tables: tuple[int, int, int] = (1, 1, 1)  # sizes of those of routers and links: kinds of jobs, groups, pool pairs
 
     windowed: bool = False  # some replica has sliding-window layers

@@ -67,7 +67,7 @@ def stations_of(
     plan: Plan, configurations: list[Configuration], observe: Observe | None = None
 ) -> list[Station | JointStations]:
     """What a request passes in configurations of one group, in this order: stages before the LLM, its sides with their
-    links, or all of these at once where they run in one loop, stages behind it."""
+    links, or all of these at once where they run in one loop, stages behind it; or all at once."""
     from evaluator.plan.route import BEFORE, BEHIND, BETWEEN
     from evaluator.plan.simulators import ITERATION
     from evaluator.simulation.phases import chosen_replicas, dealt_out, serve_phase
@@ -79,6 +79,10 @@ def stations_of(
         return chosen_replicas(configurations[run[0]], plan.seeds[run[1]], 1, jobs)
 
     group = plan.group_of(configurations[0])
+    if configurations[0].in_loop and group.simulator == ITERATION:
+        from evaluator.simulation.joint_pools import visits_on_routes
+
+        return [partial(visits_on_routes, plan, group.stations[0], configurations)]
     all_routes: list[list[RequestRoutes]] = []
     stations: list[Station | JointStations] = []
     if configurations[0].staged:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -19,6 +20,7 @@ from evaluator.plan import Configuration, Plan, StationGroup, StationPlan
 from evaluator.simulation.lanes import costs_of, lanes_per_call, limits_of, program_of, results_of, rules_of
 from evaluator.simulation.request_dependencies import PoolJobs, by_prefix, cache_shape, contents_of, session_turns_of
 from evaluator.simulation.routing_tables import choices_of
+from evaluator.simulation.stops import RouteStops, route_stops
 from evaluator.speculation import keys
 from evaluator.stations.contract import ChunkJobs, RunKey, StationVisit, by_run, whole_table
 from evaluator.stations.engine import LaneResult, Requests, preemptive
@@ -27,19 +29,26 @@ from evaluator.stations.engine.common.rings import NONE
 from evaluator.stations.engine.common.speculation import Speculation
 from evaluator.stations.joint_visits import JointResult, PoolServed, visits_of_joint_run
 from evaluator.stations.lane_jobs import OPEN_LOOP
+from evaluator.stations.route_visits import all_visits, visits_by_route
+from evaluator.stations.stage_steps import StepStation
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.requests import cached_by_content
 
 
 @dataclass(frozen=True)
 class JointLane:
-    """One configuration under one seed. ``phases`` are the jobs of each side, in the order of the requests."""
+    """One configuration under one seed. ``phases`` are the jobs of each side, in the order of the requests.
+
+    With ``stops`` a request has a job for each of its visits to the LLM, those of first visits in front.
+    """
 
     configuration: Configuration
     run: RunKey
     seed: int
+    requests: Jobs
     phases: tuple[Jobs, ...]
-    goes_on: np.ndarray  # of the requests: which of them have a job on the second side
+    goes_on: np.ndarray  # of the jobs of the first side: which of them have one on the second side
+    stops: RouteStops | None = None  # None: requests pass no stages in the loop
 
     @property
     def jobs(self) -> int:
@@ -73,6 +82,35 @@ def visits_in_one_loop(
         for of_seeds in jobs
     ]
     lanes = lanes_of(plan, configurations, jobs)
+    runs = {lane.run: _joint_result(lane, result) for lane, result in _run_lanes(group, lanes)}
+    return visits_of_joint_run(configurations, jobs, runs)
+
+
+def visits_on_routes(
+    plan: Plan, group: StationGroup, configurations: Sequence[Configuration], jobs: ChunkJobs
+) -> list[StationVisit]:
+    """The same where stages of a pipeline are in the loop, too: visits to all stations; ``jobs`` as clients have
+    them."""
+    all_routes = [plan.routes(configuration) if configuration.staged else [] for configuration in configurations]
+    stops: dict[RunKey, RouteStops] = {}
+    asked = [list(of_seeds) for of_seeds in jobs]
+    for (config, seed), run_jobs in by_run(jobs):
+        if configurations[config].status == OK:
+            routes, steps = all_routes[config][seed], partial(StepStation, configurations, all_routes)
+            stops[config, seed] = route_stops(routes, steps, config)
+            asked[config][seed] = all_visits(configurations[config], routes, run_jobs)
+    lanes = lanes_of(plan, configurations, asked)
+    lanes = [replace(lane, requests=jobs[lane.run[0]][lane.run[1]], stops=stops[lane.run]) for lane in lanes]
+    runs, routed = {}, {}
+    for lane, result in _run_lanes(group, lanes):
+        runs[lane.run] = _joint_result(lane, result)
+        assert result.began_s is not None
+        routed[lane.run] = stops[lane.run].after_run(result.began_s)
+    llm = visits_of_joint_run(configurations, asked, runs)
+    return visits_by_route(configurations, all_routes, jobs, llm, routed)
+
+
+def _run_lanes(group: StationGroup, lanes: Sequence[JointLane]) -> Iterator[tuple[JointLane, LaneResult]]:
     cache = None
     if group.key.cached and lanes:
         most = max(len(lane.pool_of_replica) for lane in lanes)
@@ -80,8 +118,7 @@ def visits_in_one_loop(
     # Calls have the shape of full lanes, whatever the chunk: one compilation.
     size = lanes_per_call(group, len(lanes), cache=cache)
     results = results_of(program_of(group, cache), lambda some: engine_input(group, lanes[some]), len(lanes), size)
-    runs = {lane.run: _joint_result(lane, result) for lane, result in zip(lanes, results, strict=True)}
-    return visits_of_joint_run(configurations, jobs, runs)
+    return zip(lanes, results, strict=True)
 
 
 def lanes_of(plan: Plan, configurations: Sequence[Configuration], jobs: ChunkJobs) -> list[JointLane]:
@@ -95,10 +132,10 @@ def lanes_of(plan: Plan, configurations: Sequence[Configuration], jobs: ChunkJob
 
 def _lane(configuration: Configuration, run: RunKey, seed: int, jobs: Jobs) -> JointLane:
     if len(configuration.phases) == 1:
-        return JointLane(configuration, run, seed, (jobs,), np.zeros(0, dtype=np.int64))
+        return JointLane(configuration, run, seed, jobs, (jobs,), np.zeros(0, dtype=np.int64))
     # The second phase's jobs get their times in the loop; those here only say what they ask.
     later, _ = jobs.after_prefill(jobs.ready_s)
-    return JointLane(configuration, run, seed, (jobs, later), jobs.demand.after_prefill[0])
+    return JointLane(configuration, run, seed, jobs, (jobs, later), jobs.demand.after_prefill[0])
 
 
 # --- what the engine is given
@@ -111,13 +148,13 @@ def engine_input(group: StationGroup, lanes: Sequence[JointLane]) -> tuple[preem
 
 def _requests(group: StationGroup, lanes: Sequence[JointLane]) -> Requests:
     width, pools = group.lane_requests + 1, group.key.pools
-    # Jobs of the first phase come at their times; when those of the second come is for the run to say.
+    # Requests are sent at their times; when jobs of second visits and of the second phase come is for the run to say.
     arrival = np.full((len(lanes), width), np.inf)
     tokens = np.zeros((3, len(lanes), width), dtype=np.int32)
     # The same job takes other units in a pool with other blocks or another dtype.
     units = np.zeros((len(lanes), pools, width), dtype=np.int32)
     for row, lane in enumerate(lanes):
-        arrival[row, : len(lane.phases[0])] = lane.phases[0].ready_s
+        arrival[row, : len(lane.requests)] = lane.requests.ready_s
         first = 0
         for phase, jobs in zip(lane.configuration.phases, lane.phases, strict=True):
             served, demand = slice(first, first + len(jobs)), jobs.demand
@@ -140,7 +177,7 @@ def _lanes(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.Lane:
 
     limits = by_lane(limits_of(serving))._replace(
         users=np.array([lane.configuration.users or OPEN_LOOP for lane in lanes], dtype=np.int32),
-        requests=np.array([len(lane.phases[0]) for lane in lanes], dtype=np.int32),
+        requests=np.array([len(lane.requests) for lane in lanes], dtype=np.int32),
         # Which jobs are measured says ``Network.measured``: with two phases it is no range of slots.
         measured_from=np.zeros(len(lanes), dtype=np.int32),
     )
@@ -162,7 +199,7 @@ def _lanes(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.Lane:
 
 def _session_turns(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.SessionTurns:
     """Who follows whom: of the jobs of the first side, which have the numbers of the requests."""
-    requests = [(lane.phases[0], slice(None)) for lane in lanes]
+    requests = [(lane.requests, slice(None)) for lane in lanes]
     users = [lane.configuration.users or OPEN_LOOP for lane in lanes]
     return session_turns_of(requests, users, group.lane_requests + 1, group.key.agents)
 
@@ -256,6 +293,7 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
         grouped=np.bool_(configuration.phases[-1].grouped),
         links=_links(group, lane),
         order=order,
+        routes=None if lane.stops is None else lane.stops.in_shape(width, group.routes),
         lockstep=_lockstep(lane, by_replica) if group.key.lockstep else None,
         pipeline_ranks=by_replica(np.array(ranks)[pool], 1) if group.key.fewer_ranks else None,
     )

@@ -215,6 +215,7 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
         group.looks,
         which.kv_seen,
         which.admits_first,
+        0 if group.routes is None else group.routes.servers,
     )  # fmt: skip
     run = preemptive.run_lanes if structure.alone else joint.run_lanes
     requests = group.requests_of_run

@@ -50,6 +50,8 @@ def choices_of(
         turns=np.zeros((kinds, groups, width), np.int32),
         assigned=np.zeros((groups, width), np.int32),
     )
+    # In which order requests come to the first side is known in the run alone.
+    unordered = configuration.workload.feedback or configuration.in_loop
     first, start = 0, 0
     for phase, jobs, by_pool in zip(configuration.phases, phases, counts, strict=True):
         of_phase, served = slice(start, start + sum(by_pool)), slice(first, first + len(jobs))
@@ -62,7 +64,7 @@ def choices_of(
             tables.counter[phase.number] = COUNTERS.index(router.counts)
         elif router.by_prefix:
             pass  # ``RouterChoices.by_prefix`` has its keys: it looks, but counts nothing of this kind
-        elif phase.number == 0 and not configuration.workload.feedback:
+        elif phase.number == 0 and not unordered:
             # Routers that do not look deal in the order in which requests are sent, which behind stages is another.
             sent = jobs.order
             some = jobs if isinstance(sent, slice) else jobs.some(sent)
@@ -72,7 +74,7 @@ def choices_of(
             )
         else:
             # Where both sides deal by turns, each has kinds of its own (``plan.joint_pools.joint_program``).
-            first_kind = kinds // 2 if phase.number > 0 and configuration.workload.feedback else 0
+            first_kind = kinds // 2 if phase.number > 0 and unordered else 0
             _fill(tables, _Side(configuration, seed, phase, jobs, first, start, first_kind))
         first, start = served.stop, of_phase.stop
     return tables

@@ -240,8 +240,10 @@ class Jobs:
     @property
     def session(self) -> NDArray[np.int64] | None:
         """The session of each job, (job,)."""
-        has_sessions = self.sharing is not None and self.sharing.session is not None
-        return self.sharing.session[self.id] if has_sessions else None  # type: ignore[union-attr, index]
+        if self.sharing is None or self.sharing.session is None:
+            return None
+        # Ids of later visits to the LLM follow those of all requests (``stations.route_visits``).
+        return self.sharing.session[self.id % len(self.sharing.session)]
 
     def __len__(self) -> int:
         return len(self.id)

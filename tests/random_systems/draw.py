@@ -35,6 +35,9 @@ _OF_ROLE = {
 }
 """What a fleet goes by where its pool has a role, with a target."""
 
+_MODELS = ("encode", "retrieve", "guard")
+"""Stages that compute a model, or serve in batches."""
+
 Tree = dict[str, Any]
 
 
@@ -81,10 +84,9 @@ def structure(seed: int) -> Tree:
     if extra == "groups":
         model = "gpt-oss-20b"
     drafts = not lone and order != "lightllm" and extra not in ("offload", "groups", "branches")
-    # Where somebody waits for an answer, stages are the reference's.
     waits = client in ("closed", "conversations", "thinking")
     stages = extra in (None, "branches") and order != "token_ratio"
-    stages = stages and (draw.one(*[False] * 9, True) if waits else draw.one(True, False))
+    stages = stages and draw.one(True, False)
     parts = {
         "seed": seed,
         "layout": layout,
@@ -96,7 +98,7 @@ def structure(seed: int) -> Tree:
         "looks": extra != "branches" and draw.one(True, False) and not (rarely and draw.one(True, True, False)),
         "drafts": drafts and draw.one(True, False, False),
         "pipeline": draw.one(1, 1, 1, 2, 3) if not lone and layout != "ranks" and extra not in ONE_RANK else 1,
-        "stages": _stages(draw, cached) if stages else (),
+        "stages": _stages(draw, cached, waits) if stages else (),
         "adapters": adapters,
         "classes": order == "priority" or draw.one(True, False, False),
         "backpressure": layout == "apart" and order not in ("lightllm", "orca") and draw.one(True, False),
@@ -112,14 +114,16 @@ def structure(seed: int) -> Tree:
     return parts
 
 
-def _stages(draw: Draw, cached: bool) -> tuple[str, ...]:
-    """Kinds of stages in front of the LLM and behind it; one at least."""
+def _stages(draw: Draw, cached: bool, waits: bool) -> tuple[str, ...]:
+    """Kinds of stages in front of the LLM and behind it; one at least. ``waits``: somebody waits for answers."""
+    again = draw.one(["again"], *[[]] * (3 if waits else 9))
+    # On one clock with the pools the reference alone has models and batches of stages.
+    each = not (waits or again) or draw.one(True, False, False, False)
     # A prefix cache does not know what is in tokens that stages add.
     kinds = () if cached else ("preprocess", "encode", "retrieve", "kv_fetch", "tool")
-    before = [kind for kind in kinds if draw.one(True, False, False)]
-    behind = [kind for kind in ("detokenise", "guard") if draw.one(True, False, False)]
-    behind += draw.one(["again"], *[[]] * 9)
-    return tuple(before + behind) or ("detokenise",)
+    some = [kind for kind in (*kinds, "detokenise", "guard") if each or kind not in _MODELS]
+    some = [kind for kind in some if draw.one(True, False, False)]
+    return tuple(some + again) or ("detokenise",)
 
 
 def system(parts: Tree, number: int) -> Tree:

@@ -13,6 +13,7 @@ from evaluator.device import configure
 from evaluator.metrics import OK, Outcomes, summarise
 from evaluator.plan import Configuration, Group, Plan, StationGroup, plan
 from evaluator.plan.groups import groups_of
+from evaluator.plan.route import RouteSizes
 from evaluator.plan.simulators import CompileKey, in_any_order
 from evaluator.reference.serve.pool import Observe
 from evaluator.simulation import simulate_configurations
@@ -147,6 +148,8 @@ def with_few_programs(groups: Sequence[Group]) -> list[Group]:
             for size in ("ring", "lane_requests", "looks")
         }
         blocks = max(station_group.block_tokens for station_group in some) if station.block_tokens else 0
+        routes = [of_group.routes for of_group in some if of_group.routes is not None]
+        sizes["routes"] = RouteSizes(*map(max, zip(*routes, strict=True))) if routes else None
         rows = RowCounts(*map(max, zip(*(station_group.rows for station_group in some), strict=True)))
         key = replace(station.key, branches=branches, **parts)
         return replace(station, key=key, rows=rows, block_tokens=blocks, **sizes)

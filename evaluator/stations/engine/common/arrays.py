@@ -66,3 +66,5 @@ IntPerSource = Annotated[Any, "int32", "source"]
 
 IntPerEntry = Annotated[Any, "int32", "entry"]
 FloatPerEntry = Annotated[Any, "float64", "entry"]
+IntPerStop = Annotated[Any, "int32", "stop"]
+FloatPerStop = Annotated[Any, "float64", "stop"]

@@ -18,6 +18,7 @@ from evaluator.stations.engine.common.arrays import (
     Flag,
     Float,
     FloatPerRequest,
+    FloatPerStop,
     Int,
     IntPerRequest,
     RequestReplicas,
@@ -96,6 +97,7 @@ class LaneResult(NamedTuple):
     sent_s: RequestTimes | None = None  # of several pools: when a job came to its phase
     link_s: RequestTimes | None = None  # and when its transfer began, if it is of the decode phase
     fleet: Spans | None = None  # of replicas that come and go: when each was there
+    began_s: FloatPerStop | None = None  # of stages in the loop: when the service at each stop of each request began
 
 
 def refused_at(replica: Array) -> Array:

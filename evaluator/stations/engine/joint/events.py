@@ -48,7 +48,7 @@ def first(calendar: Calendar) -> Event:
     return Event(time_s, jnp.where(holds, kind, END), job)
 
 
-def entered(calendar: Calendar, time_s: Float, kind: int, job: Int, on: Flag, order: Int | int = 0) -> Calendar:
+def entered(calendar: Calendar, time_s: Float, kind: Int | int, job: Int, on: Flag, order: Int | int = 0) -> Calendar:
     """With one more event, if ``on``; ``order``, below 2 ** 34, comes before the number of the job."""
     # One number, so that the heap compares kind, order and job at once; the time alone is compared before it.
     code: Array = (jnp.int64(kind) << _KIND) | (jnp.asarray(order, jnp.int64) << _ORDER) | jnp.asarray(job, jnp.int64)

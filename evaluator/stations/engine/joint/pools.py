@@ -8,16 +8,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import (
+    Array,
     Float,
     FloatPerReplica,
     FloatPerRequest,
+    FloatPerStop,
     Int,
     IntPerReplica,
     IntPerRequest,
 )
 from evaluator.stations.engine.common.calendar import Calendar
 from evaluator.stations.engine.common.rings import NONE, add, read
-from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.lane import Given, Routes
 from evaluator.stations.engine.preemptive.state import State
 
 
@@ -55,6 +57,14 @@ class Decoded(NamedTuple):
         return Decoded(add(self.iterations, r, iterations), add(self.tokens, r, tokens))
 
 
+class StagesState(NamedTuple):
+    """Of stages that are in the loop, see ``stages``: requests that are not at the LLM, and servers."""
+
+    calendar: Calendar
+    free_s: Array  # float64 (queue * server + 1,): when a server is free; infinite where a queue has fewer
+    began_s: FloatPerStop  # when the service there began
+
+
 class PoolStates(NamedTuple):
     """Beside what replicas of one pool have."""
 
@@ -63,6 +73,7 @@ class PoolStates(NamedTuple):
     travel: Travel | None  # None: one side
     reserved: Reserved | None  # None: no back-pressure
     decoded: Decoded | None = None  # None: no drafts
+    stages: StagesState | None = None  # None: requests pass no stages in the loop
 
 
 def nothing_yet(given: Given) -> PoolStates | None:
@@ -81,7 +92,14 @@ def nothing_yet(given: Given) -> PoolStates | None:
         if given.structure.kv_reservation
         else None,
         decoded=None if given.speculation is None else Decoded(zeros, zeros),
+        stages=None if given.network.routes is None else _servers_free(given, given.network.routes),
     )
+
+
+def _servers_free(given: Given, routes: Routes) -> StagesState:
+    there = jnp.arange(given.structure.servers) < routes.servers[:, None]
+    free_s = jnp.append(jnp.where(there, -jnp.inf, jnp.inf).reshape(-1), jnp.inf)  # and a padding cell
+    return StagesState(Calendar.empty(given.requests.arrival_s.shape[0]), free_s, jnp.zeros(routes.queue.shape))
 
 
 def given_at(given: Given, r: Int, several: PoolStates | None) -> Given:

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.stations.engine.common.arrays import Flag, Float
+from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
 from evaluator.stations.engine.common.leap import UNBOUNDED
@@ -52,6 +52,16 @@ from evaluator.stations.engine.joint.routing import (
     sees_kv,
     send,
 )
+from evaluator.stations.engine.joint.stages import (
+    HOME,
+    LLM,
+    all_leave_llm,
+    anybody_on_route,
+    leave_llm,
+    next_stop,
+    set_out,
+    take_stop,
+)
 from evaluator.stations.engine.joint.state import (
     ClusterState,
     at_hand,
@@ -60,7 +70,7 @@ from evaluator.stations.engine.joint.state import (
     initial_cluster,
     put_back,
 )
-from evaluator.stations.engine.joint.transfers import ask_early, asks_now, hand_on, next_due, take_due
+from evaluator.stations.engine.joint.transfers import answer, ask_early, asks_now, hand_on, next_due, take_due
 from evaluator.stations.engine.preemptive.batch import form_batch
 from evaluator.stations.engine.preemptive.iteration import LaunchedBatch, complete, launch
 from evaluator.stations.engine.preemptive.iteration_end import MeasuredSteps
@@ -101,7 +111,7 @@ def _loop_step(given: Given, cluster: ClusterState) -> ClusterState:
     done = ~more & (cluster.ready.top < 0)
     # The clock never goes back: a leap that was cut short, or an event that is due ``AT_ONCE``, may have an earlier
     # time.
-    next_s = jnp.minimum(cluster.next_s, _next_coming(given, cluster)[0])
+    next_s = jnp.minimum(cluster.next_s, _coming_s(given, cluster))
     if (
         cluster.fleet is not None
     ):  # looks alone change nothing for who waits, so that a lane may be stuck in spite of them
@@ -124,7 +134,10 @@ def _end(given: Given, completes: Phase, cluster: ClusterState) -> ClusterState:
     if cluster.fleet is not None:
         empty = read(cluster.counts[:, REQUESTS], r) == 0
         cluster = cluster._replace(fleet=cluster.fleet.left(r, cluster.state.clock, empty))
-    return hand_on(given, cluster, r) if given.structure.phases > 1 else cluster
+    stages = bool(given.structure.servers)
+    if given.structure.phases > 1:
+        return hand_on(given, cluster, r, leave_llm if stages else answer)
+    return all_leave_llm(given, cluster) if stages else cluster
 
 
 def _may_launch(given: Given, cluster: ClusterState) -> Flag:
@@ -146,9 +159,15 @@ def _next_coming(given: Given, cluster: ClusterState) -> tuple[Float, Flag]:
     return jnp.minimum(arrival_s, due_s), due_s <= arrival_s
 
 
+def _coming_s(given: Given, cluster: ClusterState) -> Float:
+    """When something comes next, wherever."""
+    coming_s, _ = _next_coming(given, cluster)
+    return jnp.minimum(coming_s, next_stop(cluster).time_s) if given.structure.servers else coming_s
+
+
 def _comes(given: Given, cluster: ClusterState) -> Flag:
     """Something comes now; or before the next end, and no batch is to be sent before."""
-    coming_s, _ = _next_coming(given, cluster)
+    coming_s = _coming_s(given, cluster)
     # Ahead of the next end nothing changes but what comes, so that the clock may go there within the trip. It may not
     # while a replica has yet to send its batch of this point in time, which what comes later would then be part of.
     ahead = (coming_s < cluster.next_s) & (cluster.ready.top < 0)
@@ -164,6 +183,8 @@ def _comes(given: Given, cluster: ClusterState) -> Flag:
 
 def _come(given: Given, cluster: ClusterState) -> ClusterState:
     """It happens, and the clock goes there."""
+    if given.structure.servers:
+        return _come_on_routes(given, cluster)
     coming_s, between = _next_coming(given, cluster)
     clock = jnp.maximum(coming_s, cluster.state.clock)
     cluster = cluster._replace(state=cluster.state._replace(clock=clock))
@@ -175,6 +196,26 @@ def _come(given: Given, cluster: ClusterState) -> ClusterState:
     sends = ~between
     cluster = where(between, functools.partial(take_due, given), cluster)
     return where(sends, functools.partial(send, given), cluster)
+
+
+def _come_on_routes(given: Given, cluster: ClusterState) -> ClusterState:
+    """The same where requests pass stages, of which another event may come before it."""
+    coming_s, between = _next_coming(given, cluster)
+    stop = next_stop(cluster)
+    # Of one time answers come before requests are sent, which are sent before others come to a stage or to the LLM.
+    at_stop = (stop.time_s < coming_s) | ((stop.time_s == coming_s) & (stop.kind == HOME))
+    clock = jnp.maximum(jnp.minimum(coming_s, stop.time_s), cluster.state.clock)
+    cluster = cluster._replace(state=cluster.state._replace(clock=clock))
+    between, sends = between & ~at_stop, ~between & ~at_stop
+    if given.structure.kv_seen:
+        seen = at_stop & (stop.kind == LLM) & sees_kv(given, jnp.int32(0))
+        if given.structure.phases > 1:
+            seen = seen | (between & _sees_kv(given, cluster, between))
+        cluster = catch_up(given, cluster, seen)
+    if given.structure.phases > 1:
+        cluster = where(between, functools.partial(take_due, given), cluster)
+    cluster = where(at_stop, functools.partial(take_stop, given), cluster)
+    return where(sends, functools.partial(set_out, given), cluster)
 
 
 def _sees_kv(given: Given, cluster: ClusterState, between: Flag) -> Flag:
@@ -296,11 +337,16 @@ def _goes_on(cluster: ClusterState) -> Flag:
     return goes_on if cluster.late is None else goes_on & ~cluster.late.missed
 
 
+def _unfinished(given: Given, cluster: ClusterState, jobs: Int) -> Flag:
+    unfinished = cluster.state.finished < jobs
+    return unfinished | anybody_on_route(cluster) if given.structure.servers else unfinished
+
+
 def _run(given: Given, start: ClusterState) -> LaneResult:
     # Of two phases each request is two jobs, but for those of one token, which are done with their prefill.
     jobs = given.limits.requests if given.network is None else given.network.jobs
     final = lax.while_loop(
-        lambda cluster: (cluster.state.finished < jobs) & _goes_on(cluster),
+        lambda cluster: _unfinished(given, cluster, jobs) & _goes_on(cluster),
         lambda cluster: _loop_step(given, cluster),
         start,
     )
@@ -319,7 +365,8 @@ def _run(given: Given, start: ClusterState) -> LaneResult:
     if several.decoded is not None:
         totals = result.totals._replace(decoded=several.decoded.iterations, decoded_tokens=several.decoded.tokens)
         result = result._replace(totals=totals)
-    return result._replace(sent_s=several.sent_s[:-1], link_s=link_s[:-1])
+    began_s = None if several.stages is None else several.stages.began_s
+    return result._replace(sent_s=several.sent_s[:-1], link_s=link_s[:-1], began_s=began_s)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "vectorise"))

@@ -105,7 +105,7 @@ def _in_order(given: Given, count: Int) -> Int:
     return count if order is None else read(order, count)
 
 
-def _next_request(given: Given, cluster: ClusterState) -> tuple[ClusterState, Int]:
+def next_request(given: Given, cluster: ClusterState) -> tuple[ClusterState, Int]:
     """The request that is sent now, and the cluster where it is no longer due."""
     state, i = cluster.state, cluster.arrived
     answers = state.answers
@@ -135,7 +135,7 @@ def _next_request(given: Given, cluster: ClusterState) -> tuple[ClusterState, In
 def send(given: Given, cluster: ClusterState) -> ClusterState:
     """The next request is sent at the time of the clock: it comes into the queue of the replica chosen for it."""
     # The router chooses before the request is counted anywhere, as vLLM's client does.
-    cluster, i = _next_request(given, cluster)
+    cluster, i = next_request(given, cluster)
     cluster, r = choice(given, cluster, i)
 
     def enters(cluster: ClusterState) -> ClusterState:

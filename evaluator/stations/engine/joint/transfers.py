@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import lax
 
@@ -14,7 +16,10 @@ from evaluator.stations.engine.joint.routing import announce, choice, come_to
 from evaluator.stations.engine.joint.state import ClusterState
 from evaluator.stations.engine.preemptive.kv import kv_of
 from evaluator.stations.engine.preemptive.lane import Given, Network
-from evaluator.stations.engine.preemptive.waiting import answered, seen_s
+from evaluator.stations.engine.preemptive.waiting import answered, delivery_s, seen_s
+
+Leave = Callable[[Given, ClusterState, Int, Flag], ClusterState]
+"""What becomes of a job that has its last token, if the flag is set."""
 
 
 def travel_of(cluster: ClusterState) -> Travel:
@@ -166,13 +171,13 @@ def _end(given: Given, cluster: ClusterState, j: Int) -> ClusterState:
 # --- behind an engine
 
 
-def hand_on(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
-    """Requests that replica r has completed go on to the decode side; if there is none for them, they are answered."""
+def hand_on(given: Given, cluster: ClusterState, r: Int, leave: Leave) -> ClusterState:
+    """Requests that replica r has completed go on to the decode side; if there is none for them, they ``leave``."""
     pool_given = given_at(given, r, cluster.several)
 
     def go_on(cluster: ClusterState) -> ClusterState:
         # In any order: the calendar orders the transfers, and of answers only the number matters.
-        cluster, i = _next_listed(cluster)
+        cluster, i = next_listed(cluster)
         j = read(network_of(given).after, i)
         on = j >= 0
         # Under back-pressure the prefill replica keeps the KV until it is sent, though no running request holds it.
@@ -181,9 +186,9 @@ def hand_on(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
             cluster = keep(cluster, r, jnp.where(on, units, 0.0))
         # Masked where the request has no second phase (an output of one token), with any job in its place.
         cluster = _computed(given, _from(cluster, jnp.maximum(j, 0), r, on), jnp.maximum(j, 0), on)
-        return _answer(given, cluster, i, ~on)
+        return leave(given, cluster, i, ~on)
 
-    return lax.while_loop(lambda cluster: _listed(cluster) >= 0, go_on, cluster)
+    return lax.while_loop(lambda cluster: listed(cluster) >= 0, go_on, cluster)
 
 
 def _from(cluster: ClusterState, j: Int, r: Int, on: Flag) -> ClusterState:
@@ -197,27 +202,29 @@ def ask_early(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
     """Requests whose first chunk replica r has just launched ask for room, if the link sends layer by layer."""
 
     def ask(cluster: ClusterState) -> ClusterState:
-        cluster, i = _next_listed(cluster)
+        cluster, i = next_listed(cluster)
         j = read(network_of(given).after, i)
         cluster = _from(cluster, jnp.maximum(j, 0), r, j >= 0)
         return _entered(cluster, jnp.float64(AT_ONCE), ASK, jnp.maximum(j, 0), j >= 0)
 
     # Else the list is left as it is: the next replica at hand begins with an empty one (``replica_at_hand``).
     asks = network_of(given).links.asks_early
-    return lax.while_loop(lambda cluster: asks & (_listed(cluster) >= 0), ask, cluster)
+    return lax.while_loop(lambda cluster: asks & (listed(cluster) >= 0), ask, cluster)
 
 
-def _listed(cluster: ClusterState) -> Int:
+def listed(cluster: ClusterState) -> Int:
+    """The first of those that are done at the replica at hand, or NONE."""
     assert cluster.state.listed is not None
     return cluster.state.listed.first
 
 
-def _next_listed(cluster: ClusterState) -> tuple[ClusterState, Int]:
-    listed = cluster.state.listed
-    assert listed is not None
-    i = listed.first
-    listed = listed._replace(first=read_once(listed.next, i))
-    return cluster._replace(state=cluster.state._replace(listed=listed)), i
+def next_listed(cluster: ClusterState) -> tuple[ClusterState, Int]:
+    """The cluster without that one, and who it is."""
+    requests = cluster.state.listed
+    assert requests is not None
+    i = requests.first
+    requests = requests._replace(first=read_once(requests.next, i))
+    return cluster._replace(state=cluster.state._replace(listed=requests)), i
 
 
 def _computed(given: Given, cluster: ClusterState, j: Int, on: Flag) -> ClusterState:
@@ -237,8 +244,8 @@ def _computed(given: Given, cluster: ClusterState, j: Int, on: Flag) -> ClusterS
     return _entered(cluster, may_s, BEGIN, j, on & asked & (room_s < jnp.inf))
 
 
-def _answer(given: Given, cluster: ClusterState, i: Int, on: Flag) -> ClusterState:
-    """A user has the answer and may send the next request, if ``on``.
+def answer(given: Given, cluster: ClusterState, i: Int, on: Flag) -> ClusterState:
+    """A user has the answer of which job ``i`` is the last and may send the next request, if ``on``.
 
     The frontend is that of the pool to which the request went first.
     """
@@ -255,4 +262,8 @@ def _answer(given: Given, cluster: ClusterState, i: Int, on: Flag) -> ClusterSta
         read_once(state.sequences.first_token_s, first),
         read_once(state.sequences.last_token_s, i),
     )
-    return cluster._replace(state=answered(given, state, first, seen_s(rules, first_s, end_s, output), on))
+    if network.routes is None:
+        return cluster._replace(state=answered(given, state, first, seen_s(rules, first_s, end_s, output), on))
+    # Behind stages it is on its way from now on; who sends next follows from the request, and not from its last visit.
+    reaches_s = state.clock + delivery_s(rules, first_s, end_s, output)
+    return cluster._replace(state=answered(given, state, read(network.routes.request, first), reaches_s, on))

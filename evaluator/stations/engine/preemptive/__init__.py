@@ -4,6 +4,8 @@ Here a replica has a loop of its own; ``engine.joint`` runs several, each as her
 """
 
 from evaluator.stations.engine.preemptive.lane import (
+    AT_HOME,
+    AT_LLM,
     NO_COUNTER,
     AgentCalls,
     BlockContent,
@@ -21,6 +23,7 @@ from evaluator.stations.engine.preemptive.lane import (
     NewTokenRules,
     Remembered,
     RouterChoices,
+    Routes,
     Rules,
     ScoreWeights,
     SessionTurns,
@@ -29,6 +32,8 @@ from evaluator.stations.engine.preemptive.lane import (
 from evaluator.stations.engine.preemptive.program import run_lanes
 
 __all__ = [
+    "AT_HOME",
+    "AT_LLM",
     "NO_COUNTER",
     "AgentCalls",
     "BlockContent",
@@ -46,6 +51,7 @@ __all__ = [
     "NewTokenRules",
     "Remembered",
     "RouterChoices",
+    "Routes",
     "Rules",
     "ScoreWeights",
     "SessionTurns",

@@ -15,11 +15,13 @@ from evaluator.stations.engine.common.arrays import (
     FlagPerRequest,
     Float,
     FloatPerEntry,
+    FloatPerStop,
     Int,
     IntPerEntry,
     IntPerReplica,
     IntPerRequest,
     IntPerSource,
+    IntPerStop,
 )
 from evaluator.stations.engine.common.histogram import BINS
 from evaluator.stations.engine.common.kv_growth import block_of
@@ -181,6 +183,25 @@ class Lockstep(NamedTuple):
     ranks: IntPerReplica  # of that replica
 
 
+AT_LLM, AT_HOME = -2, -3
+
+
+class Routes(NamedTuple):
+    """The ways of requests through the stages of a pipeline that are in the loop, stop by stop (``joint.stages``).
+
+    The stops of a request are cells in a row. At the first, which takes no time, it sets out; the last is with whoever
+    sent it. Requests make as many visits to the LLM as they have stops there, each of which is a job.
+    """
+
+    first: IntPerRequest  # the stop at which it sets out
+    llm: IntPerRequest  # of a job of the first side: its stop
+    request: IntPerRequest  # and whose it is
+    queue: IntPerStop  # the number of the queue; below 0: NONE of a delay, AT_LLM, AT_HOME
+    seconds: FloatPerStop  # of the service
+    number: IntPerStop  # of the visit, for the order of those who come at one time; AT_LLM and AT_HOME the (last) job
+    servers: Array  # int32 (queue,)
+
+
 class Network(NamedTuple):
     """Several pools that run together: pools side by side, or a prefill and a decode side.
 
@@ -204,6 +225,7 @@ class Network(NamedTuple):
     lockstep: Lockstep | None = None  # None: no ranks in lockstep
     pipeline_ranks: IntPerReplica | None = None  # None: as many as the structure has
     order: IntPerRequest | None = None  # the requests in the order in which they are sent; None: that of their numbers
+    routes: Routes | None = None  # None: requests pass no stages in the loop
 
 
 class HostMemory(NamedTuple):
@@ -297,6 +319,7 @@ class Structure(NamedTuple):
     # Of replicas that run together: some router, or reservation, may go by the KV that they have as of an arrival.
     kv_seen: bool = True
     admits_first: bool = True  # some lane computes prompts alone, and so admits before its decodes take a step
+    servers: int = 0  # of each queue of stages in the loop that there is room for; 0: there are none, see ``Routes``
 
     @property
     def alone(self) -> bool:

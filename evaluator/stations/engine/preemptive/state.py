@@ -277,7 +277,8 @@ class State(NamedTuple):
     router_counts: RouterCounts | None = None  # None for a single replica: there is no router that asks
     cache: Cache | None = None  # None without a prefix cache
     answers: Calendar | None = None  # on their way to users, who then send a request: which, if it is one of theirs
-    listed: Listed | None = None  # of two sides: requests that are done here or, back-pressure, have begun
+    # Of two sides, or with stages: requests that are done here or, back-pressure, have begun.
+    listed: Listed | None = None
     room_since_s: FloatPerRequest | None = None  # back-pressure: when a request got room
     accepted: AcceptedTokens | None = None  # None where every decode gives one token; cells as of ``Rings``
     swapped: SwappedKv | None = None  # None: preempted requests are computed anew
@@ -356,7 +357,7 @@ def initial_state(given: Given) -> State:
         router_counts=None if structure.alone else no_router_counts(),
         cache=initial_cache(given),
         answers=Calendar.empty(slots) if structure.frontend or given.session_turns is not None else None,
-        listed=Listed(none[0], none) if structure.phases > 1 else None,
+        listed=Listed(none[0], none) if structure.phases > 1 or structure.servers else None,
         room_since_s=jnp.full(slots, jnp.inf) if structure.kv_reservation else None,
         accepted=_initial_accepted(given),
         swapped=None if given.host_memory is None else SwappedKv(jnp.zeros(slots, bool), zero, zero),

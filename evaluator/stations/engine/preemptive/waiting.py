@@ -283,5 +283,10 @@ def seen_s(rules: Rules, first_s: Float, end_s: Float, output: Int) -> Float:
 
     The frontend takes some time, and iterations of the request's mean length (``cost.frontend``).
     """
+    return end_s + delivery_s(rules, first_s, end_s, output)
+
+
+def delivery_s(rules: Rules, first_s: Float, end_s: Float, output: Int) -> Float:
+    """How long after its last token it is with its user."""
     gap_s = (end_s - first_s) / jnp.maximum(output - 1, 1)
-    return end_s + (rules.frontend_s + rules.lookahead_steps * gap_s)
+    return rules.frontend_s + rules.lookahead_steps * gap_s
