@@ -31,7 +31,7 @@ from evaluator.stations.joint_visits import JointResult, PoolServed, visits_of_j
 from evaluator.stations.lane_jobs import OPEN_LOOP
 from evaluator.stations.route_visits import all_visits, visits_by_route
 from evaluator.stations.stage_steps import StepStation
-from evaluator.traffic.jobs import Jobs
+from evaluator.traffic.jobs import Jobs, shared_units
 from evaluator.traffic.requests import cached_by_content
 
 
@@ -182,14 +182,18 @@ def _lanes(group: StationGroup, lanes: Sequence[JointLane]) -> preemptive.Lane:
         measured_from=np.zeros(len(lanes), dtype=np.int32),
     )
     # Prefixes that stay resident are refused with several pools, and with phases (``plan.feasibility``).
-    nothing = np.zeros((len(lanes), width), dtype=np.int32)
+    shared = np.zeros((len(lanes), width), dtype=np.int32)
+    for row, lane in zip(shared, lanes, strict=True):
+        if len(lane.configuration.answering) == 1:
+            (jobs,), (pool,) = lane.phases, lane.configuration.answering
+            row[: len(jobs)] = shared_units(jobs.demand, pool.design.ready.kv)
     at_pools, agents = [lane.at_pools for lane in lanes], group.key.agents
     clusters = [_cluster(group, lane) for lane in lanes]
     return preemptive.Lane(
         by_lane(_costs(group, serving)),
         limits,
         by_lane(rules_of(serving)),
-        nothing,
+        shared,
         content=contents_of(at_pools, width, several=True, agents=agents) if group.key.cached else None,
         session_turns=_session_turns(group, lanes) if group.key.session_turns else None,
         speculation=_speculation(group, lanes),

@@ -25,7 +25,7 @@ from evaluator.stations.contract import (
     table_shape,
     use_without_devices,
 )
-from evaluator.stations.use import check_served, use_of
+from evaluator.stations.use import add_kept, check_served, use_of
 from evaluator.traffic.jobs import Jobs, Origin
 
 
@@ -114,6 +114,7 @@ def _use(
         chosen = served.replica[key][run_jobs.id].astype(np.int64) - pool.first
         pool_jobs[key[0]][key[1]] = replace(run_jobs, chosen=chosen)
         itl[key[0]][key[1]], alive[key[0]][key[1]] = pool.gaps, pool.alive
+    add_kept(pools, jobs, served, totals)
     use = use_of(pools, pool_jobs, totals, itl, served.hit_tokens)
     return replace(use, alive=alive) if any(pool.deployment.autoscaling for pool in pools) else use
 

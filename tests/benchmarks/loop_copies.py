@@ -78,6 +78,13 @@ CASES: dict[str, tuple[str, ...]] = {
         _TURNS,
         _USERS,
     ),
+    "stages on one clock with prefill and decode": (
+        _APART,
+        "deployment.transfer.backpressure=true",
+        _TURNS,
+        _USERS,
+        "pipeline=[{stage: tool, seconds: 1s, servers: 4}, prefill, decode, {stage: postprocess, seconds: 1ms}]",
+    ),
 }
 """What is compiled, by the values that a scenario is given with ``--set``."""
 

@@ -20,7 +20,7 @@ from tests.systems import Draw
 from tests.thorough import THOROUGH, tried
 
 TIMES = ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")
-FIGURES = ("devices", "busy_s", "iterations", "flops", "bytes", "replicas", "usd_per_hour")
+FIGURES = ("devices", "busy_s", "iterations", "flops", "bytes", "replicas", "usd_per_hour", "kv_unit_s", "kv_units_max")
 ROUTERS = ("round_robin", "random", "least_outstanding", "least_work")
 STEPS = ("delay", "served", "queues", "shipped", "alone")
 SYSTEMS = tried(24, 0.5)
@@ -67,7 +67,13 @@ def system(kind: str, clients: tuple[str, ...], number: int) -> dict[str, Any]:
         stages[name] = tool | {"back_to": "prefill", "times": draw.one(1, 2, {"mean": 2.0})}
     for place in range(draw.one(0, 1, 2)):
         stages |= stage(draw, f"behind{place}", pools, parts)
+    kept = {"system_prompts": 2, "system_tokens": 70} if kind == "one" and draw.one(True, False, False) else {}
+    if kept:  # every replica has it from the start, and adds to it what was said before a tool was called
+        pools["m"]["kv"]["prefix_caching"] = True
+        stages = {name: each | {"adds": 0} if "adds" in each else each for name, each in stages.items()}
     sessions = {
+        "closed": kept,
+        "open": kept,
         "thinking": {"turns": 1, "think_s": draw.one(0.05, {"mean": 0.3})},
         "turns": {"turns": {"mean": 2.5}, "think_s": {"mean": 0.3}},
     }
@@ -79,7 +85,7 @@ def system(kind: str, clients: tuple[str, ...], number: int) -> dict[str, Any]:
             "requests": 40,
             "seeds": [number, number + 1],
             **({"pipelines": {"a": 0.5, "b": 0.5}} if parts else {}),
-            **({"sessions": sessions[client]} if client in sessions else {}),
+            **({"sessions": sessions[client]} if sessions[client] else {}),
         },
         "deployment": {
             "model": "llama-3.1-8b",

@@ -56,9 +56,9 @@ def take_stop(given: Given, cluster: ClusterState) -> ClusterState:
     """Whoever comes next is at its stop."""
     calendar, event = popped(_stages(cluster).calendar)
     cluster = _with(cluster, calendar=calendar)
-    do = {HOME: _come_home, STAGE: _serve, LLM: _come_to_llm}
-    # Each writes other arrays: a loop of one trip or none (``rings.where``).
-    for kind, happens in do.items():
+    # Loops of one trip or none, one of which has it (``rings.where``). Whose replica is asked for when an answer comes
+    # home is read behind the loop in which replicas are chosen: else XLA copied those of all requests.
+    for kind, happens in ((STAGE, _serve), (LLM, _come_to_llm), (HOME, _come_home)):
         cluster = where(event.kind == kind, functools.partial(happens, given, stop=event.job), cluster)
     return cluster
 
