@@ -297,7 +297,7 @@ def _cluster(group: StationGroup, lane: JointLane) -> preemptive.Cluster:
         grouped=np.bool_(configuration.phases[-1].grouped),
         links=_links(group, lane),
         order=order,
-        routes=None if lane.stops is None else lane.stops.in_shape(width, group.routes),
+        stops=None if lane.stops is None else lane.stops.in_shape(width, group.routes),
         lockstep=_lockstep(lane, by_replica) if group.key.lockstep else None,
         pipeline_ranks=by_replica(np.array(ranks)[pool], 1) if group.key.fewer_ranks else None,
     )

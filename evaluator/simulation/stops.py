@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from evaluator.plan.route import RequestRoutes, RouteSizes
 from evaluator.stages import Served, Shipped
 from evaluator.stations.engine.common.rings import NONE
-from evaluator.stations.engine.preemptive import AT_HOME, AT_LLM, Routes
+from evaluator.stations.engine.preemptive import AT_HOME, AT_LLM, Stops
 from evaluator.stations.route_visits import RouteRun, StepVisit
 from evaluator.stations.stage_steps import StepStation, seconds_of
 
@@ -27,7 +27,7 @@ class StepStops(NamedTuple):
 
 
 class RouteStops(NamedTuple):
-    """The stops of all requests of a lane, one request behind the other, as of ``preemptive.Routes``."""
+    """The stops of all requests of a lane, one request behind the other, as of ``preemptive.Stops``."""
 
     first: NDArray[np.int64]  # (request,)
     llm: NDArray[np.int64]  # (job,): visits to the LLM
@@ -38,14 +38,14 @@ class RouteStops(NamedTuple):
     servers: list[int]  # (queue,)
     visits: list[StepStops | int]  # in their order; a number is a visit to the LLM
 
-    def in_shape(self, width: int, sizes: RouteSizes | None) -> Routes:
+    def in_shape(self, width: int, sizes: RouteSizes | None) -> Stops:
         """As the engine is given them."""
         assert sizes is not None
 
         def filled(values: Sequence[Any] | NDArray[Any], size: int, kind: type = np.int32) -> np.ndarray:
             return np.concatenate([np.asarray(values, kind), np.zeros(size - len(values), kind)])
 
-        return Routes(
+        return Stops(
             filled(self.first, width),
             filled(self.llm, width),
             filled(self.request, width),

@@ -171,7 +171,7 @@ SMALL = {"small": {"role": "stage", "hardware": "l4"}}
             "a stage that computes a model",
         ),
         (
-            {"batches": {"stage": "bag", "step": "batched"}},
+            {"batches": {"stage": "bag", "step": "batched", "pool": "small"}},
             "a stage that serves in batches",
         ),
     ],

@@ -19,7 +19,7 @@ from evaluator.stations.engine.common.arrays import (
 )
 from evaluator.stations.engine.common.calendar import Calendar
 from evaluator.stations.engine.common.rings import NONE, add, read
-from evaluator.stations.engine.preemptive.lane import Given, Routes
+from evaluator.stations.engine.preemptive.lane import Given, Stops
 from evaluator.stations.engine.preemptive.state import State
 
 
@@ -92,14 +92,14 @@ def nothing_yet(given: Given) -> PoolStates | None:
         if given.structure.kv_reservation
         else None,
         decoded=None if given.speculation is None else Decoded(zeros, zeros),
-        stages=None if given.network.routes is None else _servers_free(given, given.network.routes),
+        stages=None if given.network.stops is None else _servers_free(given, given.network.stops),
     )
 
 
-def _servers_free(given: Given, routes: Routes) -> StagesState:
-    there = jnp.arange(given.structure.servers) < routes.servers[:, None]
+def _servers_free(given: Given, stops: Stops) -> StagesState:
+    there = jnp.arange(given.structure.servers)[None] < stops.servers[:, None]
     free_s = jnp.append(jnp.where(there, -jnp.inf, jnp.inf).reshape(-1), jnp.inf)  # and a padding cell
-    return StagesState(Calendar.empty(given.requests.arrival_s.shape[0]), free_s, jnp.zeros(routes.queue.shape))
+    return StagesState(Calendar.empty(given.requests.arrival_s.shape[0]), free_s, jnp.zeros(stops.queue.shape))
 
 
 def given_at(given: Given, r: Int, several: PoolStates | None) -> Given:

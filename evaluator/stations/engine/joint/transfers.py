@@ -262,8 +262,8 @@ def answer(given: Given, cluster: ClusterState, i: Int, on: Flag) -> ClusterStat
         read_once(state.sequences.first_token_s, first),
         read_once(state.sequences.last_token_s, i),
     )
-    if network.routes is None:
+    if network.stops is None:
         return cluster._replace(state=answered(given, state, first, seen_s(rules, first_s, end_s, output), on))
     # Behind stages it is on its way from now on; who sends next follows from the request, and not from its last visit.
     reaches_s = state.clock + delivery_s(rules, first_s, end_s, output)
-    return cluster._replace(state=answered(given, state, read(network.routes.request, first), reaches_s, on))
+    return cluster._replace(state=answered(given, state, read(network.stops.request, first), reaches_s, on))

@@ -23,10 +23,10 @@ from evaluator.stations.engine.preemptive.lane import (
     NewTokenRules,
     Remembered,
     RouterChoices,
-    Routes,
     Rules,
     ScoreWeights,
     SessionTurns,
+    Stops,
     Structure,
 )
 from evaluator.stations.engine.preemptive.program import run_lanes
@@ -51,10 +51,10 @@ __all__ = [
     "NewTokenRules",
     "Remembered",
     "RouterChoices",
-    "Routes",
     "Rules",
     "ScoreWeights",
     "SessionTurns",
+    "Stops",
     "Structure",
     "run_lanes",
 ]

@@ -186,7 +186,7 @@ class Lockstep(NamedTuple):
 AT_LLM, AT_HOME = -2, -3
 
 
-class Routes(NamedTuple):
+class Stops(NamedTuple):
     """The ways of requests through the stages of a pipeline that are in the loop, stop by stop (``joint.stages``).
 
     The stops of a request are cells in a row. At the first, which takes no time, it sets out; the last is with whoever
@@ -225,7 +225,7 @@ class Network(NamedTuple):
     lockstep: Lockstep | None = None  # None: no ranks in lockstep
     pipeline_ranks: IntPerReplica | None = None  # None: as many as the structure has
     order: IntPerRequest | None = None  # the requests in the order in which they are sent; None: that of their numbers
-    routes: Routes | None = None  # None: requests pass no stages in the loop
+    stops: Stops | None = None  # None: requests pass no stages in the loop
 
 
 class HostMemory(NamedTuple):
@@ -319,7 +319,7 @@ class Structure(NamedTuple):
     # Of replicas that run together: some router, or reservation, may go by the KV that they have as of an arrival.
     kv_seen: bool = True
     admits_first: bool = True  # some lane computes prompts alone, and so admits before its decodes take a step
-    servers: int = 0  # of each queue of stages in the loop that there is room for; 0: there are none, see ``Routes``
+    servers: int = 0  # of each queue of stages in the loop that there is room for; 0: there are none, see ``Stops``
 
     @property
     def alone(self) -> bool:
