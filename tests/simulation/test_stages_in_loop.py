@@ -24,11 +24,19 @@ FIGURES = ("devices", "busy_s", "iterations", "flops", "bytes", "replicas", "usd
 ROUTERS = ("round_robin", "random", "least_outstanding", "least_work")
 STEPS = ("delay", "served", "queues", "shipped", "alone")
 SYSTEMS = tried(24, 0.5)
+PARTS: dict[str, dict[str, Any]] = {
+    "planned ahead": {"batching": {"planning": "asynchronous"}},
+    "drafts": {"speculative": {"method": "ngram", "tokens": 2, "acceptance": 0.6}},
+    "pipeline ranks": {},
+    "caches": {"kv": {"prefix_caching": True}},
+}
+"""Of the pool of a kind: what a program of its own has."""
 
 # What decides about the program: pools, and who waits for whom.
 KINDS = [("one", ("closed", "open")), ("back-pressure", ("thinking", "turns"))]
 if THOROUGH:
     KINDS += [(pools, (client,)) for pools in ("mixed", "apart") for client in ("closed", "turns")]
+    KINDS += [(pools, ("thinking", "turns")) for pools in ("planned ahead", "drafts", "pipeline ranks", "caches")]
 
 
 def stage(draw: Draw, place: str, pools: dict[str, Any], only: bool) -> dict[str, Any]:
@@ -53,6 +61,11 @@ def system(kind: str, clients: tuple[str, ...], number: int) -> dict[str, Any]:
         "mixed": {name: draw.pool("mixed") for name in "ab"},
         "one": {"m": draw.pool("mixed")},
     }.get(kind) or {"p": draw.pool("prefill"), "d": draw.pool("decode")}
+    if kind in PARTS:
+        pools = {"m": draw.pool("mixed", policies=("chunked",)) | {"replicas": 2}}
+        pools["m"] |= {section: {**pools["m"].get(section, {}), **keys} for section, keys in PARTS[kind].items()}
+    if kind == "pipeline ranks":
+        pools["m"] |= {"pipeline_parallel": 2, "tensor_parallel": 1}
     router: Any = draw.one(*ROUTERS)
     if "p" in pools:
         router = {"prefill": router, "decode": draw.one(*ROUTERS)}
@@ -62,11 +75,13 @@ def system(kind: str, clients: tuple[str, ...], number: int) -> dict[str, Any]:
     for place in range(draw.one(1, 2)):
         stages |= stage(draw, f"before{place}", pools, parts)
     stages |= {"prefill": {"stage": "prefill"}, "decode": {"stage": "decode"}}
-    if client == "open" or draw.one(True, False):
+    if client == "open" or (kind != "caches" and draw.one(True, False)):
         (name, tool), *_ = stage(draw, "tool", pools, False).items()
         stages[name] = tool | {"back_to": "prefill", "times": draw.one(1, 2, {"mean": 2.0})}
     for place in range(draw.one(0, 1, 2)):
         stages |= stage(draw, f"behind{place}", pools, parts)
+    if kind == "caches":
+        stages = {name: each | {"adds": 0} if "adds" in each else each for name, each in stages.items()}
     kept = {"system_prompts": 2, "system_tokens": 70} if kind == "one" and draw.one(True, False, False) else {}
     if kept:  # every replica has it from the start, and adds to it what was said before a tool was called
         pools["m"]["kv"]["prefix_caching"] = True
