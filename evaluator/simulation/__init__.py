@@ -6,8 +6,8 @@ runs on the vectorised engine, so that worker processes for the reference start 
 
 ``chain`` takes jobs through the stations one after the other: ``stages`` (``prefetch``: those that begin early),
 ``phases`` (pools side by side), ``vectorised`` (a pool of the vectorised engine), ``joint_pools`` (several in one event
-loop). What the engine is given: ``lanes``, with ``request_dependencies``, ``routing_tables`` and ``stops``. What comes out:
-``outcomes``, ``times`` by stage, a ``trace``.
+loop). What the engine is given: ``lanes``, with ``request_dependencies``, ``routing_tables`` and ``stops``. What comes
+out: ``outcomes``, ``times`` by stage, a ``trace``.
 """
 
 from __future__ import annotations
