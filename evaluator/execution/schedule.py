@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from itertools import chain, groupby, islice
+from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,7 +47,9 @@ def statistics_of(whole: Plan, configurations: Sequence[Configuration], levels: 
     for row, configuration in enumerate(configurations):
         rows[id(whole.group_of(configuration))].append(row)
     order = [row for of_group in rows.values() for row in of_group]
-    by_chunk = dict(computed(whole, list(chunks_of(whole, [configurations[row] for row in order])), levels, set()))
+    # A round of a search has few chunks, and waits for the last of them: there is one for each processor at least.
+    chunks = list(chunks_of(whole, [configurations[row] for row in order], processors()))
+    by_chunk = dict(computed(whole, chunks, levels, set()))
     if not by_chunk:
         return {}
     # Chunks are of one group each, in the order of the groups: back to the order in which they were asked for.
@@ -54,10 +57,13 @@ def statistics_of(whole: Plan, configurations: Sequence[Configuration], levels: 
     return {name: np.concatenate([part[name] for part in parts])[back] for name in parts[0]}
 
 
-def chunks_of(whole: Plan, configurations: Iterable[Configuration] | None = None) -> Iterator[ConfigurationChunk]:
+def chunks_of(
+    whole: Plan, configurations: Iterable[Configuration] | None = None, pieces: int = 1
+) -> Iterator[ConfigurationChunk]:
     """Configurations in pieces of bounded memory, in an order that does not depend on the machine.
 
-    ``configurations``, each group's one after the other; None: all of the plan.
+    ``configurations``, each group's one after the other; None: all of the plan. ``pieces``: of each group at least, as
+    equal as can be.
     """
     if configurations is None:
         configurations = chain.from_iterable(group.configurations for group in whole.groups)
@@ -71,6 +77,8 @@ def chunks_of(whole: Plan, configurations: Iterable[Configuration] | None = None
         if group.simulator == ITERATION and accelerated():
             most, larger = ACCELERATED * REQUESTS_PER_CHUNK, ACCELERATED
         size = max(1, min(most // (group.requests * whole.runs), larger * CONFIGS_PER_CHUNK))
+        if pieces > 1 and larger == 1 and group.simulator not in PLAIN:  # an accelerator takes all lanes at a time
+            size = ceil(len(of_group) / max(pieces, ceil(len(of_group) / size)))
         for start in range(0, len(of_group), size):
             yield of_group[start : start + size]
 

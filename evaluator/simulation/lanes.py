@@ -140,9 +140,7 @@ def _at_pools(pools: Sequence[StationPlan], lanes: Sequence[LaneJobs]) -> list[P
     return [PoolJobs(pools[lane.position], lane.jobs, lane.served) for lane in lanes]
 
 
-def lanes_per_call(
-    group: StationGroup, lanes: int, most: int = LANES_PER_CALL, cache: CacheShape | None = None
-) -> int:
+def lanes_per_call(group: StationGroup, lanes: int, most: int = LANES_PER_CALL, cache: CacheShape | None = None) -> int:
     """How many of the ``lanes`` of a group go in one call."""
     key = group.key
     # Branches have cells of their own, as many as the program for each request.

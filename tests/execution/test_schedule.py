@@ -62,6 +62,17 @@ def test_workers_make_the_same_variants(monkeypatch):
     assert asked == [2, 2]
 
 
+def test_there_is_a_chunk_for_each_processor(monkeypatch):
+    configure()
+    monkeypatch.setattr("evaluator.execution.schedule.CONFIGS_PER_CHUNK", 8)
+    whole = plan(scenario())
+    variants = whole.at_rates(list(whole.configurations) * 19, list(np.linspace(1.0, 10.0, 19)))
+    assert [len(chunk) for chunk in chunks_of(whole, variants)] == [8, 8, 3]
+    assert [len(chunk) for chunk in chunks_of(whole, variants, 2)] == [7, 7, 5]
+    assert [len(chunk) for chunk in chunks_of(whole, variants[:5], 2)] == [3, 2]
+    assert [len(chunk) for chunk in chunks_of(whole, variants[:1], 2)] == [1]
+
+
 def test_chunks_with_programs_of_their_own_are_begun_first(monkeypatch):
     """Threads that all took the first group's chunks would wait for one program, and then for the next."""
     monkeypatch.setattr("evaluator.execution.schedule.CONFIGS_PER_CHUNK", 1)
