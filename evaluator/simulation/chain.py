@@ -357,9 +357,9 @@ def _with_later(result: ChainResult, visit: StationVisit) -> TokenCounts:
 def _held_between(result: ChainResult, visit: StationVisit) -> ChainResult:
     """The result behind a stage between prefill and decode: clients see the first token when it has answered."""
     first_token_s, last_token_s = result.times.first_token_s.copy(), result.times.last_token_s.copy()
-    for run, jobs in by_run(visit.jobs):
-        left_s = visit.times.last_token_s[run][jobs.id]
-        first_token_s[run][jobs.id], last_token_s[run][jobs.id] = left_s, left_s
+    for alike in visit.alike:
+        for table in (first_token_s, last_token_s):
+            alike.put(table, alike.of(visit.times.last_token_s))
     return replace(result, times=replace(result.times, first_token_s=first_token_s, last_token_s=last_token_s))
 
 
@@ -398,14 +398,15 @@ def _copied(result: ChainResult, shared: bool = False) -> TokenCounts:
 def _behind(result: ChainResult, visit: StationVisit) -> ChainResult:
     """The result behind a station after the last engine, which passes on each token or holds all until the last."""
     first_token_s, last_token_s = result.times.first_token_s.copy(), result.times.last_token_s.copy()
-    for run, jobs in by_run(visit.jobs):
-        left_s = visit.times.last_token_s[run][jobs.id]
+    for alike in visit.alike:
+        first_s, left_s = alike.of(first_token_s), alike.of(visit.times.last_token_s)
         # A stage that streams passes each token on, later by what the whole takes it; else the answer is there at
         # once.
-        seen_s = first_token_s[run][jobs.id] + (left_s - jobs.ready_s) if visit.station.streams else left_s
+        seen_s = first_s + (left_s - alike.ready_s) if visit.station.streams else left_s
         if visit.times.visited is not None:
-            seen_s = np.where(visit.times.visited[run][jobs.id], seen_s, first_token_s[run][jobs.id])
-        first_token_s[run][jobs.id], last_token_s[run][jobs.id] = seen_s, left_s
+            seen_s = np.where(alike.of(visit.times.visited), seen_s, first_s)
+        alike.put(first_token_s, seen_s)
+        alike.put(last_token_s, left_s)
     gaps, handed = result.engine_itl, result.handed
     if gaps is not None and not visit.station.streams:
         # All tokens come at once; where only some requests were held, nobody knows which of the pooled gaps are theirs.

@@ -9,7 +9,7 @@ import numpy as np
 
 from evaluator.metrics.stages import StageTimes
 from evaluator.plan.pipeline import LLM_TIMES
-from evaluator.stations.contract import StationVisit, by_run, table_shape, whole_table
+from evaluator.stations.contract import StationVisit, by_run, table_shape
 
 PREFILL, TRANSFER, DECODE = LLM_TIMES
 
@@ -49,11 +49,7 @@ def _by_request(visit: StationVisit, shape: tuple[int, int, int]) -> list[np.nda
     """The times of a visit, NaN of requests that do not come; not copied where all do."""
     values = [getattr(visit.times, name) for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")]
     # The usual case, in which copies would be most of what a chunk needs.
-    if (
-        visit.times.visited is None
-        and values[0].shape == shape
-        and all(whole_table(run_jobs) for _, run_jobs in by_run(visit.jobs))
-    ):
+    if visit.times.visited is None and values[0].shape == shape and all(alike.are_first for alike in visit.alike):
         return values
     came = np.zeros(shape, dtype=bool)
     for run, run_jobs in by_run(visit.jobs):

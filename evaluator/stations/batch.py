@@ -15,7 +15,9 @@ from evaluator.stations.contract import (
     Station,
     Use,
     by_id,
+    in_turn,
     order_of,
+    out_of_turn,
     passed_on,
     ready_times,
     shape_of,
@@ -67,12 +69,10 @@ def serve_in_batches(name: str, jobs: ChunkJobs, servers: Sequence[BatchServers]
     shape = configs, seeds, count = shape_of(jobs)
     ready_s = ready_times(jobs, rest=np.inf)
     order = order_of(jobs)
-    waiting = np.take_along_axis(ready_s, order, axis=-1).reshape(configs * seeds, count)
+    waiting = in_turn(ready_s, order).reshape(configs * seeds, count)
     batches = _batches(_lanes(servers, waiting, seeds))
     came = np.isfinite(ready_s)
-    scheduled_s, left_s, server = (np.empty(shape, values.dtype) for values in batches[:3])
-    for array, values in zip((scheduled_s, left_s, server), batches, strict=False):
-        np.put_along_axis(array, order, values.reshape(shape), axis=-1)
+    scheduled_s, left_s, server = (out_of_turn(values.reshape(shape), order) for values in batches[:3])
     ready_s, scheduled_s, left_s = (np.where(came, values, 0.0) for values in (ready_s, scheduled_s, left_s))
     # Utilisation is of servers: a batch keeps one busy for as long as it takes, whatever its size.
     use = use_without_devices(

@@ -43,7 +43,9 @@ __all__ = [
     "alike_runs",
     "by_id",
     "by_run",
+    "in_turn",
     "order_of",
+    "out_of_turn",
     "passed_on",
     "ready_times",
     "shape_of",
@@ -156,7 +158,7 @@ class AlikeRuns:
         The table is (config, seed, request), or (seed, request) where it is the same for all configurations and the
         runs are those of one seed; then there is one run.
         """
-        rows = self._flat(table)[self._rows(table)]
+        rows = _flat(table)[self._rows(table)]
         return rows[:, self._columns] if isinstance(self._columns, slice) else np.take(rows, self._columns, axis=1)
 
     def put(self, table: np.ndarray, values: np.ndarray) -> None:
@@ -164,16 +166,18 @@ class AlikeRuns:
         rows = self._rows(table)
         if isinstance(rows, np.ndarray) and isinstance(self._columns, np.ndarray):
             rows = rows[:, None]
-        self._flat(table)[rows, self._columns] = values
+        assert table.flags.c_contiguous  # else ``_flat`` is a copy, and what is written to it lost
+        _flat(table)[rows, self._columns] = values
+
+    @property
+    def are_first(self) -> bool:
+        """Whether their jobs are the first requests of the table, in that order: most often all of it."""
+        return isinstance(self._columns, slice)
 
     @cached_property
     def _columns(self) -> np.ndarray | slice:
         """The ids of the jobs; a slice, by which NumPy copies nothing, where they are the first requests."""
         return slice(0, len(self.jobs[0])) if whole_table(self.jobs[0]) else self.jobs[0].id
-
-    def _flat(self, table: np.ndarray) -> np.ndarray:
-        assert table.flags.c_contiguous  # else this would be a copy, and what is written to it lost
-        return table.reshape(prod(table.shape[:-1]), table.shape[-1])  # not -1, which an empty table refuses
 
     def _rows(self, table: np.ndarray) -> np.ndarray | slice:
         """The rows of the runs; a slice where they are all that there are."""
@@ -182,6 +186,10 @@ class AlikeRuns:
             return slice(seed[0], seed[0] + 1)
         rows, count = config * table.shape[1] + seed, table.shape[0] * table.shape[1]
         return slice(None) if len(rows) == count and (rows == np.arange(count)).all() else rows
+
+
+def _flat(table: np.ndarray) -> np.ndarray:
+    return table.reshape(prod(table.shape[:-1]), table.shape[-1])  # not -1, which an empty table refuses
 
 
 def alike_runs(jobs: ChunkJobs) -> list[AlikeRuns]:
@@ -247,15 +255,32 @@ def ready_times(jobs: ChunkJobs, rest: float = 0.0) -> np.ndarray:
     return ready_s
 
 
-def order_of(jobs: ChunkJobs) -> np.ndarray:
-    """Positions of the jobs in the order in which they come, (config, seed, job): those of one time by their ids.
+def order_of(jobs: ChunkJobs) -> np.ndarray | None:
+    """Places of the jobs in a flat array (config, seed, job), in the order in which they come, (config, seed, job):
+    those of one time by their ids. None where all of them are in that order.
 
     Where a configuration and seed has fewer jobs the rest stands behind them.
     """
+    if all(isinstance(run_jobs.order, slice) for _, run_jobs in by_run(jobs)):
+        return None
     shape = shape_of(jobs)
-    order = np.empty(shape, dtype=np.int64)
-    order[...] = np.arange(shape[-1])
+    order = np.arange(prod(shape)).reshape(shape)
     for run, run_jobs in by_run(jobs):
-        # The rest keeps its own positions, so that the row stays a permutation.
+        # The rest keeps its own places, so that the row stays a permutation.
         order[run][: len(run_jobs)] = order[run][run_jobs.order]
     return order
+
+
+def in_turn(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    """Values (config, seed, job) by ``order_of`` the jobs."""
+    # Runs one behind the other: a third of the time of ``take_along_axis``, which looks up an index of each axis.
+    return values if order is None else np.take(values, order)
+
+
+def out_of_turn(values: np.ndarray, order: np.ndarray | None) -> np.ndarray:
+    """Values by ``order_of`` the jobs, as the jobs stand."""
+    if order is None:
+        return values
+    back = np.empty(values.shape, values.dtype)
+    back.reshape(-1)[order] = values
+    return back

@@ -13,7 +13,9 @@ from evaluator.stations.contract import (
     Station,
     Use,
     by_id,
+    in_turn,
     order_of,
+    out_of_turn,
     passed_on,
     ready_times,
     use_without_devices,
@@ -39,19 +41,18 @@ def serve_in_turn(name: str, jobs: ChunkJobs, service_s: np.ndarray, count: np.n
     """Serve the jobs of a chunk; ``service_s`` as of ``times_of``, ``count`` (config,) are the servers."""
     ready_s = ready_times(jobs, rest=np.inf)
     order = order_of(jobs)
-    waiting, service = (np.take_along_axis(values, order, axis=-1) for values in (ready_s, service_s))
+    waiting, service = (in_turn(values, order) for values in (ready_s, service_s))
     if (count == 1).all():
         # One server, the most frequent case, is a cumulative sum; several need a loop over the jobs.
         start, server = single_server(waiting, service), np.zeros(waiting.shape, dtype=np.int32)
     else:
         start, server = _several(waiting, service, count)
-    scheduled_s, replica = np.empty_like(start), np.empty_like(server)
-    np.put_along_axis(scheduled_s, order, start, axis=-1)
-    np.put_along_axis(replica, order, server, axis=-1)
+    scheduled_s, replica = (out_of_turn(values, order) for values in (start, server))
     # Places behind the last job of a run, which have no arrival, become 0: infinities would spoil
     # sums and maxima of tables.
     came = np.isfinite(ready_s)
-    ready_s, scheduled_s = np.where(came, ready_s, 0.0), np.where(came, scheduled_s, 0.0)
+    if not came.all():
+        ready_s, scheduled_s = np.where(came, ready_s, 0.0), np.where(came, scheduled_s, 0.0)
     left_s = scheduled_s + service_s
     use = use_without_devices(name, jobs, count.astype(float), service_s.sum(axis=-1))
     return passed_on(ready_s, scheduled_s, left_s, replica), use
@@ -74,14 +75,17 @@ def _several(ready_s: np.ndarray, service_s: np.ndarray, servers: np.ndarray) ->
     Kiefer and Wolfowitz (1955). The loop is over the jobs, for all configurations and seeds at a time.
     """
     configs, seeds, jobs = ready_s.shape
-    free_s = np.where(np.arange(servers.max()) < servers[:, None, None], 0.0, np.inf)
-    free_s = np.repeat(free_s, seeds, axis=1)  # (config, seed, server)
-    start, server = np.empty_like(ready_s), np.empty(ready_s.shape, dtype=np.int32)
-    config, seed = np.ogrid[:configs, :seeds]
-    for job in range(jobs):
+    lanes = configs * seeds
+    # Job by job a row of all lanes, which NumPy takes as it is.
+    by_job = [np.ascontiguousarray(values.reshape(lanes, jobs).T) for values in (ready_s, service_s)]
+    free_s = np.where(np.arange(servers.max())[:, None] < np.repeat(servers, seeds), 0.0, np.inf)  # (server, lane)
+    flat_s, lane = free_s.reshape(-1), np.arange(lanes)
+    start, server = np.empty((jobs, lanes)), np.empty((jobs, lanes), dtype=np.int64)
+    for began_s, chosen, comes_s, takes_s in zip(start, server, *by_job, strict=True):
         # Of several free ones the one of the lowest number, as in the reference's heap of (since when, number).
-        chosen = np.argmin(free_s, axis=-1)
-        start[..., job] = np.maximum(free_s[config, seed, chosen], ready_s[..., job])
-        free_s[config, seed, chosen] = start[..., job] + service_s[..., job]
-        server[..., job] = chosen
-    return start, server
+        np.argmin(free_s, axis=0, out=chosen)
+        place = chosen * lanes + lane
+        np.maximum(flat_s[place], comes_s, out=began_s)
+        flat_s[place] = began_s + takes_s
+    start, server = (np.ascontiguousarray(values.T).reshape(ready_s.shape) for values in (start, server))
+    return start, server.astype(np.int32)
