@@ -118,7 +118,7 @@ def _weighed(chosen: Plan) -> Plan:
     """The plan with programs that are compiled no further than its requests pay back: a sample has few of them."""
     requests = chosen.runs * sum(configuration.workload.requests for configuration in chosen.configurations)
     groups = [
-        replace(group, stations=tuple(replace(station, requests_of_run=requests) for station in group.stations))
+        replace(group, stations=tuple(replace(station, requests_of_program=requests) for station in group.stations))
         for group in chosen.groups
     ]
     return replace(chosen, groups=groups)

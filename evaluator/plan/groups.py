@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +24,7 @@ from evaluator.plan.simulators import (
     program,
     ring_of,
     routed_by,
+    serving,
 )
 from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
@@ -50,8 +52,9 @@ class StationGroup:
     block_tokens: int = 0
     looks: int = 0  # of autoscalers, a power of two: at least those that any of them remembers; 0: there is none
     routes: RouteSizes | None = None  # of stages in the loop: powers of two
-    # Of the whole run, where programs are to be compiled no further than these pay back; None: optimised in any case.
-    requests_of_run: int | None = None
+    # Of the whole run at all stations of the key, where programs are to be compiled no further than these pay back;
+    # None: optimised in any case.
+    requests_of_program: int | None = None
 
 
 @dataclass(frozen=True)
@@ -73,33 +76,37 @@ class Group:
         return self.stations[max(number - joint, 0)]
 
 
+Alike = tuple[str, int, tuple[int, int], list[Configuration], list[tuple[CompileKey, tuple[StationPlan, ...]]]]
+"""Configurations that share their stations: their simulator, requests and ends, themselves, and their compile keys."""
+
+
 def groups_of(
-    configurations: Sequence[Configuration], seeds: tuple[int, ...], requests_of_run: int | None = None
+    configurations: Sequence[Configuration],
+    seeds: tuple[int, ...],
+    programs: Mapping[CompileKey, tuple[CompileKey, int]] | None = None,
+    rest: int | None = None,
 ) -> list[Group]:
     """Configurations by the compile keys of their stations, in the order of the first of each group.
 
     The shapes of a key (ring, rows, slots of a lane) are the largest that any configuration needs at any of its
     stations, so that one compiled program serves all of them. Configurations of a group also measure the same
-    requests, so that the statistics of a chunk are of one window. ``requests_of_run`` as of ``StationGroup``.
+    requests, so that the statistics of a chunk are of one window. ``programs`` as of ``programs_of``; keys that are not
+    in it have programs of their own, for ``rest`` requests (``StationGroup.requests_of_program``).
     """
-    # Rates share the object of their stations, figures of devices what was checked: one key is made for all of them.
-    same_stations: dict[tuple, list[Configuration]] = {}
-    for configuration in configurations:
-        workload = configuration.workload
-        # The statistics of a chunk are of one window of requests, hence ``ends`` (warm-up and cool-down) in the key.
-        same = (id(configuration.checked), configuration.simulator, workload.requests, workload.ends)
-        same_stations.setdefault(same, []).append(configuration)
+    programs = programs or {}
+    requests_of = dict(programs.values())
     by_keys: dict[tuple, list[Configuration]] = {}
     having: dict[CompileKey, list[tuple[Configuration, StationPlan]]] = {}
-    for (_, simulator, requests, ends), some in same_stations.items():
-        run_by = list(_keys(some[0])) if simulator == ITERATION else []
+    for simulator, requests, ends, some, own in _alike(configurations):
+        run_by = [(programs.get(key, (key, rest))[0], stations) for key, stations in own]
         for key, stations in run_by:
             having.setdefault(key, []).extend((some[0], station) for station in stations)
         keys = tuple(key for key, _ in run_by)
         by_keys.setdefault((simulator, requests, ends, keys, _route(some[0])), []).extend(some)
     # One set of shapes per key, over the configurations of all groups that have it: the same program serves them.
     shaped = {
-        key: replace(_shaped(key, stations, seeds), requests_of_run=requests_of_run) for key, stations in having.items()
+        key: replace(_shaped(key, stations, seeds), requests_of_program=requests_of.get(key, rest))
+        for key, stations in having.items()
     }
     position = {id(configuration): number for number, configuration in enumerate(configurations)}
     return [
@@ -112,6 +119,32 @@ def groups_of(
         )
         for (simulator, requests, _, keys, _), some in by_keys.items()
     ]
+
+
+def programs_of(configurations: Sequence[Configuration], runs: int) -> dict[CompileKey, tuple[CompileKey, int]]:
+    """By compile key of the configurations, each of which is simulated so often: the key of the program that serves
+    them, and how many requests this program serves in all."""
+    requests_of: Counter[CompileKey] = Counter()
+    for _, requests, _, some, run_by in _alike(configurations):
+        for key, _ in run_by:
+            requests_of[key] += runs * requests * len(some)
+    of_program: Counter[CompileKey] = Counter()
+    program_of = {key: serving(key, requests, requests_of) for key, requests in requests_of.items()}
+    for key, requests in requests_of.items():
+        of_program[program_of[key]] += requests
+    return {key: (which, of_program[which]) for key, which in program_of.items()}
+
+
+def _alike(configurations: Sequence[Configuration]) -> Iterator[Alike]:
+    # Rates share the object of their stations, figures of devices what was checked: one key is made for all of them.
+    same_stations: dict[tuple, list[Configuration]] = {}
+    for configuration in configurations:
+        workload = configuration.workload
+        # The statistics of a chunk are of one window of requests, hence ``ends`` (warm-up and cool-down) in the key.
+        same = (id(configuration.checked), configuration.simulator, workload.requests, workload.ends)
+        same_stations.setdefault(same, []).append(configuration)
+    for (_, simulator, requests, ends), some in same_stations.items():
+        yield simulator, requests, ends, some, list(_keys(some[0])) if simulator == ITERATION else []
 
 
 def _keys(configuration: Configuration) -> Iterator[tuple[CompileKey, tuple[StationPlan, ...]]]:

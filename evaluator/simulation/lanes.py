@@ -216,7 +216,7 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
         0 if group.routes is None else group.routes.servers,
     )  # fmt: skip
     run = preemptive.run_lanes if structure.alone else joint.run_lanes
-    requests = group.requests_of_run
+    requests = group.requests_of_program
     if not vectorise:
         quickly = requests is not None and not worth_optimising(which, requests)
         run = compiled(run, QUICKLY if quickly else OF_LOOPS, "structure", "vectorise")

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from evaluator import device
@@ -36,8 +37,8 @@ def station(simulator, **workload):
 
 def test_auto_weighs_the_requests_of_all_seeds_and_who_names_the_engine_gets_its_programs_optimised():
     of_auto = station(AUTO)
-    assert of_auto.requests_of_run == 12_000 and not worth_optimising(of_auto.key, 12_000)
-    assert station(ITERATION).requests_of_run is None
+    assert of_auto.requests_of_program == 12_000 and not worth_optimising(of_auto.key, 12_000)
+    assert station(ITERATION).requests_of_program is None
 
 
 def test_from_a_bound_on_a_program_is_optimised():
@@ -122,3 +123,52 @@ def test_pipelines_go_to_a_program_sooner_than_other_designs_of_the_general_one(
     }
     scenario = SCENARIO | {"workload": SCENARIO["workload"] | {"requests": requests}, "deployment": deployment}
     assert plan(loaded(scenario), simulator=AUTO).groups[0].simulator == simulator
+
+
+PIPELINES = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "kv": {"admission": "reserve"}}
+ASKED = SCENARIO | {
+    "workload": SCENARIO["workload"] | {"requests": 100_000},
+    "deployment": PIPELINES,
+    "sweep": {"deployment.pipeline_parallel": [1, 2], "workload.arrivals.rate_rps": [1, 2, 3]},
+}
+
+
+def test_a_program_counts_for_the_requests_that_it_serves():
+    """A few designs with a program of their own do not have it optimised for what all others ask."""
+    first, of_pipelines = plan(loaded(ASKED), simulator=AUTO).groups
+    assert not first.stations[0].key.preemptive
+    (station,) = of_pipelines.stations
+    assert station.requests_of_program == 600_000 and worth_optimising(station.key, station.requests_of_program)
+    shorter = ASKED | {"workload": ASKED["workload"] | {"requests": 50_000}}
+    whole = plan(loaded(shorter), simulator=AUTO)
+    assert whole.requests == 600_000
+    (station,) = whole.groups[1].stations
+    assert station.requests_of_program == 300_000 and not worth_optimising(station.key, station.requests_of_program)
+
+
+@pytest.mark.parametrize("rows", [[3], [5, 1]])
+def test_shards_have_the_programs_of_the_whole_sweep(rows):
+    whole = plan(loaded(ASKED), simulator=AUTO)
+    shard = plan(loaded(ASKED), np.array(rows), AUTO)
+    assert [group.stations[0].requests_of_program for group in shard.groups] == [
+        whole.group_of(configuration).stations[0].requests_of_program
+        for configuration in (group.configurations[0] for group in shard.groups)
+    ]
+
+
+TURNS = {"turns": {"mean": 4, "max": 8}, "think_s": {"mean": 2}}
+CACHED = {"admission": "on_demand", "prefix_caching": True}
+
+
+def test_routers_that_know_caches_as_they_are_share_the_program_of_those_that_hear_late():
+    scenario = SCENARIO | {
+        "workload": SCENARIO["workload"] | {"sessions": TURNS},
+        "deployment": SCENARIO["deployment"] | {"kv": CACHED, "router": "prefix_aware"},
+        "sweep": {"deployment.router.prefix_aware.events_delay_s": [0, 2]},
+    }
+    (group,) = plan(loaded(scenario), simulator=AUTO).groups
+    assert group.stations[0].key.late and group.stations[0].requests_of_program == 24_000
+    # With as many requests that it is worth it each has its own, and so has whoever names the engine.
+    longer = scenario | {"workload": scenario["workload"] | {"requests": 10_000}}
+    for own in (plan(loaded(longer), simulator=AUTO), plan(loaded(scenario), simulator=ITERATION)):
+        assert [group.stations[0].key.late for group in own.groups] == [False, True]
