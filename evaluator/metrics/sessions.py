@@ -49,6 +49,7 @@ def session_summary(
     Of a run that ends while sessions are under way, long ones are cut more often than short ones. So sessions are
     counted in the order in which they begin, up to the first that is not there as a whole: whether one of them counts
     says nothing of how long it is. A session with a ``refused`` turn has no answer to that one, and does not count.
+    Of the parts that errors are the spread of there are none.
     """
     measured = window.counted(arrival_s.shape)
     took_s = np.full((*arrival_s.shape[:-1], int(table.session.max(initial=0)) + 1), np.nan)
@@ -64,4 +65,15 @@ def session_summary(
         took_s[run][:until] = (ends_s - begins_s)[:until]
         if refused is not None:
             took_s[run][np.unique(session[refused[run] & (session >= 0)])] = np.nan
-    return summary(took_s, levels)
+    # Batches are cut from as many sessions as a configuration has, whichever others are in its chunk.
+    counts = table.session.max(axis=(1, 2), initial=0) + 1
+    found = [np.full((len(counts), *shape), np.nan) for shape in ((), (), levels.shape, levels.shape)]
+    for count in np.unique(counts):
+        rows = np.flatnonzero(counts == count)
+        alike = summary(took_s[rows, :, :count], levels)
+        of_alike = (alike.mean, alike.mean_stderr, alike.quantiles, alike.quantiles_stderr)
+        for column, values in zip(found, of_alike, strict=True):
+            column[rows] = values
+    mean, mean_stderr, quantiles, quantiles_stderr = found
+    no_parts = np.empty((len(counts), 0))
+    return Summary(mean, mean_stderr, quantiles, quantiles_stderr, no_parts, no_parts[..., None])

@@ -50,3 +50,21 @@ def test_sessions_under_way_when_the_run_begins_have_no_first_turn():
 def test_requests_of_no_session():
     empty = SessionTable.empty((1, 1, 3))
     assert np.isnan(took(empty, [0, 1, 2], [1, 2, 3])[0]) and not empty.opens.any()
+
+
+def test_errors_do_not_depend_on_the_configurations_beside():
+    """One has 300 sessions of a turn, the other 40 of several, which make batches of two sessions."""
+    requests = 300
+    numbers = np.arange(requests)
+    rows = [(numbers, 0 * numbers, numbers >= 0), (numbers % 40, numbers // 40, numbers >= requests - 40)]
+    both = SessionTable(*(np.stack(column)[:, None] for column in zip(*rows, strict=True)))
+    arrival_s = np.broadcast_to(numbers.astype(float), (2, 1, requests))
+    last_s = arrival_s + np.random.default_rng(0).exponential(5.0, arrival_s.shape)
+    window = Window.of(np.ones(requests, dtype=bool))
+    together = session_summary(both, arrival_s, last_s, window, LEVELS)
+    for row in (0, 1):
+        some = slice(row, row + 1)
+        alone = session_summary(both.rows(some), arrival_s[some], last_s[some], window, LEVELS)
+        assert alone.mean_stderr > 0
+        for name in ("mean", "mean_stderr", "quantiles", "quantiles_stderr"):
+            np.testing.assert_array_equal(getattr(together, name)[row], getattr(alone, name)[0])
