@@ -5,7 +5,7 @@ The request-level engine (``request_level``) computes nothing for which it is no
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from evaluator.catalog import Calibration
@@ -41,15 +41,15 @@ on a core it serves some 9,500 requests/s, 3,000 to 4,000 where KV is taken on d
 general programs, 25 s and more of eight ranks (docs/speed.md) and of prefix caches on both sides in one loop,
 of which the reference does 200 to 325 requests/s. A program that is in the cache on disk is there in a second, which
 nobody knows before asking for it; so the bounds are half of what they could be for one that is not."""
-WORTH_OPTIMISING = {"general": 400_000, "prefix caches": 160_000, "lockstep": 400_000}
+WORTH_OPTIMISING = {"general": 400_000, "prefix caches": 160_000, "lockstep": 100_000}
 """Requests of a program in a whole run from which on LLVM's optimisations pay back; below, ``auto`` has it compiled
 ``device.QUICKLY``, for a first answer in half the time.
 
 What they save over what a request takes longer, in processor seconds of one program (``tests.benchmarks.regression``'s
 cases under both, a shared AMD EPYC): 8 replicas 3.3 to 5 s over 5.6 us; prefix caches by content over two replicas some
-14 s over 80 us. So a program breaks even at 600,000 and at 180,000 requests. The bounds are below, since a sweep that
-is repeated finds its programs in the cache and has only the slower runs. Whole first sweeps of the gallery are in
-docs/speed.md."""
+14 s over 80 us; 16 ranks in lockstep 4 s over 33 us. So a program breaks even at 600,000, 180,000 and 130,000 requests.
+The bounds are below, since a sweep that is repeated finds its programs in the cache and has only the slower runs. Whole
+first sweeps of the gallery are in docs/speed.md."""
 WORTH_A_PROGRAM = 20_000
 """Requests from which on routers that know prefix caches as they are are worth a program of their own beside that of
 routers that hear late of them, which serves them as well.
@@ -57,6 +57,8 @@ routers that hear late of them, which serves them as well.
 It takes 14 s of a processor to compile (a shared AMD EPYC), of which 4 are tracing, which a sweep that is repeated
 needs, too. Designs without prefix caches are worth theirs beside those with them: in the program that has caches, and
 without LLVM's optimisations, 19,200 requests of ``conversations-apart`` took more than 50 s longer, to save 11 s."""
+MOST_ROOM = 4
+"""Times as many replicas as there are that a program which is shared may have room for."""
 MOST_LOOKS = 4_096
 """Looks that an autoscaler remembers in a program, which goes over all of them at each look; the reference keeps those
 that count.
@@ -187,12 +189,19 @@ def program(
     return CompileKey(asynchronous=True) if ahead else FCFS_RESERVED
 
 
-def serving(which: CompileKey, requests: int, others: Container[CompileKey]) -> CompileKey:
-    """The program among ``others`` that serves so few requests as well, since it also has routers that hear late of
-    prefix caches; else the program itself."""
-    late = replace(which, guesses=True, late=True)
-    shares = which.cached and which.replicas > 1 and requests < WORTH_A_PROGRAM and late in others
-    return late if shares else which
+def serving(which: CompileKey, requests: int, others: Iterable[CompileKey]) -> CompileKey:
+    """The program among ``others`` that serves so few requests as well: it has room for more replicas, or also has
+    routers that hear late of prefix caches. Else the program itself."""
+    if which.replicas == 1:
+        return which
+    if which.cached:
+        late = replace(which, guesses=True, late=True)
+        return late if requests < WORTH_A_PROGRAM and late in others else which
+    if worth_optimising(which, requests):
+        return which
+    # An event takes longer with each replica that there is room for, if by little.
+    room = [other.replicas for other in others if which == replace(other, replicas=which.replicas)]
+    return replace(which, replicas=max(replicas for replicas in room if replicas <= MOST_ROOM * which.replicas))
 
 
 def in_any_order(which: CompileKey) -> CompileKey:
