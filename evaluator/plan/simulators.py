@@ -212,9 +212,9 @@ def in_any_order(which: CompileKey) -> CompileKey:
 def grows_by_blocks(which: CompileKey) -> bool:
     """Whether the general program may count by blocks what decodes take of KV on demand (``common.kv_growth``).
 
-    Prefix caches and managers of their own look at every block; drafts take blocks at uneven steps.
+    Managers of their own look at every block; drafts take blocks at uneven steps.
     """
-    looks_at_every_block = which.cached or which.drafts > 0 or which.windowed or which.peaks or bool(which.kv_manager)
+    looks_at_every_block = which.drafts > 0 or which.windowed or which.peaks or bool(which.kv_manager)
     return which.preemptive and which.replicas == 1 and which.pipeline_ranks == 1 and not looks_at_every_block
 
 

@@ -61,7 +61,9 @@ def cache_shape(lanes: Sequence[PoolJobs], replicas: int) -> CacheShape:
     names, blocks = (
         _rounded(max(sizes)) for sizes in zip(*((lane.names.count, lane.blocks) for lane in lanes), strict=True)
     )
-    return CacheShape(names, blocks, 1 << (most_due - 1).bit_length(), 1 << (replicas - 1).bit_length())
+    apart = not any(lane.pool.drafts for lane in lanes) and all(lane.names.answers_apart for lane in lanes)
+    due, most = 1 << (most_due - 1).bit_length(), 1 << (replicas - 1).bit_length()
+    return CacheShape(names, blocks, due, most, answers_apart=apart)
 
 
 def events_of(lanes: Sequence[PoolJobs]) -> int:

@@ -38,6 +38,8 @@ class BlockNames:
     per_source: int
     own_from: NDArray[np.int64]
     count: int
+    # No block that a request fills by decoding is of a source, or filled so by another request.
+    answers_apart: bool
 
     def __getitem__(self, rows: NDArray | slice) -> BlockNames:
         """Those of some requests."""
@@ -60,11 +62,17 @@ def _numbered(sharing: Sharing, block_tokens: int, *columns: bytes) -> BlockName
     if sharing.hashes is not None:
         return _hashed(sharing, block_tokens, ids, prompt, kv)
     if sharing.turns is not None and sharing.inherited_tokens is not None:
-        return _of_agents(sharing, sharing.turns, block_tokens, ids, kv)
-    return _spoken(sharing, block_tokens, ids, kv)
+        return _of_agents(sharing, sharing.turns, block_tokens, ids, prompt, kv)
+    return _spoken(sharing, block_tokens, ids, prompt, kv)
 
 
-def _spoken(sharing: Sharing, block_tokens: int, ids: NDArray[np.int64], kv: NDArray[np.int64]) -> BlockNames:
+def _spoken(
+    sharing: Sharing,
+    block_tokens: int,
+    ids: NDArray[np.int64],
+    prompt_blocks: NDArray[np.int64],
+    kv: NDArray[np.int64],
+) -> BlockNames:
     """Of sessions: a system prompt, where there is one, and behind it all that was said, one number after the other."""
     shared = sharing.system_tokens // block_tokens
     # Without sessions each request is one of its own.
@@ -84,11 +92,30 @@ def _spoken(sharing: Sharing, block_tokens: int, ids: NDArray[np.int64], kv: NDA
         # Less ``shared``, because blocks are counted from the beginning of the prompt.
         own_from=first[session] - shared,
         count=len(prompts) * shared + int(said.sum()),
+        answers_apart=_apart(first[session] - shared, shared, prompt_blocks, kv),
     )
 
 
+def _apart(
+    own_from: NDArray[np.int64], sourced: NDArray | int, prompt: NDArray[np.int64], kv: NDArray[np.int64]
+) -> bool:
+    """Whether no two requests number the blocks behind their prompts alike, and all of them are their own."""
+    decodes = kv > prompt
+    if not decodes.any():
+        return True
+    start, end = (own_from + prompt)[decodes], (own_from + kv)[decodes]
+    order = np.argsort(start)
+    own = bool((prompt >= sourced).all())
+    return own and bool((start[order][1:] >= np.maximum.accumulate(end[order])[:-1]).all())
+
+
 def _of_agents(
-    sharing: Sharing, turns: Turns, block_tokens: int, ids: NDArray[np.int64], kv: NDArray[np.int64]
+    sharing: Sharing,
+    turns: Turns,
+    block_tokens: int,
+    ids: NDArray[np.int64],
+    prompt: NDArray[np.int64],
+    kv: NDArray[np.int64],
 ) -> BlockNames:
     """Of drawn agents: a system prompt, a part of what was said in those that started the agent, and its own text."""
     assert turns.graph is not None
@@ -111,14 +138,16 @@ def _of_agents(
     known = [end for of_agent in texts.values() for end in of_agent]
     row = np.array([rows[own] for own in agent.tolist()], dtype=np.int64)
     inherited = np.array([begins[own] for own in texts], dtype=np.int64)[row]
+    own_from = np.array([first[own] for own in agent.tolist()], dtype=np.int64) - inherited
     return BlockNames(
         sources=np.array([first[source] for source, _ in known] or [0], dtype=np.int64),
         ends=np.array([end for _, end in known] or [0], dtype=np.int64),
         sources_from=(np.cumsum(lengths) - lengths)[row],
         sourced=inherited,
         per_source=_ENDLESS,
-        own_from=np.array([first[own] for own in agent.tolist()], dtype=np.int64) - inherited,
+        own_from=own_from,
         count=max(count, 1),
+        answers_apart=_apart(own_from, inherited, prompt, kv),
     )
 
 
@@ -150,4 +179,4 @@ def _hashed(
     ends = np.zeros_like(names)
     ends[: int(sources.sum())] = (np.arange(int(sources.sum())) - np.repeat(sources_from, sources) + 1) * per_source
     count = nodes * per_source + int(unshared.sum())
-    return BlockNames(names * per_source, ends, sources_from, prompt, per_source, first - prompt, count)
+    return BlockNames(names * per_source, ends, sources_from, prompt, per_source, first - prompt, count, True)

@@ -195,11 +195,19 @@ def unequal_contexts(prompt: NDArray[np.int64], output: NDArray[np.int64]) -> fl
         start, decoded, weight = start[some], decoded[some], np.ones(_JOBS)
     moments = (np.arange(_MOMENTS) + 0.5) / _MOMENTS
     contexts = (start[:, None] + decoded[:, None] * moments).ravel()
-    order, share = np.argsort(contexts), np.repeat(weight / weight.sum(), _MOMENTS) / _MOMENTS
-    contexts, share = contexts[order], share[order]
-    longest = np.diff(np.minimum(np.cumsum(share), 1.0) ** AT_A_TIME, prepend=0.0)
+    share = np.repeat(weight / weight.sum(), _MOMENTS) / _MOMENTS
     # Not by ``@``: BLAS wakes a thread per processor for so many numbers, and these wait for one another in busy loops.
     mean = (contexts * share).sum()
+    # Half the work is to sort what is hardly ever the longest: up to a quantile of 0.7 by a chance of 1e-10.
+    above = contexts > mean
+    below = 1.0 - share[above].sum()
+    if below < 0.7:
+        contexts, share = contexts[above], share[above]
+    else:
+        below = 0.0
+    order = np.argsort(contexts)
+    contexts, share = contexts[order], share[order]
+    longest = np.diff(np.minimum(below + np.cumsum(share), 1.0) ** AT_A_TIME, prepend=below**AT_A_TIME)
     return round(float((contexts * longest).sum() / (mean * longest.sum())) - 1.0, 2)
 
 

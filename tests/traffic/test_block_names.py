@@ -60,6 +60,7 @@ def test_a_number_stands_for_a_content_and_all_before_it(seed, kind):
     assert jobs.sharing is not None
     contents = jobs.sharing.contents(jobs.id, demand.prompt_tokens, demand.kv_tokens, BLOCK)
     number_of: dict[tuple, int] = {}
+    answers: list[int] = []
     for row, (content, tokens) in enumerate(zip(contents, demand.kv_tokens, strict=True)):
         whole = tokens // BLOCK
         places = np.arange(whole)
@@ -71,11 +72,15 @@ def test_a_number_stands_for_a_content_and_all_before_it(seed, kind):
                 source += 1
             found[place] = names.sources[source] + place - (names.ends[source - 1] if source > begin else 0)
         assert ((found >= 0) & (found < names.count)).all()
+        answers += found[demand.prompt_tokens[row] // BLOCK :].tolist()
         so_far: tuple = ()
         for place in range(whole):
             so_far = (*so_far, content[place] if place < len(content) else (row, place))
             assert number_of.setdefault(so_far, int(found[place])) == found[place]
     assert len(set(number_of.values())) == len(number_of)
+    # Drawn agents, and whatever has only prompts in common, never say the same; turns whose prompts do not grow might.
+    assert names.answers_apart == (len(set(answers)) == len(answers))
+    assert names.answers_apart or kind == "sessions"
 
 
 def test_the_numbers_of_some_requests_are_those_of_all():

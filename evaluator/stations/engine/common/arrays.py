@@ -59,6 +59,7 @@ Bins = Annotated[Any, "float64", "bin"]
 Peaks = Annotated[Any, "float64", "peak"]
 
 IntPerRing = Annotated[Any, "int32", "2 * name * replica"]
+IntPerText = Annotated[Any, "int32", "name * replica"]
 IntPerRun = Annotated[Any, "int32", "block * replica + replica"]  # with a sentinel for each replica
 IntPerEvent = Annotated[Any, "int32", "event + 1"]
 FloatPerEvent = Annotated[Any, "float64", "event + 1"]

@@ -17,7 +17,7 @@ from evaluator.stations.engine.joint.pools import given_at
 from evaluator.stations.engine.joint.sent_blocks import remember, remembered_blocks, with_time, without_expired
 from evaluator.stations.engine.joint.state import ClusterState, not_waiting, row_of
 from evaluator.stations.engine.preemptive.lane import ByPrefix, Given, Late, ScoreWeights
-from evaluator.stations.engine.preemptive.prefix_cache import look_up
+from evaluator.stations.engine.preemptive.prefix_cache import look_up, unnamed_blocks
 
 REQUESTS = COUNTERS.index("requests")
 
@@ -109,6 +109,19 @@ def _found_blocks(given: Given, cluster: ClusterState, i: Int, choosable: FlagPe
     return lax.while_loop(lambda carry: carry[0] < given.together.replicas, look, start)[1]
 
 
+def _unnamed_blocks(given: Given, cluster: ClusterState, on: Flag) -> IntPerReplica:
+    """How many blocks each cache knows that have yet to get their names, if ``on``."""
+
+    def count(carry: tuple[Int, IntPerReplica]) -> tuple[Int, IntPerReplica]:
+        r, blocks = carry
+        here = cluster.state._replace(replica=row_of(cluster, r))
+        return r + 1, write(blocks, r, unnamed_blocks(given_at(given, r, cluster.several), here, on))
+
+    start = (jnp.int32(0), jnp.zeros(cluster.counts.shape[0], jnp.int32))
+    stop = jnp.where(on, given.together.replicas, 0)
+    return lax.while_loop(lambda carry: carry[0] < stop, count, start)[1]
+
+
 def _by_rule(
     given: Given,
     cluster: ClusterState,
@@ -131,6 +144,9 @@ def _by_rule(
     prefers = (longest > 0) & (share >= by.threshold) & ~uneven
     having = choosable & (~prefers | (hits == longest))
     fewest = having & (requests == jnp.where(having, requests, jnp.inf).min())
+    if given.structure.names_late:
+        asked = by.chosen if by.remembered is None else by.chosen & ~by.remembered.chosen
+        blocks_known = blocks_known + _unnamed_blocks(given, cluster, asked & ~prefers)
     known = jnp.where(prefers, 0, blocks_known)  # of several with as few requests the one that knows the least
     return jnp.argmin(jnp.where(fewest, known, jnp.iinfo(jnp.int32).max)).astype(jnp.int32)
 

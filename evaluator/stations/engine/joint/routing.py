@@ -36,7 +36,7 @@ from evaluator.stations.engine.joint.state import (
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.preemption import growth_of
-from evaluator.stations.engine.preemptive.prefix_cache import at_step, next_due, take_step
+from evaluator.stations.engine.preemptive.prefix_cache import at_step, next_due, step_to, take, take_step
 from evaluator.stations.engine.preemptive.state import State
 from evaluator.stations.engine.preemptive.waiting import Queue, arrival_goes_first, come_in
 
@@ -409,6 +409,8 @@ def grow_to(given: Given, cluster: ClusterState, r: Int, until: Float) -> Cluste
 
     With KV on demand, decodes take more of it in every step after the first, which had it when the batch was formed.
     """
+    if given.structure.names_late:
+        return _take_blocks_at_once(given, cluster, r, until)
     if cluster.state.cache is not None:
         return _take_blocks(given, cluster, r, until)
     pool_given, running_batches, state, replicas = (
@@ -484,6 +486,42 @@ def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> C
     seen, state = lax.while_loop(lambda carry: carry[0] < until, take, (read(running_batches.seen, r), state))
     if state.block_cache.events is not None:
         state = at_step(state, jnp.float64(-1.0))
+    return put_back(cluster, r, state)._replace(
+        running_batches=running_batches._replace(seen=write(running_batches.seen, r, seen))
+    )
+
+
+def _take_blocks_at_once(given: Given, cluster: ClusterState, r: Int, until: Float) -> ClusterState:
+    """The same where blocks get their names when somebody looks for them: all are taken together."""
+    running_batches, state, pool_given = (
+        cluster.running_batches,
+        replica_at_hand(cluster, r),
+        given_at(given, r, cluster.several),
+    )
+    step, on_demand = read(state.decode_groups.step, r), pool_given.rules.on_demand
+    start_s, first_s, slope_s = (
+        read(column, r) for column in (running_batches.start_s, running_batches.first_s, running_batches.slope_s)
+    )
+    counted_s = jnp.float64(jnp.inf) if state.replica.counted_s is None else state.replica.counted_s
+
+    def grow(carry: tuple[Float, Float, Float, Float]) -> tuple[Float, Float, Float, Float]:
+        seen, kv, unit_s, counted_s = carry
+        begins_s = start_s + seen * (first_s + 0.5 * slope_s * (seen - 1.0))
+        # Where the integral goes from event to event, the KV before this step since somebody has looked at it last.
+        held_s = jnp.maximum(begins_s - counted_s, 0.0)
+        unit_s, counted_s = unit_s + kv * held_s, counted_s + held_s
+        kv = kv + jnp.where(on_demand, growth_of(pool_given, state, r, step + seen.astype(jnp.int32)), 0.0)
+        if state.replica.counted_s is None:
+            unit_s = unit_s + jnp.where(on_demand, kv * (first_s + slope_s * seen), 0.0)
+        return seen + 1.0, kv, unit_s, counted_s
+
+    start = (read(running_batches.seen, r), state.replica.kv, state.totals.kv_unit_s, counted_s)
+    seen, kv, unit_s, counted_s = lax.while_loop(lambda carry: carry[0] < until, grow, start)
+    state = take(pool_given, state, (kv - state.replica.kv).astype(jnp.int32)).in_totals(kv_unit_s=unit_s)
+    # Decodes that wait for an iteration of prompts (vLLM v0) take no step in it.
+    state = step_to(state, step + until.astype(jnp.int32), read(running_batches.sums.decodes, r) > 0.0)
+    if state.replica.counted_s is not None:
+        state = state.at_replica(counted_s=counted_s)
     return put_back(cluster, r, state)._replace(
         running_batches=running_batches._replace(seen=write(running_batches.seen, r, seen))
     )

@@ -72,7 +72,7 @@ def asynchronous_step(given: Given, state: State) -> State:
     clock = jnp.where(idle, next_arrival(given, state), next_s)
     stuck = idle & (waits | (clock == jnp.inf))
     state = kv_of(given).leap(given, state, jnp.where(batch.decodes, running_batch.iterations, 0.0))
-    state = state.at_replica(kv=jnp.where(batch.nonempty, leap.kv, state.replica.kv))
+    state = kv_of(given).take_for_leap(given, state, jnp.where(batch.nonempty, leap.kv, state.replica.kv))
     kv_unit_s = planned_kv * (start_s - planned_s) + jnp.where(batch.nonempty, leap.kv_unit_s, 0.0)
     if given.structure.kv_manager is not None:  # it may keep KV while nothing runs; others hold none then
         kv_unit_s = kv_unit_s + planned_kv * jnp.where(idle & (clock < jnp.inf), clock - start_s, 0.0)

@@ -268,6 +268,8 @@ def take(given: Given, state: State, i: Int, chunk: Candidate, start_s: Float) -
     if state.new_tokens is not None:
         return state  # under that policy nobody comes with its prompt computed
     decodes = chunk.rest == 0  # its prompt is resident or was swapped out, which most lanes have none of
+    if given.structure.names_late:  # blocks that got names have read the sequences
+        i = behind(i, read_once(state.block_cache.named, i))
     return where(decodes, lambda state: join(given, state, i, decodes, has_kv=True), state)
 
 

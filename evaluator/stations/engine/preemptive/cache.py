@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from evaluator.stations.engine.common.arrays import Int, IntPerRequest
+from evaluator.stations.engine.common.arrays import Int, IntPerGroup, IntPerRequest, IntPerText
 from evaluator.stations.engine.common.rings import NONE
 from evaluator.stations.engine.preemptive.block_runs import Runs
 from evaluator.stations.engine.preemptive.cache_events import CacheEvents
@@ -30,19 +30,38 @@ class DraftedVisits(NamedTuple):
     joins: Int  # how many have
 
 
+class UnnamedAnswers(NamedTuple):
+    """Decodes by the text whose blocks they fill, which get names when somebody looks (``Structure.names_late``)."""
+
+    first: IntPerText  # of the decodes of a text, or NONE
+    next: IntPerRequest  # the one behind it, or NONE
+    text: IntPerRequest  # of a decode, else NONE
+    steps: IntPerGroup  # steps of each decode group, up to the last whose KV is taken
+
+
 class Cache(NamedTuple):
     """The blocks of the KV, and which of them each request holds: the first ``named`` are runs."""
 
     runs: Runs
     tail: IntPerRequest  # the last run that it holds, if it holds any
-    units: IntPerRequest  # how many blocks it holds
-    named: IntPerRequest  # how many of them, from the first on, have a name
+    units: IntPerRequest  # how many blocks it holds, and
+    named: (
+        IntPerRequest  # how many of them, from the first on, have a name; of ``unnamed`` before they decoded, or more
+    )
     hit_tokens: IntPerRequest  # prompt tokens found on the first admission; NONE before it
-    due: LinkedList  # decodes by the remainder of the step that opens a block for them, see ``prefix_cache.bucket``
+    # Decodes by the remainder of the step that opens a block for them, see ``prefix_cache.bucket``; None: ``unnamed``.
+    due: LinkedList | None
     hits: Int  # leading blocks of the waiting queue's head that are there, and
     idle_hits: Int  # those of them that nobody uses
     drafted: DraftedVisits | None = None  # None where every decode gives one token
     events: CacheEvents | None = None  # None: no router hears of changes later
+    unnamed: UnnamedAnswers | None = None
+
+    @property
+    def buckets(self) -> LinkedList:
+        """``due``, which there is."""
+        assert self.due is not None
+        return self.due
 
 
 def initial_cache(given: Given) -> Cache | None:
@@ -51,12 +70,15 @@ def initial_cache(given: Given) -> Cache | None:
     if shape is None:
         return None
     slots = given.requests.arrival_s.shape[0]
-    number, zeros = jnp.zeros((), jnp.int32), jnp.zeros(slots, jnp.int32)
+    number, zeros, groups = jnp.zeros((), jnp.int32), jnp.zeros(slots, jnp.int32), given.structure.decode_groups()
+    none, late = zeros + NONE, given.structure.names_late
+    texts = jnp.full(shape.names * shape.replicas, NONE, jnp.int32)
     return Cache(
         runs=Runs.empty(shape.names, shape.blocks, shape.replicas),
-        tail=zeros, units=zeros, named=zeros, hit_tokens=zeros + NONE,
-        due=LinkedList.empty(slots + shape.due * given.structure.decode_groups()),
+        tail=zeros, units=zeros, named=zeros, hit_tokens=none,
+        due=None if late else LinkedList.empty(slots + shape.due * groups),
         hits=number, idle_hits=number,
         drafted=None if given.speculation is None else DraftedVisits(zeros, zeros, number),
         events=CacheEvents.empty(shape.events) if shape.events else None,
+        unnamed=UnnamedAnswers(texts, none, none, jnp.zeros(groups, jnp.int32)) if late else None,
     )  # fmt: skip

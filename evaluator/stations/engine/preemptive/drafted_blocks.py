@@ -55,16 +55,16 @@ def take_step(given: Given, state: State, step: Int, on: Flag) -> State:
 
     def visit(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
-        after = read_once(state.block_cache.due.newer, i)  # before it goes to another bucket
+        after = read_once(state.block_cache.buckets.newer, i)  # before it goes to another bucket
         computed = read_once(_visits(state).computed, i)
         state = register(given, state, i, computed + 1)
         ahead, later, goes_on = _next_visit(given, state, i, step, computed)
         cache = state.block_cache
-        state = state._replace(cache=cache._replace(due=cache.due.remove(i)))
+        state = state._replace(cache=cache._replace(due=cache.buckets.remove(i)))
         return _visit_at(given, state, i, decode_group, step + ahead, later, goes_on), after
 
     sentinel = bucket(given, decode_group, step)
-    first = jnp.where(on, read_once(state.block_cache.due.newer, sentinel), sentinel)
+    first = jnp.where(on, read_once(state.block_cache.buckets.newer, sentinel), sentinel)
     return lax.while_loop(lambda carry: carry[1] < requests, visit, (state, first))[0]
 
 
@@ -103,8 +103,10 @@ def _visit_at(given: Given, state: State, i: Int, decode_group: Int, step: Int, 
     def later(other: Int) -> Flag:
         return on & (other < requests) & (read_once(visits.place, jnp.minimum(other, requests - 1)) > place)
 
-    last = lax.while_loop(later, lambda other: read_once(cache.due.older, other), read_once(cache.due.older, sentinel))
-    due = cache.due.insert(i, read_once(cache.due.newer, last), on)
+    last = lax.while_loop(
+        later, lambda other: read_once(cache.buckets.older, other), read_once(cache.buckets.older, sentinel)
+    )
+    due = cache.buckets.insert(i, read_once(cache.buckets.newer, last), on)
     tokens = jnp.where(on, computed, read_once(visits.computed, i))
     return state._replace(
         cache=cache._replace(due=due, drafted=visits._replace(computed=write(visits.computed, i, tokens)))

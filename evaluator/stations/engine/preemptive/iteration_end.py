@@ -183,7 +183,7 @@ def _finish_decodes(given: Given, state: State, iteration_end: IterationEnd) -> 
         departs = behind(i, held)
         sequences = state.sequences._replace(decode_group=write(state.sequences.decode_group, departs, NONE))
         state = end_growth(given, state._replace(decode_groups=decode_groups, sequences=sequences), i)
-        state = kv_of(given).leave(given, state, i)
+        state = kv_of(given).leave_for_good(given, kv_of(given).leave(given, state, i), i)
         return _finish(given, state, i, iteration_end.end_s, True, held), read_once(state.sequences.next_leaving, i)
 
     # An iteration without decodes must not touch the list of the step that the group has done already.

@@ -100,6 +100,10 @@ class KvPart:
         """It no longer does."""
         return state
 
+    def leave_for_good(self, given: Given, state: State, i: Int) -> State:
+        """The same before that: it has had its last step, or is preempted, and gives back next what it holds."""
+        return state
+
     def grow(self, given: Given, state: State, more: Float) -> State:
         """The schedulable decodes take so many units for their next token, on demand."""
         raise NotImplementedError
@@ -115,6 +119,10 @@ class KvPart:
     def leap(self, given: Given, state: State, steps: Float) -> State:
         """The same for each step of a leap after the first."""
         return state
+
+    def take_for_leap(self, given: Given, state: State, kv: Float) -> State:
+        """All steps of a leap together have brought the units in use to ``kv``."""
+        return state.at_replica(kv=kv)
 
     # -- of those that leave
 
@@ -181,6 +189,8 @@ class BlockKv(KvPart):
             )
             i = behind(i, hit_tokens)
         state = prefix_cache.admit(given, state, i, units.astype(jnp.int32))
+        if given.structure.names_late:  # it has read the sequences of decodes
+            i = behind(i, read_once(state.block_cache.named, i))
         computed = write(state.sequences.computed, i, start)
         return state._replace(sequences=state.sequences._replace(computed=computed))
 
@@ -202,7 +212,7 @@ class BlockKv(KvPart):
 
     def leave(self, given: Given, state: State, i: Int, on: Flag | bool = True) -> State:
         cache = state.block_cache
-        return state._replace(cache=cache._replace(due=cache.due.remove(i, on)))
+        return state._replace(cache=cache._replace(due=cache.buckets.remove(i, on)))
 
     def grow(self, given: Given, state: State, more: Float) -> State:
         return state  # ``take_step`` takes the blocks, request by request
@@ -229,6 +239,32 @@ class BlockKv(KvPart):
 
     def leaving_order(self, links: Int, first: Int) -> tuple[Int, Int]:
         return turned(links, first)  # the order in which blocks come free decides which are taken first
+
+
+class LateBlockKv(BlockKv):
+    """The same where blocks of answers get their names when somebody looks for them: decodes are not visited."""
+
+    def join(self, given: Given, state: State, i: Int, decode_group: Int, opens: Int, on: Flag) -> State:
+        return prefix_cache.join_text(given, state, i, on)
+
+    def leave(self, given: Given, state: State, i: Int, on: Flag | bool = True) -> State:
+        return state
+
+    def leave_for_good(self, given: Given, state: State, i: Int) -> State:
+        return prefix_cache.leave_text(given, state, i)
+
+    def grow(self, given: Given, state: State, more: Float) -> State:
+        return prefix_cache.take(given, state, more.astype(jnp.int32))
+
+    def take_step(self, given: Given, state: State, step: Int, on: Flag) -> State:
+        return prefix_cache.step_to(state, step + 1, on)
+
+    def leap(self, given: Given, state: State, steps: Float) -> State:
+        step = read(state.decode_groups.step, state.schedulable)
+        return prefix_cache.step_to(state, step + steps.astype(jnp.int32), steps > 0)
+
+    def take_for_leap(self, given: Given, state: State, kv: Float) -> State:
+        return prefix_cache.take(given, state, (kv - state.replica.kv).astype(jnp.int32))
 
 
 class PlannedBlockKv(BlockKv):
@@ -268,7 +304,8 @@ class DraftedBlockKv(BlockKv):
         return drafted_blocks.take_step(given, state, step, on)
 
 
-UNITS, BLOCKS, PLANNED_BLOCKS, DRAFTED_BLOCKS = UnitKv(), BlockKv(), PlannedBlockKv(), DraftedBlockKv()
+UNITS, BLOCKS, LATE_BLOCKS = UnitKv(), BlockKv(), LateBlockKv()
+PLANNED_BLOCKS, DRAFTED_BLOCKS = PlannedBlockKv(), DraftedBlockKv()
 
 
 def kv_of(given: Given) -> KvPart:
@@ -278,6 +315,8 @@ def kv_of(given: Given) -> KvPart:
         return hooks
     if given.structure.cache is None:
         return UNITS
+    if given.structure.names_late:
+        return LATE_BLOCKS
     if given.structure.asynchronous:
         return PLANNED_BLOCKS
     return BLOCKS if given.speculation is None else DRAFTED_BLOCKS

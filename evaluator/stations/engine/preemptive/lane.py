@@ -106,6 +106,8 @@ class CacheShape(NamedTuple):
     due: int  # tokens of a block, with drafts one more
     replicas: int = 1
     events: int = 0  # changes of all caches that a router may have yet to hear of; 0: none hears of any late
+    # No two requests of a lane ever fill blocks of one name by decoding, nor is such a block of a source.
+    answers_apart: bool = False
 
 
 class ScoreWeights(NamedTuple):
@@ -312,8 +314,8 @@ class Structure(NamedTuple):
     asynchronous: bool = False  # the next batch is planned while one runs, see ``asynchronous``; with one rank
     kv_manager: KvManager | None = None  # a user's own, whose hooks keep the KV; alone
     # KV on demand whose growth is counted by remainders (``common.kv_growth``): at least the tokens of a block of any
-    # lane; 0: it is noted step by step. Alone, with one rank, without windowed layers, drafts and prefix caches, and
-    # where nobody decodes later than the batch into which it is admitted (``Given.admits_any_kind``).
+    # lane; 0: it is noted step by step. Alone, with one rank, without windowed layers and drafts, and where nobody
+    # decodes later than the batch into which it is admitted (``Given.admits_any_kind``).
     block_tokens: int = 0
     looks: int = 0  # of an autoscaler that any lane remembers at a time, see ``Fleet``; 0: replicas do not come and go
     # Of replicas that run together: some router, or reservation, may go by the KV that they have as of an arrival.
@@ -341,6 +343,18 @@ class Structure(NamedTuple):
         """Of gaps between tokens: one for each pool, and for each of two planned batches of replicas that run together
         (``joint.asynchronous``)."""
         return self.pools + (2 * self.replicas if self.asynchronous and not self.alone else 0)
+
+    @property
+    def names_late(self) -> bool:
+        """Blocks that decodes fill get their names when somebody looks for them (``prefix_cache.settle``).
+
+        With answers apart no such block has another one to be named before or after. A batch that is planned ahead, or
+        in a pipeline, knows the tokens of its own decode group alone, and a router that hears of names late needs the
+        times of all.
+        """
+        cache = self.cache
+        apart = cache is not None and cache.answers_apart and not cache.events
+        return apart and self.pipeline_ranks == 1 and not self.asynchronous
 
     def decode_groups(self) -> int:
         """Decode groups of decoding sequences, see ``state.DecodeGroups``.

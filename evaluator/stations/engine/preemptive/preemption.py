@@ -132,7 +132,9 @@ def preempt(given: Given, state: State, i: Int) -> State:
         left = read_once(state.sequences.target, i) - read_once(state.sequences.computed, i)
     # The condition always holds. It makes every write below depend on what was read above (``common.rings``).
     i = jnp.where((held >= 0.0) & (left < 1 << 30), i, NONE)
-    state = kv_of(given).release(given, state, i, held, True)
+    state = kv_of(given).release(given, kv_of(given).leave_for_good(given, state, i), i, held, True)
+    if given.structure.names_late:  # it has read the sequences
+        i = behind(i, state.replica.kv)
     state = leave(given, state, i, True)
     sequences, requests = state.sequences, given.requests
     # Recomputation: prompt and generated tokens become one prompt (vLLM: ``num_computed_tokens = 0``), but for what

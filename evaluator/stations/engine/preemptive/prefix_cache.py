@@ -8,15 +8,17 @@ is put into a batch, so that requests behind it in the same batch find it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.arrays import Flag, Float, Int, IntPerRequest
 from evaluator.stations.engine.common.rings import NONE, read, read_each, read_once, write
 from evaluator.stations.engine.preemptive.block_runs import ReplicaRuns, Text
 from evaluator.stations.engine.preemptive.cache import Cache
 from evaluator.stations.engine.preemptive.lane import Given
+from evaluator.stations.engine.preemptive.linked_lists import push, unlink
 from evaluator.stations.engine.preemptive.state import State
 
 
@@ -68,10 +70,15 @@ def look_up(given: Given, state: State, i: Int, on: Flag) -> tuple[Int, Int]:
         text = text_at(given, state.replica.number, i, place)
         r = jnp.where(place == text.first, read(runs.heads, text.ring), r)
         holds, r = r >= 0, runs.slot_of(r)
-        blocks = jnp.minimum(read(runs.blocks, r), jnp.minimum(text.end, most) - place)
-        blocks = jnp.where(holds, blocks, 0)
+        most_here = jnp.minimum(text.end, most) - place
+        blocks = jnp.where(holds, jnp.minimum(read(runs.blocks, r), most_here), 0)
         idle = idle + jnp.where(read(runs.users, r) == 0, blocks, 0)
-        return place + blocks, runs.following(r), idle, jnp.where(holds, most, 0)
+        if _cache(state).unnamed is None:
+            return place + blocks, runs.following(r), idle, jnp.where(holds, most, 0)
+        # Behind what is found of a text are the blocks that its decodes have filled since, which they use.
+        more = jnp.clip(_filled_of_text(given, state, text.ring, ~holds) - place, 0, most_here)
+        goes_on = holds | (more > 0)
+        return place + blocks + more, jnp.where(holds, runs.following(r), NONE), idle, jnp.where(goes_on, most, 0)
 
     start = (most * 0, most * 0 + NONE, most * 0, most)
     hits, _, idle, _ = lax.while_loop(lambda carry: carry[0] < carry[3], look, start)
@@ -89,6 +96,10 @@ def admit(given: Given, state: State, i: Int, units: Int) -> State:
         held = read_once(cache.units, i)
         hits, idle_hits = (jnp.where(held > 0, 0, blocks) for blocks in (hits, idle_hits))
         named = jnp.where(held > 0, read_once(cache.named, i), hits)
+
+    if cache.unnamed is not None:
+        state = settle(given, state, i, jnp.int32(0), hits, jnp.int32(0))
+        cache = _cache(state)
 
     def share(carry: tuple[Int, Int, Int, ReplicaRuns]) -> tuple[Int, Int, Int, ReplicaRuns]:
         place, r, _, here = carry
@@ -118,15 +129,45 @@ def extend(given: Given, state: State, i: Int, units: Int) -> State:
     """Request ``i`` takes as many blocks as make it ``units``: there are as many that nobody uses."""
     held = read_once(_cache(state).units, i)
     more = jnp.maximum(units - held, 0)
-    state = _with_runs(state, _runs(given, state).take(more, given.limits.kv_units.astype(jnp.int32)))
+    state = take(given, state, more)
     cache = _cache(state)
-    state = state.at_replica(kv=state.replica.kv + more)
     return state._replace(cache=cache._replace(units=write(cache.units, i, held + more)))
+
+
+def take(given: Given, state: State, blocks: Int) -> State:
+    """So many blocks are in use, of which there are enough that nobody uses."""
+    state = _with_runs(state, _runs(given, state).take(blocks, given.limits.kv_units.astype(jnp.int32)))
+    return state.at_replica(kv=state.replica.kv + blocks)
 
 
 def register(given: Given, state: State, i: Int, tokens: Int) -> State:
     """The first ``tokens`` tokens of request ``i`` are computed, or are in this batch: its whole blocks get names."""
-    (named, tail), whole = read_each(i, _cache(state).named, _cache(state).tail), tokens // given.block()
+    whole = tokens // given.block()
+    if _cache(state).unnamed is not None:
+        return settle(given, state, i, read_once(_cache(state).named, i), whole, whole)
+    return _with_names(state, _named(given, state, _names(given, state), i, whole))
+
+
+class Names(NamedTuple):
+    """What changes where blocks get names."""
+
+    here: ReplicaRuns
+    tail: IntPerRequest
+    named: IntPerRequest
+
+
+def _names(given: Given, state: State) -> Names:
+    return Names(_runs(given, state), _cache(state).tail, _cache(state).named)
+
+
+def _with_names(state: State, names: Names) -> State:
+    state = _with_runs(state, names.here)
+    return state._replace(cache=_cache(state)._replace(tail=names.tail, named=names.named))
+
+
+def _named(given: Given, state: State, names: Names, i: Int, whole: Int) -> Names:
+    """With names for the first ``whole`` blocks of request ``i``."""
+    named, tail = read_each(i, names.named, names.tail)
 
     def name(carry: tuple[Int, Int, ReplicaRuns]) -> tuple[Int, Int, ReplicaRuns]:
         place, tail, here = carry
@@ -134,11 +175,8 @@ def register(given: Given, state: State, i: Int, tokens: Int) -> State:
         here, tail, place = here.add(i, tail, text, place, jnp.minimum(whole, text.end))
         return place, tail, here
 
-    start = (named, tail, _runs(given, state))
-    end, tail, here = lax.while_loop(lambda carry: carry[0] < whole, name, start)
-    state = _with_runs(state, here)
-    cache = _cache(state)
-    return state._replace(cache=cache._replace(tail=write(cache.tail, i, tail), named=write(cache.named, i, end)))
+    end, tail, here = lax.while_loop(lambda carry: carry[0] < whole, name, (named, tail, names.here))
+    return Names(here, write(names.tail, i, tail), write(names.named, i, end))
 
 
 def release(given: Given, state: State, i: Int, on: Flag | bool) -> State:
@@ -194,7 +232,117 @@ def at_step(state: State, begins_s: Float) -> State:
     return state._replace(cache=cache._replace(events=cache.events._replace(step_s=begins_s)))
 
 
-# -- decodes
+# -- decodes whose blocks get their names when somebody looks (``Structure.names_late``)
+#
+# What a decode has follows from the steps of its group, so that nobody visits it while it decodes. A name matters to
+# those alone who look for its text, or give it to blocks of their own: before they do, all decodes of that text are
+# settled. Where blocks are evicted meanwhile it comes to the same: a block without a name is in use, and so is what it
+# would have been, a copy of the evicted one, and takes its place when it gets the name.
+
+
+def join_text(given: Given, state: State, i: Int, on: Flag) -> State:
+    """Request ``i``, whose prompt has its names, decodes from now on, if ``on``."""
+    cache, content, shape = _cache(state), given.content, given.structure.cache
+    assert content is not None and shape is not None and cache.unnamed is not None
+    unnamed, cell = cache.unnamed, given.cell(i)
+    text = state.replica.number * shape.names + read(content.own_from, cell) + read(content.known_blocks, cell)
+    first, following = push(unnamed.first, text, unnamed.next, i, on)
+    texts = write(unnamed.text, jnp.where(on, i, given.padding()), jnp.where(on, text, NONE))
+    return state._replace(cache=cache._replace(unnamed=unnamed._replace(first=first, next=following, text=texts)))
+
+
+def leave_text(given: Given, state: State, i: Int) -> State:
+    """Request ``i`` decodes no longer, if it did: it is known what it holds, and all has names."""
+    unnamed, block = _cache(state).unnamed, given.block()
+    assert unnamed is not None
+    text = read_once(unnamed.text, i)
+    decodes = text >= 0
+    filled = jnp.where(decodes, _filled(given, state, i), 0)
+    state = _with_names(state, _named(given, state, _names(given, state), i, filled // block))
+    cache = _cache(state)
+    held = read_once(cache.units, i)
+    taken = jnp.where(given.rules.on_demand, (filled + block - 1) // block, 0)
+    # Not the maximum of it and 0, of which XLA knows that it is not negative (``rings.read_once``).
+    cell = jnp.where(decodes, text, unnamed.first.shape[0] - 1)
+    first, following, _ = unlink(unnamed.first, cell, unnamed.next, i, decodes)
+    texts = write(unnamed.text, i, jnp.where(decodes, NONE, text))
+    return state._replace(
+        cache=cache._replace(
+            units=write(cache.units, i, jnp.maximum(held, taken)),
+            unnamed=unnamed._replace(first=first, next=following, text=texts),
+        )
+    )
+
+
+def step_to(state: State, step: Int, on: Flag) -> State:
+    """The decodes of the replica have the KV of all steps before ``step``, if ``on``; not if there are none."""
+    cache = _cache(state)
+    assert cache.unnamed is not None
+    steps, group = cache.unnamed.steps, state.schedulable
+    on = on & (read(state.decode_groups.decodes, group) > 0)
+    steps = write(steps, group, jnp.where(on, step, read_once(steps, group)))
+    return state._replace(cache=cache._replace(unnamed=cache.unnamed._replace(steps=steps)))
+
+
+def settle(given: Given, state: State, i: Int, place: Int, stop: Int, whole: Int) -> State:
+    """All that decodes have filled of the texts of request ``i`` in its blocks ``place`` .. ``stop`` gets names; then
+    its own first ``whole`` blocks do."""
+    unnamed, number = _cache(state).unnamed, state.replica.number
+    assert unnamed is not None
+
+    # A trip for each text, each decode of it, and the request itself: one loop, so that naming is compiled once.
+    def name_next(carry: tuple[Int, Int, Flag, Names]) -> tuple[Int, Int, Flag, Names]:
+        place, j, _, names = carry
+        decodes, last = j >= 0, place >= stop
+        filled = _filled(given, state, jnp.where(decodes, j, i)) // given.block()
+        blocks = jnp.where(decodes, filled, jnp.where(last, whole, 0))
+        names = _named(given, state, names, jnp.where(decodes, j, i), blocks)
+        text = text_at(given, number, i, place)
+        first = jnp.where(last, NONE, read(unnamed.first, text.ring))
+        after = jnp.where(decodes, read(unnamed.next, jnp.where(decodes, j, i)), first)
+        return jnp.where(decodes, place, text.end), after, decodes | ~last, names
+
+    start = (place, jnp.int32(NONE), ~jnp.zeros((), bool), _names(given, state))
+    return _with_names(state, lax.while_loop(lambda carry: carry[2], name_next, start)[3])
+
+
+def unnamed_blocks(given: Given, state: State, on: Flag) -> Int:
+    """How many blocks decodes of the replica have filled that have no name yet, if ``on``."""
+    cache, running, sentinel = _cache(state), state.running, state.replica.sentinel
+    if cache.unnamed is None:
+        return jnp.int32(0)
+    texts = cache.unnamed.text
+
+    def count(carry: tuple[Int, Int]) -> tuple[Int, Int]:
+        i, blocks = carry
+        more = jnp.maximum(_filled(given, state, i) // given.block() - read(cache.named, i), 0)
+        return read(running.newer, i), blocks + jnp.where(read(texts, i) >= 0, more, 0)
+
+    start = (jnp.where(on, running.oldest(sentinel), sentinel), jnp.int32(0))
+    return lax.while_loop(lambda carry: carry[0] < sentinel, count, start)[1]
+
+
+def _filled(given: Given, state: State, i: Int) -> Int:
+    """Tokens of the KV of a decode."""
+    unnamed = _cache(state).unnamed
+    assert unnamed is not None
+    return _computed(state, i, read(unnamed.steps, state.schedulable))
+
+
+def _filled_of_text(given: Given, state: State, text: Int, on: Flag) -> Int:
+    """The place behind the last block of a text that any decode has filled, if ``on`` and there is one."""
+    unnamed = _cache(state).unnamed
+    assert unnamed is not None
+
+    def look(carry: tuple[Int, Int]) -> tuple[Int, Int]:
+        i, most = carry
+        return read(unnamed.next, i), jnp.maximum(most, _filled(given, state, i) // given.block())
+
+    start = (jnp.where(on, read(unnamed.first, text), NONE), jnp.int32(0))
+    return lax.while_loop(lambda carry: carry[0] >= 0, look, start)[1]
+
+
+# -- decodes that are visited at each block
 
 
 def bucket(given: Given, decode_group: Int, step: Int) -> Int:
@@ -214,7 +362,7 @@ def enter_due(given: Given, cache: Cache, i: Int, decode_group: Int, opens: Int,
     """Request ``i`` decodes with a decode group from now on, if ``on``: the step ``opens`` opens a block for it."""
     padding = given.requests.arrival_s.shape[0] - 1
     i = jnp.where(on, i, padding)  # who stays in another group must keep its links there
-    return cache._replace(due=cache.due.append(bucket(given, decode_group, opens), i, on))
+    return cache._replace(due=cache.buckets.append(bucket(given, decode_group, opens), i, on))
 
 
 def take_step(given: Given, state: State, step: Int, on: Flag) -> State:
@@ -232,7 +380,7 @@ def take_step(given: Given, state: State, step: Int, on: Flag) -> State:
 
 def next_due(given: Given, state: State, step: Int, end: Int) -> Int:
     """The first step from ``step`` on, but none from ``end`` on, at which a decode opens a block or fills one."""
-    newer, requests = _cache(state).due.newer, given.requests.arrival_s.shape[0]
+    newer, requests = _cache(state).buckets.newer, given.requests.arrival_s.shape[0]
 
     def nobody(step: Int) -> Flag:
         opens, fills = (read_once(newer, bucket(given, state.schedulable, step + more)) for more in (0, 1))
@@ -302,13 +450,13 @@ def grow_in_turn(
             j, nearest, lowest = carry
             number = read_once(admission, j)
             nearer = (number > before) & (number < lowest)
-            return read_once(cache.due.newer, j), jnp.where(nearer, j, nearest), jnp.where(nearer, number, lowest)
+            return read_once(cache.buckets.newer, j), jnp.where(nearer, j, nearest), jnp.where(nearer, number, lowest)
 
         # The bucket is in the order in which they joined the decodes. That is the order of admission, unless a prompt
         # was overtaken, as it may be where only shares of long ones are computed, or groups of a pipeline were merged.
         joined = jnp.asarray(given.structure.pipeline_ranks == 1) & (given.rules.long_prefill_tokens == jnp.inf)
-        after = read_once(cache.due.newer, i)
-        first = jnp.where(joined, sentinel, read_once(cache.due.newer, sentinel))
+        after = read_once(cache.buckets.newer, i)
+        first = jnp.where(joined, sentinel, read_once(cache.buckets.newer, sentinel))
         start = (first, sentinel, jnp.int32(1 << 30))
         later = lax.while_loop(lambda carry: carry[0] < requests, look, start)[1]
         return jnp.where(joined, after, later)
@@ -329,10 +477,10 @@ def _for_due(given: Given, state: State, sentinel: Int, on: Flag, do: Callable[[
     def go_on(carry: tuple[State, Int]) -> tuple[State, Int]:
         state, i = carry
         state = do(state, i)
-        return state, read_once(_cache(state).due.newer, i)
+        return state, read_once(_cache(state).buckets.newer, i)
 
     requests = given.requests.arrival_s.shape[0]
-    first = jnp.where(on, read_once(_cache(state).due.newer, sentinel), sentinel)
+    first = jnp.where(on, read_once(_cache(state).buckets.newer, sentinel), sentinel)
     return lax.while_loop(lambda carry: carry[1] < requests, go_on, (state, first))[0]
 
 

@@ -72,7 +72,7 @@ def _loop_step(given: Given, state: State) -> State:
     stuck = idle & (any_waiting(given, state) | (clock == jnp.inf))
     # KV before tokens: who leaves at the end gives back all that it holds, the KV of the leap's steps included.
     state = kv_of(given).leap(given, state, jnp.where(batch.decodes, running_batch.iterations, 0.0))
-    state = state.at_replica(kv=jnp.where(batch.nonempty, leap.kv, state.replica.kv))
+    state = kv_of(given).take_for_leap(given, state, jnp.where(batch.nonempty, leap.kv, state.replica.kv))
     kv_unit_s = jnp.where(batch.nonempty, leap.kv_unit_s, 0.0)
     if given.structure.kv_manager is not None:  # it may keep KV while nothing runs; others hold none then
         waits_s = jnp.where(idle & (clock < jnp.inf), clock - state.clock, 0.0)

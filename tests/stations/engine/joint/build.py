@@ -62,7 +62,7 @@ class Case:
 
 def structure_of(kind: Kind, frontend: bool = False, lockstep: bool = False) -> Structure:
     shape = kind.structure.cache
-    cache = None if shape is None else shape._replace(events=EVENTS, replicas=MOST)
+    cache = None if shape is None else shape._replace(events=0 if kind.apart else EVENTS, replicas=MOST)
     return kind.structure._replace(replicas=MOST, frontend=frontend, lockstep=lockstep, cache=cache)
 
 
@@ -85,7 +85,7 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
     if isinstance(choice, HeavyLight):
         choice = HeavyLight(int(rng.integers(1, 100)), int(rng.integers(1, replicas + 1)))
     if kind.cached and rng.random() < 0.75:
-        choice = prefix_rule(rng, seed % 2 > 0)
+        choice = prefix_rule(rng, seed % 2 > 0, not kind.apart)
     case, costs = replace(one.case, limits=limits, users=users, arrival_s=arrival_s), one.costs
     if rng.random() < 1 / 3:
         free = random_cost(rng, experts=kind.experts, windowed=kind.windowed, scale=0.0)
@@ -96,13 +96,15 @@ def random_case(seed: int, kind: Kind, frontend: bool = False) -> Case:
     return Case(preemptive.drafted(one, seed, kind) if kind.speculating else one, replicas, choice, seed, around)
 
 
-def prefix_rule(rng: np.random.Generator, knows: bool) -> PrefixRule:
+def prefix_rule(rng: np.random.Generator, knows: bool, maybe_late: bool = True) -> PrefixRule:
     """A router by prefixes that ``knows`` the caches, or what it has sent; by thresholds or by scores."""
     weights = PrefixScores(*(float(rng.choice([0.0, 1.0, 3.0])) for _ in PrefixScores.__dataclass_fields__))
     keys = float(rng.choice([0.0, 0.3, 0.8])), int(rng.choice([0, 2, 64])), float(rng.choice([1, 2]))
     scores = weights if rng.random() < 0.3 else None
     if knows:
         late = (float(rng.choice([0.0, 0.7, 5.0])), rng.choice([None, 2.0])) if rng.random() < 0.6 else ()
+        if not maybe_late:
+            late = ()
         return PrefixAware(*keys, scores, *late)
     blocks, ttl_s = rng.choice([None, 1, 5, 40]), rng.choice([None, 1.0, 10.0, 300.0])
     return PrefixApproximate(*keys, scores, blocks, ttl_s)
@@ -137,7 +139,7 @@ def in_lockstep(given: Case) -> Case:
     return replace(given, replicas=replicas, ranks=ranks, router=router)
 
 
-def stacked(cases: Sequence[Case]) -> tuple[Lane, tuple]:
+def stacked(cases: Sequence[Case], late: bool = True) -> tuple[Lane, tuple]:
     """Cases of one structure with a leading lane axis."""
     lanes, requests = preemptive.stacked([given.one for given in cases])
     width = requests.arrival_s.shape[1]
@@ -155,7 +157,7 @@ def stacked(cases: Sequence[Case]) -> tuple[Lane, tuple]:
     replicas = np.array([given.replicas for given in cases], np.int32)
     around = np.array([given.frontend for given in cases])
     lanes = lanes._replace(rules=lanes.rules._replace(frontend_s=around[:, 0], lookahead_steps=around[:, 1]))
-    by_prefix = rules_of([given.router for given in cases], guesses=True, late=True) if cases[0].one.contents else None
+    by_prefix = rules_of([given.router for given in cases], guesses=True, late=late) if cases[0].one.contents else None
     ranks = np.array([given.ranks for given in cases], np.int32)
     router = RouterChoices(counters, assigned, by_prefix=by_prefix)
     return lanes._replace(cluster=Cluster(replicas, router, ranks if ranks.max() > 1 else None)), requests
@@ -167,7 +169,7 @@ def run_engine(cases: Sequence[Case], kind: Kind, vectorise: bool = False, lanes
     lockstep = any(given.ranks > 1 for given in cases)
     structure = structure_of(kind, any(any(given.frontend) for given in cases), lockstep)
     run = partial(run_lanes, structure=structure, vectorise=vectorise)
-    found = in_calls(run, stacked(cases), len(cases), lanes)
+    found = in_calls(run, stacked(cases, not kind.apart), len(cases), lanes)
     return [cut(result, len(given.one.case.arrival_s)) for result, given in zip(found, cases, strict=True)]
 
 

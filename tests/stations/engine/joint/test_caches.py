@@ -22,7 +22,14 @@ from tests.thorough import THOROUGH, tried
 CACHED = Kind(experts=True, cached=True)
 PIPELINED = Kind(windowed=True, pipeline_ranks=2, cached=True)
 DRAFTING = Kind(experts=True, cached=True, speculating=True)
+APART = Kind(experts=True, cached=True, apart=True)
 CASES = tried(120)
+
+
+def test_equal_to_the_reference_where_blocks_of_answers_get_their_names_late():
+    outcomes = assert_equal(mostly_in_lockstep(random_cases(APART, CASES)), APART)
+    hits = sum(request.hit_tokens > 0 for outcome in outcomes for request in outcome.requests)
+    assert preemptions(outcomes) > CASES // 4 and hits > 2 * CASES
 
 
 def test_equal_to_the_reference():

@@ -59,7 +59,8 @@ class Kind:
     ``cached``: replicas have a prefix cache. ``speculating``: decodes verify drafts. ``asynchronous``: batches are
     planned ahead, which only ``chunked`` is. ``swapping``: most cases copy what is preempted to host memory.
     ``blocks``: layers keep every token, so that the growth of KV on demand is counted by remainders.
-    ``token_ratio``: all of them admit as SGLang does.
+    ``token_ratio``: all of them admit as SGLang does. ``apart``: with a prefix cache all requests are turns of sessions
+    that know what was said before, so that no block is filled by two decodes.
     """
 
     windowed: bool = False
@@ -72,10 +73,12 @@ class Kind:
     swapping: bool = False
     blocks: bool = False
     token_ratio: bool = False
+    apart: bool = False
 
     @property
     def structure(self) -> Structure:
-        cache = CACHE._replace(due=CACHE.due + self.speculating) if self.cached else None
+        due = CACHE.due + self.speculating
+        cache = CACHE._replace(due=due, answers_apart=self.apart) if self.cached else None
         return Structure(
             RING, self.windowed, self.pipeline_ranks, self.peaks, cache=cache, asynchronous=self.asynchronous,
             block_tokens=LARGEST_BLOCK if self.blocks else 0,
@@ -98,6 +101,9 @@ class Case:
     shared_units: np.ndarray  # of each request's prefix
     layout: KvLayout | None = None
     contents: tuple[tuple[int, ...], ...] = ()  # of the requests, with a prefix cache: what is in their first blocks
+    session: np.ndarray | None = (
+        None  # of the requests, where all are turns of sessions; None: ``contents`` says it all
+    )
 
     @property
     def kv(self) -> KvLayout:
@@ -221,7 +227,10 @@ def random_cached_case(seed: int, kind: Kind) -> Case:
     given, rng = random_case(seed, kind), np.random.default_rng([seed, 7])
     case, limits = given.case, given.case.limits
     prompt, output = case.prompt_tokens, case.output_tokens
-    if rng.random() < 0.4:  # a prompt ends where a block does, or one token off
+    turns = _turns(prompt, output, rng, 2 * limits.block_tokens) if kind.apart else None
+    if turns is not None:
+        prompt = turns[1]
+    elif rng.random() < 0.4:  # a prompt ends where a block does, or one token off
         prompt = np.maximum(prompt // limits.block_tokens * limits.block_tokens + rng.integers(-1, 2, len(prompt)), 1)
     units = -(-(prompt + output - 1) // limits.block_tokens)
     longest = int((prompt + output).max())
@@ -237,13 +246,31 @@ def random_cached_case(seed: int, kind: Kind) -> Case:
     whole = (prompt + output - 1) // limits.block_tokens
     known = np.where(rng.random(len(prompt)) < 0.5, whole, prompt // limits.block_tokens)
     session, first = rng.integers(0, rng.integers(1, 8), len(prompt)), rng.integers(0, 3)
-    drawn = rng.random() < 0.3
+    if turns is not None:
+        session, known = turns[0], whole
+    drawn = turns is None and rng.random() < 0.3
     contents = tuple(
         tuple(rng.integers(0, 2, count).tolist()) if drawn else (*(-1,) * first, *(one,) * count)[:count]
         for one, count in zip(session.tolist(), known.tolist(), strict=True)
     )
     case = replace(case, prompt_tokens=prompt, compute_tokens=prompt, kv_units=units, resident=False, limits=limits)
-    return Case(case, given.costs, 0 * units, None, contents)
+    return Case(case, given.costs, 0 * units, None, contents, None if turns is None else turns[0])
+
+
+def _turns(
+    prompt: np.ndarray, output: np.ndarray, rng: np.random.Generator, system_tokens: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(sessions, prompts) of requests that know what was said before, however late it is answered."""
+    users, longest = int(rng.integers(1, 6)), 3 * int((prompt + output).max())
+    session, said = np.arange(users), np.full(users, system_tokens)
+    sessions, prompts = np.zeros_like(prompt), np.zeros_like(prompt)
+    for i, (own, answer) in enumerate(zip(prompt.tolist(), output.tolist(), strict=True)):
+        user = int(rng.integers(users))
+        if said[user] + answer > longest:  # another session
+            session[user], said[user] = session.max() + 1, system_tokens
+        sessions[i], prompts[i] = session[user], said[user] + int(own * rng.choice([0, 0.1, 0.5]))
+        said[user] = prompts[i] + answer
+    return sessions, prompts
 
 
 @cache
@@ -258,6 +285,8 @@ def _content_of(given: Case, slots: int) -> BlockContent:
 
     As many blocks are of one source as may be: those of a source must all have the same content.
     """
+    if given.session is not None:
+        return _content_of_sessions(given, given.session, slots)
     each = next(each for each in (5, 2, 1) if all(_constant(content, each) for content in given.contents))
     names: dict[tuple[int, int], int] = {}
     sources: list[int] = []
@@ -275,6 +304,17 @@ def _content_of(given: Case, slots: int) -> BlockContent:
     padded = np.zeros(SOURCES, np.int32)
     padded[: len(sources)] = sources
     return BlockContent(padded, columns[0], columns[1], np.int32(each), columns[2])
+
+
+def _content_of_sessions(given: Case, session: np.ndarray, slots: int) -> BlockContent:
+    """What all sessions begin with is a source, and each has a text of its own behind it (``traffic.block_names``)."""
+    shared = max((content.count(-1) for content in given.contents), default=0)
+    said = np.zeros(session.max() + 1, np.int64)
+    np.maximum.at(said, session, np.maximum(given.case.kv_units - shared, 0))
+    columns = np.zeros((3, slots + 1), np.int32)
+    columns[1, : len(session)], columns[2, : len(session)] = shared, (np.cumsum(said) - said)[session]
+    assert shared + said.sum() <= CACHE.names and given.case.limits.kv_units <= CACHE.blocks
+    return BlockContent(np.zeros(SOURCES, np.int32), columns[0], columns[1], np.int32(max(shared, 1)), columns[2])
 
 
 def _constant(content: tuple[int, ...], each: int) -> bool:

@@ -13,7 +13,8 @@ from tests.stations.engine.preemptive.build import POLICIES, Case, Kind, random_
 from tests.thorough import THOROUGH, tried
 
 CACHED = Kind(windowed=True, experts=True, cached=True)
-KINDS = {"one rank": CACHED}
+APART = Kind(experts=True, cached=True, blocks=True, apart=True)
+KINDS = {"one rank": CACHED, "answers apart": APART}
 if THOROUGH:  # a program of its own, whose parts joint/test_caches.py has, too
     KINDS["two pipeline ranks"] = Kind(windowed=True, pipeline_ranks=2, cached=True)
 CASES = tried(120)
