@@ -27,7 +27,7 @@ from jax import lax
 
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
 from evaluator.stations.engine.common.leap import UNBOUNDED, iterations_until, once
-from evaluator.stations.engine.common.rings import NONE, read, read_once
+from evaluator.stations.engine.common.rings import NONE, behind, read, read_once
 from evaluator.stations.engine.preemptive.batch import form_batch
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens
 from evaluator.stations.engine.preemptive.iteration import complete, launch
@@ -127,7 +127,8 @@ def leave(given: Given, state: State) -> State:
         seated = read_once(state.running.newer, i) != i
         computed = known_tokens(given, i, read(given.requests.output_tokens, i)).astype(jnp.int32) - 1
         state = kv.compute(given, state, i, jnp.where(seated, computed, 0))
-        state = give_back(given, state, i, planned.end_s, ~jnp.zeros((), bool), given.kv_units(i), seated)
+        done = behind(i, read_once(state.block_cache.named, i)) if given.structure.names_late else i
+        state = give_back(given, state, done, planned.end_s, ~jnp.zeros((), bool), given.kv_units(i), seated)
         if state.replica.unseated is not None:
             state = state.at_replica(unseated=state.replica.unseated - jnp.where(seated, 0.0, 1.0))
         return state, read_once(_planned(state).leaving.next, i)

@@ -267,6 +267,15 @@ class LateBlockKv(BlockKv):
         return prefix_cache.take(given, state, (kv - state.replica.kv).astype(jnp.int32))
 
 
+class LatePlannedBlockKv(LateBlockKv):
+    """The same where batches are planned asynchronously."""
+
+    grows_in_turn = True
+
+    def grow_in_turn(self, given: Given, state: State, on: Flag, preempt_last: Callable[[State], State]) -> State:
+        return prefix_cache.take_in_turn(given, state, on, preempt_last)
+
+
 class PlannedBlockKv(BlockKv):
     """The same where batches are planned asynchronously: the token with which a decode fills a block is known late."""
 
@@ -305,7 +314,7 @@ class DraftedBlockKv(BlockKv):
 
 
 UNITS, BLOCKS, LATE_BLOCKS = UnitKv(), BlockKv(), LateBlockKv()
-PLANNED_BLOCKS, DRAFTED_BLOCKS = PlannedBlockKv(), DraftedBlockKv()
+LATE_PLANNED_BLOCKS, PLANNED_BLOCKS, DRAFTED_BLOCKS = LatePlannedBlockKv(), PlannedBlockKv(), DraftedBlockKv()
 
 
 def kv_of(given: Given) -> KvPart:
@@ -316,7 +325,7 @@ def kv_of(given: Given) -> KvPart:
     if given.structure.cache is None:
         return UNITS
     if given.structure.names_late:
-        return LATE_BLOCKS
+        return LATE_PLANNED_BLOCKS if given.structure.asynchronous else LATE_BLOCKS
     if given.structure.asynchronous:
         return PLANNED_BLOCKS
     return BLOCKS if given.speculation is None else DRAFTED_BLOCKS

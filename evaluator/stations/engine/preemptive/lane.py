@@ -348,13 +348,12 @@ class Structure(NamedTuple):
     def names_late(self) -> bool:
         """Blocks that decodes fill get their names when somebody looks for them (``prefix_cache.settle``).
 
-        With answers apart no such block has another one to be named before or after. A batch that is planned ahead, or
-        in a pipeline, knows the tokens of its own decode group alone, and a router that hears of names late needs the
-        times of all.
+        With answers apart no such block has another one to be named before or after. A batch in a pipeline knows the
+        tokens of its own decode group alone, and a router that hears of names late needs the times of all.
         """
         cache = self.cache
         apart = cache is not None and cache.answers_apart and not cache.events
-        return apart and self.pipeline_ranks == 1 and not self.asynchronous
+        return apart and self.pipeline_ranks == 1
 
     def decode_groups(self) -> int:
         """Decode groups of decoding sequences, see ``state.DecodeGroups``.

@@ -22,7 +22,13 @@ def grow_decodes(given: Given, state: State, on: Flag) -> State:
     """KV for the next token of every schedulable decode, if ``on``; there is room for it (``make_room``)."""
     on, kv = on & given.rules.on_demand, kv_of(given)
     if kv.grows_in_turn:
-        state = kv.grow_in_turn(given, state, on, lambda state: preempt(given, state, newest_schedulable(given, state)))
+        in_turn = on
+        if given.structure.names_late:  # all at once where there is enough
+            in_turn = on & decodes_lack(given, state)
+            state = kv.grow(given, state, jnp.where(on & ~in_turn, decodes_need(given, state), 0.0))
+        state = kv.grow_in_turn(
+            given, state, in_turn, lambda state: preempt(given, state, newest_schedulable(given, state))
+        )
         return state._replace(batch=state.batch._replace(grown=state.batch.grown | on))
     state = state._replace(batch=state.batch._replace(grown=state.batch.grown | on))
     return kv.grow(given, state, jnp.where(on, decodes_need(given, state), 0.0))

@@ -261,7 +261,8 @@ def leave_text(given: Given, state: State, i: Int) -> State:
     state = _with_names(state, _named(given, state, _names(given, state), i, filled // block))
     cache = _cache(state)
     held = read_once(cache.units, i)
-    taken = jnp.where(given.rules.on_demand, (filled + block - 1) // block, 0)
+    tokens = jnp.where(decodes, _computed(state, i, read(unnamed.steps, state.schedulable)), 0)
+    taken = jnp.where(given.rules.on_demand, (tokens + block - 1) // block, 0)
     # Not the maximum of it and 0, of which XLA knows that it is not negative (``rings.read_once``).
     cell = jnp.where(decodes, text, unnamed.first.shape[0] - 1)
     first, following, _ = unlink(unnamed.first, cell, unnamed.next, i, decodes)
@@ -306,6 +307,35 @@ def settle(given: Given, state: State, i: Int, place: Int, stop: Int, whole: Int
     return _with_names(state, lax.while_loop(lambda carry: carry[2], name_next, start)[3])
 
 
+def take_in_turn(given: Given, state: State, on: Flag, preempt_last: Callable[[State], State]) -> State:
+    """Decodes that need a block for their next step take it in order of admission, if ``on``; see ``grow_in_turn``."""
+    cache, sentinel, block = _cache(state), state.replica.sentinel, given.block()
+    assert cache.unnamed is not None
+    step = read(cache.unnamed.steps, state.schedulable)
+
+    def runs(state: State, i: Int) -> Flag:
+        return read_once(state.running.newer, i) != i
+
+    def give(carry: tuple[State, Int]) -> tuple[State, Int]:
+        state, i = carry
+        unnamed = _cache(state).unnamed
+        assert unnamed is not None
+        decodes = read_once(unnamed.text, i) >= 0
+        opens = decodes & (_computed(state, i, step) % block == 0)
+
+        def lacks(state: State) -> Flag:
+            return opens & runs(state, i) & (given.limits.kv_units - state.replica.kv < 1)
+
+        state = lax.while_loop(lacks, preempt_last, state)
+        stays = runs(state, i)
+        state = take(given, state, jnp.where(opens & stays, 1, 0))
+        # Where it is preempted itself, whoever was admitted later was so before.
+        return state, jnp.where(stays, read_once(state.running.newer, i), sentinel)
+
+    first = jnp.where(on, state.running.oldest(sentinel), sentinel)
+    return lax.while_loop(lambda carry: carry[1] < sentinel, give, (state, first))[0]
+
+
 def unnamed_blocks(given: Given, state: State, on: Flag) -> Int:
     """How many blocks decodes of the replica have filled that have no name yet, if ``on``."""
     cache, running, sentinel = _cache(state), state.running, state.replica.sentinel
@@ -323,10 +353,13 @@ def unnamed_blocks(given: Given, state: State, on: Flag) -> Int:
 
 
 def _filled(given: Given, state: State, i: Int) -> Int:
-    """Tokens of the KV of a decode."""
+    """Tokens of the KV of a decode that are known."""
     unnamed = _cache(state).unnamed
     assert unnamed is not None
-    return _computed(state, i, read(unnamed.steps, state.schedulable))
+    # The token with which a decode fills a block is not known when its step is planned ahead (vLLM
+    # ``KVCacheManager.allocate_slots`` caches up to ``request.num_tokens``).
+    known = 1 if given.structure.asynchronous else 0
+    return _computed(state, i, read(unnamed.steps, state.schedulable) - known)
 
 
 def _filled_of_text(given: Given, state: State, text: Int, on: Flag) -> Int:

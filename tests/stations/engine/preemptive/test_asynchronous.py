@@ -13,7 +13,8 @@ CASES = tried(200, 0.3)
 PLAIN = Kind(windowed=True, experts=True, asynchronous=True)
 CACHED = replace(PLAIN, cached=True)
 BLOCKS = Kind(asynchronous=True, blocks=True)
-KINDS = {"windows and experts": PLAIN, "KV by blocks": BLOCKS, "prefix cache": CACHED}
+APART = Kind(experts=True, asynchronous=True, cached=True, blocks=True, apart=True)
+KINDS = {"windows and experts": PLAIN, "KV by blocks": BLOCKS, "prefix cache": CACHED, "answers apart": APART}
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
