@@ -353,7 +353,7 @@ class Structure(NamedTuple):
         """
         cache = self.cache
         apart = cache is not None and cache.answers_apart and not cache.events
-        return apart and self.pipeline_ranks == 1
+        return apart and self.pipeline_ranks == 1 and (self.alone or not self.asynchronous)
 
     def decode_groups(self) -> int:
         """Decode groups of decoding sequences, see ``state.DecodeGroups``.
