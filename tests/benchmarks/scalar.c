@@ -10,7 +10,7 @@
 enum { NONE = -1, WORD = 64, MANTISSA_BITS = 6, LOWEST_EXPONENT = -17, BINS = 28 << MANTISSA_BITS };
 
 typedef struct {
-    double flop, weight, activation, knee, waves, wave_s, tile_pass_s, crowd, crowded, padding;
+    double flop, weight, activation, knee, waves, wave_s, tile_pass_s, crowd, crowded, padding, filled;
 } Operator;
 typedef struct {
     double flop, activation, knee, edge_s, traffic_s, tile, fill, cache;
