@@ -28,6 +28,7 @@ class Intake(NamedTuple):
     """The part of the state that admission changes, and what it has gathered for the iteration."""
 
     waits: Flag  # the last candidate would go in, but has not arrived, or waits for who leaves with the batch under way
+    budget_left: Flag  # token budget was left for the last candidate
     next_arrival: Float
     head: Int
     progress: Float
@@ -56,6 +57,7 @@ class PromptCandidate(NamedTuple):
     kv: Float
     sequences: Float  # branches, 1 where there are none
     waits: Flag  # it does not go in, but would if it had arrived and nobody were about to leave
+    has_budget: Flag  # the iteration has token budget for it
     starts: Flag  # if it goes in, it is scheduled for the first time
     complete: Flag  # the rest of its prompt goes in
     tokens: Float  # prompt tokens computed, if it goes in
@@ -69,7 +71,7 @@ def admit(given: Given, state: State, now: Float, start_s: Float) -> Intake:
     """
     zero = jnp.zeros((), jnp.float64)
     intake = Intake(
-        jnp.zeros((), bool), zero, state.head, state.progress, state.kv, PromptSums.empty(), *(zero,) * 5,
+        *(jnp.zeros((), bool),) * 2, zero, state.head, state.progress, state.kv, PromptSums.empty(), *(zero,) * 5,
         state.events, state.leaving, state.crossing, state.next_leaving, state.scheduled_s,
         state.accepted,
     )  # fmt: skip
@@ -82,7 +84,7 @@ def admit(given: Given, state: State, now: Float, start_s: Float) -> Intake:
     # Looked at before the loop, so that a trip in which nobody goes in, as most of them, writes nothing.
     start = intake, _candidate(given, state, now, intake)
     intake, last = lax.while_loop(lambda carry: carry[1].taken, take_and_look, start)
-    return intake._replace(waits=last.waits, next_arrival=last.arrival_s)
+    return intake._replace(waits=last.waits, budget_left=last.has_budget, next_arrival=last.arrival_s)
 
 
 def _candidate(given: Given, state: State, now: Float, intake: Intake) -> PromptCandidate:
@@ -127,6 +129,7 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Prompt
         kv,
         sequences,
         waits=would_fit & ~taken,
+        has_budget=has_budget,
         starts=~started,
         complete=share == rest,
         tokens=share,

@@ -21,6 +21,7 @@ from evaluator.cost.kv import units
 from evaluator.stations.engine.common import kv_growth
 from evaluator.stations.engine.common.arrays import Array, Flag, Float, FloatPerRequest, Int
 from evaluator.stations.engine.common.kv_growth import Moments, block_of
+from evaluator.stations.engine.common.leap import Leap
 from evaluator.stations.engine.common.rings import in_ring, read, tagged_add, tagged_count, write
 
 if TYPE_CHECKING:
@@ -154,13 +155,13 @@ def _growth_at(given: Given, steps: Array, step: Int) -> Float:
 
 
 def kv_of_leap(
-    given: Given, growth: KvGrowth, step: Int, kv: Float, count: Int, first_s: Float, slope_s: Float
+    given: Given, growth: KvGrowth, step: Int, kv: Float, count: Int, first_s: Float, leap: Leap, lead: Float
 ) -> KvUse:
     """Units in use in ``count`` iterations from ``step`` on: ``kv`` in the first, and more with every next one.
 
-    The first takes ``first_s``, each next one ``slope_s`` more than the one before.
+    All of them are those of ``leap``, or with a ``lead`` of 1 all but the first, which takes ``first_s``.
     """
-    on_demand = given.on_demand
+    on_demand, ahead = given.on_demand, given.structure.asynchronous
     assert on_demand is not None
 
     def later() -> Moments:
@@ -172,5 +173,11 @@ def kv_of_leap(
 
     taken = lax.cond(count > 1, later, Moments.none)
     last = kv + taken.taken
-    unit_s = taken.unit_s(last, count.astype(jnp.float64), first_s, slope_s, given.structure.asynchronous)
-    return KvUse(last, last, unit_s)
+    # As if the leap had begun an iteration earlier; what the first takes beyond that, all that are there by its end
+    # are in use for.
+    from_s = leap.first_s - lead * leap.slope_s
+    unit_s = taken.unit_s(last, count.astype(jnp.float64), from_s, leap.slope_s, ahead)
+    held = kv
+    if ahead:  # what the second takes is in use, too; and a single iteration is not counted here
+        held = jnp.where(count > 1, kv + _growth_at(given, growth.steps, step + 1), 0.0)
+    return KvUse(last, last, unit_s + lead * (first_s - from_s) * held)

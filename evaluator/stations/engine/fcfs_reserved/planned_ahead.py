@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import jax.numpy as jnp
 
 from evaluator.stations.engine.common.arrays import Flag, Float, Int
+from evaluator.stations.engine.common.leap import Leap
 
 if TYPE_CHECKING:
     from evaluator.stations.engine.fcfs_reserved.departures import DepartureQueue
@@ -44,9 +45,8 @@ def nothing_planned() -> PlannedBatch:
     return PlannedBatch(zero, zero, jnp.int32(0), zero)
 
 
-def next_planned_s(
-    start_s: Float, end_s: Float, first_s: Float, slope_s: Float, iterations: Float, stuck: Flag
-) -> Float:
-    """When the next batch is planned after a leap: all its iterations but the last have ended then."""
-    last_s = first_s + slope_s * (iterations - 1.0)
+def next_planned_s(start_s: Float, end_s: Float, leap: Leap, iterations: Float, stuck: Flag) -> Float:
+    """When the next batch is planned: when all of a trip's ``iterations`` but the last, which is the leap's where there
+    are several, have ended."""
+    last_s = leap.first_s + leap.slope_s * (leap.iterations - 1.0)
     return jnp.where(stuck, jnp.inf, jnp.where(iterations > 1, end_s - last_s, start_s))

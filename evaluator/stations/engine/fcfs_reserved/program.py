@@ -29,12 +29,12 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth, share_touched
-from evaluator.cost.quantities import batch_tokens, raised
+from evaluator.cost.iteration import BatchStatistics, alike_steps, decode_growth, iteration_time, share_touched
+from evaluator.cost.quantities import batch_tokens, holds_everywhere, raised
 from evaluator.metrics.use import PoolTotals
-from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest, Int
+from evaluator.stations.engine.common.arrays import Flag, Float, FloatPerRequest, Int, Peaks
 from evaluator.stations.engine.common.lane import LaneResult, Requests, over_lanes
-from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, batch_time, iterations_until, once
+from evaluator.stations.engine.common.leap import UNBOUNDED, Leap, iterations_until, once
 from evaluator.stations.engine.common.rings import in_ring, read, steps_to_event, tagged_count, unmark, write
 from evaluator.stations.engine.common.speculation import AcceptedTokens
 from evaluator.stations.engine.fcfs_reserved.admission import Intake, admit
@@ -62,37 +62,89 @@ def _batch(given: Given, state: State, intake: Intake, stalled: Flag) -> BatchSt
     )
 
 
-def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: BatchStatistics) -> tuple[Leap, Int]:
-    """One iteration where it admits a request, else as many as pass before the batch changes; and their number, int32.
+class Run(NamedTuple):
+    """The iterations of a trip: one, or a leap, which may begin with an iteration that computes prompts."""
 
-    Requests whose prompts are resident decode from the iteration on that admits them. The batch then stays as it is, so
-    that this iteration is the first of a leap; only a windowed context grows by another law from the second token on.
-    Where decodes take none of the token budget, those that come in take it for one iteration, so that the next one may
-    admit more: then there is no leap if the budget is too short for another request. If the batch is empty although the
-    clock has reached the arrival of the waiting queue's head, the head can never be admitted (no event is left that
-    would free KV or seats): the leap then has 0 iterations.
+    count: Int
+    iterations: Float  # the same
+    first_s: Float  # duration of the first
+    two_s: Float  # of the first two
+    took_s: Float  # of all
+    lead: Float  # 1: the first computes prompts and is none of the leap; 0: it does not, or there are drafts
+    leap: Leap
+    after: BatchStatistics  # batch of the first iteration of the leap
+    tokens: Float | None = None  # with drafts: output tokens that they give
+    window: Float | None = None  # with drafts: what they add to the windowed contexts
+
+
+def _after_prompts(state: State, intake: Intake, batch: BatchStatistics) -> BatchStatistics:
+    """The batch of the trip's first iteration without prompts: after one with prompts those that joined decode, too."""
+
+    def grown(decoding: Float, more: Float) -> Float:
+        return decoding + jnp.where(batch.prefill_tokens > 0, more, 0.0)
+
+    return BatchStatistics(
+        grown(batch.decodes, intake.joined),
+        grown(batch.decode_context, state.decodes + intake.joined_context),
+        grown(batch.decode_window_context, state.window_growing + intake.joined_window_context),
+        # Python's zeros, so that nothing of prompts is computed.
+        *(0.0,) * len(intake.prompts),
+    )
+
+
+def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: BatchStatistics) -> Run:
+    """As many iterations as pass before the batch changes but for prompts: of a trip that computes some, the first.
+
+    Requests whose prompts end in it decode from the next iteration on, and resident ones in it already. From there on
+    the batch stays as it is, up to the next event or the arrival of a request that could come in. If the batch is empty
+    although the clock has reached the arrival of the waiting queue's head, the head can never be admitted (no event is
+    left that would free KV or seats): the leap then has 0 iterations.
     """
-    stuck = (batch.prefill_tokens == 0) & (batch.decodes == 0)
-    first_s = once(~stuck, lambda: batch_time(given.cost, batch))
-    slope_s = decode_growth(given.cost, batch, state.window_growing)
+    cost, computes = given.cost, batch.prefill_tokens > 0
+    after, lead = _after_prompts(state, intake, batch), jnp.where(computes, 1.0, 0.0)
+    stuck = ~computes & (batch.decodes == 0)
     repeats = _may_repeat(given, intake)
+    lead_s = once(computes, lambda: iteration_time(cost, batch))
+    first_s = once(jnp.where(computes, repeats, ~stuck), lambda: iteration_time(cost, after))
+    slope_s = decode_growth(cost, after, state.window_growing + jnp.where(computes, intake.joined_growing, 0.0))
     ends_early = repeats & intake.waits
     wait_s = jnp.maximum(intake.next_arrival - start_s, 0.0)
-    until_arrival = once(ends_early, lambda: iterations_until(wait_s, first_s, slope_s))
+    until_arrival = once(ends_early, lambda: iterations_until(jnp.maximum(wait_s - lead_s, 0.0), first_s, slope_s))
+    until_arrival = until_arrival + jnp.where(wait_s > 0.0, lead, 0.0)
     if state.planned is not None:
         # The second iteration is planned when the first starts: an arrival comes in one later than it would else.
         until_arrival = until_arrival + 1.0
     most = jnp.where(ends_early, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
-    most = jnp.minimum(most, alike_steps(given.cost, batch)).astype(jnp.int32)
+    most = jnp.minimum(most, lead + alike_steps(cost, after)).astype(jnp.int32)
     to_event = steps_to_event(intake.events, state.step, given.structure.ring)
     count = jnp.where(stuck, 0, jnp.where(repeats, jnp.minimum(to_event, most), 1))
-    return Leap(count.astype(jnp.float64), first_s, slope_s), count
+    iterations = count.astype(jnp.float64)
+    leap = Leap(jnp.maximum(iterations - lead, 0.0), first_s, slope_s)
+    return Run(
+        count,
+        iterations,
+        first_s=jnp.where(computes, lead_s, first_s),
+        two_s=first_s + jnp.where(computes, lead_s, first_s + slope_s),
+        took_s=lead_s + leap.duration_s(),
+        lead=lead,
+        leap=leap,
+        after=after,
+    )
 
 
 def _may_repeat(given: Given, intake: Intake) -> Flag:
-    """The iteration may be the first of a leap: the next has the same batch, but for a token more of each decode."""
+    """Another iteration may follow the first: one without prompts, whose batch is that of the first and who joined.
+
+    After an iteration that computes prompts the queue's head must have been refused for want of seats or of KV, which
+    only an event frees, or have yet to arrive: the next iteration may have token budget that this one lacked. Where
+    prompts are computed alone, decodes wait for such an iteration, which is then no step. Where decodes take none of
+    the token budget, those that come in resident take it for one iteration, so that the next one may admit more. Of
+    those a windowed context grows by another law from the second token on.
+    """
+    computes = intake.prompts.tokens > 0
     stays = False if given.structure.windowed else given.limits.prompts_resident & _has_budget(given, intake)
-    return (intake.prompts.tokens == 0) & ((intake.joined == 0) | stays)
+    after_prompts = intake.budget_left & ~given.limits.policy.prefill_alone
+    return jnp.where(computes, after_prompts, (intake.joined == 0) | stays)
 
 
 def _has_budget(given: Given, intake: Intake) -> Flag:
@@ -101,26 +153,17 @@ def _has_budget(given: Given, intake: Intake) -> Flag:
     return ~limits.policy.prefill_alone | (given.rows(intake.joined + given.cells) <= limits.max_num_batched_tokens)
 
 
-class Run(NamedTuple):
-    """The iterations of a trip, one or a leap."""
-
-    count: Int
-    iterations: Float  # the same
-    first_s: Float  # duration of the first
-    two_s: Float  # of the first two
-    took_s: Float  # of all
-    tokens: Float | None = None  # with drafts: output tokens that they give
-    window: Float | None = None  # with drafts: what they add to the windowed contexts
-
-
 def _run(given: Given, state: State, intake: Intake, start_s: Float, batch: BatchStatistics, stalled: Flag) -> Run:
     """How many iterations of this batch there are, and what they take."""
     if given.speculation is None:
-        leap, count = _leap(given, state, intake, start_s, batch)
-        return Run(count, leap.iterations, leap.first_s, 2.0 * leap.first_s + leap.slope_s, leap.duration_s())
-    steps = uneven_leap(given, state, intake, start_s, batch, _may_repeat(given, intake), stalled)
+        return _leap(given, state, intake, start_s, batch)
+    repeats = _may_repeat(given, intake) & (intake.prompts.tokens == 0)
+    steps = uneven_leap(given, state, intake, start_s, batch, repeats, stalled)
     two_s, count = steps.first_s + steps.second_s, steps.count.astype(jnp.float64)
-    return Run(steps.count, count, steps.first_s, two_s, steps.took_s, steps.tokens, steps.window)
+    leap = Leap(count, steps.first_s, steps.second_s - steps.first_s)
+    return Run(
+        steps.count, count, steps.first_s, two_s, steps.took_s, jnp.zeros(()), leap, batch, steps.tokens, steps.window
+    )
 
 
 class Contexts(NamedTuple):
@@ -141,8 +184,26 @@ def _contexts(state: State, intake: Intake, run: Run, steps: Int) -> Contexts:
     later = jnp.maximum(run.iterations - 1.0, 0.0)  # the steps in which those that joined attend to a token more
     return Contexts(
         state.context + grown * state.decodes + (intake.joined_context + later * intake.joined),
-        state.window_context + grown * state.window_growing + intake.joined_window_context,
+        state.window_context
+        + grown * state.window_growing
+        + (intake.joined_window_context + later * intake.joined_growing),
     )
+
+
+def _touched(given: Given, batch: BatchStatistics, run: Run) -> Float:
+    """Shares of experts touched, summed over iterations: by the tokens of a batch, as many in all of a leap."""
+    cost = given.cost
+    of_leap = run.leap.iterations * share_touched(cost, batch_tokens(cost, run.after))
+    return of_leap + run.lead * share_touched(cost, batch_tokens(cost, batch))
+
+
+def _peaks(given: Given, state: State, batch: BatchStatistics, run: Run) -> Peaks:
+    """The largest quantities of the lane's batches, where its cost has a range."""
+    cost, alone = given.cost, run.leap.iterations
+    if holds_everywhere(cost):
+        return state.peaks
+    peaks = jnp.where(run.lead > 0, raised(cost, state.peaks, batch, run.lead), state.peaks)
+    return jnp.where(alone > 0, raised(cost, peaks, run.after, alone), peaks)
 
 
 def _growth(given: Given, state: State, intake: Intake, run: Run, steps: Int) -> AcceptedTokens | None:
@@ -173,8 +234,8 @@ def _loop_step(given: Given, state: State) -> State:
     if planned is None:
         clock = end_s = jnp.where(run.count == 0, jnp.inf, start_s + run.took_s)  # a lane that is stuck never ends
     else:
-        end_s, slope_s, stuck = start_s + run.took_s, run.two_s - 2.0 * run.first_s, idle & (run.count == 0)
-        clock = next_planned_s(start_s, end_s, run.first_s, slope_s, run.iterations, stuck)
+        end_s, stuck = start_s + run.took_s, idle & (run.count == 0)
+        clock = next_planned_s(start_s, end_s, run.leap, run.iterations, stuck)
     steps = LoopSteps(jnp.where(stalled, 0, run.count), start_s + run.first_s, start_s + run.two_s, end_s)
     first_token_s, kv, growth = _complete_prompts(given, state, intake, run, now, start_s, stalled)
     gaps = enter_gaps(given, state, intake, first_token_s, steps)
@@ -184,8 +245,6 @@ def _loop_step(given: Given, state: State) -> State:
     # A step at which a window fills is an event (``admission._windowed``), and a leap ends at events: only the last
     # step can be one.
     full = tagged_count(intake.crossing, slot, step) if given.structure.windowed else 0.0
-    # By the tokens of the batch, which are as many in all iterations of a leap.
-    touched = run.iterations * share_touched(given.cost, batch_tokens(given.cost, batch))
     contexts = _contexts(state, intake, run, steps.count)
     return State(
         clock=clock,
@@ -209,8 +268,8 @@ def _loop_step(given: Given, state: State) -> State:
         iterations=state.iterations + run.iterations,
         kv_max=jnp.maximum(state.kv_max, kv.most),
         kv_unit_s=state.kv_unit_s if _follows_from_times(given) else state.kv_unit_s + kv.unit_s,
-        experts_touched=state.experts_touched + touched,
-        peaks=raised(given.cost, state.peaks, batch, run.iterations),
+        experts_touched=state.experts_touched + _touched(given, batch, run),
+        peaks=_peaks(given, state, batch, run),
         events=unmark(intake.events, slot),
         leaving=write(intake.leaving, slot, out.branch),  # NONE: the list's end, hence written after it was read
         crossing=intake.crossing,
@@ -238,7 +297,7 @@ def _complete_prompts(
         return times, KvUse(intake.kv - planned.kv, intake.kv, (intake.kv - state.kv) * (start_s - now)), None
     times, kv, growth = complete_prompts(given, state, intake, first_s, stalled)
     running = kv if planned is None else kv - planned.kv
-    use = kv_of_leap(given, growth, state.step, running, run.count, run.first_s, run.two_s - 2.0 * run.first_s)
+    use = kv_of_leap(given, growth, state.step, running, run.count, run.first_s, run.leap, run.lead)
     if planned is not None:
         use = KvUse(use.last, jnp.maximum(use.last, kv), use.unit_s + kv * (start_s - now))
     return times, use, growth._replace(asked=jnp.maximum(growth.asked, use.most))
