@@ -100,13 +100,13 @@ def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: Bat
     although the clock has reached the arrival of the waiting queue's head, the head can never be admitted (no event is
     left that would free KV or seats): the leap then has 0 iterations.
     """
-    cost, computes = given.cost, batch.prefill_tokens > 0
+    computes = batch.prefill_tokens > 0
     after, lead = _after_prompts(state, intake, batch), jnp.where(computes, 1.0, 0.0)
     stuck = ~computes & (batch.decodes == 0)
     repeats = _may_repeat(given, intake)
-    lead_s = once(computes, lambda: iteration_time(cost, batch))
-    first_s = once(jnp.where(computes, repeats, ~stuck), lambda: iteration_time(cost, after))
-    slope_s = decode_growth(cost, after, state.window_growing + jnp.where(computes, intake.joined_growing, 0.0))
+    lead_s = once(computes, lambda: iteration_time(given.cost, batch))
+    first_s = once(jnp.where(computes, repeats, ~stuck), lambda: iteration_time(given.cost, after))
+    slope_s = decode_growth(given.cost, after, state.window_growing + jnp.where(computes, intake.joined_growing, 0.0))
     ends_early = repeats & intake.waits
     wait_s = jnp.maximum(intake.next_arrival - start_s, 0.0)
     until_arrival = once(ends_early, lambda: iterations_until(jnp.maximum(wait_s - lead_s, 0.0), first_s, slope_s))
@@ -115,7 +115,7 @@ def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: Bat
         # The second iteration is planned when the first starts: an arrival comes in one later than it would else.
         until_arrival = until_arrival + 1.0
     most = jnp.where(ends_early, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
-    most = jnp.minimum(most, lead + alike_steps(cost, after)).astype(jnp.int32)
+    most = jnp.minimum(most, lead + alike_steps(given.cost, after)).astype(jnp.int32)
     to_event = steps_to_event(intake.events, state.step, given.structure.ring)
     count = jnp.where(stuck, 0, jnp.where(repeats, jnp.minimum(to_event, most), 1))
     iterations = count.astype(jnp.float64)
