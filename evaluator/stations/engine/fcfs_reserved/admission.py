@@ -52,16 +52,22 @@ class PromptCandidate(NamedTuple):
 
     taken: Flag  # it goes in, whole or in part
     arrival_s: Float
-    prompt: Float
-    output: Float
-    kv: Float
-    sequences: Float  # branches, 1 where there are none
     waits: Flag  # it does not go in, but would if it had arrived and nobody were about to leave
     has_budget: Flag  # the iteration has token budget for it
-    starts: Flag  # if it goes in, it is scheduled for the first time
-    complete: Flag  # the rest of its prompt goes in
     tokens: Float  # prompt tokens computed, if it goes in
-    before: Float  # tokens of the prompt whose KV is there already
+
+
+def _head(given: Given, i: Int) -> tuple[Float, Float, Float, Float]:
+    """Of a request: prompt tokens to compute and in all, output tokens, KV units."""
+    requests = given.requests
+    columns = requests.compute_tokens, requests.prompt_tokens, requests.output_tokens, requests.kv_units
+    compute, prompt, output, kv = (read(column, i).astype(jnp.float64) for column in columns)
+    return compute, prompt, output, kv
+
+
+def _sequences(given: Given, i: Int) -> Float | float:
+    """Branches of a request, 1 where there are none."""
+    return 1.0 if given.branches is None else read(given.branches.sequences, i).astype(jnp.float64)
 
 
 def admit(given: Given, state: State, now: Float, start_s: Float) -> Intake:
@@ -89,10 +95,9 @@ def admit(given: Given, state: State, now: Float, start_s: Float) -> Intake:
 
 def _candidate(given: Given, state: State, now: Float, intake: Intake) -> PromptCandidate:
     """The head of the waiting queue against the token budget, the KV, ``max_num_seqs`` and the policy."""
-    limits, requests, i = given.limits, given.requests, intake.head
-    arrival = read(requests.arrival_s, i)
-    compute, prompt, output, kv = (read(field, i).astype(jnp.float64) for field in requests[1:])
-    sequences = 1.0 if given.branches is None else read(given.branches.sequences, i).astype(jnp.float64)
+    limits, i = given.limits, intake.head
+    arrival = read(given.requests.arrival_s, i)
+    (compute, _, _, kv), sequences = _head(given, i), _sequences(given, i)
     rest = compute - intake.progress
     budget = (
         limits.max_num_batched_tokens
@@ -121,49 +126,39 @@ def _candidate(given: Given, state: State, now: Float, intake: Intake) -> Prompt
         # ``AsyncScheduler``: who has the last token with the batch under way is gone only when that has ended.
         fits = has_budget & has_room(state.decodes + planned.sequences, intake.kv, state.released)
     taken = fits & (arrival <= now)
-    return PromptCandidate(
-        taken,
-        arrival,
-        prompt,
-        output,
-        kv,
-        sequences,
-        waits=would_fit & ~taken,
-        has_budget=has_budget,
-        starts=~started,
-        complete=share == rest,
-        tokens=share,
-        before=prompt - compute + intake.progress,
-    )
+    return PromptCandidate(taken, arrival, would_fit & ~taken, has_budget, share)
 
 
 def _take(given: Given, state: State, start_s: Float, intake: Intake, candidate: PromptCandidate) -> Intake:
     """Take what the policy and the limits allow of the head of the waiting queue."""
-    i, complete = intake.head, candidate.complete
+    i, tokens = intake.head, candidate.tokens
+    # Read again and not carried from trip to trip of the loop, which takes longer.
+    (compute, prompt, output, kv), sequences = _head(given, i), _sequences(given, i)
+    starts, complete = intake.progress == 0, tokens == compute - intake.progress
     # The first token comes at the end of this iteration, the last one ``output - 1`` steps later.
     # An iteration of prompts alone is no step: their first tokens count as of the step before it.
     alone = given.limits.policy.prefill_alone & ~given.limits.prompts_resident
     first_step = state.step + jnp.where(alone, 0, 1)
-    attends = candidate.prompt + 1.0  # in the step after its first token
+    attends = prompt + 1.0  # in the step after its first token
     if given.speculation is None:
         attends = attends + given.limits.prompts_resident
     taken = intake._replace(
         head=i + complete,
-        progress=jnp.where(complete, 0.0, intake.progress + candidate.tokens),
-        kv=intake.kv if given.on_demand is not None else intake.kv + jnp.where(candidate.starts, candidate.kv, 0.0),
-        prompts=intake.prompts.add_chunk(candidate.before, candidate.tokens, given.window()),
-        joined=intake.joined + jnp.where(complete, candidate.sequences, 0.0),
-        joined_context=intake.joined_context + jnp.where(complete, candidate.sequences * attends, 0.0),
-        scheduled_s=write(intake.scheduled_s, i, jnp.where(candidate.starts, start_s, read(intake.scheduled_s, i))),
+        progress=jnp.where(complete, 0.0, intake.progress + tokens),
+        kv=intake.kv if given.on_demand is not None else intake.kv + jnp.where(starts, kv, 0.0),
+        prompts=intake.prompts.add_chunk(prompt - compute + intake.progress, tokens, given.window()),
+        joined=intake.joined + jnp.where(complete, sequences, 0.0),
+        joined_context=intake.joined_context + jnp.where(complete, sequences * attends, 0.0),
+        scheduled_s=write(intake.scheduled_s, i, jnp.where(starts, start_s, read(intake.scheduled_s, i))),
     )
     if given.branches is not None:
-        return _branch_out(given, candidate, attends, first_step, i, taken)
+        return _branch_out(given, complete, attends, first_step, i, taken)
     if given.speculation is not None:
-        return _speculate(given, candidate, attends, first_step, i, taken)
-    taken = _ends(given, candidate.output, first_step, i, complete, taken)
+        return _speculate(given, complete, output, attends, first_step, i, taken)
+    taken = _ends(given, output, first_step, i, complete, taken)
     if not given.structure.windowed:
         return taken
-    return _windowed(given, candidate.output, attends, first_step, complete, taken)
+    return _windowed(given, output, attends, first_step, complete, taken)
 
 
 def _ends(given: Given, output: Float, first_step: Int, i: Int, complete: Flag, taken: Intake) -> Intake:
@@ -187,7 +182,7 @@ def _leaves(given: Given, last_step: Int, i: Int, complete: Flag, taken: Intake)
 
 
 def _speculate(
-    given: Given, candidate: PromptCandidate, attends: Float, first_step: Int, i: Int, taken: Intake
+    given: Given, complete: Flag, output: Float, attends: Float, first_step: Int, i: Int, taken: Intake
 ) -> Intake:
     """With what a request gains in each of its decode iterations, and its place among those that leave.
 
@@ -198,7 +193,7 @@ def _speculate(
     assert speculation is not None and accepted is not None
     resident = given.limits.prompts_resident
     begin = first_step + 1 - resident
-    left = jnp.where(candidate.complete, candidate.output.astype(jnp.int32) - 1 + resident, 0)
+    left = jnp.where(complete, output.astype(jnp.int32) - 1 + resident, 0)
 
     def take(carry: tuple[Int, Int, Float, AcceptedTokens]) -> tuple[Int, Int, Float, AcceptedTokens]:
         iteration, left, attends, accepted = carry
@@ -215,19 +210,17 @@ def _speculate(
 
     start = (jnp.int32(0), left, attends, accepted)
     iterations, _, _, accepted = lax.while_loop(lambda carry: carry[1] > 0, take, start)
-    taken = _leaves(given, begin + iterations - 1, i, candidate.complete, taken._replace(accepted=accepted))
+    taken = _leaves(given, begin + iterations - 1, i, complete, taken._replace(accepted=accepted))
     if not given.structure.windowed:
         return taken
-    windowed = jnp.where(candidate.complete, jnp.minimum(attends, given.limits.window), 0.0)
+    windowed = jnp.where(complete, jnp.minimum(attends, given.limits.window), 0.0)
     return taken._replace(
         joined_window_context=taken.joined_window_context + windowed,
         resident_window_context=taken.resident_window_context + jnp.where(resident, windowed, 0.0),
     )
 
 
-def _branch_out(
-    given: Given, candidate: PromptCandidate, attends: Float, first_step: Int, i: Int, taken: Intake
-) -> Intake:
+def _branch_out(given: Given, complete: Flag, attends: Float, first_step: Int, i: Int, taken: Intake) -> Intake:
     """With the places of all branches of a request whose prompt is complete.
 
     Every branch has tokens; the condition is there so that the write of a list's head depends on its old head, which is
@@ -236,7 +229,7 @@ def _branch_out(
     assert given.branches is not None
     tokens = given.branches.tokens
     until = (i + 1) * given.cells
-    start = jnp.where(candidate.complete, until - candidate.sequences.astype(jnp.int32), until)
+    start = jnp.where(complete, until - read(given.branches.sequences, i), until)
 
     def enter(carry: tuple[Int, Intake]) -> tuple[Int, Intake]:
         branch, taken = carry

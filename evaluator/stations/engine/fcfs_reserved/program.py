@@ -107,17 +107,20 @@ def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: Bat
     lead_s = once(computes, lambda: iteration_time(given.cost, batch))
     first_s = once(jnp.where(computes, repeats, ~stuck), lambda: iteration_time(given.cost, after))
     slope_s = decode_growth(given.cost, after, state.window_growing + jnp.where(computes, intake.joined_growing, 0.0))
-    ends_early = repeats & intake.waits
-    wait_s = jnp.maximum(intake.next_arrival - start_s, 0.0)
-    until_arrival = once(ends_early, lambda: iterations_until(jnp.maximum(wait_s - lead_s, 0.0), first_s, slope_s))
-    until_arrival = until_arrival + jnp.where(wait_s > 0.0, lead, 0.0)
-    if state.planned is not None:
-        # The second iteration is planned when the first starts: an arrival comes in one later than it would else.
-        until_arrival = until_arrival + 1.0
-    most = jnp.where(ends_early, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
-    most = jnp.minimum(most, lead + alike_steps(given.cost, after)).astype(jnp.int32)
-    to_event = steps_to_event(intake.events, state.step, given.structure.ring)
-    count = jnp.where(stuck, 0, jnp.where(repeats, jnp.minimum(to_event, most), 1))
+
+    def many() -> Int:
+        wait_s = jnp.maximum(intake.next_arrival - start_s, 0.0)
+        until_arrival = iterations_until(jnp.maximum(wait_s - lead_s, 0.0), first_s, slope_s)
+        until_arrival = until_arrival + jnp.where(wait_s > 0.0, lead, 0.0)
+        if state.planned is not None:
+            # The second iteration is planned when the first starts: an arrival comes in one later than it would else.
+            until_arrival = until_arrival + 1.0
+        most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
+        most = jnp.minimum(most, lead + alike_steps(given.cost, after)).astype(jnp.int32)
+        return jnp.minimum(steps_to_event(intake.events, state.step, given.structure.ring), most)
+
+    # A conditional also because XLA would repeat all this in each computation that uses the number.
+    count = lax.cond(repeats & ~stuck, many, lambda: jnp.where(stuck, 0, 1).astype(jnp.int32))
     iterations = count.astype(jnp.float64)
     leap = Leap(jnp.maximum(iterations - lead, 0.0), first_s, slope_s)
     return Run(
