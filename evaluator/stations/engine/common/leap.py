@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
@@ -60,13 +61,20 @@ def batch_time(cost: IterationCost, batch: BatchStatistics) -> Float:
     return iteration_time(cost, batch, attention_s)
 
 
-def once(on: Flag, compute: Callable[[], Float]) -> Float:
-    """What is computed if ``on``, else 0; at one point of the program.
+Numbers = TypeVar("Numbers")
+
+
+def once(on: Flag, compute: Callable[[], Numbers]) -> Numbers:
+    """What is computed if ``on``, else 0, floats; at one point of the program.
 
     XLA repeats the sum of an iteration's operators in each computation that uses the time, and computes it once where
     it stands in a conditional (see ``rings.read_once``).
     """
-    return lax.cond(on, lambda: jnp.asarray(compute(), jnp.float64), lambda: jnp.zeros((), jnp.float64))
+
+    def floats() -> Numbers:
+        return jax.tree.map(lambda value: jnp.asarray(value, jnp.float64), compute())
+
+    return lax.cond(on, floats, lambda: jax.tree.map(jnp.zeros_like, jax.eval_shape(floats)))
 
 
 def no_peaks(cost: IterationCost) -> Peaks:

@@ -105,8 +105,11 @@ def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: Bat
     stuck = ~computes & (batch.decodes == 0)
     repeats = _may_repeat(given, intake)
     lead_s = once(computes, lambda: iteration_time(given.cost, batch))
-    first_s = once(jnp.where(computes, repeats, ~stuck), lambda: iteration_time(given.cost, after))
-    slope_s = decode_growth(given.cost, after, state.window_growing + jnp.where(computes, intake.joined_growing, 0.0))
+    growing = state.window_growing + jnp.where(computes, intake.joined_growing, 0.0)
+    first_s, slope_s = once(
+        jnp.where(computes, repeats, ~stuck),
+        lambda: (iteration_time(given.cost, after), decode_growth(given.cost, after, growing)),
+    )
 
     def many() -> Int:
         wait_s = jnp.maximum(intake.next_arrival - start_s, 0.0)
