@@ -42,6 +42,7 @@ from evaluator.simulation.request_dependencies import (
 from evaluator.simulation.routing_tables import tables_of_pool
 from evaluator.speculation import keys
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests, decisions, fcfs_reserved, joint, preemptive
+from evaluator.stations.engine.common.packed import Packed, pack
 from evaluator.stations.engine.common.speculation import Speculation
 from evaluator.stations.engine.preemptive import CacheShape, KvUnits, Rules
 from evaluator.stations.lane_jobs import LaneJobs
@@ -119,6 +120,7 @@ def _run_once(
         group = replace(group, block_tokens=0)
     run, size = program_of(group, cache), lanes_per_call(group, len(lanes), most, cache)
     costs, rows = costs_of(group, [pools[lane.position] for lane in lanes])
+    costs = pack(costs)  # once for all calls
 
     def given(some: slice) -> tuple[Any, Requests]:
         part = lanes[some]
@@ -265,7 +267,7 @@ def _alike(serving: list[StationPlan], lanes: list[LaneJobs]) -> Iterable[tuple[
 
 
 def _lanes(
-    group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs], costs: tuple[IterationCost, ...]
+    group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs], costs: Packed
 ) -> Any:
     limits = limits_of(serving)._replace(
         users=np.array([lane.users for lane in lanes], dtype=np.int32),
@@ -275,8 +277,7 @@ def _lanes(
     if not group.key.preemptive:
         branches, speculation = _branches(group, serving, lanes), _speculation(group, serving, lanes)
         on_demand = _on_demand(group, serving, lanes) if group.key.on_demand else None
-        # A program without pipeline ranks has the cost of the whole replica first.
-        return fcfs_reserved.Lane(costs[0], limits, branches, speculation, on_demand)
+        return fcfs_reserved.Lane(costs, limits, branches, speculation, on_demand)
     content = None
     if group.key.cached:
         at_pools = [[PoolJobs(pool, lane.jobs, lane.served)] for lane, pool in zip(lanes, serving, strict=True)]

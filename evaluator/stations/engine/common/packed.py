@@ -9,12 +9,13 @@ number is read where it is used: in a loop inside another one it would else be h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from evaluator.stations.engine.common.arrays import Array, Int
@@ -91,6 +92,20 @@ class Packed:
         places = {name: _Whole(number, True) for number, name in enumerate(fields, len(self._others))}
         return Packed(self._arrays, [*self._others, *fields.values()], self._record._replace(**places))
 
+    def _record_in(self, columns: dict[str, list[Array]], others: list[Array]) -> Any:
+        """Where the fields are in a record that packs this one, too, to whose columns and others its own are added."""
+        first, number = {dtype: _width(columns.get(dtype, [])) for dtype in self._arrays}, len(others)
+        for dtype, cells in self._arrays.items():
+            columns.setdefault(dtype, []).append(cells)
+        others += self._others
+
+        def moved(field: Any) -> Any:
+            if isinstance(field, _Whole):
+                return replace(field, number=number + field.number)
+            return replace(field, first=first[field.dtype] + field.first)
+
+        return jax.tree.map(moved, self._record)
+
     def _value(self, field: Any) -> Any:
         if isinstance(field, _Whole):
             return self._others[field.number]
@@ -101,24 +116,34 @@ class Packed:
         return some.reshape(*cells.shape[:-1], *field.shape)
 
 
+def _width(columns: list[Array]) -> int:
+    return sum(column.shape[-1] for column in columns)
+
+
 def pack(record: Any, pools: bool = False) -> Packed:
     """A record of arrays, or of records of them, all with a leading axis (lane,), or (lane, pool).
 
-    What has no axis (pool,) where the others do is the same for all pools, and stays by itself.
+    What has no axis (pool,) where the others do is the same for all pools, and stays by itself. NumPy's arrays are
+    packed in NumPy: a call of a program takes some 10 us for each array that it is given. A part of the record may be
+    packed already.
     """
     axes = 2 if pools else 1
-    leaves, fields = jax.tree.flatten(record)
+    leaves, fields = jax.tree.flatten(record, is_leaf=lambda part: isinstance(part, Packed))
     columns: dict[str, list[Array]] = {}
     others: list[Array] = []
-    places: list[_Cells | _Whole] = []
-    for leaf in map(jnp.asarray, leaves):
+    places: list[Any] = []
+    for leaf in leaves:
+        if isinstance(leaf, Packed):
+            places.append(leaf._record_in(columns, others))
+            continue
         alike, shape, dtype = leaf.ndim < axes, leaf.shape[axes:], str(leaf.dtype)
         if alike or prod(shape) > MOST_CELLS:
             places.append(_Whole(len(others), alike))
             others.append(leaf)
             continue
         before = columns.setdefault(dtype, [])
-        places.append(_Cells(dtype, sum(column.shape[-1] for column in before), shape))
+        places.append(_Cells(dtype, _width(before), shape))
         before.append(leaf.reshape(*leaf.shape[:axes], prod(shape)))
-    arrays = {dtype: jnp.concatenate(some, axis=-1) for dtype, some in columns.items()}
+    concatenate = np.concatenate if all(isinstance(leaf, np.ndarray) for leaf in leaves) else jnp.concatenate
+    arrays = {dtype: concatenate(some, axis=-1) for dtype, some in columns.items()}
     return Packed(arrays, others, jax.tree.unflatten(fields, places))

@@ -45,7 +45,7 @@ class Lane(NamedTuple):
     them is compiled then.
     """
 
-    cost: IterationCost
+    cost: IterationCost | Packed  # packed as a tuple of one cost, see ``common.packed``
     limits: LaneLimits
     branches: Branches | None = None
     speculation: Speculation | None = None
@@ -96,14 +96,15 @@ PackedLane = tuple[Packed, Branches | None, Speculation | None]
 
 
 class _FiguresInOrder(NamedTuple):
-    costs: tuple[IterationCost, ...]
+    costs: tuple[IterationCost, ...] | Packed
     limits: LaneLimits
     on_demand: OnDemand | None
 
 
 def packed(lanes: Lane) -> PackedLane:
     """Lanes with a leading axis as the loop takes them."""
-    return pack(_FiguresInOrder((lanes.cost,), lanes.limits, lanes.on_demand)), lanes.branches, lanes.speculation
+    costs = lanes.cost if isinstance(lanes.cost, Packed) else (lanes.cost,)
+    return pack(_FiguresInOrder(costs, lanes.limits, lanes.on_demand)), lanes.branches, lanes.speculation
 
 
 def given_to(lane: PackedLane, requests: Requests, structure: Structure) -> Given:
