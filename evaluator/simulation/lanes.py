@@ -266,9 +266,7 @@ def _alike(serving: list[StationPlan], lanes: list[LaneJobs]) -> Iterable[tuple[
     return kinds.values()
 
 
-def _lanes(
-    group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs], costs: Packed
-) -> Any:
+def _lanes(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs], costs: Packed) -> Any:
     limits = limits_of(serving)._replace(
         users=np.array([lane.users for lane in lanes], dtype=np.int32),
         requests=np.array([lane.count for lane in lanes], dtype=np.int32),

@@ -62,6 +62,13 @@ def _batch(given: Given, state: State, intake: Intake, stalled: Flag) -> BatchSt
     )
 
 
+class Lead(NamedTuple):
+    """The first iteration of a trip, if it computes prompts."""
+
+    count: Float  # 1, or 0 where it does not
+    took_s: Float
+
+
 class Run(NamedTuple):
     """The iterations of a trip: one, or a leap, which may begin with an iteration that computes prompts."""
 
@@ -70,11 +77,18 @@ class Run(NamedTuple):
     first_s: Float  # duration of the first
     two_s: Float  # of the first two
     took_s: Float  # of all
+    touched: Float | None  # shares of experts touched, summed over the iterations; None without experts
     lead: Float  # 1: the first computes prompts and is none of the leap; 0: it does not, or there are drafts
     leap: Leap
     after: BatchStatistics  # batch of the first iteration of the leap
     tokens: Float | None = None  # with drafts: output tokens that they give
     window: Float | None = None  # with drafts: what they add to the windowed contexts
+
+
+def _share_touched(given: Given, batch: BatchStatistics) -> Float | None:
+    """Of the experts in an iteration; None of a model without any."""
+    share = share_touched(given.cost, batch_tokens(given.cost, batch))
+    return None if isinstance(share, float) else share
 
 
 def _after_prompts(state: State, intake: Intake, batch: BatchStatistics) -> BatchStatistics:
@@ -104,38 +118,55 @@ def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: Bat
     after, lead = _after_prompts(state, intake, batch), jnp.where(computes, 1.0, 0.0)
     stuck = ~computes & (batch.decodes == 0)
     repeats = _may_repeat(given, intake)
-    lead_s = once(computes, lambda: iteration_time(given.cost, batch))
     growing = state.window_growing + jnp.where(computes, intake.joined_growing, 0.0)
-    first_s, slope_s = once(
+    # Figures of a cost are read within the branches, for which they would be handed over one by one else.
+    lead_s, lead_touched = once(computes, lambda: (iteration_time(given.cost, batch), _share_touched(given, batch)))
+    first_s, slope_s, touched = once(
         jnp.where(computes, repeats, ~stuck),
-        lambda: (iteration_time(given.cost, after), decode_growth(given.cost, after, growing)),
+        lambda: (
+            iteration_time(given.cost, after),
+            decode_growth(given.cost, after, growing),
+            _share_touched(given, after),
+        ),
     )
-
-    def many() -> Int:
-        wait_s = jnp.maximum(intake.next_arrival - start_s, 0.0)
-        until_arrival = iterations_until(jnp.maximum(wait_s - lead_s, 0.0), first_s, slope_s)
-        until_arrival = until_arrival + jnp.where(wait_s > 0.0, lead, 0.0)
-        if state.planned is not None:
-            # The second iteration is planned when the first starts: an arrival comes in one later than it would else.
-            until_arrival = until_arrival + 1.0
-        most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
-        most = jnp.minimum(most, lead + alike_steps(given.cost, after)).astype(jnp.int32)
-        return jnp.minimum(steps_to_event(intake.events, state.step, given.structure.ring), most)
-
+    leap = Leap(jnp.zeros(()), first_s, slope_s)
     # A conditional also because XLA would repeat all this in each computation that uses the number.
-    count = lax.cond(repeats & ~stuck, many, lambda: jnp.where(stuck, 0, 1).astype(jnp.int32))
+    count = lax.cond(
+        repeats & ~stuck,
+        lambda: _iterations(given, state, intake, start_s, after, Lead(lead, lead_s), leap),
+        lambda: jnp.where(stuck, 0, 1).astype(jnp.int32),
+    )
     iterations = count.astype(jnp.float64)
-    leap = Leap(jnp.maximum(iterations - lead, 0.0), first_s, slope_s)
+    leap = leap._replace(iterations=jnp.maximum(iterations - lead, 0.0))
     return Run(
         count,
         iterations,
         first_s=jnp.where(computes, lead_s, first_s),
         two_s=first_s + jnp.where(computes, lead_s, first_s + slope_s),
         took_s=lead_s + leap.duration_s(),
+        touched=None if touched is None else lead_touched + leap.iterations * touched,
         lead=lead,
         leap=leap,
         after=after,
     )
+
+
+def _iterations(
+    given: Given, state: State, intake: Intake, start_s: Float, after: BatchStatistics, lead: Lead, leap: Leap
+) -> Int:
+    """Of a trip that may have several: up to the next event, to an arrival, or to where the time is no longer affine.
+
+    The first is the ``lead``, if there is one; those behind it are of ``leap``, however many.
+    """
+    wait_s = jnp.maximum(intake.next_arrival - start_s, 0.0)
+    until_arrival = iterations_until(jnp.maximum(wait_s - lead.took_s, 0.0), leap.first_s, leap.slope_s)
+    until_arrival = until_arrival + jnp.where(wait_s > 0.0, lead.count, 0.0)
+    if state.planned is not None:
+        # The second iteration is planned when the first starts: an arrival comes in one later than it would else.
+        until_arrival = until_arrival + 1.0
+    most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
+    most = jnp.minimum(most, lead.count + alike_steps(given.cost, after)).astype(jnp.int32)
+    return jnp.minimum(steps_to_event(intake.events, state.step, given.structure.ring), most)
 
 
 def _may_repeat(given: Given, intake: Intake) -> Flag:
@@ -166,10 +197,12 @@ def _run(given: Given, state: State, intake: Intake, start_s: Float, batch: Batc
     repeats = _may_repeat(given, intake) & (intake.prompts.tokens == 0)
     steps = uneven_leap(given, state, intake, start_s, batch, repeats, stalled)
     two_s, count = steps.first_s + steps.second_s, steps.count.astype(jnp.float64)
-    leap = Leap(count, steps.first_s, steps.second_s - steps.first_s)
+    leap, share = Leap(count, steps.first_s, steps.second_s - steps.first_s), _share_touched(given, batch)
+    touched = None if share is None else count * share
     return Run(
-        steps.count, count, steps.first_s, two_s, steps.took_s, jnp.zeros(()), leap, batch, steps.tokens, steps.window
-    )
+        steps.count, count, steps.first_s, two_s, steps.took_s, touched, jnp.zeros(()), leap, batch,
+        steps.tokens, steps.window,
+    )  # fmt: skip
 
 
 class Contexts(NamedTuple):
@@ -194,13 +227,6 @@ def _contexts(state: State, intake: Intake, run: Run, steps: Int) -> Contexts:
         + grown * state.window_growing
         + (intake.joined_window_context + later * intake.joined_growing),
     )
-
-
-def _touched(given: Given, batch: BatchStatistics, run: Run) -> Float:
-    """Shares of experts touched, summed over iterations: by the tokens of a batch, as many in all of a leap."""
-    cost = given.cost
-    of_leap = run.leap.iterations * share_touched(cost, batch_tokens(cost, run.after))
-    return of_leap + run.lead * share_touched(cost, batch_tokens(cost, batch))
 
 
 def _peaks(given: Given, state: State, batch: BatchStatistics, run: Run) -> Peaks:
@@ -274,7 +300,7 @@ def _loop_step(given: Given, state: State) -> State:
         iterations=state.iterations + run.iterations,
         kv_max=jnp.maximum(state.kv_max, kv.most),
         kv_unit_s=state.kv_unit_s if _follows_from_times(given) else state.kv_unit_s + kv.unit_s,
-        experts_touched=state.experts_touched + _touched(given, batch, run),
+        experts_touched=state.experts_touched + (0.0 if run.touched is None else run.touched),
         peaks=_peaks(given, state, batch, run),
         events=unmark(intake.events, slot),
         leaving=write(intake.leaving, slot, out.branch),  # NONE: the list's end, hence written after it was read
