@@ -134,18 +134,19 @@ void run_lane(const Cost *cost, const Limits *limits, const Requests *requests, 
         result->scheduled_s[i] = result->first_token_s[i] = result->last_token_s[i] = INFINITY;
     double clock = 0.0, progress = 0.0, decodes = 0.0, context = 0.0, kv = 0.0, gap_from = 0.0;
     double busy_s = 0.0, iterations = 0.0, kv_most = 0.0, kv_unit_s = 0.0;
-    int32_t head = 0, first_gap = 0, step = 0;
+    int32_t head = 0, first_gap = 0, step = 0, horizon = 0;
     while (head < count || decodes > 0.0) {
         double now = decodes == 0.0 && progress == 0.0 ? fmax(clock, requests->arrival_s[head]) : clock;
         /* admission: the head of the waiting queue, until one does not go in completely */
         Prompts prompts = {0};
         double joined = 0.0, joined_context = 0.0, next_arrival = INFINITY;
         const int32_t before = head;
-        int waits = 0;
+        int waits = 0, budget_left = 0;
         while (head < count) {
             const double prompt = requests->prompt_tokens[head], units = requests->kv_units[head];
             double rest = prompt - progress, budget = limits->max_num_batched_tokens - decodes - prompts.tokens;
             double share = fmin(rest, budget);
+            budget_left = share > 0.0;
             if (!(share > 0.0 && (progress > 0.0 || kv + units <= limits->kv_units)
                   && decodes + joined + 1.0 <= limits->max_num_seqs))
                 break;
@@ -163,6 +164,7 @@ void run_lane(const Cost *cost, const Limits *limits, const Requests *requests, 
             prompts.area += area(progress + share) - area(progress);
             prompts.context += progress + share;
             progress += share;
+            budget_left = 0; /* for a part of a prompt, or none */
             if (share < rest) break;
             int32_t last = (step + requests->output_tokens[head]) % ring;
             rings->next_leaving[head] = rings->leaving[last];
@@ -177,9 +179,12 @@ void run_lane(const Cost *cost, const Limits *limits, const Requests *requests, 
         /* one iteration, or as many as pass before the batch changes */
         double first_s = iteration_time(cost, decodes, context, &prompts);
         double slope_s = decode_context_s(cost->terms, decodes) * decodes;
-        int32_t steps = 1;
+        int32_t steps = 1, seen = horizon;
+        /* The program goes on behind an iteration with prompts in the same trip, and looks for events once for both. */
+        horizon = prompts.tokens > 0.0 && budget_left ? steps_to_event(rings->events, step, ring) - 1 : 0;
         if (prompts.tokens == 0.0) {
             steps = steps_to_event(rings->events, step, ring);
+            if (seen > 0 && seen < steps) steps = seen;
             if (waits) {
                 double until = iterations_until(fmax(next_arrival - now, 0.0), first_s, slope_s);
                 if (until < steps) steps = until > 1.0 ? (int32_t)until : 1;

@@ -2,12 +2,12 @@
 
 A lane admits its requests in the order of arrival and sends none back, so that every queue is a range of request
 numbers (the other program, ``preemptive``, does without that). KV is reserved on admission; or it is taken on demand
-and only counted, until a lane runs short of it (``kv_on_demand``). One trip of the loop is one iteration that computes
-prompts, or a leap over all decode iterations up to the next event: a completion, an admissible arrival, a context that
-fills the attention window, or the iteration from which the device takes longer than the host that runs ahead. In
-between the batch is fixed and an iteration's time is affine in the number of iterations, so their sum has a closed form
-and the result equals a loop over single iterations (``evaluator.reference``) to rounding, at a cost per request instead
-of per token. Batches that are planned ahead (``planned_ahead``) change the times at which the loop looks, and no more.
+and only counted, until a lane runs short of it (``kv_on_demand``). One trip of the loop is an iteration that computes
+prompts, if there are any, and a leap over all decode iterations up to the next event: a completion, an admissible
+arrival, a context that fills the attention window, or the iteration from which the device takes longer than the host
+that runs ahead. In the leap the batch is fixed and an iteration's time is affine in the number of iterations, so their
+sum has a closed form and the result equals a loop over single iterations (``evaluator.reference``) to rounding, at a
+cost per request instead of per token. Batches that are planned ahead (``planned_ahead``) change the times at which the loop looks, and no more.
 
 On CPU the lanes run one after another (``lax.map``) and XLA compiles the whole loop into one function
 (``evaluator.device`` asks it to), at a few hundred instructions a trip; elsewhere the same program is vmapped. How
