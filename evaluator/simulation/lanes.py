@@ -42,7 +42,7 @@ from evaluator.simulation.request_dependencies import (
 from evaluator.simulation.routing_tables import tables_of_pool
 from evaluator.speculation import keys
 from evaluator.stations.engine import LaneLimits, LaneResult, Requests, decisions, fcfs_reserved, joint, preemptive
-from evaluator.stations.engine.common.packed import Packed, pack
+from evaluator.stations.engine.common.packed import pack
 from evaluator.stations.engine.common.speculation import Speculation
 from evaluator.stations.engine.preemptive import CacheShape, KvUnits, Rules
 from evaluator.stations.lane_jobs import LaneJobs
@@ -119,8 +119,8 @@ def _run_once(
         # A request that has its KV may then wait beside prompts that are computed alone: its growth is noted by step.
         group = replace(group, block_tokens=0)
     run, size = program_of(group, cache), lanes_per_call(group, len(lanes), most, cache)
-    costs, rows = costs_of(group, [pools[lane.position] for lane in lanes])
-    costs = pack(costs)  # once for all calls
+    ranks, rows = costs_of(group, [pools[lane.position] for lane in lanes])
+    costs: Any = pack(ranks)  # once for all calls; it stands for the tuple
 
     def given(some: slice) -> tuple[Any, Requests]:
         part = lanes[some]
@@ -266,7 +266,7 @@ def _alike(serving: list[StationPlan], lanes: list[LaneJobs]) -> Iterable[tuple[
     return kinds.values()
 
 
-def _lanes(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs], costs: Packed) -> Any:
+def _lanes(group: StationGroup, serving: list[StationPlan], lanes: list[LaneJobs], costs: Any) -> Any:
     limits = limits_of(serving)._replace(
         users=np.array([lane.users for lane in lanes], dtype=np.int32),
         requests=np.array([lane.count for lane in lanes], dtype=np.int32),

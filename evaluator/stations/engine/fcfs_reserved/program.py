@@ -7,7 +7,8 @@ prompts, if there are any, and a leap over all decode iterations up to the next 
 arrival, a context that fills the attention window, or the iteration from which the device takes longer than the host
 that runs ahead. In the leap the batch is fixed and an iteration's time is affine in the number of iterations, so their
 sum has a closed form and the result equals a loop over single iterations (``evaluator.reference``) to rounding, at a
-cost per request instead of per token. Batches that are planned ahead (``planned_ahead``) change the times at which the loop looks, and no more.
+cost per request instead of per token. Batches that are planned ahead (``planned_ahead``) change the times at which the
+loop looks, and no more.
 
 On CPU the lanes run one after another (``lax.map``) and XLA compiles the whole loop into one function
 (``evaluator.device`` asks it to), at a few hundred instructions a trip; elsewhere the same program is vmapped. How
