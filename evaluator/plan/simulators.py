@@ -57,8 +57,9 @@ routers that hear late of them, which serves them as well.
 It takes 14 s of a processor to compile (a shared AMD EPYC), of which 4 are tracing, which a sweep that is repeated
 needs, too. Designs without prefix caches are worth theirs beside those with them: in the program that has caches, and
 without LLVM's optimisations, 19,200 requests of ``conversations-apart`` took more than 50 s longer, to save 11 s."""
-MOST_ROOM = 4
-"""Times as many replicas as there are that a program which is shared may have room for."""
+MOST_TIMES, MOST_SHARED = 4, 128
+"""A program that is shared has room for at most so many times the replicas that there are, and for so many: each has a
+ring as long as the longest output of all (``ring_bytes``)."""
 MOST_LOOKS = 4_096
 """Looks that an autoscaler remembers in a program, which goes over all of them at each look; the reference keeps those
 that count.
@@ -201,7 +202,8 @@ def serving(which: CompileKey, requests: int, others: Iterable[CompileKey]) -> C
         return which
     # An event takes longer with each replica that there is room for, if by little.
     room = [other.replicas for other in others if which == replace(other, replicas=which.replicas)]
-    return replace(which, replicas=max(replicas for replicas in room if replicas <= MOST_ROOM * which.replicas))
+    most = max(which.replicas, min(MOST_TIMES * which.replicas, MOST_SHARED))
+    return replace(which, replicas=max(replicas for replicas in room if replicas <= most))
 
 
 def in_any_order(which: CompileKey) -> CompileKey:

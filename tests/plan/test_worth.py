@@ -175,10 +175,10 @@ def test_routers_that_know_caches_as_they_are_share_the_program_of_those_that_he
 
 
 def test_short_runs_over_different_numbers_of_replicas_share_a_program():
-    scenario = SCENARIO | {"sweep": {"deployment.replicas": [2, 12, 30, 200]}}
+    scenario = SCENARIO | {"sweep": {"deployment.replicas": [2, 12, 30, 100, 200]}}
     groups = plan(loaded(scenario), simulator=AUTO).groups
-    assert [group.stations[0].key.replicas for group in groups] == [32, 256]
-    assert [group.stations[0].requests_of_program for group in groups] == [36_000, 12_000]
+    assert [group.stations[0].key.replicas for group in groups] == [32, 128, 256]
+    assert [group.stations[0].requests_of_program for group in groups] == [24_000, 24_000, 12_000]
     longer = scenario | {"workload": scenario["workload"] | {"requests": 200_000}}
     for own in (plan(loaded(longer), simulator=AUTO), plan(loaded(scenario), simulator=ITERATION)):
-        assert [group.stations[0].key.replicas for group in own.groups] == [8, 16, 32, 256]
+        assert [group.stations[0].key.replicas for group in own.groups] == [8, 16, 32, 128, 256]
