@@ -242,6 +242,9 @@ class PipelinePlan:
                 yield entry, comers
                 continue
             rounds = self._rounds(entry, comers, len(tokens.prompt_tokens), seed)
+            if not rounds.any():  # the stage is there, though nobody comes, as are all others
+                yield entry, rounds > 0
+                continue
             again = self.entries[entry.back_to : self.entries.index(entry)]
             # Unrolled as often as the request that goes round most often; a mask says who still does.
             for number in range(1, int(rounds.max(initial=0)) + 1):

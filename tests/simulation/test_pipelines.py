@@ -426,6 +426,21 @@ def test_a_kept_context_is_not_computed_again():
     assert not found[1].any()
 
 
+@pytest.mark.parametrize(("requests", "share"), [(1, 0.01), (20, 0.5)])
+def test_a_tool_that_only_some_come_back_from(requests, share):
+    """The first pipeline of two passes it by, as does the only request of a run."""
+    raw = scenario(pipeline=[*AGENT[:2], AGENT[2] | {"only": "b"}])
+    raw["workload"] = {**raw["workload"], "pipelines": {"a": 1 - share, "b": share}, "requests": requests, "seeds": [0]}
+    raw["deployment"] = {"model": "llama-3.1-8b", "hardware": "h100-sxm"}
+    whole = plan(load_scenario(raw), simulator="token")
+    assert whole.stage_names == ("prefill", "decode", "tool")
+    outcomes = simulate_configurations(whole, whole.configurations)
+    called = whole.routes(whole.configurations[0])[0].tokens.pipeline == 1
+    (tool,) = [stage for stage in outcomes.stages if stage.name == "tool"]
+    np.testing.assert_allclose(np.nan_to_num(tool.service_s[0, 0]), 0.2 * called)
+    assert called.any() == (requests > 1)
+
+
 def test_rounds_are_geometric():
     loop = {**AGENT[2], "times": {"mean": 3, "max": 100}}
     raw = scenario(pipeline=[*AGENT[:2], loop], deployment={"model": "llama-3.1-8b", "hardware": "h100-sxm"})
