@@ -60,6 +60,7 @@ def connected(cluster: str | Client | None) -> Iterator[Client | None]:
     with ExitStack() as stack:
         stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": DEATHS}))
         if cluster == LOCAL:
+            stack.enter_context(dask.config.set(_of_workers()))
             threads = {"n_workers": 1, "threads_per_worker": 1, "processes": True}
             local = stack.enter_context(LocalCluster(**threads, dashboard_address=None, silence_logs="ERROR"))
             # One worker is there from the start, the others come with work: a short sweep does not wait until all
@@ -75,6 +76,18 @@ def connected(cluster: str | Client | None) -> Iterator[Client | None]:
                 f"--cluster {cluster}: there is no Dask scheduler ({error}); 'dask' starts one on this machine"
             ) from None
         yield stack.enter_context(client)
+
+
+def _of_workers() -> dict[str, Any]:
+    """What is set for the workers of this machine."""
+    import dask
+
+    # By default malloc of a worker gives all that comes free back to the system, so that the pages of every array of a
+    # chunk are made anew: that took as much processor time as half of the sweep. The profiler looks at a worker a
+    # hundred times a second.
+    environment = "distributed.nanny.pre-spawn-environ"
+    kept = {name: value for name, value in dask.config.get(environment, {}).items() if not name.startswith("MALLOC_")}
+    return {environment: kept, "distributed.worker.profile.enabled": False}
 
 
 def computed_on(

@@ -34,7 +34,7 @@ RATES = {
 """Requests per second and core, measured on two cores of a server (tests/benchmarks), with all that a sweep adds."""
 COMPILATION_S = {"fcfs_reserved": 2.5, "preemptive": 5.5, "joint": 8.0, "prefix caches": 10.0}
 START_S, BYTES_AT_START = 1.5, 0.35e9  # to load JAX
-DESIGN_S, BYTES_PER_DESIGN = 30e-6, 3e3  # to check one; the objects of its point, its plan and its row
+DESIGN_S, BYTES_PER_DESIGN = 30e-6, 1.4e3  # to check one; the objects of its point, its plan and its row
 BYTES_PER_REQUEST = 200.0  # of the chunks in memory
 FILE_BYTES = 75e3  # of a file without designs
 TEXT_BYTES = 400.0  # of a design: its status, engine, provenance and what it rests on; names among its coordinates
