@@ -140,7 +140,7 @@ class PlanContext:
     sampler: RequestSampler
     seeds: tuple[int, ...]
     simulator: str
-    requests: int  # of the whole run, all configurations and seeds
+    requests: int  # of the whole run, all configurations and seeds that the vectorised engine can compute
     feasibilities: dict[Hashable, Feasibility] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _next: Iterator[int] = field(default_factory=count)

@@ -41,6 +41,8 @@ class Plan:
     inputs: tuple[str, ...] = ()  # of INPUTS: those to which elasticities are asked for
     requests: int = 0  # of the whole run: all configurations of the grid, seeds and inputs
     by_seed: bool = False  # whether the statistics of each seed are asked for
+    # Those of them that the vectorised engine can compute; all, where it is not counted (``MOST_WEIGHED``).
+    able: int = 0
     # Of the whole run, too: the program of each compile key, and what it serves of ``requests``. Keys that are missing
     # have programs of their own, each of which counts for all requests.
     programs: Mapping[CompileKey, tuple[CompileKey, int]] = field(default_factory=dict)
@@ -142,7 +144,7 @@ class Plan:
         """What all configurations are checked with, kept since a worker asks for those of one chunk after the other."""
         # The requests of the whole run, not of these configurations: a shard and a worker must come to the simulator
         # that the whole sweep has.
-        return PlanContext(self.sampler, self.seeds, self.simulator, self.requests)
+        return PlanContext(self.sampler, self.seeds, self.simulator, self.able)
 
     def changed(self, configuration: Configuration, change: Change | RateChange) -> Configuration:
         """A configuration with one thing changed; ``configuration`` itself where that makes no difference.
@@ -193,10 +195,15 @@ def plan(
         grid = expand(scenario)
         everything = Plan(scenario, grid, [], [], RequestSampler(), simulator, inputs, by_seed=by_seed)
         # Before any configuration is made: ``auto`` decides by it for each of them.
-        everything = replace(everything, requests=len(grid.points) * everything.runs * scenario.workload.requests)
+        requests = len(grid.points) * everything.runs * scenario.workload.requests
+        everything = replace(everything, requests=requests, able=requests)
         rows = np.arange(len(grid.points))
         if simulator == AUTO and len(rows) <= MOST_WEIGHED:
             configurations = everything._configurations(rows)
+            lacking = sum(everything.runs * each.workload.requests for each in configurations if each.lacking)
+            if lacking:  # once more: programs have less to do than it looked
+                everything = replace(everything, able=requests - lacking)
+                configurations = everything._configurations(rows)
             everything = everything._weighed(configurations)
             if configs is None:
                 return everything._grouped(configurations)

@@ -182,3 +182,14 @@ def test_short_runs_over_different_numbers_of_replicas_share_a_program():
     longer = scenario | {"workload": scenario["workload"] | {"requests": 200_000}}
     for own in (plan(loaded(longer), simulator=AUTO), plan(loaded(scenario), simulator=ITERATION)):
         assert [group.stations[0].key.replicas for group in own.groups] == [8, 16, 32, 128, 256]
+
+
+def test_what_only_the_reference_can_run_makes_no_program_worth_its_compilation(as_users_run):
+    """Half of 12,000 requests go to the reference in any case, and 6,000 are too few for a general program."""
+    axis = {"deployment.failures": [None, {"outages": [{"replica": 0, "at_s": 60, "for_s": 60}]}]}
+    workload = SCENARIO["workload"] | {"seeds": [0]}
+    scenario = SCENARIO | {"workload": workload, "sweep": axis}
+    for rows in (None, np.array([0]), np.array([1])):
+        assert {group.simulator for group in plan(loaded(scenario), rows, AUTO).groups} == {"token"}
+    longer = scenario | {"workload": workload | {"requests": 12_000}}
+    assert [group.simulator for group in plan(loaded(longer), simulator=AUTO).groups] == ["iteration", "token"]
