@@ -31,6 +31,7 @@ from evaluator.stations.engine.joint.state import (
     not_waiting,
     put_back,
     replica_at_hand,
+    row_of,
     with_kv_unit_s,
 )
 from evaluator.stations.engine.preemptive.decode_groups import known_tokens
@@ -493,16 +494,19 @@ def _take_blocks(given: Given, cluster: ClusterState, r: Int, until: Float) -> C
 
 def _take_blocks_at_once(given: Given, cluster: ClusterState, r: Int, until: Float) -> ClusterState:
     """The same where blocks get their names when somebody looks for them: all are taken together."""
-    running_batches, state, pool_given = (
+    running_batches, replicas, pool_given = (
         cluster.running_batches,
-        replica_at_hand(cluster, r),
+        cluster.replicas,
         given_at(given, r, cluster.several),
     )
+    # Of the row of the replica only what changes is put back: a router asks at every arrival.
+    state = cluster.state._replace(replica=row_of(cluster, r))
     step, on_demand = read(state.decode_groups.step, r), pool_given.rules.on_demand
     start_s, first_s, slope_s = (
         read(column, r) for column in (running_batches.start_s, running_batches.first_s, running_batches.slope_s)
     )
-    counted_s = jnp.float64(jnp.inf) if state.replica.counted_s is None else state.replica.counted_s
+    by_events = state.replica.counted_s is not None
+    counted_s = state.replica.counted_s if by_events else jnp.float64(jnp.inf)
 
     def grow(carry: tuple[Float, Float, Float, Float]) -> tuple[Float, Float, Float, Float]:
         seen, kv, unit_s, counted_s = carry
@@ -511,17 +515,22 @@ def _take_blocks_at_once(given: Given, cluster: ClusterState, r: Int, until: Flo
         held_s = jnp.maximum(begins_s - counted_s, 0.0)
         unit_s, counted_s = unit_s + kv * held_s, counted_s + held_s
         kv = kv + jnp.where(on_demand, growth_of(pool_given, state, r, step + seen.astype(jnp.int32)), 0.0)
-        if state.replica.counted_s is None:
+        if not by_events:
             unit_s = unit_s + jnp.where(on_demand, kv * (first_s + slope_s * seen), 0.0)
         return seen + 1.0, kv, unit_s, counted_s
 
-    start = (read(running_batches.seen, r), state.replica.kv, state.totals.kv_unit_s, counted_s)
+    start = (read(running_batches.seen, r), state.replica.kv, kv_unit_s(cluster, r), counted_s)
     seen, kv, unit_s, counted_s = lax.while_loop(lambda carry: carry[0] < until, grow, start)
-    state = take(pool_given, state, (kv - state.replica.kv).astype(jnp.int32)).in_totals(kv_unit_s=unit_s)
+    state = take(pool_given, state, (kv - state.replica.kv).astype(jnp.int32))
     # Decodes that wait for an iteration of prompts (vLLM v0) take no step in it.
     state = step_to(state, step + until.astype(jnp.int32), read(running_batches.sums.decodes, r) > 0.0)
-    if state.replica.counted_s is not None:
-        state = state.at_replica(counted_s=counted_s)
-    return put_back(cluster, r, state)._replace(
-        running_batches=running_batches._replace(seen=write(running_batches.seen, r, seen))
+    blocks = jax.tree.map(lambda column, value: write(column, r, value), replicas.blocks, state.replica.blocks)
+    replicas = replicas._replace(kv=write(replicas.kv, r, state.replica.kv), blocks=blocks)
+    if by_events:
+        replicas = replicas._replace(counted_s=write(replicas.counted_s, r, counted_s))
+    cluster = cluster._replace(
+        state=cluster.state._replace(cache=state.cache),
+        replicas=replicas,
+        running_batches=running_batches._replace(seen=write(running_batches.seen, r, seen)),
     )
+    return with_kv_unit_s(cluster, r, unit_s)
