@@ -42,14 +42,14 @@ def in_few_shapes(group: StationGroup) -> StationGroup:
     # What routers may see of KV within a leap takes a fifth of a program, with prefix caches more.
     kv_seen = key.kv_seen or (key.replicas > 1 and not key.cached)
     branches = _next(key.branches, BRANCHES) if key.branches > 1 else 1
-    # A turn that admits before the others' is a loop around all moves of a batch, and no other code.
-    admits_first = key.preemptive
     wider = {"windowed": both, "branches": branches, "frontend": frontend, "kv_seen": kv_seen}
+    # Moves that some designs need have next to no code of their own in a program that has the others.
+    wider |= dict.fromkeys(("admits_first", "preempts", "by_work", "admits_decodes"), key.preemptive or key.on_demand)
     if key.scales:
         wider |= {"priorities": True, "sheds": True}  # without classes all have one priority, and no queue is too long
     return replace(
         group,
-        key=replace(key, admits_first=admits_first, **wider),
+        key=replace(key, **wider),
         ring=_next(group.ring, RINGS if key.replicas == 1 else RINGS_TOGETHER),
         rows=rows,
         lane_requests=_next(group.lane_requests, SLOTS),

@@ -17,6 +17,7 @@ from evaluator.plan.simulators import (
     FCFS_RESERVED,
     ITERATION,
     CompileKey,
+    goes_by_work,
     grows_by_blocks,
     has_frontend,
     is_joint,
@@ -25,6 +26,7 @@ from evaluator.plan.simulators import (
     ring_of,
     routed_by,
     serving,
+    swaps,
 )
 from evaluator.plan.station import StationPlan
 from evaluator.policies import policy
@@ -254,12 +256,13 @@ def station_group(key: CompileKey, stations: Sequence[StationPlan], most_jobs: i
     windowed = any(ready.kv.window is not None for ready in designs.values())
     # A power of two, so that few widths are compiled; a half-empty lane costs memory and next to no time.
     slots, block = 1 << max(most_jobs - 1, 1).bit_length(), 0
-    if key.on_demand or (grows_by_blocks(key) and any(on_demand(station.deployment) for station in stations)):
+    key = _with_parts(key, stations)
+    if key.on_demand or (grows_by_blocks(key) and key.preempts):
         block = max((FEWEST_BLOCK_TOKENS, *(ready.kv.block_tokens for ready in designs.values())))
     scaling = [station.deployment.autoscaling for station in stations]
     looks = max((policy.looks for policy in scaling if policy is not None), default=0)
     return StationGroup(
-        replace(key, windowed=windowed, kv_seen=_kv_seen(key, stations), admits_first=_admits_first(key, stations)),
+        replace(key, windowed=windowed),
         ring, rows, slots,
         1 << (block - 1).bit_length() if block else 0,
         1 << max(looks - 1, 1).bit_length() if looks else 0,
@@ -274,13 +277,29 @@ def _kv_seen(key: CompileKey, stations: Sequence[StationPlan]) -> bool:
     by_reservations = (
         key.cached and key.kv_reservation and not all(on_demand(station.deployment) for station in stations)
     )
-    return key.replicas > 1 and (looked_at or by_reservations)
+    # Reserved KV changes at ends of batches alone, but for what a prefix cache finds of it.
+    return key.replicas > 1 and ((looked_at and (key.preempts or key.cached)) or by_reservations)
 
 
-def _admits_first(key: CompileKey, stations: Sequence[StationPlan]) -> bool:
-    """Whether a batch may be formed in two turns, the first of which admits (``preemptive.batch``)."""
-    records = [policy(station.deployment.batching.policy) for station in stations]
-    return key.preemptive and any(record.prefill_alone for record in records)
+def _with_parts(key: CompileKey, stations: Sequence[StationPlan]) -> CompileKey:
+    """The key with the parts of a general program that any of the stations needs."""
+    if not key.preemptive and not key.on_demand:  # who runs short of KV on demand runs again in such a program
+        return key
+    deployments = [station.deployment for station in stations]
+    key = replace(key, preempts=any(map(on_demand, deployments)))
+    return replace(
+        key,
+        kv_seen=_kv_seen(key, stations),
+        # A batch may be formed in two turns, the first of which admits (``preemptive.batch``).
+        admits_first=any(policy(deployment.batching.policy).prefill_alone for deployment in deployments),
+        by_work=any(map(goes_by_work, deployments)),
+        admits_decodes=any(map(_admits_decodes, stations)),
+    )
+
+
+def _admits_decodes(station: StationPlan) -> bool:
+    """Whether some requests decode as soon as they are admitted: their KV is there, or comes back from the host."""
+    return station.role.prompt_resident or station.extremes.least_prompt == 0 or swaps(station.deployment)
 
 
 def _largest_share(station: StationPlan, seeds: tuple[int, ...], requests: int) -> int:

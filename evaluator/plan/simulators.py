@@ -97,6 +97,9 @@ class CompileKey:
     guesses: bool = False  # with prefix caches: some router goes by scores, or by what it has sent alone, or
     late: bool = False  # by what was in the caches some time ago
     admits_first: bool = False  # in ``preemptive`` and ``joint``: some policy computes prompts alone
+    preempts: bool = False  # in these: KV is taken on demand, so that it may run out and requests are preempted
+    by_work: bool = False  # in these: requests wait by their work or priority
+    admits_decodes: bool = False  # in these: some requests have no prompt to compute when they are admitted
     session_turns: bool = False  # users think about answers before they send the next request
     # With that, a request may wait for several answers, and share text with others than its session.
     agents: bool = False
@@ -275,6 +278,11 @@ def plans_ahead(deployment: Deployment) -> bool:
 def swaps(deployment: Deployment) -> bool:
     """Preempted requests go to host memory, as far as it has room."""
     return on_demand(deployment) and deployment.kv.preemption == "swap"
+
+
+def goes_by_work(deployment: Deployment) -> bool:
+    """Waiting requests go by the work left, or by their priorities."""
+    return deployment.batching.packing in ("least_work_left", *BY_PRIORITY)
 
 
 def kv_hooks(deployment: Deployment) -> str:

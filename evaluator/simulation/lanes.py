@@ -17,6 +17,7 @@ from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.scaling import scaling_target, start_up_s
 from evaluator.plan.simulators import (
+    goes_by_work,
     grows_by_blocks,
     in_any_order,
     on_demand,
@@ -30,7 +31,6 @@ from evaluator.policies import policy
 from evaluator.policies.token_ratio import ratios
 from evaluator.replica.batched_costs import costs_of as replica_costs
 from evaluator.scenario.autoscaling import METRICS, TREND
-from evaluator.scenario.deployment import BY_PRIORITY
 from evaluator.simulation.request_dependencies import (
     PoolJobs,
     by_prefix,
@@ -219,6 +219,9 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
         which.kv_seen,
         which.admits_first,
         0 if group.routes is None else group.routes.servers,
+        which.preempts,
+        which.by_work,
+        which.admits_decodes,
     )  # fmt: skip
     run = preemptive.run_lanes if structure.alone else joint.run_lanes
     requests = group.requests_of_program
@@ -484,7 +487,7 @@ def rules_of(serving: list[StationPlan]) -> Rules:
         full_prompt=column((deployment.kv.full_prompt for deployment in deployments), bool),
         # 0 means that there is no threshold, as vLLM has it.
         long_prefill_tokens=column(batching.long_prefill_token_threshold or np.inf for batching in batchings),
-        least_work=column((batching.packing in ("least_work_left", *BY_PRIORITY) for batching in batchings), bool),
+        least_work=column(map(goes_by_work, deployments), bool),
         look_every=column((record.look_every for record in policies), np.int32),
         kv=KvUnits(*map(column, zip(*map(units_of, kvs), strict=True))),
         frontend_s=column(frontend.frontend_s for frontend in frontends),

@@ -189,6 +189,9 @@ def preemptive_input(
             record.by_future_peak,
             block_tokens=FEWEST_BLOCK_TOKENS if by_blocks else 0,
             admits_first=record.prefill_alone,
+            preempts=on_demand or record.admission == "on_demand",
+            by_work=least_work,
+            admits_decodes=False,
         ),
     )
 

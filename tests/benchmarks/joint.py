@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from evaluator.device import configure
+from evaluator.device import OF_LOOPS, compiled, configure
 from evaluator.reference import Limits, Request, simulate
 from evaluator.routing import COUNTERS, ROUTERS, Sent, assign, stream
 from evaluator.stations.engine import LaneResult, joint
@@ -80,12 +80,14 @@ def _jobs(
     lanes = lanes._replace(cluster=Cluster(np.full(count, replicas, np.int32), chosen, locked))
     size = min(32, -(-count // cores()))
     pieces = [slice(start, start + size) for start in range(0, count, size)]
-    structure = structure._replace(replicas=replicas, lockstep=ranks > 1)
+    sees_kv = record.counts == "kv_units" and structure.preempts
+    structure = structure._replace(replicas=replicas, lockstep=ranks > 1, kv_seen=sees_kv)
     return [(*jax.tree.map(lambda x, piece=piece: x[piece], (lanes, requests)), structure) for piece in pieces]
 
 
 def _run(job: Any) -> LaneResult:
-    return jax.block_until_ready(joint.run_lanes(*job))
+    run = compiled(joint.run_lanes, OF_LOOPS, "structure", "vectorise")  # as a sweep compiles it
+    return jax.block_until_ready(run(*job))
 
 
 def _against_reference() -> Iterator[Row]:

@@ -228,6 +228,8 @@ def test_what_the_vectorised_engine_lacks_is_left_to_the_reference(missing):
     assert configuration.simulator == ("token" if missing else "iteration")
 
 
+PARTS = ("preempts", "by_work", "admits_decodes")
+"""Of a general program, which follow from the designs of its group."""
 IN_ANY_ORDER: list[tuple[dict[str, Any], CompileKey]] = [
     ({"deployment__batching__policy": "sarathi"}, CompileKey(on_demand=True)),
     ({"deployment__batching__policy": "orca"}, CompileKey(True)),
@@ -274,7 +276,7 @@ def test_which_program_of_the_engine_runs_it(changes, wanted):
     whole = plan(scenario(**changes))
     (group,) = whole.groups
     (station,) = group.stations
-    known = {name: getattr(station.key, name) for name in ("windowed", "experts", "cost", "requests")}
+    known = {name: getattr(station.key, name) for name in (*PARTS, "windowed", "experts", "cost", "requests")}
     assert (group.simulator, station.key) == ("iteration", replace(wanted, **known))
 
 
@@ -454,6 +456,26 @@ def test_a_batch_is_formed_in_two_turns_where_some_policy_computes_prompts_alone
     whole = plan(scenario(**by_work, sweep={"deployment.batching.policy": policies}), simulator="iteration")
     assert {station.key.admits_first for group in whole.groups for station in group.stations} == {first}
     assert len(whole.groups) == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"deployment__kv__admission": "reserve", "deployment__pipeline_parallel": 2}, ()),
+        ({"deployment__kv__admission": "on_demand", "deployment__pipeline_parallel": 2}, ("preempts",)),
+        ({"deployment__kv__admission": "reserve", "deployment__batching__packing": "least_work_left"}, ("by_work",)),
+        ({"deployment__kv__admission": "on_demand"}, ("preempts",)),  # if a lane runs short of KV it runs again
+        (
+            {"deployment__kv": {"admission": "on_demand", "preemption": "swap", "swap_bandwidth": 25e9}},
+            ("preempts", "admits_decodes"),
+        ),
+        ({"deployment__kv__admission": "reserve"}, ()),
+    ],
+)
+def test_a_general_program_has_the_parts_that_its_designs_need(changes, parts):
+    (group,) = plan(scenario(**changes), simulator="iteration").groups
+    (station,) = group.stations
+    assert tuple(part for part in PARTS if getattr(station.key, part)) == parts
 
 
 @pytest.mark.parametrize(("router", "seen"), [("least_kv", True), ("least_outstanding", False), ("least_work", False)])

@@ -23,7 +23,10 @@ from tests.thorough import THOROUGH
 TIMES = ["arrival_s", "scheduled_s", "first_token_s", "last_token_s"]
 TOTALS = ["busy_s", "iterations", "flops", "bytes", "kv_unit_s", "kv_units_max", "preemptions", "experts_touched"]
 LEVELS = np.array([0.5, 0.9, 0.99])
-PARTS = ("windowed", "experts", "peaks", "frontend", "kv_seen", "guesses", "late", "agents", "admits_first")
+PARTS = (
+    "windowed", "experts", "peaks", "frontend", "kv_seen", "guesses", "late", "agents", "admits_first", "preempts",
+    "by_work", "admits_decodes",
+)  # fmt: skip
 
 
 def outcomes(simulator: str, *overrides: str, observe: Observe | None = None) -> Outcomes:

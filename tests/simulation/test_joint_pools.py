@@ -213,7 +213,7 @@ def in_one_program(*plans: Plan) -> list[Plan]:
     any has: as a sweep over such designs has."""
     stations = [station for whole in plans for group in whole.groups for station in group.stations]
     assert len(stations) == len(plans)
-    names = ("lockstep", "windowed", "experts", "kv_seen", "admits_first")
+    names = ("lockstep", "windowed", "experts", "kv_seen", "admits_first", "preempts", "by_work", "admits_decodes")
     parts = {part: any(getattr(one.key, part) for one in stations) for part in names}
     sizes = {size: max(getattr(one, size) for one in stations) for size in ("ring", "lane_requests")}
     replicas = max(one.key.replicas for one in stations)

@@ -68,3 +68,9 @@ def test_the_program_of_replicas_whose_kv_nobody_sees_is_the_one_that_users_comp
     keys = [station.key for station in group.stations]
     assert [(key.kv_seen, key.frontend, key.admits_first) for key in keys] == [(False, False, False)]
     assert both_engines(*replicas, *SHORT["short"]).summed("preemptions")[0].all()
+
+
+def test_lanes_that_run_short_run_again_in_a_program_with_the_moves_of_their_policy(as_users_compile):
+    """vLLM v0 admits before its decodes take a step, in the program of the lanes that run again, too."""
+    both = both_engines("deployment.batching.policy=continuous", *SHORT["short"])
+    assert both.summed("preemptions")[0].all()

@@ -156,16 +156,13 @@ def test_joint(kind):
     assert all(getattr(cluster.state, chain).newer.shape == (SLOTS + structure.replicas,) for chain in chains)
     one = jax.eval_shape(lambda: preemptive_state.initial_state(given._replace(structure=kind.structure)))
     same = {chain: getattr(one, chain) for chain in chains} | ({} if kind.peaks else {"by_end": one.running})
-    cluster = cluster._replace(state=cluster.state._replace(**same))
+    cluster = cluster._replace(state=cluster.state._replace(replica=one.replica, batch=one.batch, **same))
     if kind.cached:
         cache = with_chains_of_requests(cluster.state.cache, cluster.state, structure.replicas)
         cluster = cluster._replace(state=cluster.state._replace(cache=cache))
-    by_replica = cluster.replicas, cluster.running_batches
-    assert {column.shape[0] for column in jax.tree.leaves(by_replica)} == {structure.replicas}
-    first = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[1:], column.dtype), by_replica)
-    (replica, running_batch), alone = first, cluster.state.replica
-    replica = replica._replace(number=alone.number, sentinel=alone.sentinel)
-    cluster = cluster._replace(replicas=replica, running_batches=running_batch)
+    assert {column.shape[0] for column in jax.tree.leaves(cluster.replicas)} == {structure.replicas}
+    replica = jax.tree.map(lambda column: jax.ShapeDtypeStruct(column.shape[1:], column.dtype), cluster.replicas)
+    cluster = cluster._replace(replicas=replica._replace(number=one.replica.number, sentinel=one.replica.sentinel))
     axes = axes_of(structure) | {"replica": structure.replicas, "counter": len(COUNTERS)}
     for value in (given, cluster, result):
         assert mismatches(value, type(value), axes, type(value).__name__) == []

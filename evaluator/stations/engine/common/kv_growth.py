@@ -123,7 +123,8 @@ def _taken(cells: Array, place: Int, later: Int) -> Moments:
     """The same of at most a block's tokens, from a remainder on."""
 
     def look(ahead: Int, taken: Moments) -> Moments:
-        some, left = lax.dynamic_slice(cells, (place + ahead,), (AT_ONCE,)), later - ahead
+        some = lax.dynamic_slice(cells, (place + ahead,), (AT_ONCE,), allow_negative_indices=False)
+        left = later - ahead
         here = Moments(some[0], jnp.zeros((), jnp.float64), jnp.zeros((), jnp.float64))
         for number in range(1, AT_ONCE):
             more = jnp.where(number <= left, some[number], 0.0)

@@ -136,12 +136,12 @@ def reserve(given: Given, cluster: ClusterState, r: Int, on: Flag) -> ClusterSta
 def reserve_between(given: Given, cluster: ClusterState, r: Int, state: State, on: Flag) -> tuple[ClusterState, State]:
     """``reserve`` when the replica at hand has formed a batch; if that preempted somebody, nobody new gets room."""
     # The batch is formed but not yet launched: its state is put back for ``reserve`` and taken out again, which empties
-    # what a trip counts for routers and lists of requests. They are carried over by hand.
-    router_counts, listed, short = state.router_counts, state.listed, state.batch.short
-    cluster = reserve(given, put_back(cluster, r, state), r, on & ~short)
+    # the batch, what a trip counts for routers and lists of requests. They are carried over by hand.
+    router_counts, listed, batch = state.router_counts, state.listed, state.batch
+    cluster = reserve(given, put_back(cluster, r, state), r, on & ~batch.short)
     joined = replica_at_hand(cluster, r)
     joined = joined.in_totals(kv_units_max=jnp.maximum(joined.totals.kv_units_max, joined.replica.kv))
-    return cluster, joined._replace(router_counts=router_counts, listed=listed)
+    return cluster, joined._replace(batch=batch, router_counts=router_counts, listed=listed)
 
 
 def keep(cluster: ClusterState, r: Int, units: Float) -> ClusterState:
@@ -178,9 +178,8 @@ def _with(cluster: ClusterState, reserved: Reserved) -> ClusterState:
 
 
 def _put_back_beside(cluster: ClusterState, r: Int, state: State) -> ClusterState:
-    """The cluster after the KV of replica r has changed beside its batches: what a trip counts and lists is kept."""
-    before = cluster.state
-    return put_back(cluster, r, state._replace(router_counts=before.router_counts, listed=before.listed))
+    """The cluster after the KV of replica r has changed beside its batches: what a trip lists is kept."""
+    return put_back(cluster, r, state._replace(listed=cluster.state.listed))
 
 
 def _integrated(cluster: ClusterState, r: Int) -> ClusterState:

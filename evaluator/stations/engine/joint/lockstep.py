@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from evaluator.cost.iteration import decode_growth, padded, share_touched
+from evaluator.cost.iteration import BatchStatistics, decode_growth, padded, share_touched
 from evaluator.cost.lockstep import (
     Counts,
     LockstepSteps,
@@ -133,7 +133,7 @@ def _form(given: Given, cluster: ClusterState, r: Int) -> ClusterState:
     running_batches = running_batches._replace(
         seen=write(running_batches.seen, r, jnp.float64(1.0)),
         completing=write(running_batches.completing, r, state.batch.completing),
-        sums=jax.tree.map(lambda column, value: write(column, r, value), running_batches.sums, sums),
+        sums=running_batches.sums.with_row(r, sums),
     )
     cluster = put_back(cluster, r, state)._replace(
         counts=add_counts(cluster.counts, r, more),
@@ -204,7 +204,8 @@ def _launch_batch(given: Given, cluster: ClusterState, first: Int, mine: FlagPer
     pool_given = given_at(given, first, cluster.several)
     steps, iterations = _next_steps(pool_given, cluster, mine, with_batch)
     first_s, launches = steps.first_s, with_batch.any()
-    running_batch = LaunchedBatch(clock, jnp.inf, iterations, first_s, steps.slope_s, 1.0, 0, running_batches.sums)
+    sums = running_batches.sums.of_all()
+    running_batch = LaunchedBatch(clock, jnp.inf, iterations, first_s, steps.slope_s, 1.0, 0, sums)
     # Only ranks with a batch have an end to come to; but all have the record of the iterations, which an arrival at an
     # idle rank cuts short (``cut_together``).
     end_s = jnp.where(with_batch, running_batch.end_of(iterations), running_batches.end_s)
@@ -215,7 +216,7 @@ def _launch_batch(given: Given, cluster: ClusterState, first: Int, mine: FlagPer
     held_unit_s = jnp.where(with_batch, running, 0.0).sum() * first_s
     # On demand the first iteration is integrated here and the others as routers ask or the leap ends (``grow_to``), of
     # all ranks in the sum of the first: those of one pool are told together.
-    taken = launches & pool_given.rules.on_demand  # of reserved KV the integral is taken at the end
+    taken = launches & pool_given.on_demand()  # of reserved KV the integral is taken at the end
     cluster = with_kv_unit_s(cluster, first, kv_unit_s(cluster, first) + jnp.where(taken, held_unit_s, 0.0))
     return cluster._replace(
         running_batches=running_batches._replace(
@@ -251,7 +252,7 @@ def send_together(given: Given, cluster: ClusterState) -> ClusterState:
         r, cluster = carry
         state, present, launched = at_hand(cluster, r), read(with_batch, r), cluster.running_batches
         # A rank with nothing to do has formed nothing: its columns are those of a batch that has long ended.
-        sums = jax.tree.map(lambda column: jnp.where(present, read(column, r), 0.0), launched.sums)
+        sums = BatchStatistics(*(jnp.where(present, value, 0.0) for value in launched.sums.row(r)))
         completing = jnp.where(present, read(launched.completing, r), NONE)
         state = state._replace(batch=state.batch._replace(completing=completing))
         batch = Scheduled(sums, sums.decodes > 0, present)
@@ -273,7 +274,7 @@ def _passage(given: Given, cluster: ClusterState, mine: FlagPerReplica, with_bat
     # No iteration follows another of the same batches, so that how fast they grow is not asked.
     zero, steps = jnp.zeros(()), []
     for cost in given.pipeline_ranks:
-        device, sums = rank_cost(cost), cluster.running_batches.sums  # of every replica's batch, (replica,)
+        device, sums = rank_cost(cost), cluster.running_batches.sums.of_all()  # of every replica's batch, (replica,)
         ahead_s = jnp.where(with_batch, time_alone(device, sums), -jnp.inf).max()
         launched_s = jnp.where(with_batch, launched_alone(device, sums), 0.0).max()
         brought = _brought(_together(cluster), mine, with_batch)
@@ -293,7 +294,7 @@ def own_part(given: Given, cluster: ClusterState, r: Int) -> tuple[Float, Float]
         return touched, weight
     # Beside ranks in lockstep other pools have replicas that go by themselves.
     pool_given = given_at(given, r, cluster.several)
-    sums = jax.tree.map(lambda column: read(column, r), cluster.running_batches.sums)
+    sums = cluster.running_batches.sums.row(r)
     alone = share_touched(pool_given.pipeline_ranks[0], batch_tokens(pool_given.pipeline_ranks[0], sums))
     apart = ranks_of(given, r) == 1
     return jnp.where(apart, alone, touched), jnp.where(apart, 1.0, weight)

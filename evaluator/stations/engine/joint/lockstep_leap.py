@@ -6,7 +6,6 @@ that all that is done here holds for a replica that goes by itself, too.
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 
 from evaluator.stations.engine.common.arrays import Flag, FlagPerReplica, Int
@@ -48,7 +47,7 @@ def cut_together(given: Given, cluster: ClusterState, r: Int, on: Flag) -> Clust
     running_batches = cluster.running_batches
     # A rank that has no batch computes a dummy one in step with the others (vLLM ``execute_dummy_batch``): the record
     # of its iterations is theirs, so that an arrival there ends the leap of all of them.
-    running_batch = jax.tree.map(lambda column: read(column, r), running_batches)
+    running_batch = running_batches.row(r)
     cut = on & (running_batch.iterations > 1.0)
     iterations = jnp.where(cut, running_batch.under_way(cluster.state.clock), running_batch.iterations)
     mine = of_replica(cluster, first_rank(given, r), ranks_of(given, r))

@@ -231,13 +231,14 @@ def _complete_batches(given: Given, cluster: ClusterState) -> ClusterState:
     r = cluster.next_replica
     pool_given = given_at(given, r, cluster.several)
     # The decodes take the KV of the whole leap now; of the iterations that a router asked about they have it already.
-    grows = pool_given.rules.on_demand if cluster.state.cache is None else True
-    cluster = grow_to(given, cluster, r, jnp.where(grows, read(cluster.running_batches.iterations, r), 0.0))
-    running_batch = jax.tree.map(lambda column: read(column, r), cluster.running_batches)
+    grows = pool_given.on_demand() if cluster.state.cache is None else True
+    if given.structure.preempts or cluster.state.cache is not None:
+        cluster = grow_to(given, cluster, r, jnp.where(grows, read(cluster.running_batches.iterations, r), 0.0))
+    running_batch = cluster.running_batches.row(r)
     before, took_s = at_hand(cluster, r), running_batch.end_s - running_batch.start_s
     # Reserved KV does not change within a leap, so that its integral is a product; on demand ``grow_to`` has added it
     # up iteration by iteration. What is reserved for those who are still elsewhere is in neither (``kv_reservation``).
-    counted = pool_given.rules.on_demand | pool_given.structure.integrates
+    counted = pool_given.on_demand() | pool_given.structure.integrates
     reserved_s = jnp.where(counted, 0.0, _of_running(before) * took_s)
     lockstep = None if cluster.together is None else own_part(given, cluster, r)
     measured = _measured(pool_given, before, running_batch)
@@ -254,16 +255,14 @@ def _complete_batches(given: Given, cluster: ClusterState) -> ClusterState:
         output_tokens=-tokens,
         context_tokens=tokens - router_counts.left_context,
     )
-    running_batches = cluster.running_batches
-    # No decodes: else a router would go on counting the tokens of iterations that have been counted just now.
-    end_s, sums = write(running_batches.end_s, r, jnp.inf), running_batches.sums
+    end_s = write(cluster.running_batches.end_s, r, jnp.inf)
     # The least of all ends is looked for here alone, in time linear in the replicas: 2,000 of them are 16 kB, which a
     # core reads in a microsecond or two. A heap would need to find and move the entry of a leap that is cut short.
     following = jnp.argmin(end_s).astype(jnp.int32)
     cluster = count_decoded(cluster, r, before, state)
     return put_back(cluster, r, state)._replace(
         counts=add_counts(cluster.counts, r, more),
-        running_batches=running_batches._replace(end_s=end_s, sums=sums._replace(decodes=write(sums.decodes, r, 0.0))),
+        running_batches=cluster.running_batches._replace(end_s=end_s),
         next_s=read(end_s, following),
         next_replica=following,
         ready=cluster.ready.push(first_rank(given, r) if given.structure.lockstep else r, ~jnp.zeros((), bool)),
@@ -306,13 +305,11 @@ def _launch(given: Given, cluster: ClusterState) -> ClusterState:
     assert router_counts is not None
     more = counts_row(work_tokens=router_counts.again, kv_units=router_counts.waiting_units)
     # On demand the integral of the KV is taken iteration by iteration (``grow_to``), of the first one here.
-    counts = pool_given.rules.on_demand & batch.nonempty & (not pool_given.structure.integrates)
+    counts = pool_given.on_demand() & batch.nonempty & (not pool_given.structure.integrates)
     kv_unit_s = jnp.where(counts, _of_running(state) * running_batch.first_s, 0.0)
     cluster = put_back(cluster, r, state.in_totals(kv_unit_s=state.totals.kv_unit_s + kv_unit_s))._replace(
         counts=add_counts(cluster.counts, r, more),
-        running_batches=jax.tree.map(
-            lambda column, value: write(column, r, value), cluster.running_batches, running_batch
-        ),
+        running_batches=cluster.running_batches.with_row(r, running_batch),
         ready=cluster.ready.pop(batch.nonempty | ~state.batch.preempted),
         ending=jnp.zeros((), bool),
     )

@@ -57,8 +57,9 @@ def counts_row(**values: Float | Int) -> Array:
 def add_counts(counts: Array, r: Int, more: Array) -> Array:
     """The counters of the replicas with ``more`` (counter,) at replica r."""
     # A row at once: writing counter by counter would be five updates, each of which XLA orders after the last.
-    row = lax.dynamic_slice(counts, (r, jnp.int32(0)), (1, len(COUNTERS)))
-    return lax.dynamic_update_slice(counts, row + more[None], (r, jnp.int32(0)))
+    place = r, jnp.int32(0)
+    row = lax.dynamic_slice(counts, place, (1, len(COUNTERS)), allow_negative_indices=False)
+    return lax.dynamic_update_slice(counts, row + more[None], place, allow_negative_indices=False)
 
 
 def decoded_tokens(before: State, after: State, steps: Float) -> Float:
@@ -332,15 +333,20 @@ def _load(cluster: ClusterState, counter: Int) -> FloatPerReplica:
     """What a router counts of every replica, as of the iterations that have ended by now."""
     running_batches = cluster.running_batches
     # Counters are those of the last ends of batches; of a leap under way the tokens that have come since are added.
-    load = lax.dynamic_slice(cluster.counts, (jnp.int32(0), counter), (cluster.counts.shape[0], 1))[:, 0]
+    load = lax.dynamic_slice(
+        cluster.counts, (jnp.int32(0), counter), (cluster.counts.shape[0], 1), allow_negative_indices=False
+    )[:, 0]
     # In a pipeline nothing leaps, and of what ranks in lockstep note of their batches there no times are kept.
     if cluster.replicas.pipeline is None:
         by_token = read(jnp.array(BY_TOKEN), counter)
-        load = lax.cond(
-            by_token != 0.0,
-            lambda: load + by_token * running_batches.done(cluster.state.clock) * running_batches.sums.decodes,
-            lambda: load,
-        )
+
+        def with_tokens() -> FloatPerReplica:
+            batches = running_batches.of_all()
+            # Those of a batch that has ended have been counted.
+            decodes = jnp.where(batches.end_s < jnp.inf, batches.sums.decodes, 0.0)
+            return load + by_token * batches.done(cluster.state.clock) * decodes
+
+        load = lax.cond(by_token != 0.0, with_tokens, lambda: load)
     return load + jnp.where(counter == KV, cluster.replicas.kv, 0.0)
 
 
@@ -360,7 +366,7 @@ def _come_in(given: Given, cluster: ClusterState, i: Int, r: Int) -> ClusterStat
 def cut_short(cluster: ClusterState, r: Int, on: Flag) -> ClusterState:
     """The leap of replica r ends with the iteration under way, if ``on``."""
     running_batches = cluster.running_batches
-    running_batch = jax.tree.map(lambda column: read(column, r), running_batches)
+    running_batch = running_batches.row(r)
     # The iteration under way is not broken off: an engine looks at its queue between iterations.
     cut = on & (running_batch.iterations > 1.0)
     iterations = jnp.where(cut, running_batch.under_way(cluster.state.clock), running_batch.iterations)
@@ -393,7 +399,7 @@ def catch_up(given: Given, cluster: ClusterState, on: Flag) -> ClusterState:
     def count_one(carry: tuple[Int, ClusterState]) -> tuple[Int, ClusterState]:
         r, cluster = carry
         running_batches = cluster.running_batches
-        until = read(running_batches.under_way(cluster.state.clock), r)
+        until = running_batches.row(r).under_way(cluster.state.clock)
         # Else the record is that of an earlier batch. Most replicas have nothing to catch up with.
         runs = (read(running_batches.end_s, r) < jnp.inf) & (read(running_batches.seen, r) < until)
         if given.network is not None and cluster.state.cache is None:

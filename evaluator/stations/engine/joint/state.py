@@ -8,7 +8,7 @@ sentinels of its own. What a replica has of its own is a row of ``ClusterState.r
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +29,7 @@ from evaluator.stations.engine.common.arrays import (
     IntPerReplica,
     IntPerRequest,
 )
+from evaluator.stations.engine.common.columns import Columns
 from evaluator.stations.engine.common.rings import NONE, read, write
 from evaluator.stations.engine.joint.fleet import FleetState, initial_fleet
 from evaluator.stations.engine.joint.late_caches import LateCaches, nothing_heard
@@ -41,6 +42,7 @@ from evaluator.stations.engine.preemptive.state import (
     State,
     initial_replica,
     initial_state,
+    no_batch,
     no_router_counts,
 )
 
@@ -89,6 +91,61 @@ class ReadyInOrder(NamedTuple):
         return ReadyInOrder(waiting, jnp.where(on, first, self.top))
 
 
+class BatchSums(Columns):
+    """``BatchStatistics`` of the batches of all replicas.
+
+    They are written when a batch is launched and at no other time, so that XLA may read them in any order.
+    """
+
+    decodes: FloatPerReplica
+    decode_context: FloatPerReplica
+    decode_window_context: FloatPerReplica
+    prefill_tokens: FloatPerReplica
+    prefill_sequences: FloatPerReplica
+    prefill_area: FloatPerReplica
+    prefill_window_area: FloatPerReplica
+    prefill_context: FloatPerReplica
+    prefill_window_context: FloatPerReplica
+
+    def of_all(self) -> BatchStatistics:
+        """Those of all replicas, each field (replica,)."""
+        return BatchStatistics(*(getattr(self, name)[:] for name in self._fields))
+
+    def row(self, r: Int) -> BatchStatistics:
+        """Those of replica r."""
+        return BatchStatistics(*(read(getattr(self, name), r) for name in self._fields))
+
+    def with_row(self, r: Int, sums: BatchStatistics) -> BatchSums:
+        """With others of replica r."""
+        return self._replace(**{name: write(getattr(self, name), r, value) for name, value in sums._asdict().items()})
+
+
+class LaunchedBatches(NamedTuple):
+    """The batches of all replicas that are under way; the fields are those of ``LaunchedBatch``."""
+
+    start_s: FloatPerReplica
+    end_s: FloatPerReplica  # infinite where no batch is under way: then all else is that of an earlier one
+    iterations: FloatPerReplica
+    first_s: FloatPerReplica
+    slope_s: FloatPerReplica
+    seen: FloatPerReplica
+    completing: IntPerReplica
+    sums: BatchSums
+
+    def of_all(self) -> LaunchedBatch:
+        """Those of all replicas, each field (replica,)."""
+        return LaunchedBatch._make((*self[:-1], self.sums.of_all()))
+
+    def row(self, r: Int) -> LaunchedBatch:
+        """That of replica r."""
+        return LaunchedBatch._make((*(read(column, r) for column in self[:-1]), self.sums.row(r)))
+
+    def with_row(self, r: Int, batch: LaunchedBatch) -> LaunchedBatches:
+        """With another one of replica r."""
+        columns = (write(column, r, value) for column, value in zip(self[:-1], batch[:-1], strict=True))
+        return LaunchedBatches._make((*columns, self.sums.with_row(r, batch.sums)))
+
+
 class Together(NamedTuple):
     """By data-parallel rank, what the next or the current iteration of its replica depends on, see ``lockstep``."""
 
@@ -120,11 +177,11 @@ class PlannedBatches(NamedTuple):
 class ClusterState(NamedTuple):
     """All replicas between two trips."""
 
-    state: State  # what all of them share; of the replica at hand it holds what it held in the last trip
+    state: State  # what all of them share; nothing of the replica at hand, which a trip takes out and puts back
     replicas: ReplicaState  # each field with a leading axis (replica,); a number and a sentinel follow from the place
     totals: PoolTotals | None  # of several pools each with a leading axis (replica,); one pool has those of ``state``
     # In a pipeline only ``end_s``, that of the oldest batch, and of ranks in lockstep what was formed to be sent.
-    running_batches: LaunchedBatch
+    running_batches: LaunchedBatches
     counts: Counts  # what a router may count, as of the last ends of batches; of the KV only what is waited for
     next_s: Float  # the least ``end_s`` of the batches under way
     next_replica: Int  # whose it is
@@ -146,12 +203,12 @@ def initial_cluster(given: Given) -> ClusterState:
     replicas = given.structure.replicas
     zeros, turns = jnp.zeros(replicas), given.together.router.turns
     none = jnp.full(replicas, NONE, jnp.int32)
-    sums = BatchStatistics(*(zeros,) * len(BatchStatistics._fields))
+    sums = BatchSums(**dict.fromkeys(BatchStatistics._fields, zeros))
     return ClusterState(
-        state=initial_state(given),
+        state=_of_all(initial_state(given), given.network is not None),
         replicas=_initial_replicas(given),
         totals=None if given.network is None else _in_rows(initial_state(given).totals, replicas),
-        running_batches=LaunchedBatch(
+        running_batches=LaunchedBatches(
             zeros, jnp.full(replicas, jnp.inf), zeros, jnp.ones(replicas), zeros, zeros, none, sums
         ),
         counts=jnp.zeros((replicas, len(COUNTERS))),
@@ -171,6 +228,15 @@ def initial_cluster(given: Given) -> ClusterState:
         sent=nothing_sent(given),
         late=nothing_heard(given),
     )
+
+
+def _of_all(state: State, by_replica: bool) -> State:
+    """The state without what is of the replica at hand, its totals included where each replica has its own.
+
+    XLA hands what a loop carries from trip to trip, also what each trip makes anew.
+    """
+    none: Any = None
+    return state._replace(replica=none, batch=none, router_counts=none, totals=none if by_replica else state.totals)
 
 
 def _nothing_together(given: Given, zeros: FloatPerReplica) -> Together:
@@ -224,12 +290,13 @@ def ends_at(cluster: ClusterState, r: Int, end_s: Float) -> ClusterState:
 
 
 def replica_at_hand(cluster: ClusterState, r: Int) -> State:
-    """The state as of replica r, with nothing counted for routers and nobody listed."""
+    """The state as of replica r, with an empty batch, nothing counted for routers and nobody listed."""
     state = cluster.state
     replica = row_of(cluster, r)
     return state._replace(
         replica=replica,
         totals=state.totals if cluster.totals is None else jax.tree.map(lambda column: row(column, r), cluster.totals),
+        batch=no_batch(),
         router_counts=no_router_counts(),
         listed=None if state.listed is None else state.listed._replace(first=jnp.int32(NONE)),
     )
@@ -260,7 +327,7 @@ def put_back(cluster: ClusterState, r: Int, state: State) -> ClusterState:
     if totals is not None:
         totals = jax.tree.map(lambda column, value: write_row(column, r, value), totals, state.totals)
     replicas = jax.tree.map(lambda column, value: write_row(column, r, value), cluster.replicas, replica)
-    return cluster._replace(state=state, replicas=replicas, totals=totals)
+    return cluster._replace(state=_of_all(state, totals is not None), replicas=replicas, totals=totals)
 
 
 def count_decoded(cluster: ClusterState, r: Int, before: State, after: State) -> ClusterState:
@@ -297,9 +364,10 @@ def not_waiting(replicas: ReplicaState) -> FloatPerReplica:
 
 def row(column: Array, r: Int) -> Array:
     """Row r of an array."""
-    return lax.dynamic_index_in_dim(column, r, keepdims=False)
+    return lax.dynamic_index_in_dim(column, r, keepdims=False, allow_negative_indices=False)
 
 
 def write_row(column: Array, r: Int, value: Array) -> Array:
     """The array with ``value`` in row r."""
-    return lax.dynamic_update_index_in_dim(column, jnp.asarray(value, column.dtype), r, 0)
+    value = jnp.asarray(value, column.dtype)
+    return lax.dynamic_update_index_in_dim(column, value, r, 0, allow_negative_indices=False)

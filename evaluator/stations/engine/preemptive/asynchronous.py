@@ -108,7 +108,7 @@ def _until_change(
     arrival_s = next_arrival(given, state)
     # ``waits``: the head of the queue did not fit into the first one. It may fit into the second if somebody leaves.
     comes = (state.replica.running_count < given.limits.max_num_seqs) & (arrival_s < jnp.inf)
-    comes = comes & repeats & (given.rules.least_work | ~waits)
+    comes = comes & repeats & (given.by_work() | ~waits)
     wait_s = jnp.maximum(arrival_s - start_s, 0.0)
     until = 1.0 + once(comes, lambda: iterations_until(wait_s, first_s, slope_s))
     most = jnp.where(comes, jnp.clip(until, 1.0, UNBOUNDED), UNBOUNDED)

@@ -13,6 +13,7 @@ prompt.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -144,7 +145,7 @@ def _needed_units(given: Given, i: Int, chunk: Candidate) -> Float:
     # Sarathi gives a prompt its whole KV at once; vLLM v1 only the blocks of the chunk that is computed now.
     slots = jnp.maximum(chunk.start + computes, jnp.where(rules.whole_kv, chunk.start + chunk.rest, 0))
     reserved = given.kv_units(i).astype(jnp.float64)
-    return jnp.where(rules.on_demand, own_units(given, i, slots.astype(jnp.float64)), reserved)
+    return jnp.where(given.on_demand(), own_units(given, i, slots.astype(jnp.float64)), reserved)
 
 
 def _fitting_units(given: Given, i: Int, chunk: Candidate) -> Float:
@@ -154,7 +155,7 @@ def _fitting_units(given: Given, i: Int, chunk: Candidate) -> Float:
     """
     needed = _needed_units(given, i, chunk)
     whole = own_units(given, i, (chunk.start + chunk.rest).astype(jnp.float64))
-    return jnp.where(given.rules.on_demand & given.rules.full_prompt, jnp.maximum(needed, whole), needed)
+    return jnp.where(given.on_demand() & given.rules.full_prompt, jnp.maximum(needed, whole), needed)
 
 
 def _admit(given: Given, state: State, start_s: Float, computing: Flag, resident: Flag) -> State:
@@ -199,7 +200,7 @@ def _kept_free(given: Given, state: State) -> Float:
     None where nothing runs (``allocate_slots``, ``has_scheduled_reqs``), or a request might never be admitted: prompts
     that wait to be sent, and reservations, may have KV then.
     """
-    counts = given.rules.on_demand & (state.replica.running_count > 0)
+    counts = given.on_demand() & (state.replica.running_count > 0)
     return jnp.where(counts, given.rules.watermark_units, 0.0)
 
 
@@ -209,13 +210,13 @@ def may_be_admitted(given: Given, state: State) -> Flag:
     The KV of the waiting queue's head is taken at the least that it needs, whatever else is in the batch; under least
     work an arrival may become the head, so that nothing is said of its KV.
     """
-    limits, rules = given.limits, given.rules
+    limits = given.limits
     i = head(given, state)
     start = read_once(state.sequences.computed, i)
     rest = jnp.maximum(read_once(state.sequences.target, i) - start, 0)
     least = Candidate(start, rest, jnp.where(limits.policy.whole_prompts, rest, 1).astype(jnp.int32))
     short = _fitting_units(given, i, least) + _kept_free(given, state) > limits.kv_units - state.replica.kv
-    waits_for_kv = ~rules.least_work & any_waiting(given, state) & short
+    waits_for_kv = ~given.by_work() & any_waiting(given, state) & short
     drains = limits.policy.drain_first & (state.replica.running_count > 0)
     return ~(waits_for_kv | drains | (state.replica.running_count >= limits.max_num_seqs))
 
@@ -243,7 +244,7 @@ def take(given: Given, state: State, i: Int, chunk: Candidate, start_s: Float) -
     state = pop(given, state, i, scheduled_s < jnp.inf)
     sentinel = state.replica.sentinel
     state = state.at_replica(running_count=state.replica.running_count + 1)._replace(
-        running=state.running.append(sentinel, i, True),
+        running=state.running.append(sentinel, i, True) if given.structure.lists_running else state.running,
         # A prompt that is computed whole at once need not be in the list of those under way.
         prompts=state.prompts.append(sentinel, i, chunk.rest > jnp.maximum(chunk.tokens, 0)),
         admissions=state.admissions + 1,
@@ -253,20 +254,19 @@ def take(given: Given, state: State, i: Int, chunk: Candidate, start_s: Float) -
     )
     sequences = state.sequences
     scheduled_s = jnp.minimum(scheduled_s, start_s)  # of its first admission: infinite before, and it never grows
-    state = state._replace(
-        sequences=sequences._replace(
-            admission=write(sequences.admission, behind(i, chunk.start), state.admissions),
-            scheduled_s=write(sequences.scheduled_s, i, scheduled_s),
-        )
-    )
+    sequences = sequences._replace(scheduled_s=write(sequences.scheduled_s, i, scheduled_s))
+    if sequences.admission is not None:
+        admission = write(sequences.admission, behind(i, chunk.start), state.admissions)
+        sequences = sequences._replace(admission=admission)
+    state = state._replace(sequences=sequences)
     if given.structure.peaks:
         state = enter_end(given, state, i)
         # Its place was found by reading the sequences, which are written next.
         i = behind(i, read_once(state.by_end.older, i))
     # Without a prompt to compute it decodes at once: the token that this batch writes is known, and may fill a block.
     state = compute(given, state, i, chunk, chunk.start + jnp.where(chunk.rest == 0, 1, jnp.maximum(chunk.tokens, 0)))
-    if state.new_tokens is not None:
-        return state  # under that policy nobody comes with its prompt computed
+    if not given.structure.admits_decodes:
+        return state
     decodes = chunk.rest == 0  # its prompt is resident or was swapped out, which most lanes have none of
     if given.structure.names_late:  # blocks that got names have read the sequences
         i = behind(i, read_once(state.block_cache.named, i))
@@ -303,7 +303,9 @@ def _serve_running(given: Given, state: State, decodes: Flag, continues: Flag) -
     preempts, which is compiled only once that way.
     """
     kv, lack = kv_of(given), decodes
-    if kv.grows_by_units:  # most batches have KV for their decodes and no prompt under way: no trip of the loop
+    if (
+        kv.grows_by_units or not given.structure.preempts
+    ):  # most batches have KV for their decodes and no prompt under way: no trip of the loop
         lack = decodes & decodes_lack(given, state)
         state = _take_step(given, state, decodes & ~lack)
 
@@ -321,24 +323,28 @@ def _serve_running(given: Given, state: State, decodes: Flag, continues: Flag) -
         state, before, _, grows = carry
         i = next_one(carry)
         candidate = _candidate(given, state, i)
-        state, more, fits = make_room(given, state, i, (candidate.start + candidate.tokens).astype(jnp.float64), grows)
 
-        def proceed(carry: tuple[State, Int]) -> tuple[State, Int]:
+        def proceed(carry: tuple[State, Int], chunk: Candidate, more: Float) -> tuple[State, Int]:
             state, before = carry
-            chunk = candidate._replace(tokens=jnp.where(fits, candidate.tokens, 0))
             state = compute(given, kv.extend(given, state, i, more), i, chunk)
             completes = chunk.tokens == chunk.rest
             state = state._replace(prompts=state.prompts.remove(i, (chunk.tokens > 0) & completes))
             return state, jnp.where(completes, before, i)
 
+        if not given.structure.preempts:  # a prompt has all of its KV since its admission
+            return *proceed((state, before), candidate, jnp.zeros((), jnp.float64)), ~grows, grows
+        state, more, fits = make_room(given, state, i, (candidate.start + candidate.tokens).astype(jnp.float64), grows)
+        chunk = candidate._replace(tokens=jnp.where(fits, candidate.tokens, 0))
         if kv.grows_by_units:
             state = _take_step(given, state, grows)
         else:
             state = where(grows, lambda state: _take_step(given, state, grows), state)
-        state, before = where(~grows, proceed, (state, before))
+        state, before = where(~grows, partial(proceed, chunk=chunk, more=more), (state, before))
         return state, before, fits, jnp.zeros((), bool)
 
-    start = (state, state.replica.sentinel, ~jnp.zeros((), bool), lack)
+    # Arrivals that went to the heap by their work (``arrive``) were read from the columns that chunks are written to.
+    before = behind(state.replica.sentinel, state.replica.queue.top)
+    start = (state, before, ~jnp.zeros((), bool), lack)
     return lax.while_loop(goes_on, go_on, start)[0]
 
 

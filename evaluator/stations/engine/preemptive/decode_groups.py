@@ -208,6 +208,8 @@ def _note_growth(given: Given, kv_growth: Array, member: GroupMember, start: Int
 
     Only the steps at which its tokens begin a new block are visited.
     """
+    if not given.structure.preempts:
+        return kv_growth
     if given.structure.block_tokens:
         return _count_growth(given, kv_growth, member.step - member.computed, jnp.where(member.on, float(count), 0.0))
     rules, block = given.rules, given.block()

@@ -38,8 +38,7 @@ from evaluator.stations.engine.preemptive.waiting import any_waiting
 class LaunchedBatch(NamedTuple):
     """A batch under way, or, leaping, ``iterations`` alike one after the other.
 
-    The first of them takes ``first_s``, each next one ``slope_s`` more than the one before. Of several replicas each
-    field has a leading axis (replica,); where no batch is under way, ``end_s`` is infinite and ``sums`` has no decodes.
+    The first of them takes ``first_s``, each next one ``slope_s`` more than the one before.
     """
 
     start_s: Float
@@ -175,8 +174,16 @@ def leap_kv(given: Given, state: State, most: Int, first_s: Float, slope_s: Floa
     """
     if given.structure.block_tokens:
         return _leap_kv_by_blocks(given, state, most, first_s, slope_s)
-    ahead_of = 1 if given.structure.asynchronous else 0
-    step, on_demand, kv = read(state.decode_groups.step, state.schedulable), given.rules.on_demand, state.replica.kv
+    ahead_of, kv = 1 if given.structure.asynchronous else 0, state.replica.kv
+
+    def reserved(count: Float) -> LeapKv:
+        took_s = Leap(count, first_s, slope_s).duration_s()
+        held_s = Leap(count - ahead_of, first_s, slope_s).duration_s() if ahead_of else took_s
+        return LeapKv(count, took_s, kv, kv * held_s)
+
+    if not given.structure.preempts:
+        return reserved(most.astype(jnp.float64))
+    step, on_demand = read(state.decode_groups.step, state.schedulable), given.rules.on_demand
 
     # A loop over steps, not over requests: what all decodes take together at a step is one number, noted when they
     # joined (``decode_groups``). Reserved KV is not looked at: ``fits`` is false at once, and a product is its
@@ -194,9 +201,8 @@ def leap_kv(given: Given, state: State, most: Int, first_s: Float, slope_s: Floa
     start = kv * 0.0 if ahead_of else kv * first_s
     ahead, after, kv_unit_s = lax.while_loop(fits, go_on, (jnp.int32(1), kv, start))
     count = jnp.where(on_demand, ahead, most).astype(jnp.float64)  # reserved KV never runs out
-    took_s = Leap(count, first_s, slope_s).duration_s()
-    held_s = Leap(count - ahead_of, first_s, slope_s).duration_s() if ahead_of else took_s
-    return LeapKv(count, took_s, after, jnp.where(on_demand, kv_unit_s, kv * held_s))
+    leap = reserved(count)
+    return leap._replace(kv=after, kv_unit_s=jnp.where(on_demand, kv_unit_s, leap.kv_unit_s))
 
 
 def _leap_kv_by_blocks(given: Given, state: State, most: Int, first_s: Float, slope_s: Float) -> LeapKv:

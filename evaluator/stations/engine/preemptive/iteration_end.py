@@ -222,22 +222,24 @@ def _make_schedulable(given: Given, state: State, iteration_end: IterationEnd) -
         ),
     )
 
-    # vLLM schedules running requests in the order of their admission, so that they join in this order; a member that is
-    # not of the group that moves is walked past with masked writes.
+    # vLLM schedules running requests in the order of their admission, so that they join in this order.
+    def next_member(state: State, i: Int) -> Int:
+        def elsewhere(i: Int) -> Flag:
+            return (i < state.replica.sentinel) & (read_once(state.sequences.decode_group, i) != moved)
+
+        return lax.while_loop(elsewhere, lambda i: read_once(state.running.newer, i), i)
+
     def move(carry: tuple[State, Int]) -> tuple[State, Int]:
-        state, i = carry
-        mine = read_once(state.sequences.decode_group, i) == moved
-        state = leave(given, state, i, mine)
-        token_s = jnp.where(mine, iteration_end.end_s, read_once(state.sequences.token_s, i))
-        sequences = state.sequences._replace(token_s=write(state.sequences.token_s, i, token_s))
-        state = join(given, state._replace(sequences=sequences), i, mine)
-        return state, read_once(state.running.newer, i)
+        state, before = carry
+        i = next_member(state, read_once(state.running.newer, before))
+        member = i < state.replica.sentinel  # always; a constant would leave reads and writes in no order
+        return join(given, leave(given, state, i, member), i, member), i
 
     def left(carry: tuple[State, Int]) -> Flag:
-        state, i = carry
-        return moves & ~empty & (i < state.replica.sentinel) & (read(state.decode_groups.decodes, moved) > 0)
+        state, _ = carry
+        return moves & ~empty & (read(state.decode_groups.decodes, moved) > 0)
 
-    return lax.while_loop(left, move, (state, state.running.oldest(state.replica.sentinel)))[0]
+    return lax.while_loop(left, move, (state, state.replica.sentinel))[0]
 
 
 def _complete_prompts(given: Given, state: State, iteration_end: IterationEnd, weight: Float) -> State:
@@ -297,7 +299,7 @@ def _held(given: Given, state: State, i: Int, decodes: Flag) -> Int | Float:
     elapsed = jnp.where(decodes, read(state.decode_groups.step, path.decode_group) - path.step, 0)
     tokens = held_tokens(given, path, elapsed)
     taken = own_units(given, i, tokens.astype(jnp.float64))
-    return jnp.where(given.rules.on_demand, taken, reserved.astype(jnp.float64))
+    return jnp.where(given.on_demand(), taken, reserved.astype(jnp.float64))
 
 
 def _finish(given: Given, state: State, i: Int, end_s: Float, on: Flag, held: Int | Float) -> State:
@@ -345,7 +347,7 @@ def give_back(
     else:
         state = state._replace(listed=state.listed.push(i, on))
     return state.at_replica(running_count=state.replica.running_count - here)._replace(
-        running=state.running.remove(i, here),
+        running=state.running.remove(i, here) if given.structure.lists_running else state.running,
         by_end=state.by_end.remove(i, on) if given.structure.peaks else state.by_end,
         finished=state.finished + on,
     )

@@ -322,6 +322,9 @@ class Structure(NamedTuple):
     kv_seen: bool = True
     admits_first: bool = True  # some lane computes prompts alone, and so admits before its decodes take a step
     servers: int = 0  # of each queue of stages in the loop that there is room for; 0: there are none, see ``Stops``
+    preempts: bool = True  # some lane takes KV on demand, so that it may run out and requests are preempted
+    by_work: bool = True  # in some lane the waiting requests go by their work or priority (``Rules.least_work``)
+    admits_decodes: bool = True  # some request has no prompt to compute, and decodes as soon as it is admitted
 
     @property
     def alone(self) -> bool:
@@ -337,6 +340,16 @@ class Structure(NamedTuple):
         """
         overlap = self.pipeline_ranks > 1 or self.asynchronous
         return not self.alone and (overlap or (self.cache is not None and self.kv_reservation))
+
+    @property
+    def has_heap(self) -> bool:
+        """Some waiting requests are not in the line of arrivals, see ``waiting``."""
+        return self.preempts or self.by_work
+
+    @property
+    def lists_running(self) -> bool:
+        """Running requests are in a list by their admission: the last one may be asked for, or the order."""
+        return self.preempts or self.pipeline_ranks > 1 or self.asynchronous
 
     @property
     def histograms(self) -> int:
@@ -415,6 +428,14 @@ class Given(NamedTuple):
     def kv_units(self, i: Int) -> Int:
         """KV units of a finished request."""
         return read(self.requests.kv_units, self.cell(i))
+
+    def on_demand(self) -> Flag:
+        """KV is given as tokens come (``Rules.on_demand``)."""
+        return self.rules.on_demand if self.structure.preempts else jnp.zeros((), bool)
+
+    def by_work(self) -> Flag:
+        """The waiting requests go by their work or priority (``Rules.least_work``)."""
+        return self.rules.least_work if self.structure.by_work else jnp.zeros((), bool)
 
     def rows(self, decodes: Float) -> Float:
         """Tokens that so many decodes take of the token budget: one each, or with drafts as many as are verified."""

@@ -20,7 +20,9 @@ from evaluator.stations.engine.preemptive.waiting import go_back
 
 def grow_decodes(given: Given, state: State, on: Flag) -> State:
     """KV for the next token of every schedulable decode, if ``on``; there is room for it (``make_room``)."""
-    on, kv = on & given.rules.on_demand, kv_of(given)
+    if not given.structure.preempts:
+        return state
+    on, kv = on & given.on_demand(), kv_of(given)
     if kv.grows_in_turn:
         in_turn = on
         if given.structure.names_late:  # all at once where there is enough
@@ -36,7 +38,7 @@ def grow_decodes(given: Given, state: State, on: Flag) -> State:
 
 def decodes_lack(given: Given, state: State) -> Flag:
     """There is not enough KV for the next token of all schedulable decodes."""
-    return given.rules.on_demand & (decodes_need(given, state) > given.limits.kv_units - state.replica.kv)
+    return given.on_demand() & (decodes_need(given, state) > given.limits.kv_units - state.replica.kv)
 
 
 def decodes_need(given: Given, state: State) -> Float:

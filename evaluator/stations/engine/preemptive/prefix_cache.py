@@ -429,7 +429,7 @@ def open_blocks(given: Given, state: State, step: Int, on: Flag) -> State:
         cache = _cache(state)
         return extend(given, state, i, read_once(cache.units, i) + 1)
 
-    return _for_due(given, state, bucket(given, state.schedulable, step), on & given.rules.on_demand, open_block)
+    return _for_due(given, state, bucket(given, state.schedulable, step), on & given.on_demand(), open_block)
 
 
 def name_blocks_before(given: Given, state: State, step: Int, on: Flag) -> State:

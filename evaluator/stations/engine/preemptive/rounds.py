@@ -146,6 +146,8 @@ def _start(given: Given, state: State) -> Round:
 
 def _growth(given: Given, state: State, now: Round) -> Float:
     """KV units that the oldest batch's decode group takes for its next step."""
+    if not given.structure.preempts:
+        return jnp.zeros((), jnp.float64)
     step = read(state.decode_groups.step, now.decode_group) + now.done + 1
     return jnp.where(given.rules.on_demand, growth_of(given, state, now.decode_group, step), 0.0)
 

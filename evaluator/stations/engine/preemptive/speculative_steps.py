@@ -99,7 +99,7 @@ def note_units(given: Given, noted: StepCounts, path: SpeculativePath, has_kv: F
         noted = tagged_add(noted, cell, step, sign * more.astype(jnp.int64))
         return ahead + 1, left - gain, computed + gain, after, noted
 
-    left = jnp.where(given.rules.on_demand, path.left, 0)
+    left = jnp.where(given.on_demand(), path.left, 0)
     held = units(given.rules.kv, path.slots.astype(jnp.float64))
     start = (jnp.int32(0), left, path.computed.astype(jnp.float64), held, noted)
     return lax.while_loop(lambda carry: carry[1] > 0, enter, start)[-1]

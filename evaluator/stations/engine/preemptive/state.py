@@ -146,7 +146,7 @@ class Sequences(Columns):
     generated: IntPerRequest  # output tokens
     decode_group: IntPerRequest  # the decode group that it is in, or NONE
     since: IntPerRequest  # the step of that group at which it joined
-    admission: IntPerRequest  # how many were admitted before it
+    admission: IntPerRequest | None  # how many were admitted before it, where requests may be preempted
     token_s: FloatPerRequest  # when its last token came, if it has joined since or waits
     scheduled_s: FloatPerRequest
     first_token_s: FloatPerRequest
@@ -264,7 +264,7 @@ class State(NamedTuple):
     queue_links: QueueLinks
     released: Int  # closed loop: requests sent so far; of users who think about answers, sessions opened so far
     sequences: Sequences
-    running: LinkedList  # admitted requests, oldest admission first
+    running: LinkedList  # admitted requests, oldest admission first, if the structure lists them
     prompts: LinkedList  # those of them with prompt tokens that no batch has taken
     by_end: LinkedList  # the running ones by their last step, if the structure has peaks
     decode_groups: DecodeGroups
@@ -345,10 +345,10 @@ def initial_state(given: Given) -> State:
             decoded=not_counted, decoded_tokens=not_counted,
             peaks=no_peaks(given.pipeline_ranks[0]),  # without a pipeline only
         ),
-        queue_links=QueueLinks(next=none, child=none, priority=none),
+        queue_links=_initial_links(given, none),
         released=given.limits.users if given.session_turns is None else number,
         sequences=_initial_sequences(given),
-        running=LinkedList.empty(cells), prompts=LinkedList.empty(cells),
+        running=LinkedList.empty(cells if structure.lists_running else 1), prompts=LinkedList.empty(cells),
         by_end=LinkedList.empty(cells if structure.peaks else 1),
         decode_groups=_initial_decode_groups(given), rings=_initial_rings(given), batch=no_batch(),
         admissions=number, finished=number,
@@ -366,6 +366,12 @@ def initial_state(given: Given) -> State:
         seen_latencies=SeenLatencies(zero, zero, zero, zero) if structure.looks else None,
         awaited=_initial_awaited(given),
     )  # fmt: skip
+
+
+def _initial_links(given: Given, none: IntPerRequest) -> QueueLinks:
+    if given.structure.alone and not given.structure.has_heap:  # a range of numbers, see ``waiting``
+        none = none[:1]
+    return QueueLinks(next=none, child=none, priority=none)
 
 
 def _initial_awaited(given: Given) -> AwaitedAnswers | None:
@@ -422,7 +428,8 @@ def _initial_sequences(given: Given) -> Sequences:
     never = jnp.full(slots, jnp.inf)
     return Sequences(
         computed=requests.prompt_tokens - requests.compute_tokens, target=requests.prompt_tokens + 0, generated=zeros,
-        decode_group=none, since=zeros, admission=zeros,
+        decode_group=none, since=zeros,
+        admission=zeros if given.structure.preempts else None,
         token_s=jnp.zeros(slots), scheduled_s=never, first_token_s=never, last_token_s=never,
         next_leaving=none, next_joined=none, next_completing=none,
         running_batch=None if given.structure.pipeline_ranks == 1 else none,
@@ -455,8 +462,14 @@ def _initial_rings(given: Given) -> Rings:
         events=jnp.zeros(cells // WORD, jnp.uint64),
         leaving=jnp.full(cells + 1, NONE, jnp.int32),
         crossing=counts if given.structure.windowed else counts[:1],
-        kv_growth=no_growth(given.structure.block_tokens) if given.structure.block_tokens else counts,
+        kv_growth=_initial_growth(given, counts),
     )
+
+
+def _initial_growth(given: Given, counts: StepCounts) -> Array:
+    if not given.structure.preempts:
+        return counts[:1]
+    return no_growth(given.structure.block_tokens) if given.structure.block_tokens else counts
 
 
 def _initial_pipeline(given: Given) -> PipelineState | None:

@@ -47,6 +47,8 @@ class Queue(NamedTuple):
 def head(given: Given, state: State) -> Int:
     """The head of the waiting queue, if it is not empty."""
     ends = state.replica.queue
+    if not given.structure.has_heap:
+        return ends.first
     if state.new_tokens is not None:
         comes_back = (ends.top >= 0) & (ends.first >= read_once(state.new_tokens.behind, jnp.maximum(ends.top, 0)))
         return jnp.where(comes_back, ends.top, ends.first)
@@ -69,13 +71,15 @@ def arrival_goes_first(given: Given, line: Flag, heap: Flag) -> Flag:
     """
     if given.structure.kv_reservation:
         heap = heap & ~given.limits.prompts_resident
-    return given.rules.least_work | ~(line | heap)
+    return given.by_work() | ~(line | heap)
 
 
 def pop(given: Given, state: State, i: Int, preempted: Flag) -> State:
     """The state without the head of the waiting queue, which is ``i``; it waits there again if it was ``preempted``."""
     ends, links = state.replica.queue, state.queue_links
     after = ends.first + 1 if given.structure.alone else read_once(links.next, i)
+    if not given.structure.has_heap:
+        return state.at_replica(queue=ends._replace(first=after))
     # ``after`` is never less than NONE. Without that condition the heap's writes would not depend on what was read
     # here, and XLA would copy the links for each admission (``common.rings``); so it is in the loops below.
     from_heap = (ends.top >= 0) & (i == ends.top) & (after >= NONE)
@@ -96,7 +100,7 @@ def go_back(given: Given, state: State, i: Int, on: Flag | bool = True) -> State
     work = _work(given, state.sequences, i)
     if given.structure.kv_reservation:
         work = work + jnp.where(given.limits.prompts_resident, _BEHIND_ALL, 0)
-    priority: Int = jnp.where(given.rules.least_work, work, -state.totals.preemptions)
+    priority: Int = jnp.where(given.by_work(), work, -state.totals.preemptions)
     if state.new_tokens is not None:  # SGLang ``_add_request_to_queue``: behind all that wait
         priority = state.totals.preemptions
         behind = write(state.new_tokens.behind, i, state.new_tokens.arrived)
@@ -115,11 +119,13 @@ def go_back(given: Given, state: State, i: Int, on: Flag | bool = True) -> State
 
 def come_in(given: Given, sequences: Sequences, queue: Queue, i: Int) -> Queue:
     """The queue with an arrival: behind all others, or by its work."""
-    (ends, links), least_work = queue, given.rules.least_work
+    (ends, links), least_work = queue, given.by_work()
     empty, padding = ends.first < 0, links.next.shape[0] - 1
     following = write(links.next, jnp.where(empty | least_work, padding, ends.last), i)
     following = write(following, jnp.where(least_work, padding, i), NONE)
     ends = ends._replace(first=jnp.where(empty & ~least_work, i, ends.first), last=jnp.where(least_work, ends.last, i))
+    if not given.structure.by_work:
+        return Queue(ends, links._replace(next=following))
 
     work = _work(given, sequences, i)
 
@@ -146,6 +152,9 @@ def next_arrival(given: Given, state: State) -> Float:
 
 def arrive(given: Given, state: State) -> State:
     """Under least work left, requests that have arrived by now leave the line for their places in the heap."""
+
+    if not given.structure.by_work:
+        return state
 
     def arrived(state: State) -> Flag:
         return given.rules.least_work & (next_arrival(given, state) <= state.clock)

@@ -60,7 +60,8 @@ class Kind:
     planned ahead, which only ``chunked`` is. ``swapping``: most cases copy what is preempted to host memory.
     ``blocks``: layers keep every token, so that the growth of KV on demand is counted by remainders.
     ``token_ratio``: all of them admit as SGLang does. ``apart``: with a prefix cache all requests are turns of sessions
-    that know what was said before, so that no block is filled by two decodes.
+    that know what was said before, so that no block is filled by two decodes. ``plain``: all reserve KV, come in the
+    order of arrival and have prompts to compute, so that what others need is not compiled in.
     """
 
     windowed: bool = False
@@ -74,6 +75,7 @@ class Kind:
     blocks: bool = False
     token_ratio: bool = False
     apart: bool = False
+    plain: bool = False
 
     @property
     def structure(self) -> Structure:
@@ -82,6 +84,7 @@ class Kind:
         return Structure(
             RING, self.windowed, self.pipeline_ranks, self.peaks, cache=cache, asynchronous=self.asynchronous,
             block_tokens=LARGEST_BLOCK if self.blocks else 0,
+            preempts=not self.plain, by_work=not self.plain, admits_decodes=not self.plain,
         )  # fmt: skip
 
     @property
@@ -273,10 +276,17 @@ def _turns(
     return sessions, prompts
 
 
+def is_plain(given: Case) -> bool:
+    """Whether a program without the parts that ``Kind.plain`` names can run the case."""
+    case, limits = given.case, given.case.limits
+    return limits.admission == "reserve" and limits.packing == "fcfs" and not case.resident
+
+
 @cache
 def random_cases(kind: Kind, count: int) -> list[Case]:
     """``count`` random cases of one structure."""
     cases = [(random_cached_case if kind.cached else random_case)(seed, kind) for seed in range(count)]
+    cases = [given for given in cases if is_plain(given) or not kind.plain]
     return [drafted(given, seed, kind) for seed, given in enumerate(cases)] if kind.speculating else cases
 
 

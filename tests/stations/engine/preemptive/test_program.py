@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -40,6 +41,14 @@ def test_equal_to_the_plain_loop(kind):
         expected = assert_equal_to_the_plain_loop(given, result, kind)
         preemptions += expected.preemptions
     assert preemptions > CASES // 3
+
+
+@pytest.mark.parametrize("kind", [ALL, KINDS["three pipeline ranks, windows, experts"]], ids=["one rank", "pipeline"])
+def test_equal_where_what_no_case_needs_is_not_compiled_in(kind):
+    cases = random_cases(replace(kind, plain=True), 2 * CASES)
+    assert len(cases) > CASES // 4
+    for given, result in zip(cases, run_engine(cases, replace(kind, plain=True)), strict=True):
+        assert_equal_to_the_plain_loop(given, result, kind)
 
 
 def _features(given: Case) -> set[str]:
