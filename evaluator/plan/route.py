@@ -21,6 +21,15 @@ from evaluator.traffic.requests import Tokens
 from evaluator.traffic.roles import ROLES
 
 
+class Position(NamedTuple):
+    """Where a visit is in a pipeline with its loops unrolled: at an ``entry`` in a round, or behind it at the entry
+    ``again``, to which requests went back. Routes with other numbers of rounds have one order of positions."""
+
+    entry: int
+    round: int = 0
+    again: int = -1  # before all entries: ``entry`` itself
+
+
 @dataclass(frozen=True, eq=False)
 class StageVisitPlan:
     """One visit of the requests to a stage (``work`` is what it does) or to the LLM (``stage`` None).
@@ -28,6 +37,7 @@ class StageVisitPlan:
     ``comers`` (request,) are those that come; None: all. ``tokens`` are the requests as they come.
     """
 
+    position: Position
     stage: int | None
     comers: NDArray[np.bool_] | None
     tokens: Tokens
@@ -218,40 +228,42 @@ class PipelinePlan:
         visits: list[StageVisitPlan] = []
         turns: dict[int, int] = {}
         answered: Tokens | None = None  # with what the last visit to the LLM gave
-        for entry, comers in self._unrolled(tokens, seed):
+        for position, entry, comers in self._unrolled(tokens, seed):
             if entry.stage is None:
                 tokens = _asking(tokens, entry, answered, self.keeps_kv)
                 answered = tokens
-                visits.append(StageVisitPlan(None, comers, tokens))
+                visits.append(StageVisitPlan(position, None, comers, tokens))
                 continue
             stage, turn = self.stages[entry.stage], turns.get(entry.stage, 0)
             turns[entry.stage] = turn + 1
             # ``turn`` counts the visits to a stage: each draws anew, or a tool that is called twice would take
             # the same time twice.
             work = stage.kind.work(stage.parameters, self._visit(stage, tokens, seed, turn))
-            visits.append(StageVisitPlan(entry.stage, comers, tokens, work))
+            visits.append(StageVisitPlan(position, entry.stage, comers, tokens, work))
             tokens = _behind(tokens, work, comers)
         return RequestRoutes(tuple(visits))
 
-    def _unrolled(self, tokens: Tokens, seed: int) -> Iterator[tuple[RouteStep, NDArray[np.bool_] | None]]:
+    def _unrolled(self, tokens: Tokens, seed: int) -> Iterator[tuple[Position, RouteStep, NDArray[np.bool_] | None]]:
         """The entries as they are visited, loops unrolled, each with a mask of the requests that come,
         (request,); None: all."""
-        for entry in self.entries:
+        for place, entry in enumerate(self.entries):
             comers = None if entry.stage is None else self.stages[entry.stage].visited(tokens)
             if entry.back_to is None:
-                yield entry, comers
+                yield Position(place), entry, comers
                 continue
             rounds = self._rounds(entry, comers, len(tokens.prompt_tokens), seed)
             if not rounds.any():  # the stage is there, though nobody comes, as are all others
-                yield entry, rounds > 0
+                yield Position(place, 1), entry, rounds > 0
                 continue
-            again = self.entries[entry.back_to : self.entries.index(entry)]
+            again = range(entry.back_to, place)
             # Unrolled as often as the request that goes round most often; a mask says who still does.
             for number in range(1, int(rounds.max(initial=0)) + 1):
-                yield entry, rounds >= number
-                for step_again in again:
+                yield Position(place, number), entry, rounds >= number
+                for place_again in again:
+                    step_again = self.entries[place_again]
                     visited = None if step_again.stage is None else self.stages[step_again.stage].visited(tokens)
-                    yield step_again, (rounds >= number) & (True if visited is None else visited)
+                    back = (rounds >= number) & (True if visited is None else visited)
+                    yield Position(place, number, place_again), step_again, back
 
     def _rounds(self, entry: RouteStep, comers: NDArray[np.bool_] | None, count: int, seed: int) -> NDArray[np.int64]:
         """How often each request goes back from an entry, (request,)."""

@@ -358,8 +358,13 @@ def _held_between(result: ChainResult, visit: StationVisit) -> ChainResult:
     """The result behind a stage between prefill and decode: clients see the first token when it has answered."""
     first_token_s, last_token_s = result.times.first_token_s.copy(), result.times.last_token_s.copy()
     for alike in visit.alike:
+        left_s = alike.of(visit.times.last_token_s)
         for table in (first_token_s, last_token_s):
-            alike.put(table, alike.of(visit.times.last_token_s))
+            # Who does not come may have had all tokens: others went back to the LLM once more.
+            held_s = left_s
+            if visit.times.visited is not None:
+                held_s = np.where(alike.of(visit.times.visited), left_s, alike.of(table))
+            alike.put(table, held_s)
     return replace(result, times=replace(result.times, first_token_s=first_token_s, last_token_s=last_token_s))
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from evaluator.metrics.use import PoolTotals, Use
 from evaluator.plan import Configuration
-from evaluator.plan.route import BETWEEN, RequestRoutes
+from evaluator.plan.route import BETWEEN, Position, RequestRoutes
 from evaluator.stages import Delay
 from evaluator.stations.contract import (
     ChunkJobs,
@@ -81,6 +81,9 @@ def all_visits(configuration: Configuration, routes: RequestRoutes, jobs: Jobs) 
     return visits
 
 
+_ABSENT = -1  # in place of a visit's number: nobody comes
+
+
 def visits_by_route(
     configurations: Sequence[Configuration],
     all_routes: Sequence[Sequence[RequestRoutes]],
@@ -96,42 +99,70 @@ def visits_by_route(
     now_s = {key: ran.sent_s.copy() for key, ran in runs.items()}
     visits: list[StationVisit] = []
     reported: set[tuple[int, int]] = set()
-    longest = max((ran.visits for ran in runs.values()), key=len)
-    answer, later = 0, list[StationVisit]()  # of the last visit to the LLM, the stations that are still to come
-    for number, kind in enumerate(longest):
-        if isinstance(kind, int):
-            visits += [_llm_visit(llm_visit, answer, jobs, now_s) for llm_visit in later]
-            visits.append(_llm_visit(llm[0], kind, jobs, now_s))
-            answer, later = kind, list(llm[1:])
+    later: list[StationVisit] = []  # stations of the last visit to the LLM that are still to come
+    answers, numbers = 0, dict[RunKey, int]()  # visits to the LLM, and of the last one its number in each run
+    for kind, of_runs in _side_by_side(all_routes, runs):
+        if kind is None:
+            visits += [_llm_visit(llm_visit, answers - 1, numbers, jobs, now_s) for llm_visit in later]
+            numbers = {key: visit for key, visit in of_runs.items() if isinstance(visit, int)}
+            visits.append(_llm_visit(llm[0], answers, numbers, jobs, now_s))
+            answers, later = answers + 1, list(llm[1:])
             continue
-        step_station = StepStation(configurations, all_routes, kind.place, kind.step)
+        step_station = StepStation(configurations, all_routes, *kind)
         if step_station.stage(0).where != BETWEEN:
-            visits += [_llm_visit(llm_visit, answer, jobs, now_s) for llm_visit in later]
+            visits += [_llm_visit(llm_visit, answers - 1, numbers, jobs, now_s) for llm_visit in later]
             later = []
-        step_visits: dict[RunKey, StepVisit] = {
-            key: ran.visits[number]  # type: ignore[misc]
-            for key, ran in runs.items()
-            if number < len(ran.visits)
-        }
-        first = (kind.place, kind.step) not in reported
-        reported.add((kind.place, kind.step))
-        visits.append(_step_visit(step_station, jobs, step_visits, runs, now_s, first))
-    return visits + [_llm_visit(llm_visit, answer, jobs, now_s) for llm_visit in later]
+        step_visits = {key: visit for key, visit in of_runs.items() if isinstance(visit, StepVisit)}
+        visits.append(_step_visit(step_station, jobs, step_visits, runs, now_s, first=kind not in reported))
+        reported.add(kind)
+    return visits + [_llm_visit(llm_visit, answers - 1, numbers, jobs, now_s) for llm_visit in later]
 
 
-def _llm_visit(llm_visit: StationVisit, number: int, jobs: ChunkJobs, now_s: dict[RunKey, np.ndarray]) -> StationVisit:
-    """One visit to a station of the LLM, of all visits to it; the first tells of the use."""
+def _side_by_side(
+    all_routes: Sequence[Sequence[RequestRoutes]], runs: Mapping[RunKey, RouteRun]
+) -> list[tuple[tuple[int, int] | None, dict[RunKey, StepVisit | int]]]:
+    """The visits of all runs in one order, each with the runs that have it: (stage, step), or None for the LLM.
+
+    Runs whose requests go back less often lack visits in the middle, so that a visit is known by where it is in the
+    pipeline and not by how many were before.
+    """
+    aligned: dict[tuple[Position, int, int], dict[RunKey, StepVisit | int]] = {}
+    for key, ran in runs.items():
+        places = [
+            (visit.position, -1 if visit.stage is None else visit.stage, step)
+            for visit in all_routes[key[0]][key[1]].visits
+            for step in range(1 if visit.work is None else len(visit.work.steps))
+        ]
+        for place, visit in zip(places, ran.visits, strict=True):
+            aligned.setdefault(place, {})[key] = visit
+    return [(None if place[1] < 0 else place[1:], of_runs) for place, of_runs in sorted(aligned.items())]
+
+
+def _llm_visit(
+    llm_visit: StationVisit,
+    number: int,
+    numbers: Mapping[RunKey, int],
+    jobs: ChunkJobs,
+    now_s: dict[RunKey, np.ndarray],
+) -> StationVisit:
+    """One visit to a station of the LLM, the ``number``-th of all; the first tells of the use.
+
+    ``numbers``: which visit of a run it is, where the run has it.
+    """
     visit_jobs: list[list[Jobs]] = [[] for _ in jobs]
     for key, run_jobs in by_run(llm_visit.jobs):
         count = len(jobs[key[0]][key[1]])
+        # Of a configuration that cannot run there are the jobs of the first visit.
+        own = numbers.get(key, _ABSENT) if key in now_s else number
         # Ids of visit v are ``v x requests + i``: take those of this visit, and give them the ids of their requests.
-        some = run_jobs.some(np.flatnonzero(run_jobs.id // count == number))
-        visit_jobs[key[0]].append(replace(some, id=some.id - number * count))
+        some = run_jobs.some(np.flatnonzero(run_jobs.id // count == own))
+        visit_jobs[key[0]].append(replace(some, id=some.id - own * count))
     times = RequestTimes.empty(table_shape(visit_jobs))
     if llm_visit.times.hit_tokens is not None:
         times = replace(times, hit_tokens=np.zeros(times.replica.shape, dtype=np.int64))
     for key, run_jobs in by_run(visit_jobs):
-        shifted = run_jobs.id + number * len(jobs[key[0]][key[1]])  # the ids by which the LLM knew this visit
+        own = numbers.get(key, number)
+        shifted = run_jobs.id + own * len(jobs[key[0]][key[1]])  # the ids by which the LLM knew this visit
         times.put(
             key, run_jobs.id, **{name: column[key][shifted] for name, column in llm_visit.times.columns().items()}
         )

@@ -14,7 +14,7 @@ from evaluator.plan import plan
 from evaluator.scenario import load_scenario
 from evaluator.simulation import simulate_configurations
 from tests.random_systems.compare import planned
-from tests.simulation.engines import with_few_programs
+from tests.simulation.engines import column_of, with_few_programs
 from tests.simulation.test_pipelines import _bag as _bag
 from tests.systems import Draw
 from tests.thorough import THOROUGH, tried
@@ -173,6 +173,77 @@ def test_users_share_one_server_in_turn():
     (tool,) = [one for one in outcomes.stages if one.name == "tool"]
     np.testing.assert_allclose(tool.wait_s[0, 0, :3], [0.0, 10.0, 20.0])
     np.testing.assert_allclose(tool.wait_s[0, 0, 3:], 20.0 - took_s, rtol=1e-12)
+
+
+ROUNDS = [{"mean": 1.0}, {"mean": 2.0}, {"mean": 3.0}]
+APART: dict[str, Any] = {"pools": {"p": {"role": "prefill"}, "d": {"role": "decode"}}, "transfer": {"link": "nvlink"}}
+
+
+def returning(times: dict[str, float], seeds: list[int], apart: bool) -> dict[str, Any]:
+    """A tool goes back to the LLM ``times`` times, and behind it a stage to a guard."""
+    held = {"held": {"stage": "tool", "seconds": 0.5, "only": "a"}} if apart else {}
+    return {
+        "workload": {
+            "arrivals": {"process": "closed_loop", "users": 3},
+            "lengths": {"source": "uniform", "prompt_min": 100, "prompt_max": 300, "output_min": 1, "output_max": 12},
+            "pipelines": {"a": 0.5, "b": 0.5},
+            "requests": 12,
+            "warmup_requests": 0,
+            "seeds": seeds,
+        },
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h100-sxm", **(APART if apart else {})},
+        "pipeline": {
+            "reads": {"stage": "preprocess", "seconds": 0.2, "servers": 1},
+            "prefill": {"stage": "prefill"},
+            **held,
+            "decode": {"stage": "decode"},
+            "looks": {"stage": "tool", "seconds": 1, "tokens": 30, "back_to": "prefill", "times": times},
+            "guards": {"stage": "postprocess", "seconds": 5, "servers": 2},
+            "mends": {"stage": "postprocess", "seconds": 2, "back_to": "guards", "times": {"mean": 1.5}, "only": "b"},
+            "writes": {"stage": "postprocess", "seconds": 7, "only": "a"},
+        },
+    }
+
+
+@pytest.mark.parametrize(("simulator", "apart"), [("iteration", False), ("token", False), ("token", True)])
+def test_runs_that_go_back_another_number_of_times_are_as_each_alone(simulator, apart):
+    seeds = [0, 1, 2]
+    raw = returning(ROUNDS[0], seeds, apart) | {"sweep": {"pipeline.looks.times": ROUNDS}}
+    whole = plan(load_scenario(raw), simulator=simulator)
+    (group,) = whole.groups
+    answers = {len(routes.llm) for configuration in group.configurations for routes in whole.routes(configuration)}
+    assert len(answers) > 2
+    found = simulate_configurations(whole, group.configurations)
+    for place, times in enumerate(ROUNDS):
+        for position, seed in enumerate(seeds):
+            alone = plan(load_scenario(returning(times, [seed], apart)), simulator="token")
+            exact, told = simulate_configurations(alone, alone.configurations), f"{times} times, seed {seed}"
+            for name in (*TIMES, "prompt_tokens", "output_tokens", "cached_tokens"):
+                fast, known = column_of(found, name)[place, position], column_of(exact, name)[0, 0]
+                np.testing.assert_allclose(fast, known, rtol=1e-9, err_msg=f"{told}: {name}")
+            for fast_stage, stage_known in zip(found.stages, exact.stages, strict=True):
+                assert fast_stage.name == stage_known.name
+                for name in ("wait_s", "service_s", "utilisation"):
+                    fast, known = getattr(fast_stage, name)[place, position], getattr(stage_known, name)[0, 0]
+                    what = f"{told}: {name} of {fast_stage.name}"
+                    np.testing.assert_allclose(fast, known, rtol=1e-9, atol=1e-9, err_msg=what)
+            for use, used in zip(found.stations, exact.stations, strict=True):
+                fast, known = use.totals.busy_s[place, position], used.totals.busy_s[0, 0]
+                np.testing.assert_allclose(fast, known, rtol=1e-9, err_msg=f"{told}: {use.name}")
+
+
+def test_a_stage_between_holds_no_token_of_those_who_do_not_come_back():
+    """Others go back once more and pass it again: who has all tokens keeps the time of the first."""
+    raw = returning({"mean": 2.0}, [0], apart=True)
+    raw["workload"] |= {"arrivals": {"process": "closed_loop", "users": 1}, "pipelines": {"a": 1.0}}
+    raw["workload"]["lengths"] = {"source": "fixed", "prompt_tokens": 100, "output_tokens": 5}
+    raw["pipeline"] = {name: raw["pipeline"][name] for name in ("prefill", "held", "decode", "looks")}
+    whole = plan(load_scenario(raw), simulator="token")
+    outcomes = simulate_configurations(whole, whole.configurations)
+    (looks,) = [one for one in outcomes.stages if one.name == "looks"]
+    assert len(np.unique(looks.service_s[0, 0].round(6))) > 1
+    decode_s = outcomes.times.last_token_s[0, 0] - outcomes.times.first_token_s[0, 0]
+    np.testing.assert_allclose(decode_s, decode_s[np.argmax(looks.service_s[0, 0])], rtol=0.05)
 
 
 SMALL = {"small": {"role": "stage", "hardware": "l4"}}
