@@ -49,7 +49,9 @@ def _by_request(visit: StationVisit, shape: tuple[int, int, int]) -> list[np.nda
     """The times of a visit, NaN of requests that do not come; not copied where all do."""
     values = [getattr(visit.times, name) for name in ("arrival_s", "scheduled_s", "first_token_s", "last_token_s")]
     # The usual case, in which copies would be most of what a chunk needs.
-    if visit.times.visited is None and values[0].shape == shape and all(alike.are_first for alike in visit.alike):
+    if visit.times.visited is None and all(
+        alike.are_first and len(alike.jobs[0]) == shape[-1] == values[0].shape[-1] for alike in visit.alike
+    ):
         return values
     came = np.zeros(shape, dtype=bool)
     for run, run_jobs in by_run(visit.jobs):

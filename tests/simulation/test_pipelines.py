@@ -273,6 +273,24 @@ def test_a_stage_of_no_time_between_prefill_and_decode_is_none(backpressure):
             np.testing.assert_array_equal(getattr(with_it.times, name), getattr(without.times, name))
 
 
+def test_requests_of_one_token_pass_no_link_whatever_other_seeds_do():
+    """Of one seed all requests go on to the decode side, of the other all but the last."""
+    workload = {"arrivals": {"process": "poisson", "rate_rps": 2}, "requests": 4, "warmup_requests": 0}
+    workload["lengths"] = {"source": "uniform", "prompt_min": 100, "prompt_max": 300, "output_min": 1, "output_max": 3}
+    raw = {
+        "workload": workload | {"seeds": [5, 2]},
+        "deployment": APART,
+        "pipeline": [{"stage": "preprocess", "seconds": 0.1}, "prefill", "decode"],
+    }
+    whole = plan(load_scenario(raw), simulator="token")
+    outcomes = simulate_configurations(whole, whole.configurations)
+    once = np.array([[False, False, False, True], [False] * 4])
+    np.testing.assert_array_equal(outcomes.tokens.output_tokens[0] == 1, once)
+    for stage in outcomes.stages:
+        if stage.name in ("transfer", "decode"):
+            np.testing.assert_array_equal(np.isnan(stage.service_s[0]), once)
+
+
 @pytest.mark.parametrize("backpressure", [False, True])
 def test_a_stage_between_holds_the_first_token_and_the_transfer(backpressure):
     """At a trickle nobody waits: an answer is later by the stage's time, and gaps between tokens are as before."""
