@@ -11,6 +11,7 @@ import pickle
 import subprocess
 import sys
 from contextlib import suppress
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from threading import Lock
@@ -35,14 +36,15 @@ def processors() -> int:
 
 def task_of(whole: Plan, simulator: str, levels: np.ndarray) -> bytes:
     """What all chunks of a sweep have in common, as another process gets it before the first one."""
-    return pickle.dumps((whole.scenario, simulator, whole.inputs, whole.by_seed, levels))
+    return pickle.dumps((whole.scenario, simulator, whole.inputs, whole.by_seed, whole.able, levels))
 
 
 def plan_of_task(task: BinaryIO) -> tuple[Plan, np.ndarray]:
     """In the worker process: the plan of the sweep, without configurations yet, and the levels of its quantiles."""
-    scenario, simulator, inputs, by_seed, levels = pickle.load(task)
-    # Of no row: those of a chunk are planned when it is asked for (``configurations_of``).
-    return plan(scenario, np.zeros(0, dtype=np.int64), simulator, inputs, by_seed), levels
+    scenario, simulator, inputs, by_seed, able, levels = pickle.load(task)
+    # Of no row: those of a chunk are planned when it is asked for (``configurations_of``), by the same simulators.
+    whole = plan(scenario, np.zeros(0, dtype=np.int64), simulator, inputs, by_seed)
+    return replace(whole, able=able), levels
 
 
 def variants_of(chunk: list[Configuration]) -> list[Variant]:

@@ -57,7 +57,7 @@ def _solved(
     up_to_saturation = (met > 0) & (met < count) & ~inside
     most = log_rate[upper] - at_row
     log_headroom = np.where(up_to_saturation, np.minimum(log_headroom, most), log_headroom)
-    known = np.isfinite(at_lower)
+    known = np.isfinite(at_lower) & ~np.isnan(missed)
     return np.where(known, log_headroom, np.nan), np.where(known, growth, np.nan)
 
 
@@ -73,8 +73,9 @@ class _Ranges:
         tables = [np.stack([values, values])]
         while (width := 1 << (len(tables) - 1)) < rows:
             table = tables[-1].copy()  # what would go beyond the end is never asked for
-            np.maximum(table[0, :-width], table[0, width:], out=table[0, :-width])
-            np.minimum(table[1, :-width], table[1, width:], out=table[1, :-width])
+            # Rates whose latency is not known are left out (``fmax``).
+            np.fmax(table[0, :-width], table[0, width:], out=table[0, :-width])
+            np.fmin(table[1, :-width], table[1, width:], out=table[1, :-width])
             tables.append(table)
         self._flat, self._of_power, self._columns = np.concatenate(tables, axis=None), 2 * values.size, columns
         self._least, self._power = values.size, np.frexp(np.arange(rows) + 1)[1] - 1
@@ -86,7 +87,7 @@ class _Ranges:
         start = power * self._of_power + np.where(upwards, 0, self._least) + np.minimum(row, to) * self._columns
         start += np.arange(self._columns)
         one, other = self._flat[start], self._flat[start + (span + 1 - (1 << power)) * self._columns]
-        return np.where(upwards, np.maximum(one, other), np.minimum(one, other))
+        return np.where(upwards, np.fmax(one, other), np.fmin(one, other))
 
 
 def _count_true(holds: Callable[[np.ndarray], np.ndarray], count: int, shape: tuple[int, ...]) -> np.ndarray:

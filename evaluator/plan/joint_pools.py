@@ -88,10 +88,10 @@ def lacking_jointly(
     others = {
         # Its replicas of a phase are of one role.
         MIXED_BESIDE: phases[0].mixed_from is not None,
-        # Stages are served before its pools, or after all of them.
-        # There a step serves each request by itself.
+        # In the loop a step serves each request by itself.
         "a stage that serves in batches": Batched in steps,
         "a stage that computes a model": Pass in steps,
+        # Stages are served before the pools of the loop, or after all of them.
         "a stage between prefill and decode": pipeline is not None and pipeline.between is not None,
         # Their parts of the loop go by the KV that running requests hold, or are not held to the reference with caches.
         "kv.prefix_caching and data_parallel": cached and any(station.lockstep > 1 for station in stations),

@@ -23,9 +23,10 @@ from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import shared_tokens
 
-MOST_WEIGHED = 10_000
+MOST_WEIGHED = 2_000
 """Configurations of which it is counted how many requests each of their programs serves; in larger sweeps a program
-counts for all of them. Each shard of a sweep plans all configurations for that, in 0.3 s at most."""
+counts for all of them. Each shard of a sweep plans all configurations for that: in 0.1 s, or in a second where each has
+a design of its own."""
 
 
 @dataclass(frozen=True)
@@ -161,17 +162,19 @@ class Plan:
 
     def group_of(self, configuration: Configuration) -> Group:
         """The group in which a configuration and its variants run."""
-        return self.groups[self._group_numbers[configuration.config]]
+        number = self._group_numbers[configuration.config]
+        assert number >= 0, "the configuration is of another plan"
+        return self.groups[number]
 
     @cached_property
     def _group_numbers(self) -> np.ndarray:
-        """The number of the group of each configuration, by its own number; anything for points that are not planned.
+        """The number of the group of each configuration, by its own number; -1 of points that are not planned.
 
         The groups may be of several plans, as tests put them together.
         """
         places = [[configuration.config for configuration in group.configurations] for group in self.groups]
         # An array, since a dictionary of a million configurations takes as much memory as half of these.
-        numbers = np.zeros(1 + max(map(max, filter(None, places)), default=-1), dtype=np.int32)
+        numbers = np.full(1 + max(map(max, filter(None, places)), default=-1), -1, dtype=np.int32)
         for number, configs in enumerate(places):
             numbers[configs] = number
         return numbers
@@ -198,7 +201,8 @@ def plan(
         requests = len(grid.points) * everything.runs * scenario.workload.requests
         everything = replace(everything, requests=requests, able=requests)
         rows = np.arange(len(grid.points))
-        if simulator == AUTO and len(rows) <= MOST_WEIGHED:
+        # Who asks for no configuration yet knows better (``run.single``), or is told (``execution.workers``).
+        if simulator == AUTO and len(rows) <= MOST_WEIGHED and (configs is None or len(configs)):
             configurations = everything._configurations(rows)
             lacking = sum(everything.runs * each.workload.requests for each in configurations if each.lacking)
             if lacking:  # once more: programs have less to do than it looked

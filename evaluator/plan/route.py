@@ -188,9 +188,8 @@ class PipelinePlan:
     keeps_kv: bool = False
     replicas: int = 1  # of the pools that requests come to first
     change: Change | None = None  # of a variant: an input of the hardware that differs
-    in_loop: RouteSizes | None = (
-        None  # one event loop has the stages with the pools; None: each serves all before others
-    )
+    # Of the event loop that has the stages with the pools; None: each stage serves all its requests by itself.
+    in_loop: RouteSizes | None = None
 
     @property
     def route(self) -> tuple[str, ...]:

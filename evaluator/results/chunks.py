@@ -60,6 +60,10 @@ def chunks_folder(output: Path) -> Path:
     return output.with_name(f"{output.stem}.chunks")
 
 
+MOST_HEADER = 1 << 20
+"""Bytes of a chunk's header. The names, types and shapes of all variables that there are take some 10,000."""
+
+
 def write_chunk(folder: str | Path, index: int, metrics: Mapping[str, np.ndarray]) -> Path:
     """Keep the results of one chunk (``metrics["config"]`` says which rows) until the sweep is whole.
 
@@ -82,7 +86,8 @@ def read_chunks(folder: str | Path) -> Iterator[tuple[int, dict[str, np.ndarray]
     for path in sorted(Path(folder).glob("chunk-*.npz")):
         try:
             # Without pickles, which could run anything that somebody put into the folder.
-            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+            # NumPy refuses long headers, which it parses, lest others' crash it: this one names each variable.
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False, max_header_size=MOST_HEADER) as file:
                 rows = file["rows"]
             values = {name: rows[name] for name in rows.dtype.names or ()}
             index = int(path.stem.removeprefix("chunk-"))

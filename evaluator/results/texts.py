@@ -34,9 +34,13 @@ def decoded(texts: np.ndarray) -> np.ndarray:
 
 def _translated(texts: np.ndarray, translate: Callable[[Any], str]) -> np.ndarray:
     objects, rows = np.empty(texts.size, dtype=object), texts.ravel().tolist()
-    # Each different text once: rows by the hundred thousand say the same few.
-    translation = {text: translate(text) for text in set(rows)}
-    objects[:] = [translation[text] for text in rows]
+    # Each different text once: rows by the hundred thousand say the same few. By their types, too, since 1 == True.
+    translation: dict[tuple[type, Any], str] = {}
+    for place, text in enumerate(rows):
+        key = type(text), text
+        if key not in translation:
+            translation[key] = translate(text)
+        objects[place] = translation[key]
     return objects.reshape(texts.shape)
 
 
@@ -45,7 +49,7 @@ def distinct(texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
     By their hashes: NumPy sorts all rows, in the room of the longest text each.
     """
-    rows = texts.tolist()
+    rows = list(map(str, texts.tolist()))  # a column of somebody else's may have numbers or None among its texts
     names = sorted(set(rows))
     place = {name: number for number, name in enumerate(names)}
     return np.array(names, dtype=str), np.fromiter(map(place.__getitem__, rows), dtype=np.int64, count=len(rows))

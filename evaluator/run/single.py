@@ -145,7 +145,8 @@ def _chosen(scenario: Scenario, select: Mapping[str, str], simulator: str) -> Pl
     everything = plan(scenario, np.array([], dtype=np.int64), simulator)
     config = everything.grid.config(select_configuration(everything.grid.axes, select))
     # A single configuration, however many the scenario sweeps over: that is what its requests are weighed by.
-    whole = replace(everything, requests=everything.runs * scenario.workload.requests).of(np.array([config]))
+    requests = everything.runs * scenario.workload.requests
+    whole = replace(everything, requests=requests, able=requests).of(np.array([config]))
     if whole.configurations[0].status != OK:
         raise InputError(f"{scenario.path or scenario.name}: {whole.configurations[0].status}")
     return whole

@@ -34,7 +34,9 @@ def guess(log_rates: np.ndarray, ratios: np.ndarray, held: float, failed: float,
         return start
     inverse = 1.0 / np.maximum(ratios, 1e-9)
     if trials == 1:
-        return float(log_rates[0] + np.clip(np.log(inverse.min()) / FIRST_SLOPE, -MOST_FIRST, MOST_FIRST))
+        with np.errstate(divide="ignore"):  # of an endless latency: the longest step
+            step = np.log(inverse.min()) / FIRST_SLOPE
+        return float(log_rates[0] + np.clip(step, -MOST_FIRST, MOST_FIRST))
     lower = int(np.searchsorted(log_rates, held, side="right")) - 1
     # The trials on both sides of the goodput; where all hold the two highest, where all fail the two lowest.
     lower = min(max(lower, 0), trials - 2)

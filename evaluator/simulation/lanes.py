@@ -50,8 +50,8 @@ from evaluator.traffic.jobs import branch_units, prompt_units, shared_units
 from evaluator.traffic.waiting_order import aged, priorities
 
 LANES_PER_CALL = 32
-"""Few enough to share two cores evenly, enough to hide the cost of a call. An accelerator, which takes as long for one
-lane as for thousands, has at least as many."""
+"""Few enough to share two cores evenly, enough to hide the cost of a call. An accelerator takes
+as long for one lane as for thousands: all devices have equal shares of all lanes."""
 REQUESTS_PER_CALL = 1 << 20
 """Slots of all lanes of a call, some 100 bytes each: long traces go in calls of fewer lanes."""
 ACCELERATED_REQUESTS_PER_CALL = 1 << 24
@@ -148,9 +148,13 @@ def lanes_per_call(group: StationGroup, lanes: int, most: int = LANES_PER_CALL, 
     # Branches have cells of their own, as many as the program for each request.
     requests = group.lane_requests * key.branches
     size = min(most, REQUESTS_PER_CALL // requests)
-    if in_step := accelerated():
-        # In powers of two, so that calls of all chunks have few shapes: each of them is compiled.
-        size = min(1 << max(lanes - 1, most - 1).bit_length(), ACCELERATED_REQUESTS_PER_CALL // requests)
+    devices = 1
+    if accelerated():
+        devices = jax.local_device_count()
+        share = -(-lanes // devices)
+        # Up to eighths of a power of two, so that calls of all chunks have few shapes: each of them is compiled.
+        eighth = max(1, (1 << share.bit_length()) // 8)
+        size = min(-(-share // eighth) * eighth, ACCELERATED_REQUESTS_PER_CALL // requests)
         rings = ring_bytes(key.replicas, group.ring, key.pipeline_ranks, key.windowed, key.drafts > 0)
         size = min(size, RING_BYTES_PER_CALL // rings)
     if cache is not None:
@@ -159,7 +163,7 @@ def lanes_per_call(group: StationGroup, lanes: int, most: int = LANES_PER_CALL, 
         # One lane's cache at a time on a CPU, but arrays of all lanes of a call are made and cleared, also of those
         # that only fill it up.
         size = min(size, CACHE_CELLS_PER_CALL // cells)
-    return max(1, size) * (jax.local_device_count() if in_step else 1)
+    return max(1, size) * devices
 
 
 def results_of(

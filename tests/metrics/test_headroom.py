@@ -119,6 +119,20 @@ def test_any_rates_are_solved_as_by_a_table_of_all_pairs(seed):
             assert (log_headroom[known, design, place] >= below[known] - 1e-12).all()
 
 
+@pytest.mark.parametrize("seed", range(10))
+def test_rates_whose_latency_is_not_known_are_left_out(seed):
+    rng = np.random.default_rng(seed)
+    log_rate, known = np.linspace(-2.0, 2.0, 30), rng.random(30) < 0.7
+    log_ratio = np.where(known, rng.normal(size=30) + log_rate, np.nan)[:, None]
+    log_headroom, _ = headrooms(log_rate, log_ratio, np.zeros(30, dtype=bool))
+    assert np.isnan(log_headroom[~known]).all()
+    # At the others the headroom reaches at least as far as the last of them that meets the bound.
+    finite = np.isfinite(log_headroom[known])
+    met = by_all_pairs(log_rate[known], log_ratio[known, 0], np.zeros(known.sum(), dtype=bool))
+    below = np.append(-np.inf, log_rate[known])[met][:, None] - log_rate[known, None]
+    assert finite.any() and (log_headroom[known][finite] >= below[finite] - 1e-12).all()
+
+
 @pytest.mark.parametrize("bound", [1.8, 2.6])
 def test_chances_are_the_share_of_real_queues_that_meet_the_bound(bound):
     """M/D/1 at 0.6: each prediction is a run of its own, by chance too fast or too slow; each real service is off by

@@ -24,6 +24,14 @@ def test_chunks_come_back_in_the_order_of_the_grid(tmp_path):
     assert whole["status"][3] == "row 3"
 
 
+def test_chunks_of_very_many_variables_are_read_again(tmp_path):
+    """NumPy by itself reads no header of more than 10,000 characters."""
+    many = {f"a_variable_with_a_long_name_{number}": np.array([[0.0]]) for number in range(500)}
+    write_chunk(tmp_path, 0, chunk(0) | many)
+    ((_, values),) = read_chunks(tmp_path)
+    assert values.keys() == (chunk(0) | many).keys()
+
+
 def test_half_written_chunks_are_passed_over(tmp_path):
     path = write_chunk(tmp_path, 0, chunk(0))
     (tmp_path / "chunk-000001.npz").write_bytes(path.read_bytes()[:200])

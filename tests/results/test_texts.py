@@ -18,6 +18,14 @@ def test_equal_texts_are_one_object():
     assert text_bytes(texts) == 2 + 12 + 2
 
 
+def test_what_is_equal_but_of_other_types_has_texts_of_its_own():
+    mixed = np.empty(4, dtype=object)
+    mixed[:] = [1, True, 1.0, "1"]
+    assert as_objects(mixed).tolist() == ["1", "True", "1.0", "1"]
+    mixed[:] = ["b", None, "a", "b"]
+    assert [part.tolist() for part in distinct(mixed)] == [["None", "a", "b"], [2, 0, 1, 2]]
+
+
 def test_numbers_stay_what_they_are():
     columns = shared({"a": np.array([1.0]), "b": np.array([True]), "c": np.array(["x"])})
     assert [values.dtype.kind for values in columns.values()] == ["f", "b", "O"]

@@ -8,7 +8,7 @@ import pytest
 import evaluator
 from evaluator.search import goodput
 from evaluator.search.bisection import Bisection
-from evaluator.search.interpolation import guess, leaders_of
+from evaluator.search.interpolation import MOST_FIRST, guess, leaders_of
 from tests.search.build import axes, scenario
 
 STEP = float(np.log1p(0.02))
@@ -54,6 +54,11 @@ def test_the_first_objective_that_is_missed_counts():
     at = np.array([0.0, 0.4])
     both = guess(at, np.array([ratios(round(x / STEP)) for x in at]), 0.4, 8.0, -8.0, 0.0)
     assert both == guess(at, np.array([ratios(round(x / STEP))[:2] for x in at]), 0.4, 8.0, -8.0, 0.0)
+
+
+@pytest.mark.filterwarnings("error")
+def test_an_endless_latency_takes_the_longest_step():
+    assert guess(np.array([1.0]), np.array([[np.inf, 0.5]]), -np.inf, 1.0, -9.0, 1.0) == 1.0 - MOST_FIRST
 
 
 def test_what_no_rate_meets_is_over_at_the_floor():

@@ -21,15 +21,16 @@ def ran(accelerated):
         module.accelerated = lambda: accelerated
     return sweep(json.loads(sys.argv[1]), simulator="iteration")
 
-shared, share_out = [], jax.shard_map
+shared, sizes, share_out, size_of = [], [], jax.shard_map, lanes.lanes_per_call
+lanes.lanes_per_call = lambda *given: sizes.append(size_of(*given)) or sizes[-1]
 jax.shard_map = lambda *given, mesh, **others: shared.append(mesh.size) or share_out(*given, mesh=mesh, **others)
 plain, in_step = ran(False), ran(True)
 assert (in_step["status"] == "ok").all() and set(in_step["engine"].values.ravel()) == {"iteration"}
 apart = {
     name: float(abs(in_step[name] / plain[name].where(plain[name] != 0, 1) - (plain[name] != 0)).max())
-    for name in ("ttft_s", "tpot_s", "e2e_s", "throughput_rps", "busy_fraction") if name in plain
+    for name in ("ttft_s", "tpot_s", "e2e_s", "throughput_rps", "utilisation")
 }
-print(json.dumps({"shared": shared, "apart": apart}))
+print(json.dumps({"shared": shared, "lanes": sizes[-1], "apart": apart}))
 """
 
 
@@ -55,5 +56,5 @@ def test_lanes_that_two_devices_share_give_what_processors_do():
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["shared"] == [2]
+    assert found["shared"] == [2] and found["lanes"] == 6  # three for each: the last is filled up
     assert found["apart"] and all(difference <= 1e-9 for difference in found["apart"].values())

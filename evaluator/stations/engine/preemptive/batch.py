@@ -303,9 +303,8 @@ def _serve_running(given: Given, state: State, decodes: Flag, continues: Flag) -
     preempts, which is compiled only once that way.
     """
     kv, lack = kv_of(given), decodes
-    if (
-        kv.grows_by_units or not given.structure.preempts
-    ):  # most batches have KV for their decodes and no prompt under way: no trip of the loop
+    # Most batches have KV for their decodes and no prompt under way: no trip of the loop.
+    if kv.grows_by_units or not given.structure.preempts:
         lack = decodes & decodes_lack(given, state)
         state = _take_step(given, state, decodes & ~lack)
 

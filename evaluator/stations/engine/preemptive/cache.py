@@ -45,9 +45,8 @@ class Cache(NamedTuple):
     runs: Runs
     tail: IntPerRequest  # the last run that it holds, if it holds any
     units: IntPerRequest  # how many blocks it holds, and
-    named: (
-        IntPerRequest  # how many of them, from the first on, have a name; of ``unnamed`` before they decoded, or more
-    )
+    # How many of them, from the first on, have a name; of ``unnamed`` requests as many as before they decoded, or more.
+    named: IntPerRequest
     hit_tokens: IntPerRequest  # prompt tokens found on the first admission; NONE before it
     # Decodes by the remainder of the step that opens a block for them, see ``prefix_cache.bucket``; None: ``unnamed``.
     due: LinkedList | None

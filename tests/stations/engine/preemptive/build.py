@@ -104,9 +104,8 @@ class Case:
     shared_units: np.ndarray  # of each request's prefix
     layout: KvLayout | None = None
     contents: tuple[tuple[int, ...], ...] = ()  # of the requests, with a prefix cache: what is in their first blocks
-    session: np.ndarray | None = (
-        None  # of the requests, where all are turns of sessions; None: ``contents`` says it all
-    )
+    # Of the requests, where all are turns of sessions; None: ``contents`` says it all.
+    session: np.ndarray | None = None
 
     @property
     def kv(self) -> KvLayout:
