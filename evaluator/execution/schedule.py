@@ -60,7 +60,7 @@ def statistics_of(whole: Plan, configurations: Sequence[Configuration], levels: 
 def chunks_of(
     whole: Plan, configurations: Iterable[Configuration] | None = None, pieces: int = 1
 ) -> Iterator[ConfigurationChunk]:
-    """Configurations in pieces of bounded memory, in an order that depends on the machine only if it has an accelerator.
+    """Configurations in pieces of bounded memory, in an order that depends on the machine by its accelerators alone.
 
     ``configurations``, each group's one after the other; None: all of the plan. ``pieces``: of each group at least, as
     equal as can be; of trials, which no later run takes up again.
