@@ -13,7 +13,7 @@ from evaluator.stages import Served, Shipped
 from evaluator.stations.engine.common.rings import NONE
 from evaluator.stations.engine.preemptive import AT_HOME, AT_LLM, Stops
 from evaluator.stations.route_visits import RouteRun, StepVisit
-from evaluator.stations.stage_steps import StepStation, seconds_of
+from evaluator.stations.stage_steps import StepStation, is_delay, queue_of, seconds_of
 
 
 class StepStops(NamedTuple):
@@ -123,20 +123,15 @@ def _stops_of(
     queues: dict[Hashable, tuple[int, int]],
 ) -> list[_Stop]:
     """The stops of a step of a visit, the ``number``-th of all. Queues that are new are added, with their servers."""
-    # As in the reference (``reference.serve.routes``): steps of two stages on one pool wait for one another.
-    planned, queue = step_station.planned(config), getattr(work, "queue", None)
-    shared = (step_station.place, step_station.number) if planned.pool is None else (planned.pool, planned.kind)
-    if queue is not None:
-        ids = ids[np.asarray(queue)[ids] >= 0]  # the others pass it by
+    queue, shared = queue_of(work, count), step_station.queues_at(config)
+    ids = ids[queue[ids] >= 0]
     seconds = seconds_of(step_station, config, work, count)[ids]
     servers = step_station.servers(config) if isinstance(work, Served) else 1
-    alone = not isinstance(work, Served | Shipped) or (isinstance(work, Shipped) and not work.shared)
     numbers: NDArray[np.int64] | int = NONE
-    if not alone and servers < count:
-        of_shared = np.zeros(len(ids), np.int64) if queue is None else np.asarray(queue)[ids]
+    if not is_delay(work) and servers < count:
         numbers = np.empty(len(ids), np.int64)
-        for own in np.unique(of_shared).tolist():
-            numbers[of_shared == own], _ = queues.setdefault((shared, own), (len(queues), servers))
+        for own in np.unique(queue[ids]).tolist():
+            numbers[queue[ids] == own], _ = queues.setdefault((shared, own), (len(queues), servers))
     stops = [_Stop(ids, numbers, seconds, number)]
     if isinstance(work, Shipped) and work.latency_s > 0:
         stops.append(_Stop(ids, NONE, work.latency_s * step_station.factor(config, "link_latency"), number))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from evaluator.metrics.power import power_law
 from evaluator.plan import Configuration
 from evaluator.plan.route import RequestRoutes, StagePlan, StepPlan
-from evaluator.stages import Batched, Served, Shipped
+from evaluator.stages import Batched, Delay, Served, Shipped
 from evaluator.stations.contract import ChunkJobs, RequestTimes, RunKey, Use
 
 Serve = Callable[[ChunkJobs], tuple[RequestTimes, *tuple[Use, ...]]]
@@ -60,6 +60,12 @@ class StepStation:
         servers = self.step((config, 0)).servers
         return int(servers or (1 if pool is None else pipeline.pools[pool].replicas))
 
+    def queues_at(self, config: int) -> Hashable:
+        """Where those who come wait. Steps of two stages on one pool wait for one another; without a pool each by
+        itself."""
+        planned = self.planned(config)
+        return (self.place, self.number) if planned.pool is None else (planned.pool, planned.kind)
+
     def stage(self, config: int) -> StagePlan:
         """The stage of which it is a step."""
         pipeline = self.configurations[config].pipeline
@@ -78,6 +84,17 @@ class StepStation:
         """By how much a variant changes an input of the hardware."""
         change = self.configurations[config].pipeline.change  # type: ignore[union-attr]
         return change.factor if change is not None and change.input == name else 1.0
+
+
+def queue_of(step: Any, requests: int) -> NDArray[np.int64]:
+    """The queue of a step to which each request comes, (request,): the only one of most; below 0: it passes by."""
+    queue = getattr(step, "queue", None)
+    return np.zeros(requests, dtype=np.int64) if queue is None else np.asarray(queue, dtype=np.int64)
+
+
+def is_delay(step: Any) -> bool:
+    """Whether nobody waits for another at a step that serves each request by itself: a delay, or a link for each."""
+    return isinstance(step, Delay) or (isinstance(step, Shipped) and not step.shared)
 
 
 def seconds_of(step_station: StepStation, config: int, step: Any, requests: int) -> NDArray[np.float64]:

@@ -21,9 +21,9 @@ from evaluator.reference.stations.batch import BulkServers
 from evaluator.reference.stations.delay import DelayStation as DelayStation
 from evaluator.reference.stations.fifo import Fifo
 from evaluator.reference.stations.parallel_sequences import ParallelSequences
-from evaluator.stages import Batched, Delay, Pass, Served, Shipped
+from evaluator.stages import Batched, Pass, Served, Shipped
 from evaluator.stations.route_visits import StepVisit
-from evaluator.stations.stage_steps import StepStation, seconds_of
+from evaluator.stations.stage_steps import StepStation, is_delay, queue_of, seconds_of
 
 OpenPool = Callable[[int], Any]
 """Gives the side of an engine's pool for stages by its number, without parts, and its replicas with their gaps."""
@@ -142,22 +142,17 @@ class _Site:
     def step_visit(self, step_station: StepStation, visit: StageVisitPlan, work: Any, base: int) -> StepVisits:
         """The stations of a step for the requests of a visit."""
         assert visit.stage is not None
-        planned, ids = step_station.planned(self.config), visit.ids
-        own_key: Hashable = (visit.stage, step_station.number)
-        # Steps of two stages on one pool are one station, at which their requests wait for one another; without a
-        # pool each has its own.
-        shared = own_key if planned.pool is None else (planned.pool, planned.kind)
-        if getattr(work, "queue", None) is not None:
-            ids = ids[np.asarray(work.queue)[ids] >= 0]  # the others pass it by
+        shared, queues = step_station.queues_at(self.config), queue_of(work, len(self.routes.tokens.prompt_tokens))
+        ids = visit.ids[queues[visit.ids] >= 0]
         step_visit = StepVisits(visit.stage, step_station.number, base, ids, {}, {})
         if isinstance(work, Pass):
-            station = _engine(self.step_routes, shared, planned.station, self.open_pool)
+            station = _engine(self.step_routes, shared, step_station.planned(self.config).station, self.open_pool)
             _add_parts(station, work, self.routes, visit, step_station.number, base)
             step_visit.starts = step_visit.left = dict.fromkeys(ids.tolist(), station)
         elif isinstance(work, Batched):
             self._batched(step_visit, step_station, work, shared)
         else:
-            self._served(step_visit, step_station, work, own_key, shared)
+            self._served(step_visit, step_station, work, shared, queues)
         return step_visit
 
     def _batched(self, step_visit: StepVisits, step_station: StepStation, work: Batched, shared: Hashable) -> None:
@@ -171,27 +166,29 @@ class _Site:
         step_visit.starts = step_visit.left = dict.fromkeys(step_visit.ids.tolist(), stations[shared])
 
     def _served(
-        self, step_visit: StepVisits, step_station: StepStation, work: Any, own_key: Hashable, shared: Hashable
+        self,
+        step_visit: StepVisits,
+        step_station: StepStation,
+        work: Any,
+        shared: Hashable,
+        queues: NDArray[np.int64],
     ) -> None:
         """Servers one by one, links and delays: a station for each queue, and one for the latency of a link."""
         stations, config = self.step_routes.stations, self.config
-        seconds = seconds_of(step_station, config, work, len(self.routes.tokens.prompt_tokens))
-        queue = getattr(work, "queue", None)
-        queues = np.zeros(len(seconds), dtype=np.int64) if queue is None else np.asarray(queue)
+        seconds = seconds_of(step_station, config, work, len(queues))
         servers = step_station.servers(config) if isinstance(work, Served) else 1
-        # Nobody waits for another at these: a delay, or a link for each.
-        alone = isinstance(work, Delay) or (isinstance(work, Shipped) and not work.shared)
         for request in step_visit.ids.tolist():
             key = shared, int(queues[request])
             if key not in stations:
-                stations[key] = DelayStation({}) if alone else Fifo(servers, {})
+                stations[key] = DelayStation({}) if is_delay(work) else Fifo(servers, {})
             step_visit.starts[request] = stations[key]
             stations[key].seconds[step_visit.base + request] = float(seconds[request])  # type: ignore[attr-defined]
         step_visit.left, step_visit.service_s = dict(step_visit.starts), float(seconds[step_visit.ids].sum())
         # A link is busy while it sends, and not while the bytes travel: the latency is a station of its own behind
         # it.
         if isinstance(work, Shipped) and work.latency_s > 0:
-            later = stations.setdefault((own_key, "latency"), DelayStation({}))
+            own = step_station.place, step_station.number
+            later = stations.setdefault((own, "latency"), DelayStation({}))
             latency_s = work.latency_s * step_station.factor(config, "link_latency")
             times = ((step_visit.base + request, latency_s) for request in step_visit.ids.tolist())
             later.seconds.update(times)  # type: ignore[attr-defined]
