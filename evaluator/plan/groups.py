@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -78,8 +79,14 @@ class Group:
         return self.stations[max(number - joint, 0)]
 
 
-Alike = tuple[str, int, tuple[int, int], list[Configuration], list[tuple[CompileKey, tuple[StationPlan, ...]]]]
-"""Configurations that share their stations: their simulator, requests and ends, themselves, and their compile keys."""
+class Alike(NamedTuple):
+    """Configurations that share their stations and measure the same requests."""
+
+    simulator: str
+    requests: int
+    ends: tuple[int, int]
+    configurations: list[Configuration]
+    keys: list[tuple[CompileKey, tuple[StationPlan, ...]]]  # each with the stations that its program runs
 
 
 def groups_of(
@@ -96,15 +103,16 @@ def groups_of(
     in it have programs of their own, for ``rest`` requests (``StationGroup.requests_of_program``).
     """
     programs = programs or {}
-    requests_of = dict(programs.values())
+    requests_of = dict(programs.values())  # by the key of a program
     by_keys: dict[tuple, list[Configuration]] = {}
     having: dict[CompileKey, list[tuple[Configuration, StationPlan]]] = {}
-    for simulator, requests, ends, some, own in _alike(configurations):
-        run_by = [(programs.get(key, (key, rest))[0], stations) for key, stations in own]
+    for alike in _alike(configurations):
+        run_by = [(programs.get(key, (key, rest))[0], stations) for key, stations in alike.keys]
+        first = alike.configurations[0]
         for key, stations in run_by:
-            having.setdefault(key, []).extend((some[0], station) for station in stations)
-        keys = tuple(key for key, _ in run_by)
-        by_keys.setdefault((simulator, requests, ends, keys, _route(some[0])), []).extend(some)
+            having.setdefault(key, []).extend((first, station) for station in stations)
+        kind = alike.simulator, alike.requests, alike.ends, tuple(key for key, _ in run_by), _route(first)
+        by_keys.setdefault(kind, []).extend(alike.configurations)
     # One set of shapes per key, over the configurations of all groups that have it: the same program serves them.
     shaped = {
         key: replace(_shaped(key, stations, seeds), requests_of_program=requests_of.get(key, rest))
@@ -127,9 +135,9 @@ def programs_of(configurations: Sequence[Configuration], runs: int) -> dict[Comp
     """By compile key of the configurations, each of which is simulated so often: the key of the program that serves
     them, and how many requests this program serves in all."""
     requests_of: Counter[CompileKey] = Counter()
-    for _, requests, _, some, run_by in _alike(configurations):
-        for key, _ in run_by:
-            requests_of[key] += runs * requests * len(some)
+    for alike in _alike(configurations):
+        for key, _ in alike.keys:
+            requests_of[key] += runs * alike.requests * len(alike.configurations)
     of_program: Counter[CompileKey] = Counter()
     program_of = {key: serving(key, requests, requests_of) for key, requests in requests_of.items()}
     for key, requests in requests_of.items():
@@ -146,7 +154,8 @@ def _alike(configurations: Sequence[Configuration]) -> Iterator[Alike]:
         same = (id(configuration.checked), configuration.simulator, workload.requests, workload.ends)
         same_stations.setdefault(same, []).append(configuration)
     for (_, simulator, requests, ends), some in same_stations.items():
-        yield simulator, requests, ends, some, list(_keys(some[0])) if simulator == ITERATION else []
+        keys = list(_keys(some[0])) if simulator == ITERATION else []
+        yield Alike(simulator, requests, ends, some, keys)
 
 
 def _keys(configuration: Configuration) -> Iterator[tuple[CompileKey, tuple[StationPlan, ...]]]:

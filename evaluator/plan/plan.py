@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -136,10 +136,6 @@ class Plan:
             self, configurations=configurations, groups=groups_of(configurations, self.seeds, self.programs, rest)
         )
 
-    def _weighed(self, configurations: Sequence[Configuration]) -> Plan:
-        """The plan that knows of these, which are all of the grid, how many requests their programs serve."""
-        return replace(self, programs=programs_of(configurations, self.runs))
-
     @cached_property
     def _setting(self) -> PlanContext:
         """What all configurations are checked with, kept since a worker asks for those of one chunk after the other."""
@@ -201,14 +197,14 @@ def plan(
         requests = len(grid.points) * everything.runs * scenario.workload.requests
         everything = replace(everything, requests=requests, able=requests)
         rows = np.arange(len(grid.points))
+        asked = rows if configs is None else np.asarray(configs)
         # Who asks for no configuration yet knows better (``run.single``), or is told (``execution.workers``).
-        if simulator == AUTO and len(rows) <= MOST_WEIGHED and (configs is None or len(configs)):
+        if simulator != AUTO or len(rows) > MOST_WEIGHED or (configs is not None and not len(configs)):
+            return everything.of(asked)
+        configurations = everything._configurations(rows)
+        lacking = sum(everything.runs * each.workload.requests for each in configurations if each.lacking)
+        if lacking:  # once more: programs have less to do than it looked
+            everything = replace(everything, able=requests - lacking)
             configurations = everything._configurations(rows)
-            lacking = sum(everything.runs * each.workload.requests for each in configurations if each.lacking)
-            if lacking:  # once more: programs have less to do than it looked
-                everything = replace(everything, able=requests - lacking)
-                configurations = everything._configurations(rows)
-            everything = everything._weighed(configurations)
-            if configs is None:
-                return everything._grouped(configurations)
-        return everything.of(rows if configs is None else np.asarray(configs))
+        everything = replace(everything, programs=programs_of(configurations, everything.runs))
+        return everything._grouped([configurations[config] for config in asked])
