@@ -60,7 +60,7 @@ def connected(cluster: str | Client | None) -> Iterator[Client | None]:
     with ExitStack() as stack:
         stack.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": DEATHS}))
         if cluster == LOCAL:
-            stack.enter_context(dask.config.set(_of_workers()))
+            stack.enter_context(dask.config.set(_worker_settings()))
             threads = {"n_workers": 1, "threads_per_worker": 1, "processes": True}
             local = stack.enter_context(LocalCluster(**threads, dashboard_address=None, silence_logs="ERROR"))
             # One worker is there from the start, the others come with work: a short sweep does not wait until all
@@ -78,8 +78,8 @@ def connected(cluster: str | Client | None) -> Iterator[Client | None]:
         yield stack.enter_context(client)
 
 
-def _of_workers() -> dict[str, Any]:
-    """What is set for the workers of this machine."""
+def _worker_settings() -> dict[str, Any]:
+    """Dask's settings for the workers of this machine."""
     import dask
 
     # By default malloc of a worker gives all that comes free back to the system, so that the pages of every array of a

@@ -107,8 +107,8 @@ def forecast(
     run_s = sum(requests[kind] / rate for kind, rate in RATES.items()) / cores
     # Threads compile side by side, but no more of them than there are programs.
     compile_s = sum(COMPILATION_S[kind] for kind in compiled) / min(cores, max(len(compiled), 1))
-    # A chunk holds one configuration at least, however long its run is; there are as many chunks in memory as cores.
     in_all = sum(requests.values())
+    # A chunk holds one configuration at least, however long its run is; there are as many chunks in memory as cores.
     longest = max((length for length, _ in lengths.values()), default=0) * whole.runs
     return Forecast(
         designs=designs,
@@ -117,7 +117,7 @@ def forecast(
         reasons={reason: round(count * scale) for reason, count in reasons.items()},
         groups=work.programs,
         compilations=len(compiled),
-        requests=round(sum(requests.values())),
+        requests=round(in_all),
         by_token=round(work.by_token * scale),
         seconds=START_S * bool(feasible) + compile_s + run_s + DESIGN_S * designs,
         cores=cores,

@@ -113,7 +113,7 @@ def _steps(ds: xr.Dataset, names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarr
     for name in names:
         values = ds[name].values
         of_name = distinct(values)[1] if values.dtype.kind == "U" else np.unique(values, return_inverse=True)[1]
-        code = np.unique(code * (int(of_name.max()) + 1) + of_name, return_inverse=True)[1]
+        code = np.unique(code * (int(of_name.max(initial=0)) + 1) + of_name, return_inverse=True)[1]
     _, first, level_of = np.unique(code, return_index=True, return_inverse=True)
     return first, level_of
 

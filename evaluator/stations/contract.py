@@ -7,7 +7,7 @@ those of the last token are when the jobs come to the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -48,6 +48,7 @@ __all__ = [
     "out_of_turn",
     "passed_on",
     "ready_times",
+    "runs_by",
     "shape_of",
     "table_shape",
     "use_without_devices",
@@ -179,9 +180,14 @@ class AlikeRuns:
         """The ids of the jobs; a slice, by which NumPy copies nothing, where they are the first requests."""
         return slice(0, len(self.jobs[0])) if whole_table(self.jobs[0]) else self.jobs[0].id
 
+    @cached_property
+    def _numbers(self) -> np.ndarray:
+        """Of each run those of its configuration and of its seed, (2, run)."""
+        return np.array(self.runs, dtype=np.int64).reshape(-1, 2).T
+
     def _rows(self, table: np.ndarray) -> np.ndarray | slice:
         """The rows of the runs; a slice where they are all that there are."""
-        config, seed = np.array(self.runs, dtype=np.int64).reshape(-1, 2).T
+        config, seed = self._numbers
         if table.ndim == 2:
             return slice(seed[0], seed[0] + 1)
         rows, count = config * table.shape[1] + seed, table.shape[0] * table.shape[1]
@@ -195,14 +201,17 @@ def _flat(table: np.ndarray) -> np.ndarray:
 def alike_runs(jobs: ChunkJobs) -> list[AlikeRuns]:
     """All runs of a chunk, those with the same requests together."""
     # By identity: configurations share the ids and the demand of a seed, and both are made once where jobs go on.
-    alike: dict[tuple[int, int], AlikeRuns] = {}
-    for run, run_jobs in by_run(jobs):
-        kind = id(run_jobs.id), id(run_jobs.demand)
-        if kind not in alike:
-            alike[kind] = AlikeRuns([], [])
-        alike[kind].runs.append(run)
-        alike[kind].jobs.append(run_jobs)
-    return list(alike.values())
+    return runs_by(lambda _, run_jobs: (id(run_jobs.id), id(run_jobs.demand)), by_run(jobs))
+
+
+def runs_by(kind_of: Callable[[RunKey, Jobs], Hashable], runs: Iterable[tuple[RunKey, Jobs]]) -> list[AlikeRuns]:
+    """Runs, those of one kind together, which must have the same requests."""
+    kinds: dict[Hashable, AlikeRuns] = {}
+    for run, run_jobs in runs:
+        alike = kinds.setdefault(kind_of(run, run_jobs), AlikeRuns([], []))
+        alike.runs.append(run)
+        alike.jobs.append(run_jobs)
+    return list(kinds.values())
 
 
 def table_shape(jobs: ChunkJobs) -> tuple[int, int, int]:

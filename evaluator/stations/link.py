@@ -19,6 +19,7 @@ from evaluator.stations.contract import (
     RequestTimes,
     Station,
     alike_runs,
+    runs_by,
     shape_of,
     table_shape,
     use_without_devices,
@@ -52,15 +53,15 @@ def _serve(name: str, jobs: ChunkJobs, links: Sequence[LinkPlan | None]) -> tupl
 
 def _by_link(asked: AlikeRuns, links: Sequence[LinkPlan | None]) -> list[tuple[LinkPlan, AlikeRuns]]:
     """The runs whose jobs go over a link, those of one link together."""
-    over: dict[int, tuple[LinkPlan, AlikeRuns]] = {}
-    for run, run_jobs in zip(asked.runs, asked.jobs, strict=True):
-        plan = links[run[0]]
-        if plan is not None and run_jobs.origin is not None and len(run_jobs):
-            runs = over.setdefault(id(plan), (plan, AlikeRuns([], [])))[1]
-            runs.runs.append(run)
-            runs.jobs.append(run_jobs)
+    over = [
+        (run, run_jobs)
+        for run, run_jobs in zip(asked.runs, asked.jobs, strict=True)
+        if links[run[0]] is not None and run_jobs.origin is not None and len(run_jobs)
+    ]
+    by_plan = runs_by(lambda run, _: id(links[run[0]]), over)
     # What is known of the runs already serves where all of them go over one link.
-    return [(plan, asked if len(runs.runs) == len(asked.runs) else runs) for plan, runs in over.values()]
+    sent = [asked if len(runs.runs) == len(asked.runs) else runs for runs in by_plan]
+    return [(plan, runs) for runs in sent if (plan := links[runs.runs[0][0]]) is not None]
 
 
 def _send(plan: LinkPlan, asked: AlikeRuns, times: RequestTimes, busy_s: np.ndarray) -> None:

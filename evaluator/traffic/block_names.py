@@ -83,16 +83,16 @@ def _spoken(
     np.maximum.at(said, session, np.maximum(kv - shared, 0))
     # Numbers of a session's own text begin behind those of all system prompts and of the sessions before it.
     first = len(prompts) * shared + np.cumsum(said) - said
+    own_from = first[session] - shared  # because blocks are counted from the beginning of the prompt
     return BlockNames(
         sources=np.arange(len(prompts)) * shared,
         ends=np.full(len(prompts), shared),
         sources_from=prompt,
         sourced=np.full_like(ids, shared),
         per_source=max(shared, 1),
-        # Less ``shared``, because blocks are counted from the beginning of the prompt.
-        own_from=first[session] - shared,
+        own_from=own_from,
         count=len(prompts) * shared + int(said.sum()),
-        answers_apart=_apart(first[session] - shared, shared, prompt_blocks, kv),
+        answers_apart=_apart(own_from, shared, prompt_blocks, kv),
     )
 
 
