@@ -18,6 +18,7 @@ from tests.benchmarks import (  # noqa: F401
     kv_storage,
     loop_copies,
     mist,
+    paths,
     pipeline,
     prefixes,
     rag,

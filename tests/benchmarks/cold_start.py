@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import resource
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
-from evaluator.plan import plan
+import numpy as np
+
+from evaluator.metrics import OK
+from evaluator.plan import Plan, plan
 from evaluator.plan.simulators import AUTO
 from evaluator.scenario import load_scenario
 from tests.benchmarks.registry import Row, benchmark
@@ -30,6 +33,9 @@ COMMANDS = {
 }
 QUICK = ("quickstart", "disaggregation", "prefix-caching")
 NEEDS_A_TRACE = ("trace-replay",)
+SIMULATE = (
+    "import sys, json, evaluator; evaluator.simulate(sys.argv[1], select=json.loads(sys.argv[2]), progress=False)"
+)
 
 
 @benchmark("cold-start")
@@ -44,23 +50,32 @@ def cold_start(quick: bool) -> Iterator[Row]:
 
 @benchmark("gallery")
 def gallery(quick: bool) -> Iterator[Row]:
-    """Seconds of `evaluator sweep` of each scenario with an empty cache of programs, and of its processors."""
+    """Seconds of `sweep` of each scenario, and of `simulate` of one of its designs, with an empty cache of programs."""
     in_process("-m", "evaluator", "--help")  # bytecode, which an installer writes
     for path in sorted((ROOT / "scenarios").glob("*.yaml")):
         if path.stem in NEEDS_A_TRACE or (quick and path.stem not in QUICK):
             continue
-        with tempfile.TemporaryDirectory() as folder:
-            environment = {"EVALUATOR_CACHE": str(Path(folder) / "cache")}
-            wall, cpu = _took("sweep", str(path), "--quiet", "--out", f"{folder}/out.nc", environment=environment)
         found = plan(load_scenario(path), simulator=AUTO)
         engines = ", ".join(sorted({group.simulator for group in found.groups}))
+        with tempfile.TemporaryDirectory() as folder:
+            wall, cpu = _took(folder, "-m", "evaluator", "sweep", str(path), "--quiet", "--out", f"{folder}/out.nc")
         yield Row(path.stem, wall, "s", f"{cpu:.1f} s of processors; {found.requests:,} requests, {engines}")
+        with tempfile.TemporaryDirectory() as folder:
+            wall, cpu = _took(folder, "-c", SIMULATE, str(path), json.dumps(_one_of(found)))
+        yield Row(f"{path.stem}: simulate", wall, "s", f"{cpu:.1f} s of processors")
 
 
-def _took(*arguments: str, environment: dict[str, str]) -> tuple[float, float]:
-    """Seconds of a command until it ends, and of all processors."""
+def _one_of(found: Plan) -> dict[str, str]:
+    """The selection of the middle one of the configurations that can run."""
+    able = np.flatnonzero([configuration.status == OK for configuration in found.configurations])
+    steps = found.grid.steps(int(able[len(able) // 2]))
+    return {axis.name: str(axis.values[step]) for axis, step in zip(found.grid.axes, steps, strict=True)}
+
+
+def _took(folder: str, *arguments: str) -> tuple[float, float]:
+    """Seconds of a fresh Python until it ends, and of all processors; programs are kept in the folder."""
     before, start = _ended_s(), time.perf_counter()
-    in_process("-m", "evaluator", *arguments, environment=environment)
+    in_process(*arguments, environment={"EVALUATOR_CACHE": f"{folder}/cache"})
     return time.perf_counter() - start, _ended_s() - before
 
 

@@ -25,8 +25,13 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = "."
+PER_DESIGN = 1000
+"""Requests."""
 ON_DEMAND = {"deployment.kv.admission": "on_demand"}
 TIGHT = {**ON_DEMAND, "deployment.kv.capacity_tokens": 40_000}
+OF_EIGHT = {"sweep": {"workload.arrivals.rate_rps": [8, 160]}}
+EIGHT = {**OF_EIGHT, "deployment.replicas": 8}
+LOCKSTEP = {**OF_EIGHT, "deployment.data_parallel": 8, "deployment.model": "qwen3-30b-a3b"}
 SESSIONS = {"turns": 4, "think_s": 5}
 POOLS = {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}}
 CASES: dict[str, dict[str, Any]] = {
@@ -44,8 +49,11 @@ CASES: dict[str, dict[str, Any]] = {
     "512 tokens of a prompt at a time": {"deployment.batching.long_prefill_token_threshold": 512},
     "lightllm": {"deployment.batching.policy": "lightllm", "deployment.kv.block_tokens": 1},
     "two pipeline ranks": {"deployment.pipeline_parallel": 2},
-    "8 replicas, least_outstanding": {"deployment.replicas": 8, "deployment.router": "least_outstanding"},
-    "8 replicas, least_kv, short of KV": {**TIGHT, "deployment.replicas": 8, "deployment.router": "least_kv"},
+    "8 replicas, least_outstanding": {**EIGHT, "deployment.router": "least_outstanding"},
+    "8 replicas, least_work": {**EIGHT, "deployment.router": "least_work"},
+    "8 replicas, least_kv, short of KV": {**EIGHT, **TIGHT, "deployment.router": "least_kv"},
+    "8 data-parallel ranks in lockstep": LOCKSTEP,
+    "8 ranks in lockstep, least_outstanding": {**LOCKSTEP, "deployment.router": "least_outstanding"},
     "prefix cache by content": {**ON_DEMAND, "deployment.kv.prefix_caching": True, "workload.sessions": SESSIONS},
     "prefill and decode apart": {"deployment.pools": POOLS, "deployment.transfer": {"link": "rdma-400g"}},
     "drafts": {"deployment.speculative": {"method": "ngram", "tokens": 3, "acceptance": 0.6}},
@@ -66,7 +74,7 @@ def asked(case: str, designs: int) -> dict[str, Any]:
         "workload": {
             "arrivals": {"process": "poisson", "rate_rps": 10},
             "lengths": {"source": "azure-conv-2023"},
-            "requests": 1000,
+            "requests": PER_DESIGN,
             "warmup_requests": 100,
             "seeds": [0],
         },

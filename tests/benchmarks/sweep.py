@@ -6,8 +6,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from evaluator.yaml import loads_yaml
 from tests.benchmarks.registry import Row, benchmark
-from tests.benchmarks.timing import probe
+from tests.benchmarks.timing import ROOT, probe
 
 REQUESTS = 1000
 SIZES = {100: (5, 1), 1_000: (10, 5), 10_000: (50, 10), 100_000: (250, 20)}
@@ -15,15 +16,27 @@ SIZES = {100: (5, 1), 1_000: (10, 5), 10_000: (50, 10), 100_000: (250, 20)}
 APART = {160: (4, 2), 16_000: (160, 5)}
 """The same of designs with prefill and decode apart, which count each request once."""
 QUICK = 10_000
+QUICKSTART = {100_020: 1_667, 1_000_020: 16_667}
+"""Configurations -> rates of scenarios/quickstart.yaml, of whose designs some do not fit."""
 DEVICES = (10_000, 100_000)
 """Hypothetical devices, one in each configuration, beside as many rates on one device."""
 
 
 def scenario(configs: int, kind: str = "") -> dict:
-    """The scenario of a kind: the grid of all sizes, ``apart``, ``devices``, ``rates``; every configuration fits."""
+    """The scenario of a kind: the grid of all sizes, ``apart``, ``devices``, ``rates``, of which every configuration
+    fits; or ``quickstart``."""
+    if kind == "quickstart":
+        return _quickstart(configs)
     if kind in ("devices", "rates"):
         return _along(configs, kind)
     return _grid(configs, kind == "apart")
+
+
+def _quickstart(configs: int) -> dict:
+    path = ROOT / "scenarios" / "quickstart.yaml"
+    asked = loads_yaml(path.read_text(encoding="utf-8"), path.name)
+    asked["sweep"]["workload.arrivals.rate_rps"] = {"linspace": [0.5, 10, QUICKSTART.get(configs, 20)]}
+    return asked
 
 
 def _along(configs: int, kind: str) -> dict:
@@ -81,6 +94,17 @@ def sweep(quick: bool) -> Iterator[Row]:
         yield from _hypothetical(DEVICES[0 if quick else 1], folder, kept)
 
 
+@benchmark("million")
+def million(quick: bool) -> Iterator[Row]:
+    """Wall time and peak memory of scenarios/quickstart.yaml at so many rates that it has 1,000,020 designs."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = {"EVALUATOR_CACHE": str(Path(folder) / "cache")}
+        probe("sweep_probe", "1200", folder, "quickstart", environment=kept)  # compiles
+        for configs in (size for size in QUICKSTART if size <= 200_000 or not quick):
+            found = probe("sweep_probe", str(configs), folder, "quickstart", environment=kept)
+            yield from _rows(configs, found, ", quickstart")
+
+
 def _hypothetical(devices: int, folder: str, kept: dict[str, str]) -> Iterator[Row]:
     """Devices that no file has, and the time that they take beside that of rates on one device."""
     probe("sweep_probe", str(min(SIZES)), folder, "rates", environment=kept)  # compiles
@@ -92,7 +116,7 @@ def _hypothetical(devices: int, folder: str, kept: dict[str, str]) -> Iterator[R
 
 def _rows(configs: int, found: dict[str, float], kind: str = "") -> Iterator[Row]:
     label = f"{configs:,} configurations{kind}"
-    requests = configs * REQUESTS / 1e6
+    requests = found["ran"] * REQUESTS / 1e6
     yield Row(f"{label}: wall time", found["wall_s"], "s", f"of it {found['import_s']:.2g} s to load JAX")
     per_core = f"{requests / found['cpu_s']:.3g} M per core-second"
     yield Row(f"{label}: end to end", requests / found["wall_s"], "M requests/s", per_core)

@@ -1,4 +1,4 @@
-"""One sweep in a process of its own, which prints its time and memory: CONFIGURATIONS FOLDER [apart|devices|rates]."""
+"""One sweep in a process of its own, which prints its time and memory: CONFIGURATIONS FOLDER [KIND]."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def main() -> None:
         "import_s": loaded - start,
         "peak_bytes": peak_memory(),
     }
-    ran = int((result["status"] == "ok").sum())
-    if ran != configs:
-        raise SystemExit(f"{configs - ran} of {configs} configurations did not run")
+    measured["ran"] = int((result["status"] == "ok").sum())
+    if measured["ran"] != configs and "quickstart" not in sys.argv:
+        raise SystemExit(f"{configs - measured['ran']} of {configs} configurations did not run")
     print(json.dumps(measured))
 
 
