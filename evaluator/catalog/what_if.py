@@ -104,16 +104,20 @@ _DEVICES: dict[tuple[str, str, int], dict[WhatIf, Hardware]] = {}
 
 def device(described: WhatIf) -> Hardware:
     """The device of a description. Errors: those of ``read_device``, at ``HERE``."""
-    made = _made_devices().get(described)
-    return _kept(described, read_device(described.parameters, HERE)) if made is None else made
+    made = _made_devices()
+    hardware = made.get(described)
+    if hardware is None:
+        hardware = read_device(described.parameters, HERE)
+        _keep(made, described, hardware)
+    return hardware
 
 
 def devices_with(described: WhatIf, several: Iterable[Mapping[str, float]]) -> Iterator[WhatIf]:
     """The description with other ``DEVICE_FIGURES``, one after the other, which are known to be plausible."""
-    parameters, base = described.parameters, device(described)
+    parameters, base, made = described.parameters, device(described), _made_devices()
     for figures in several:
         other = WhatIf(_SORTED.encode({**parameters, **figures}))
-        _kept(other, with_fields(base, **figures))
+        _keep(made, other, with_fields(base, **figures))
         yield other
 
 
@@ -129,12 +133,10 @@ def _made_devices() -> dict[WhatIf, Hardware]:
     return made
 
 
-def _kept(described: WhatIf, hardware: Hardware) -> Hardware:
-    made = _made_devices()
+def _keep(made: dict[WhatIf, Hardware], described: WhatIf, hardware: Hardware) -> None:
     if len(made) >= MOST_DEVICES:
         made.clear()
     made[described] = hardware
-    return hardware
 
 
 def changed_model(described: WhatIf) -> Model:

@@ -26,6 +26,7 @@ from evaluator.keys.readers import (
     shown,
 )
 from evaluator.keys.records import table_of
+from evaluator.records import with_fields
 
 Check = Callable[[Any, Place], Any]
 """Gets what was built and its place, and raises InputError where keys do not go together. It may return the record
@@ -42,9 +43,10 @@ class Section(Reader):
 
     def rebuilt(self, base: Any, parts: Mapping[str, Any], place: Place) -> Any:
         """What ``base`` is with other ``parts``, by key. Errors: InputError of ``check``."""
-        # From the table and not by ``dataclasses.replace``: ``build`` may be a function that makes another record of
-        # the same keys. Parts that are not set are the very objects of ``base``, by whose identity plans of many
-        # points are shared.
+        # Parts that are not set are the very objects of ``base``, by whose identity plans of many points are shared.
+        if type(base) is self.build and not hasattr(self.build, "__post_init__"):
+            return _checked(with_fields(base, **parts), self.check, place)
+        # ``build`` may be a function that makes another record of the same keys.
         values = {key: parts[key] if key in parts else getattr(base, key) for key in self.table}
         return _checked(self.build(**values), self.check, place)
 

@@ -13,10 +13,9 @@ from evaluator.plan.link import LinkPlan
 from evaluator.plan.phases import PhasePools
 from evaluator.plan.request_level import objective_problem
 from evaluator.plan.route import PipelinePlan
-from evaluator.plan.same_but_speed import likeness, with_devices
+from evaluator.plan.same_but_speed import DesignStations, likeness
 from evaluator.plan.simulators import AUTO, ITERATION, REQUEST, TOKEN
 from evaluator.plan.station import StationPlan
-from evaluator.records import with_fields
 from evaluator.replica import Change, varied
 from evaluator.scenario import STAGE, Deployment, Objective, Point, Workload, all_objectives
 from evaluator.traffic.request_sampler import RequestSampler
@@ -33,19 +32,17 @@ class RateChange(NamedTuple):
 class Configuration:
     """One configuration: ``config`` is its row of the grid, ``status`` is ok or why it cannot run.
 
-    ``stations`` are its pools in the order in which a request passes them; ``phases`` says which of them serve one
-    phase side by side. Behind the pools that give the answers come those that compute models for stages of the
-    ``pipeline``. ``simulator`` computes it; ``lacking`` are the keys for which the vectorised engine cannot. ``joint``:
-    what one replica or station does decides what comes to another, so that they cannot be computed one after the other.
-    ``joint_pools``: that holds for pools, not only for the replicas of one, so that all pools run in one event loop.
-    ``link`` is between a prefill and a decode side; None: what the one sends is there at once. ``changes`` are those by
-    which a variant differs from its configuration.
+    ``phases`` says which of its stations serve one phase side by side. ``simulator`` computes it; ``lacking`` are the
+    keys for which the vectorised engine cannot. ``joint``: what one replica or station does decides what comes to
+    another, so that they cannot be computed one after the other. ``joint_pools``: that holds for pools, not only for
+    the replicas of one, so that all pools run in one event loop. ``link`` is between a prefill and a decode side; None:
+    what the one sends is there at once. ``changes`` are those by which a variant differs from its configuration.
     """
 
     config: int
     workload: Workload
     objectives: tuple[Objective, ...]
-    stations: tuple[StationPlan, ...]
+    of_design: DesignStations
     status: str
     simulator: str = ITERATION
     lacking: tuple[str, ...] = ()
@@ -55,7 +52,16 @@ class Configuration:
     joint_pools: bool = False
     pipeline: PipelinePlan | None = None
     changes: tuple[Change | RateChange, ...] = ()
-    checked: tuple[StationPlan, ...] = ()  # the stations as they were checked: its own, or those of one that is like it
+
+    @property
+    def stations(self) -> tuple[StationPlan, ...]:
+        """Its pools in the order in which a request passes them; behind those that give the answers come those that
+        compute models for stages of the ``pipeline``."""
+        return self.of_design.stations
+
+    def with_stations(self, stations: tuple[StationPlan, ...]) -> Configuration:
+        """The same with these stations."""
+        return replace(self, of_design=DesignStations(stations))
 
     @property
     def open_loop(self) -> bool:
@@ -134,14 +140,14 @@ class Configuration:
 class PlanContext:
     """What all configurations of a plan are checked with: their jobs, the seeds, and the engine that is wanted.
 
-    ``feasibilities`` keeps what was found, because the rates of a sweep share their pools and lengths.
+    ``found`` keeps what was found of designs, because the rates of a sweep share their pools and lengths.
     """
 
     sampler: RequestSampler
     seeds: tuple[int, ...]
     simulator: str
     requests: int  # of the whole run, all configurations and seeds that the vectorised engine can compute
-    feasibilities: dict[Hashable, Feasibility] = field(default_factory=dict)
+    found: dict[Hashable, tuple[Feasibility, DesignStations]] = field(default_factory=dict)
     _numbers: dict[Hashable, int] = field(default_factory=dict)
     _next: Iterator[int] = field(default_factory=count)
 
@@ -179,9 +185,10 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
     # By identity, since to hash or compare a deployment takes longer than most checks; the grid keeps the objects
     # alive.
     key = (id(deployment), setting.asked(workload))
-    feasibility = setting.feasibilities.get(key)
-    if feasibility is None:
-        feasibility = setting.feasibilities[key] = _feasibility(workload, deployment, setting)
+    found = setting.found.get(key)
+    if found is None:
+        found = setting.found[key] = _found(workload, deployment, setting)
+    feasibility, of_design = found
     # The request-level algorithms run replicas that share a queue together by themselves: nothing is ``joint`` to
     # them.
     by_request = setting.simulator == REQUEST
@@ -194,7 +201,7 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
         config=config,
         workload=workload,
         objectives=objectives,
-        stations=feasibility.stations,
+        of_design=of_design,
         status=status,
         simulator=_simulator_of(feasibility, setting),
         lacking=() if by_request else feasibility.lacking,
@@ -203,7 +210,6 @@ def configuration_at(config: int, point: Point, setting: PlanContext) -> Configu
         phases=feasibility.phases,
         joint_pools=feasibility.joint_pools,
         pipeline=feasibility.pipeline,
-        checked=feasibility.checked or feasibility.stations,
     )
 
 
@@ -221,20 +227,21 @@ def _simulator_of(feasibility: Feasibility, setting: PlanContext) -> str:
     return TOKEN if setting.requests < feasibility.worth_compiling else ITERATION
 
 
-def _feasibility(workload: Workload, deployment: Deployment, setting: PlanContext) -> Feasibility:
-    """What is known of a deployment: checked, or as of one that is like it."""
+def _found(workload: Workload, deployment: Deployment, setting: PlanContext) -> tuple[Feasibility, DesignStations]:
+    """What is known of a deployment, and its stations: checked, or as of one that is like it."""
     # By what decides whether it can run, where no object is shared: devices that a sweep describes differ in each
     # point.
     like = likeness(deployment)
     key = (like, setting.asked(workload))
-    first = None if like is None else setting.feasibilities.get(key)
-    if first is None:
-        first = check(workload, deployment, setting.sampler, setting.seeds, setting.simulator)
-    if like is None:
-        return first
-    setting.feasibilities[key] = first
-    # Only speed, power and price differ, on which nothing that was checked depends.
-    return with_fields(first, stations=with_devices(first.stations, deployment), checked=first.stations)
+    first = None if like is None else setting.found.get(key)
+    if first is not None:
+        feasibility, of_first = first
+        return feasibility, DesignStations(of_first.checked, deployment)
+    feasibility = check(workload, deployment, setting.sampler, setting.seeds, setting.simulator)
+    found = feasibility, DesignStations(feasibility.stations)
+    if like is not None:
+        setting.found[key] = found
+    return found
 
 
 # --- configurations with something changed: an input of the hardware, or the rate at which requests come
@@ -263,7 +270,7 @@ def variant(configuration: Configuration, change: Change | RateChange, sampler: 
     same = same and all(station is other for station, other in zip(stations, configuration.stations, strict=True))
     if same:
         return configuration
-    return replace(configuration, stations=stations, link=link, pipeline=pipeline, changes=changes)
+    return replace(configuration.with_stations(stations), link=link, pipeline=pipeline, changes=changes)
 
 
 def _varied(station: StationPlan, change: Change) -> StationPlan:

@@ -89,7 +89,6 @@ class Feasibility:
     link: LinkPlan | None
     pipeline: PipelinePlan | None = None
     worth_compiling: int = 0  # requests of a whole run from which on programs are worth their compilation
-    checked: tuple[StationPlan, ...] = ()  # of one that is like it; none where these stations were checked
 
 
 def check(

@@ -151,7 +151,7 @@ def _alike(configurations: Sequence[Configuration]) -> Iterator[Alike]:
     for configuration in configurations:
         workload = configuration.workload
         # The statistics of a chunk are of one window of requests, hence ``ends`` (warm-up and cool-down) in the key.
-        same = (id(configuration.checked), configuration.simulator, workload.requests, workload.ends)
+        same = (id(configuration.of_design.checked), configuration.simulator, workload.requests, workload.ends)
         same_stations.setdefault(same, []).append(configuration)
     for (_, simulator, requests, ends), some in same_stations.items():
         keys = list(_keys(some[0])) if simulator == ITERATION else []

@@ -1,15 +1,16 @@
-"""Configurations that differ in the speed of their devices alone: what was checked of one holds for all of them.
+"""Configurations that differ in the speed or price of devices alone: what was checked of one holds for all of them.
 
 A sweep over the bandwidth of a device, its peaks, links, power or price has a deployment of its own in every design. No
 check looks at any of these: whether a design can run depends on the memory of its devices, on which of them are linked
 and on the dtypes that they compute in. So the first design is checked, and the others take what was found, with their
-own devices in the place of its.
+own devices and prices in the place of its, when somebody asks for their stations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import fields
+from dataclasses import dataclass, fields
+from functools import cached_property
 from operator import attrgetter
 from typing import TypeVar
 
@@ -20,38 +21,49 @@ from evaluator.records import with_fields
 from evaluator.replica import on_device
 from evaluator.scenario import Deployment, Pool
 
-COMPARED = ("hardware", "pools", "pipeline")
+NOT_COMPARED = ("hardware", "usd_per_device_hour", "pools", "pipeline")
 """Fields that are not compared by their identity; a deployment with a pipeline is like no other."""
 
 _OTHERS = {
-    record: attrgetter(*(entry.name for entry in fields(record) if entry.name not in COMPARED))
+    record: attrgetter(*(entry.name for entry in fields(record) if entry.name not in NOT_COMPARED))
     for record in (Deployment, Pool)
 }
 
 _Described = TypeVar("_Described", Deployment, Pool)
 
 
+@dataclass(frozen=True, eq=False)
+class DesignStations:
+    """The stations of a design: those that were ``checked``, or with the devices and prices of the ``deployment``,
+    where another one that is like it was checked."""
+
+    checked: tuple[StationPlan, ...]
+    deployment: Deployment | None = None
+
+    @cached_property
+    def stations(self) -> tuple[StationPlan, ...]:
+        """Made when they are asked for, as when a chunk runs: five records each, which no plan looks at."""
+        if self.deployment is None:
+            return self.checked
+        return tuple(_with_device(station, self.deployment) for station in self.checked)
+
+
 def likeness(deployment: Deployment) -> Hashable | None:
-    """Equal for deployments that differ in the speed of described devices alone; None: no other can be like this one.
+    """Equal for deployments that differ in the speed of described devices and in prices alone; None: no other can be
+    like this one.
 
     Points of a sweep share the objects of parts that they do not vary, so parts are compared by identity (``id``).
     Stages of a pipeline ask more of devices than the engine does, and whether any replica keeps the latency that an
     autoscaler is to go by is a question of speed.
     """
-    pools = deployment.pools or {}
-    hardware = [deployment.hardware, *(pool.hardware for pool in pools.values())]
-    if (
-        deployment.pipeline
-        or _keeps_latency(deployment)
-        or not any(isinstance(device_of_pool, WhatIf) for device_of_pool in hardware)
-    ):
+    if deployment.pipeline or _keeps_latency(deployment):
         return None
-    return _parts(deployment), tuple((name, _parts(pool)) for name, pool in pools.items())
+    return _parts(deployment), tuple((name, _parts(pool)) for name, pool in (deployment.pools or {}).items())
 
 
 def _keeps_latency(deployment: Deployment) -> bool:
-    scaling = [of.autoscaling for of in (deployment, *(deployment.pools or {}).values())]
-    return any(policy is not None and policy.within_s is not None for policy in scaling)
+    pools = deployment, *(deployment.pools or {}).values()
+    return any(pool.autoscaling is not None and pool.autoscaling.within_s is not None for pool in pools)
 
 
 def _parts(of: _Described) -> Hashable:
@@ -68,17 +80,15 @@ def outline(hardware: Hardware) -> Hashable:
     return *same, tuple(hardware.peak_flops), links
 
 
-def with_devices(stations: tuple[StationPlan, ...], deployment: Deployment) -> tuple[StationPlan, ...]:
-    """The stations of a deployment that is like the one that these are of, on its own devices."""
-    return tuple(_with_device(station, deployment) for station in stations)
-
-
 def _with_device(station: StationPlan, deployment: Deployment) -> StationPlan:
-    pool = (deployment.pools or {}).get(station.name)
-    hardware = deployment.hardware if pool is None or pool.hardware is None else pool.hardware
-    before = station.deployment
+    """The station with the device and the price that it has in a deployment which is like its own."""
+    pool, before = (deployment.pools or {}).get(station.name), station.deployment
+    said = [deployment] if pool is None else [pool, deployment]
+    price = next((of.usd_per_device_hour for of in said if of.usd_per_device_hour is not None), None)
+    hardware = next(of.hardware for of in said if of.hardware is not None)
     # Equal descriptions describe the same device: a pool that is not swept keeps its object, and its cached figures.
-    if not isinstance(hardware, WhatIf) or hardware == before.hardware:
+    design = on_device(station.design, hardware) if hardware != before.hardware else station.design
+    if design is station.design and price == before.usd_per_device_hour:
         return station
-    changed = with_fields(before, hardware=hardware)
-    return with_fields(station, deployment=changed, design=on_device(station.design, hardware))
+    changed = with_fields(before, hardware=hardware, usd_per_device_hour=price)
+    return with_fields(station, deployment=changed, design=design)

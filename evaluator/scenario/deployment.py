@@ -288,10 +288,11 @@ def check_kv(kv: KvCache, place: Place) -> None:
 
 def check_engine(pool: Pool, place: Place) -> None:
     """Refuses a release that the engine's table does not know, and two keys that say different plannings."""
-    try:
-        serving_engine(pool.engine).release(pool.engine_version)
-    except InputError as error:
-        raise place.key("engine_version").error(str(error)) from None
+    if pool.engine_version is not None:
+        try:
+            serving_engine(pool.engine).release(pool.engine_version)
+        except InputError as error:
+            raise place.key("engine_version").error(str(error)) from None
     of_vllm, planning = pool.async_scheduling, pool.batching.planning
     # Both may be said where they agree: a deployment that was imported has vLLM's word, a sweep beside it ours.
     if of_vllm is not None and planning is not None and of_vllm != (planning == ASYNCHRONOUS):

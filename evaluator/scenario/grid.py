@@ -362,14 +362,13 @@ def _completed(axes: tuple[Axis, ...], firsts: list[dict[int, int]], points: lis
         for step, change in enumerate(axis.changes):
             # A dataset has one coordinate for each key of an axis; a step that leaves a key out has the scenario's
             # value there, or that of the engine.
-            absent = (
-                [path for path in paths if path not in change] if step in first and len(change) < len(paths) else []
-            )
-            at_point = {path: lookup(points[first[step]], path) for path in absent}
+            whole = dict(change)
+            if step in first and len(change) < len(paths):
+                point = points[first[step]]
+                whole |= {path: lookup(point, path) for path in paths if path not in change}
             # A key that has no value there either (an engine's default that depends on the prompts) stays out: a
             # coordinate cannot be None.
-            present = {path: value for path, value in at_point.items() if value is not None}
-            changes.append({path: {**present, **change}[path] for path in paths if path in present or path in change})
+            changes.append({path: whole[path] for path in paths if path in change or whole.get(path) is not None})
         completed.append(replace(axis, changes=tuple(changes)))
     return tuple(completed)
 

@@ -44,7 +44,7 @@ def axis(key: str, values: list, *overrides: str):
 @pytest.mark.parametrize(("key", "values"), SPEED.items(), ids=SPEED.keys())
 def test_how_fast_a_device_is_is_no_matter_of_checks(key, values):
     first, second = plan(axis(key, values)).configurations
-    assert second.checked is first.checked and second.stations is not first.stations
+    assert second.of_design.checked is first.of_design.checked and second.stations is not first.stations
     assert second.stations[0].design.ready.costing is first.stations[0].design.ready.costing
     assert second.stations[0].design.hardware != first.stations[0].design.hardware
 
@@ -52,7 +52,7 @@ def test_how_fast_a_device_is_is_no_matter_of_checks(key, values):
 @pytest.mark.parametrize(("key", "values"), OTHER.items(), ids=OTHER.keys())
 def test_what_decides_whether_a_design_runs_is_checked_for_each(key, values):
     first, second = plan(axis(key, values)).configurations
-    assert second.checked is not first.checked
+    assert second.of_design.checked is not first.of_design.checked
 
 
 @pytest.mark.parametrize("more", [(), ("deployment.model=llama-3.1-70b",), ("deployment.replicas=2",)], ids=str)
@@ -66,7 +66,7 @@ def test_members_are_those_that_are_planned_alone(more):
         )
     )
     assert [told(one) for one in whole.configurations] == [told(one) for one in one_by_one(whole)]
-    assert len({id(one.checked) for one in whole.configurations}) == 4
+    assert len({id(one.of_design.checked) for one in whole.configurations}) == 4
 
 
 def test_pools_have_devices_of_their_own():
@@ -95,7 +95,38 @@ def test_pools_have_devices_of_their_own():
     assert len(whole.groups) == 1
 
 
+def test_prices_are_no_matter_of_checks():
+    """Beside the pools and of one of them, above that of the catalog."""
+    first, second = plan(scenario(deployment__usd_per_device_hour=[2, 3])).configurations
+    assert second.of_design.checked is first.of_design.checked
+    assert second.stations[0].design is first.stations[0].design
+    assert (first.usd_per_hour, second.usd_per_hour) == (2, 3)
+    tree = {
+        "workload": {
+            "arrivals": {"process": "poisson", "rate_rps": 4},
+            "lengths": {"source": "azure-conv-2023"},
+            "requests": 60,
+            "warmup_requests": 10,
+        },
+        "deployment": {
+            "model": "llama-3.1-8b",
+            "hardware": "h100-sxm",
+            "pools": {"prefill": {"role": "prefill"}, "decode": {"role": "decode"}},
+        },
+        "sweep": {"deployment.usd_per_device_hour": [2, 3], "deployment.pools.decode.usd_per_device_hour": [7, None]},
+    }
+    whole = plan(load_scenario(tree))
+    assert [told(one) for one in whole.configurations] == [told(one) for one in one_by_one(whole)]
+    assert [one.usd_per_hour for one in whole.configurations] == [9, 4, 10, 6]
+    assert len({id(one.of_design.checked) for one in whole.configurations}) == 1
+
+
+def test_rates_share_the_stations_of_a_device():
+    whole = plan(scenario(deployment__hardware__memory_bandwidth=[2e12, 3e12], workload__arrivals__rate_rps=[1, 2, 4]))
+    assert len({id(one.stations) for one in whole.configurations}) == 2
+
+
 def test_a_device_of_a_name_is_as_it_is():
     """Designs with devices of the catalog are checked one by one: the catalog has few."""
     first, second = plan(scenario(deployment__hardware=["h100-sxm", "h200-sxm"])).configurations
-    assert second.checked is second.stations and first.checked is first.stations
+    assert second.stations is second.of_design.checked is not first.of_design.checked

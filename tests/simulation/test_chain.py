@@ -124,7 +124,7 @@ def test_what_stands_behind_an_engine(streams):
     found = outcomes_of([configuration], run_chain([*stations_of(whole, [configuration]), last], chunk))
     (station,) = configuration.stations
     slow = replace(station.design.calibration, frontend_s=station.design.calibration.frontend_s + 0.25)
-    slower = replace(configuration, stations=(replace(station, design=replace(station.design, calibration=slow)),))
+    slower = configuration.with_stations((replace(station, design=replace(station.design, calibration=slow)),))
     known = simulate_configurations(whole, [slower])
     for name in (*TIMES[:2], "last_token_s"):
         np.testing.assert_allclose(getattr(found.times, name), getattr(known.times, name), rtol=1e-12)

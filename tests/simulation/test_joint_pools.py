@@ -197,7 +197,7 @@ def tight(configurations: Sequence[Configuration]) -> list[Configuration]:
     for configuration in configurations:
         times = float(np.random.default_rng(configuration.config).choice([1.02, 1.5, 3.0, 8.0]))
         found.append(
-            replace(configuration, stations=tuple(tightened(station, times) for station in configuration.stations))
+            configuration.with_stations(tuple(tightened(station, times) for station in configuration.stations))
         )
     return found
 

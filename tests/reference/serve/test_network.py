@@ -45,7 +45,7 @@ def ran(scenario: Any, times: float | None = None, **changes: Any) -> tuple[Plan
     assert configuration.status == OK, configuration.status
     if times is not None:
         stations = tuple(tightened(station, times) for station in configuration.stations)
-        configuration = replace(configuration, stations=stations)
+        configuration = configuration.with_stations(stations)
     return whole, configuration, simulate_configurations(whole, [configuration])
 
 

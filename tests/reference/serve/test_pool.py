@@ -299,7 +299,7 @@ def test_a_request_that_is_never_admitted_is_our_fault(simulator, admission):
     (station,) = configuration.stations
     replica = station.design.ready
     tiny = replace(replica, kv=replace(replica.kv, capacity_units=1))
-    configuration = replace(configuration, stations=(replace(station, design=replace(station.design, replica=tiny)),))
+    configuration = configuration.with_stations((replace(station, design=replace(station.design, replica=tiny)),))
     with pytest.raises(RuntimeError, match=f"configuration 0: the {simulator} engine never admitted a request"):
         simulate_configurations(whole, [configuration])
 

@@ -53,7 +53,7 @@ def planned(scenario: Scenario, times: float | None = None) -> tuple[Plan, Confi
     assert configuration.status == OK, configuration.status
     if times is not None:
         stations = tuple(tightened(station, times) for station in configuration.stations)
-        configuration = replace(configuration, stations=stations)
+        configuration = configuration.with_stations(stations)
     return whole, configuration
 
 
