@@ -81,7 +81,8 @@ def _jobs(
     size = min(32, -(-count // cores()))
     pieces = [slice(start, start + size) for start in range(0, count, size)]
     sees_kv = record.counts == "kv_units" and structure.preempts
-    structure = structure._replace(replicas=replicas, lockstep=ranks > 1, kv_seen=sees_kv)
+    # Several replicas count step by step what decodes take of KV (``plan.simulators.grows_by_blocks``).
+    structure = structure._replace(replicas=replicas, lockstep=ranks > 1, kv_seen=sees_kv, block_tokens=0)
     return [(*jax.tree.map(lambda x, piece=piece: x[piece], (lanes, requests)), structure) for piece in pieces]
 
 

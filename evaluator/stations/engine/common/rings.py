@@ -179,6 +179,18 @@ def tagged_add(counts: StepCounts, slot: Int, step: Int, more: Array | int = 1) 
     return write(counts, slot, jnp.where(cell >> 32 == step, cell, tag) + more)
 
 
+def tagged_add_each(counts: StepCounts, slot: Int, step: Int, more: Array) -> StepCounts:
+    """The same with ``more``, int64 (step,), for steps in a row whose cells are, too: from ``step`` at ``slot`` on.
+
+    Where it is 0 the cell may be that of another step to come, and stays as it is.
+    """
+    cells = lax.dynamic_slice(counts, (slot,), more.shape, allow_negative_indices=False)
+    steps = step.astype(jnp.int64) + jnp.arange(more.shape[0])
+    after = jnp.where(cells >> 32 == steps, cells, steps << 32) + more
+    after = jnp.where(more != 0, after, cells)
+    return lax.dynamic_update_slice(counts, after, (slot,), allow_negative_indices=False)
+
+
 def tagged_count(counts: StepCounts, slot: Int, step: Int, once: bool = False) -> Float:
     """How many were added at ``slot`` for ``step``; ``once``: as by ``read_once``."""
     cell = read_once(counts, slot) if once else read(counts, slot)

@@ -19,7 +19,7 @@ from evaluator.stations.engine.common.arrays import (
 )
 from evaluator.stations.engine.common.prompts import PromptSums
 from evaluator.stations.engine.common.rings import NONE, in_ring, mark, read, tagged_add, write
-from evaluator.stations.engine.common.speculation import AcceptedTokens, tokens_given
+from evaluator.stations.engine.common.speculation import AT_ONCE, AcceptedTokens, Gains, over_gains
 from evaluator.stations.engine.fcfs_reserved.lane import Given
 from evaluator.stations.engine.fcfs_reserved.state import State
 
@@ -195,22 +195,13 @@ def _speculate(
     begin = first_step + 1 - resident
     left = jnp.where(complete, output.astype(jnp.int32) - 1 + resident, 0)
 
-    def take(carry: tuple[Int, Int, Float, AcceptedTokens]) -> tuple[Int, Int, Float, AcceptedTokens]:
-        iteration, left, attends, accepted = carry
-        gain = jnp.minimum(tokens_given(speculation, i, iteration), left)
-        step = begin + iteration
-        cell = in_ring(step, ring)
-        accepted = accepted._replace(tokens=tagged_add(accepted.tokens, cell, step, gain.astype(jnp.int64)))
-        after = attends + gain
-        if given.structure.windowed:
-            window = given.limits.window
-            more = (jnp.minimum(after, window) - jnp.minimum(attends, window)).astype(jnp.int64)
-            accepted = accepted._replace(window=tagged_add(accepted.window, cell, step, more))
-        return iteration + 1, left - gain, after, accepted
+    def enter(gains: Gains, accepted: AcceptedTokens) -> AcceptedTokens:
+        step = begin + gains.ahead[0]
+        return accepted.enter(gains, in_ring(step, ring), step, attends, given.window())
 
-    start = (jnp.int32(0), left, attends, accepted)
-    iterations, _, _, accepted = lax.while_loop(lambda carry: carry[1] > 0, take, start)
-    taken = _leaves(given, begin + iterations - 1, i, complete, taken._replace(accepted=accepted))
+    lead = begin & (AT_ONCE - 1)
+    iterations, entered = over_gains(speculation, i, jnp.int32(0), left, enter, accepted, lead)
+    taken = _leaves(given, begin + iterations - 1, i, complete, taken._replace(accepted=entered))
     if not given.structure.windowed:
         return taken
     windowed = jnp.where(complete, jnp.minimum(attends, given.limits.window), 0.0)

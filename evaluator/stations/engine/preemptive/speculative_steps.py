@@ -11,12 +11,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import lax
 
 from evaluator.cost.kv import units
 from evaluator.stations.engine.common.arrays import Flag, Float, Int, StepCounts
-from evaluator.stations.engine.common.rings import read, read_each, tagged_add
-from evaluator.stations.engine.common.speculation import AcceptedTokens, Speculation, tokens_given
+from evaluator.stations.engine.common.rings import read, read_each, tagged_add_each
+from evaluator.stations.engine.common.speculation import AT_ONCE, AcceptedTokens, Gains, Speculation, over_gains
 from evaluator.stations.engine.preemptive.lane import Given
 from evaluator.stations.engine.preemptive.state import State
 
@@ -43,14 +42,10 @@ class PathGain(NamedTuple):
 def walk_path(given: Given, path: SpeculativePath, steps: Int) -> PathGain:
     """The whole way, and what the first ``steps`` of it give."""
 
-    def go_on(carry: tuple[Int, Int, Int]) -> tuple[Int, Int, Int]:
-        ahead, left, gained = carry
-        gain = _gain(given, path, ahead, left)
-        return ahead + 1, left - gain, gained + jnp.where(ahead < steps, gain, 0)
+    def enter(gains: Gains, gained: Int) -> Int:
+        return gained + jnp.sum(jnp.where(gains.ahead < steps, gains.tokens(), 0), dtype=jnp.int32)
 
-    start = (jnp.int32(0), path.left, jnp.int32(0))
-    iterations, _, gained = lax.while_loop(lambda carry: carry[1] > 0, go_on, start)
-    return PathGain(iterations, gained)
+    return PathGain(*over_gains(_speculation(given), path.i, path.first, path.left, enter, jnp.int32(0)))
 
 
 def enter_accepted(
@@ -60,24 +55,14 @@ def enter_accepted(
 
     ``attends``: tokens that it attends to in the first of them.
     """
-    windowed, window = given.structure.windowed, given.limits.window
+    first = path.step + 1  # tokens come when the step is over, units are needed when it begins (``note_units``)
 
-    def enter(carry: tuple[Int, Int, Float, AcceptedTokens]) -> tuple[Int, Int, Float, AcceptedTokens]:
-        ahead, left, attends, accepted = carry
-        gain = _gain(given, path, ahead, left)
-        # Tokens come when the step is over, units are needed when it begins (``note_units``).
-        step = path.step + ahead + 1
-        cell = given.structure.cell(path.decode_group, step)
-        accepted = accepted._replace(tokens=tagged_add(accepted.tokens, cell, step, sign * gain.astype(jnp.int64)))
-        after = attends + gain
-        if windowed:
-            more = (jnp.minimum(after, window) - jnp.minimum(attends, window)).astype(jnp.int64)
-            accepted = accepted._replace(window=tagged_add(accepted.window, cell, step, sign * more))
-        return ahead + 1, left - gain, after, accepted
+    def enter(gains: Gains, accepted: AcceptedTokens) -> AcceptedTokens:
+        step = first + gains.ahead[0]
+        return accepted.enter(gains, given.structure.cell(path.decode_group, step), step, attends, given.window(), sign)
 
-    start = (jnp.int32(0), path.left, attends, accepted)
-    iterations, _, _, accepted = lax.while_loop(lambda carry: carry[1] > 0, enter, start)
-    return iterations, accepted
+    lead = first & (AT_ONCE - 1)
+    return over_gains(_speculation(given), path.i, path.first, path.left, enter, accepted, lead)
 
 
 def note_units(given: Given, noted: StepCounts, path: SpeculativePath, has_kv: Flag | bool, sign: int) -> StepCounts:
@@ -86,23 +71,23 @@ def note_units(given: Given, noted: StepCounts, path: SpeculativePath, has_kv: F
     ``has_kv``: it holds those of the first iteration already. Each needs slots for all tokens that it verifies, of
     which it keeps those that are accepted.
     """
-    rows = given.rows(1.0)
+    slots, held = path.computed + given.rows(1.0), units(given.rules.kv, path.slots.astype(jnp.float64))
 
-    def enter(carry: tuple[Int, Int, Float, Float, StepCounts]) -> tuple[Int, Int, Float, Float, StepCounts]:
-        ahead, left, computed, before, noted = carry
-        gain = _gain(given, path, ahead, left)
+    def enter(gains: Gains, carry: tuple[Float, StepCounts]) -> tuple[Float, StepCounts]:
+        last, noted = carry
         # Never fewer: slots of drafts that were rejected are kept for the tokens behind.
-        after = jnp.maximum(units(given.rules.kv, computed + rows), before)
-        more = jnp.where(has_kv & (ahead == 0), 0.0, after - before)
-        step = path.step + ahead
+        needs = jnp.maximum(units(given.rules.kv, slots + gains.before), held)
+        after = jnp.where(gains.ahead < 0, held, needs)
+        more = after - jnp.append(last, after[:-1])
+        has = (gains.tokens() == 0) | ((gains.ahead == 0) & has_kv)
+        step = path.step + gains.ahead[0]
         cell = given.structure.cell(path.decode_group, step)
-        noted = tagged_add(noted, cell, step, sign * more.astype(jnp.int64))
-        return ahead + 1, left - gain, computed + gain, after, noted
+        more = sign * jnp.where(has, 0.0, more).astype(jnp.int64)
+        return after[-1], tagged_add_each(noted, cell, step, more)
 
     left = jnp.where(given.on_demand(), path.left, 0)
-    held = units(given.rules.kv, path.slots.astype(jnp.float64))
-    start = (jnp.int32(0), left, path.computed.astype(jnp.float64), held, noted)
-    return lax.while_loop(lambda carry: carry[1] > 0, enter, start)[-1]
+    lead = path.step & (AT_ONCE - 1)
+    return over_gains(_speculation(given), path.i, path.first, left, enter, (held, noted), lead)[1][1]
 
 
 def held_tokens(given: Given, path: SpeculativePath, taken: Int) -> Int:
@@ -122,10 +107,6 @@ def path_since(given: Given, state: State, i: Int, on: Flag) -> SpeculativePath:
     )  # fmt: skip
     left = jnp.where(on, read(given.requests.output_tokens, i) - generated, 0)
     return SpeculativePath(i, jnp.maximum(decode_group, 0), since, first, left, computed, jnp.maximum(slots, computed))
-
-
-def _gain(given: Given, path: SpeculativePath, ahead: Int, left: Int) -> Int:
-    return jnp.minimum(tokens_given(_speculation(given), path.i, path.first + ahead), left)
 
 
 def _speculation(given: Given) -> Speculation:
