@@ -1,4 +1,5 @@
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -94,3 +95,23 @@ def test_a_program_that_configures_first_is_not_warned():
         cwd=ROOT, env=environment, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's malloc that is told")
+@pytest.mark.parametrize(("variable", "kept"), [({}, True), ({"MALLOC_TOP_PAD_": "0"}, False)])
+def test_pages_of_arrays_that_are_free_are_kept_unless_the_user_told_malloc_otherwise(variable, kept):
+    program = """
+import resource
+import numpy as np
+from evaluator.device import configure
+
+configure()
+np.ones(400_000)  # 3.2 MB, 781 pages, which are free when the line ends
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+np.ones(400_000)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | variable
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (int(done.stdout) < 100) == kept
