@@ -191,4 +191,10 @@ def read(path: str | Path) -> xr.Dataset:
     text = {name: v for name, v in ds.variables.items() if v.dtype.kind not in "biuf"}
     return ds.assign(
         {name: text_variable(v.dims, as_objects(v.values), v.attrs) for name, v in text.items() if name in ds.data_vars}
-    ).assign_coords({name: v.astype(object).astype(str) for name, v in text.items() if name in ds.coords})
+    ).assign_coords(
+        {
+            name: text_variable(v.dims, v.values.astype(object).astype(str), v.attrs)
+            for name, v in text.items()
+            if name in ds.coords
+        }
+    )

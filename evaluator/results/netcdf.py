@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from evaluator.results.texts import as_objects, decoded, is_text, text_variable
+from evaluator.results.texts import as_objects, decoded, is_text
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _OF_THE_FORMAT = (
     "CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "_Netcdf4Dimid", "_Netcdf4Coordinates", "_NCProperties",
 )  # fmt: skip
+# What xarray decodes values by, and ``write_own`` leaves to it.
+_DECODED = {"_FillValue", "missing_value", "scale_factor", "add_offset", "_Unsigned", "_Encoding", "calendar", "dtype"}
 _NO_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 
 
@@ -125,10 +127,20 @@ def read_own(path: Path) -> xr.Dataset:
             attrs = dict(stored.attrs)
             if not attrs.get("NAME", b"").startswith(_NO_VARIABLE):
                 variables[name] = _variable(_dimensions(file, stored, attrs), _values(stored), _told(attrs))
-        raw = xr.Dataset(variables, attrs=_told(dict(file.attrs)))
-    ds = xr.decode_cf(raw).load()  # else numbers are decoded each time that somebody looks at them
+        attrs = _told(dict(file.attrs))
+    coordinates = _coordinates(variables, attrs)
+    ds = xr.Dataset(variables, attrs=attrs).set_coords(coordinates)
     ds.encoding["source"] = str(path)
     return ds
+
+
+def _coordinates(variables: Mapping[str, xr.Variable], attrs: dict[str, Any]) -> set[str]:
+    """The coordinates beside those of dimensions, which attributes of the variables and of the whole tell by name."""
+    told = [of.pop("coordinates", "") for of in (attrs, *(variable.attrs for variable in variables.values()))]
+    names = {name for text in told for name in text.split()}
+    if not names <= variables.keys():
+        raise OtherForm("coordinates")
+    return names
 
 
 def _dimensions(file: Any, stored: Any, attrs: dict[str, Any]) -> tuple[str, ...]:
@@ -145,8 +157,15 @@ def _dimensions(file: Any, stored: Any, attrs: dict[str, Any]) -> tuple[str, ...
     return tuple(file[reference].name.removeprefix("/") for (reference,) in scales)
 
 
-def _variable(dims: tuple[str, ...], values: np.ndarray, attrs: dict[str, Any]) -> Any:
-    return text_variable(dims, values, attrs) if values.dtype == object else (dims, values, attrs)
+def _variable(dims: tuple[str, ...], values: np.ndarray, attrs: dict[str, Any]) -> xr.Variable:
+    import xarray as xr
+
+    if attrs.pop("dtype", None) == "bool":
+        values = values.astype(bool)
+    if _DECODED & attrs.keys() or " since " in str(attrs.get("units")):
+        raise OtherForm(", ".join(attrs))
+    # As it is: xarray would look through texts for other objects, and for arrays of Dask, which it would load for that.
+    return xr.Variable(dims, values, attrs, fastpath=True)
 
 
 def _values(stored: Any) -> np.ndarray:

@@ -34,13 +34,11 @@ def decoded(texts: np.ndarray) -> np.ndarray:
 
 def _translated(texts: np.ndarray, translate: Callable[[Any], str]) -> np.ndarray:
     objects, rows = np.empty(texts.size, dtype=object), texts.ravel().tolist()
-    # Each different text once: rows by the hundred thousand say the same few. By their types, too, since 1 == True.
-    translation: dict[tuple[type, Any], str] = {}
-    for place, text in enumerate(rows):
-        key = type(text), text
-        if key not in translation:
-            translation[key] = translate(text)
-        objects[place] = translation[key]
+    # By their types, too, where there are several, since 1 == True.
+    keys: list[Hashable] = rows if len(set(map(type, rows))) < 2 else list(zip(map(type, rows), rows, strict=True))
+    # Each different text once: rows by the hundred thousand say the same few.
+    translation = {key: translate(text) for key, text in dict(zip(keys, rows, strict=True)).items()}
+    objects[:] = [translation[key] for key in keys]
     return objects.reshape(texts.shape)
 
 

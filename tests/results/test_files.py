@@ -1,3 +1,4 @@
+import subprocess
 import sys
 
 import numpy as np
@@ -89,9 +90,11 @@ def test_what_is_of_another_form_is_left_to_xarray(tmp_path, change):
         (lambda ds: ds.assign(other=("config", [b"ab"] * ds.sizes["config"])), {}),
         (lambda ds: ds.assign(other=("config", np.array(["2026-01-01"] * ds.sizes["config"], "M8[ns]"))), {}),
         (lambda ds: ds.assign(other=(("config", "free"), np.ones((ds.sizes["config"], 3)))), {}),
+        (lambda ds: ds.assign(other=("config", np.arange(ds.sizes["config"]), {"units": "days since 2026-01-01"})), {}),
+        (lambda ds: ds.assign(other=("config", np.arange(ds.sizes["config"]), {"scale_factor": 2.0})), {}),
         (lambda ds: ds.assign_attrs(words=["a", "b"], nothing=np.array([])), {}),
     ],
-    ids=["another fill value", "compressed", "truth", "bytes", "dates", "no coordinate", "lists"],
+    ids=["another fill value", "compressed", "truth", "bytes", "dates", "no coordinate", "days", "scaled", "lists"],
 )
 def test_what_others_put_in_is_read_all_the_same(tmp_path, monkeypatch, change, encoding):
     ds = change(measured())
@@ -152,8 +155,6 @@ def test_reading_what_is_not_there_or_not_ours(tmp_path):
 
 
 def test_no_jax_is_imported():
-    import subprocess
-
     modules = "evaluator.results, evaluator.metrics, evaluator.report"
     code = f"import sys, {modules}; print('jax' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -188,3 +189,14 @@ def test_a_folder_of_others_is_not_written_over(tmp_path, name, told):
     with pytest.raises(InputError, match=told):
         write(measured(), tmp_path / name)
     assert (tmp_path / name / "mine.txt").exists()
+
+
+def test_reading_and_a_page_load_no_dask(tmp_path):
+    """Where it is installed, xarray loads it for each array that it looks through: as long as to read a large file."""
+    pytest.importorskip("plotly")
+    path = write(measured(), tmp_path / "a.nc")
+    code = (
+        "import sys; from evaluator.results import read; from evaluator.report.page import write_page; "
+        f"write_page(read({str(path)!r}), {str(tmp_path / 'a.html')!r}); print('dask.array' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

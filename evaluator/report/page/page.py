@@ -11,6 +11,8 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from evaluator.errors import InputError
 from evaluator.metrics.outcomes import OK
 from evaluator.report.axes import axes_shown
@@ -23,7 +25,6 @@ from evaluator.report.places import with_places
 from evaluator.results.files import replacing
 
 if TYPE_CHECKING:
-    import numpy as np
     import xarray as xr
 
 MOST_PLACES = 200
@@ -79,8 +80,7 @@ def page_of(ds: xr.Dataset, most: int = MOST) -> str:
     rows = order[places]
     measures = measures_of(ds, rows)
     # Counts of missed objectives are over all designs, also where the page holds a sample.
-    whole = rows.size == order.size and (rows == order).all()
-    everything = measures if whole else measures_of(ds, order, keys_of_bounds(ds))
+    everything = measures_of(ds, np.arange(order.size), keys_of_bounds(ds))
     best = int(order[0])
     configuration = configuration_of(ds, best)
     data = page_json(ds, rows, places, measures, axes, anatomy(ds, axes, best, configuration))
@@ -93,7 +93,7 @@ def page_of(ds: xr.Dataset, most: int = MOST) -> str:
         verdict=sections.escaped(words.verdict(ds)),
         answer=sections.answer(ds, axes, best, measures, configuration),
         sampled=sections.paragraph(_sampled(ds, places), "caution"),
-        breaks=sections.breaks(ds.isel(config=order), everything),
+        breaks=sections.breaks(ds, everything),
         provenance=sections.provenance(ds, measures),
         scenario=sections.scenario(ds),
         data=packed(data),
