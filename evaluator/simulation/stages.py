@@ -26,6 +26,7 @@ from evaluator.stations.contract import (
     RequestTimes,
     RunKey,
     Station,
+    alike_runs,
     by_id,
     by_run,
     passed_on,
@@ -223,24 +224,35 @@ def _passed(step_station: StepStation, jobs: ChunkJobs, queues: int) -> tuple[Jo
         for config, of_seeds in enumerate(jobs)
     ]
     served, *uses = step_station.serve(asked)
-    scheduled_s, left_s, replica = (
-        np.zeros(shape_of(jobs)),
-        np.zeros(shape_of(jobs)),
-        np.zeros(shape_of(jobs), np.int32),
-    )
-    for key, run_jobs in by_run(jobs):
-        passes = asked[key[0]][key[1]].id.reshape(len(run_jobs), step_station.step(key).sequences)
-        sequence_left_s = served.last_token_s[key][passes]
-        # A request goes on with the last of its sequences, and on the replica of that one.
-        last = sequence_left_s.argmax(axis=1)[:, None] if len(run_jobs) else np.zeros((0, 1), dtype=np.int64)
-        scheduled_s[key][: len(run_jobs)] = served.scheduled_s[key][passes].min(axis=1, initial=np.inf)
-        left_s[key][: len(run_jobs)] = np.take_along_axis(sequence_left_s, last, axis=1)[:, 0]
-        replica[key][: len(run_jobs)] = np.take_along_axis(served.replica[key][passes], last, axis=1)[:, 0]
+    columns: JobColumns = {name: np.zeros(shape_of(jobs), kind) for name, kind in _COLUMNS.items()}
+    for alike in alike_runs(asked):
+        runs, sequences = tuple(np.transpose(alike.runs)), step_station.step(alike.runs[0]).sequences
+        passes = {name: alike.of(getattr(served, name)) for name in _COLUMNS}
+        if sequences > 1:
+            passes = _of_requests({name: values.reshape(len(values), -1, sequences) for name, values in passes.items()})
+        for name, values in passes.items():
+            columns[name][*runs, : values.shape[-1]] = values
+    scheduled_s, left_s, replica = columns.values()
     return passed_on(ready_times(jobs), scheduled_s, left_s, replica), replace(uses[0], itl=None)
+
+
+_COLUMNS: Mapping[str, Any] = {"scheduled_s": float, "last_token_s": float, "replica": np.int32}
+
+
+def _of_requests(passes: JobColumns) -> JobColumns:
+    """Of the sequences of requests, (run, job, sequence), what becomes of the requests, (run, job).
+
+    A request goes on with the last of its sequences, and on the replica of that one.
+    """
+    last = passes["last_token_s"].argmax(axis=-1)[..., None]
+    of_last = {name: np.take_along_axis(values, last, axis=-1)[..., 0] for name, values in passes.items()}
+    return of_last | {"scheduled_s": passes["scheduled_s"].min(axis=-1)}
 
 
 def _passes(step_station: StepStation, key: RunKey, jobs: Jobs) -> Jobs:
     step: Pass = step_station.step(key)
+    if step.sequences == 1:  # the same arrays, so that runs stay alike
+        return Jobs(jobs.id, jobs.ready_s, _asked(step_station, key, jobs.id), jobs.measured)
     sequence = np.arange(step.sequences)
     return Jobs(
         (jobs.id[:, None] * step.sequences + sequence).ravel(),

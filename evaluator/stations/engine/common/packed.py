@@ -8,6 +8,7 @@ number is read where it is used: in a loop inside another one it would else be h
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
@@ -130,20 +131,22 @@ def pack(record: Any, pools: bool = False) -> Packed:
     axes = 2 if pools else 1
     leaves, fields = jax.tree.flatten(record, is_leaf=lambda part: isinstance(part, Packed))
     columns: dict[str, list[Array]] = {}
+    widths: Counter[str] = Counter()
     others: list[Array] = []
     places: list[Any] = []
     for leaf in leaves:
         if isinstance(leaf, Packed):
             places.append(leaf._record_in(columns, others))
+            widths = Counter({dtype: _width(some) for dtype, some in columns.items()})
             continue
-        alike, shape, dtype = leaf.ndim < axes, leaf.shape[axes:], str(leaf.dtype)
+        alike, shape, dtype = leaf.ndim < axes, leaf.shape[axes:], leaf.dtype.str
         if alike or prod(shape) > MOST_CELLS:
             places.append(_Whole(len(others), alike))
             others.append(leaf)
             continue
-        before = columns.setdefault(dtype, [])
-        places.append(_Cells(dtype, _width(before), shape))
-        before.append(leaf.reshape(*leaf.shape[:axes], prod(shape)))
+        places.append(_Cells(dtype, widths[dtype], shape))
+        columns.setdefault(dtype, []).append(leaf.reshape(*leaf.shape[:axes], prod(shape)))
+        widths[dtype] += prod(shape)
     concatenate = np.concatenate if all(isinstance(leaf, np.ndarray) for leaf in leaves) else jnp.concatenate
     arrays = {dtype: concatenate(some, axis=-1) for dtype, some in columns.items()}
     return Packed(arrays, others, jax.tree.unflatten(fields, places))
