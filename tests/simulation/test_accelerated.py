@@ -50,7 +50,8 @@ def test_lanes_that_two_devices_share_give_what_processors_do():
         },
         "sweep": {"workload.arrivals.rate_rps": [1, 5, 20, 80, 200]},
     }
-    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
     done = subprocess.run(
         [sys.executable, "-c", SWEEP, json.dumps(scenario)], env=environment, capture_output=True, text=True
     )

@@ -19,10 +19,12 @@ from tests.stations.engine.fcfs_reserved.build import (
     run_engine,
     run_reference,
 )
-from tests.thorough import tried
+from tests.thorough import THOROUGH, tried
 
 CASES = tried(60, 0.5)  # of each structure
-STRUCTURES = {"plain": (False, False), "both": (True, True)}
+STRUCTURES = {"both": (True, True)}
+if THOROUGH:  # a program of its own, whose parts the one of both has
+    STRUCTURES["plain"] = (False, False)
 
 
 @pytest.fixture(scope="module", params=STRUCTURES)
@@ -56,7 +58,7 @@ def test_lanes_in_step_give_the_same_numbers():
 def test_one_branch_is_no_branch():
     """A single branch is a request as others are, and as long as its prompt is no whole block, so is its KV."""
     for seed in range(4):
-        alone = random_branched(seed, False, False, most=1)
+        alone = random_branched(seed, True, True, most=1)
         # With empty cells in front, as requests have in a program for more branches.
         cells = {name: np.pad(getattr(alone, name), ((0, 0), (3, 0))) for name in ("branch_tokens", "branch_units")}
         whole, plain = replace(alone, **cells), replace(alone, branch_tokens=None, branch_units=None)

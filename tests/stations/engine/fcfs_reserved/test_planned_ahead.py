@@ -16,11 +16,14 @@ from tests.stations.engine.fcfs_reserved import build as fcfs_reserved
 from tests.stations.engine.fcfs_reserved import on_demand
 from tests.stations.engine.fcfs_reserved.build import LANES, RING, cut, in_calls
 from tests.stations.engine.preemptive.build import Case, Kind, random_case, run_reference, stacked
-from tests.thorough import tried
+from tests.thorough import THOROUGH, tried
 
 CASES = tried(400, 0.12)
 FULL, WINDOWED = Kind(experts=True, asynchronous=True), Kind(windowed=True, asynchronous=True)
 KINDS = {"full attention, states": FULL, "windows": WINDOWED}
+RESERVING, ON_DEMAND = (KINDS, KINDS) if THOROUGH else ({"windows": WINDOWED}, {"full attention, states": FULL})
+"""Four programs. By default each way to give KV and each form of attention has one of them; without planning ahead
+``test_program.py`` and ``test_kv_on_demand.py`` have the others."""
 
 
 def reserving_cases(kind: Kind, count: int) -> list[Case]:
@@ -45,7 +48,7 @@ def run_reserving(cases: list[Case], kind: Kind) -> list[LaneResult]:
     return [cut(result, len(given.case.arrival_s)) for result, given in zip(found, cases, strict=True)]
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+@pytest.mark.parametrize("kind", RESERVING.values(), ids=list(RESERVING))
 def test_reserved_kv_equals_the_plain_loop(kind):
     cases = reserving_cases(kind, CASES)
     for given, result in zip(cases, run_reserving(cases, kind), strict=True):
@@ -55,7 +58,7 @@ def test_reserved_kv_equals_the_plain_loop(kind):
         np.testing.assert_allclose(result.totals.experts_touched, expected.experts_touched, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
+@pytest.mark.parametrize("kind", ON_DEMAND.values(), ids=list(ON_DEMAND))
 def test_kv_on_demand_equals_the_plain_loop_where_it_is_ample(kind):
     cases = on_demand.in_order_cases(kind, CASES)
     short = 0

@@ -9,10 +9,12 @@ from evaluator.reference import PoolOutcome
 from evaluator.stations.engine import LaneResult
 from tests.stations.engine.compare import TOLERANCE, assert_same
 from tests.stations.engine.fcfs_reserved.build import POLICIES, Case, random_speculating, run_engine, run_reference
-from tests.thorough import tried
+from tests.thorough import THOROUGH, tried
 
 CASES = tried(120, 0.75)
-STRUCTURES = {"plain": (False, False), "both": (True, True)}
+STRUCTURES = {"both": (True, True)}
+if THOROUGH:  # a program of its own, whose parts the one of both has
+    STRUCTURES["plain"] = (False, False)
 
 
 @pytest.fixture(scope="module", params=STRUCTURES)

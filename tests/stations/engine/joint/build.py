@@ -31,7 +31,7 @@ from evaluator.stations.engine.preemptive import NO_COUNTER, Cluster, Lane, Rout
 from tests.reference.build import CHOICES, random_cost
 from tests.stations.engine.fcfs_reserved.build import LANES, cut, in_calls, set_curves
 from tests.stations.engine.preemptive import build as preemptive
-from tests.stations.engine.preemptive.build import Kind
+from tests.stations.engine.preemptive.build import Kind, is_plain
 
 MOST = 8  # replicas
 EVENTS = 1 << 13  # of caches that a router hears of late: more than any case has
@@ -112,8 +112,9 @@ def prefix_rule(rng: np.random.Generator, knows: bool, maybe_late: bool = True) 
 
 @cache
 def random_cases(kind: Kind, count: int, frontend: bool = False) -> list[Case]:
-    """``count`` random cases of one structure."""
-    return [random_case(seed, kind, frontend) for seed in range(count)]
+    """Random cases of one structure, drawn from ``count`` seeds; of plain ones only those that are."""
+    cases = [random_case(seed, kind, frontend) for seed in range(count)]
+    return [given for given in cases if is_plain(given.one) or not kind.plain]
 
 
 def mostly_in_lockstep(cases: Sequence[Case]) -> list[Case]:

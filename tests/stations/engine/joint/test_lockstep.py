@@ -21,6 +21,7 @@ from tests.stations.engine.preemptive.build import Kind
 from tests.thorough import THOROUGH, tried
 
 KIND = Kind(windowed=True, experts=True, peaks=True)
+PLAIN = Kind(windowed=True, experts=True, plain=True)
 CASES = tried(240, 0.2)
 FRONTEND = True
 """Users of closed loops get their answers later than the engine has them."""
@@ -29,6 +30,12 @@ FRONTEND = True
 def test_equal_to_the_reference():
     cases = mostly_in_lockstep(random_cases(KIND, CASES, FRONTEND))
     assert preemptions(assert_equal(cases, KIND)) > CASES // 20
+
+
+def test_equal_where_what_no_case_needs_is_not_compiled_in():
+    cases = mostly_in_lockstep(random_cases(PLAIN, 3 * CASES, FRONTEND))
+    assert len(cases) > CASES // 4
+    assert_equal(cases, PLAIN)
 
 
 @pytest.mark.skipif(not THOROUGH, reason="a program of its own, whose parts the one with prefix caches has")
@@ -51,14 +58,17 @@ def test_answers_overtake_each_other_on_their_way_to_users():
     assert overtaken > CASES // 12
 
 
-def test_in_step_as_on_an_accelerator():
+@pytest.mark.parametrize("kind", [PLAIN, KIND] if THOROUGH else [PLAIN])
+def test_in_step_as_on_an_accelerator(kind):
     """All lanes advance together; those without requests, which fill up the call, go along.
 
-    Of the cases the shortest: a trip of the loop computes all branches of the program for all lanes.
+    Of the cases the shortest: a trip of the loop computes all branches of the program for all lanes. By default without
+    preemptions and orders by work, which ``preemptive/test_program.py`` has in step.
     """
-    shortest = sorted(random_cases(KIND, CASES, FRONTEND), key=lambda given: given.one.case.output_tokens.sum())
+    shortest = sorted(random_cases(kind, 3 * CASES, FRONTEND), key=lambda given: given.one.case.output_tokens.sum())
     cases = mostly_in_lockstep(shortest[:8])
-    for one, other in zip(run_engine(cases, KIND), run_engine(cases, KIND, vectorise=True), strict=True):
+    assert any(given.ranks > 1 for given in cases) and any(any(given.frontend) for given in cases)
+    for one, other in zip(run_engine(cases, kind), run_engine(cases, kind, vectorise=True), strict=True):
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), one, other)
 
 

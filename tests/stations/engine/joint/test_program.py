@@ -10,7 +10,7 @@ from evaluator.routing import HeavyLight, name_of
 from tests.reference.build import CHOICES
 from tests.stations.engine.joint.build import Case, random_cases
 from tests.stations.engine.joint.compare import assert_equal, preemptions
-from tests.stations.engine.preemptive.build import POLICIES, Kind, is_plain
+from tests.stations.engine.preemptive.build import POLICIES, Kind
 from tests.thorough import THOROUGH, tried
 
 CASES = tried(250, 0.192)
@@ -23,13 +23,6 @@ if THOROUGH:  # replicas that are pipelines are among those of test_lockstep.py,
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_equal_to_the_reference(kind):
     assert preemptions(assert_equal(random_cases(kind, CASES), kind)) > CASES // 4
-
-
-def test_equal_where_what_no_case_needs_is_not_compiled_in():
-    kind = Kind(windowed=True, experts=True, plain=True)
-    cases = [given for given in random_cases(kind, 3 * CASES) if is_plain(given.one)]
-    assert len(cases) > CASES // 4
-    assert_equal(cases, kind)
 
 
 def _features(given: Case) -> set[str]:
