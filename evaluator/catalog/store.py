@@ -35,10 +35,12 @@ _FOUND: dict[tuple[str, str, str, str], Path] = {}
 
 
 class _Here(NamedTuple):
-    """What a plan of many designs asks once: its ``roots`` (``roots_asked``), and the files that were found."""
+    """What a plan of many designs asks once: its ``roots`` (``roots_asked``), the files that were found, and which
+    there are."""
 
     roots: tuple[str, str]
     found: dict[tuple[str, str], Path]
+    there: dict[tuple[str, str], bool]
 
 
 _HERE: ContextVar[_Here | None] = ContextVar("found", default=None)
@@ -78,9 +80,15 @@ def names(kind: str) -> list[str]:
 
 def has(kind: str, name: str) -> bool:
     """Whether ``name`` is among ``names(kind)``, without a look at the other entries."""
+    here = _HERE.get()
+    if here is not None and (kind, name) in here.there:
+        return here.there[kind, name]
     below, _ = _kind(kind)
-    # By ``os.path``, since this is asked for every device of a sweep, and objects of Path cost more than the question.
-    return any(os.path.isfile(os.path.join(root, below, f"{name}.yaml")) for root in _roots())
+    # By ``os.path``, since objects of Path cost more than the question.
+    there = any(os.path.isfile(os.path.join(root, below, f"{name}.yaml")) for root in _roots())
+    if here is not None:
+        here.there[kind, name] = there
+    return there
 
 
 def find(kind: str, name: str) -> Path:
@@ -113,9 +121,9 @@ def roots_asked() -> tuple[str, str]:
 
 @contextmanager
 def looked_for_once() -> Iterator[None]:
-    """Within it a file that was found is where it is: a plan of many designs is of the same files."""
+    """Within it a file is where it was found, or not there: a plan of many designs is of the same files."""
     # Of this thread alone: others may be between two plans.
-    before = _HERE.set(_Here(roots_asked(), {}))
+    before = _HERE.set(_Here(roots_asked(), {}, {}))
     try:
         yield
     finally:

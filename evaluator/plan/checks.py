@@ -12,7 +12,7 @@ from evaluator.kv_managers import manager
 from evaluator.plan.simulators import by_reports, on_demand, waits_for_adapters, waits_for_answers
 from evaluator.plan.station import StationPlan, longest_prompt, watermark_units
 from evaluator.policies import policy
-from evaluator.replica import ReplicaBuild, token_budget
+from evaluator.replica import ReplicaBuild
 from evaluator.routing import HeavyLight, PrefixAware, name_of, router_of
 from evaluator.scenario import Deployment, Routers, Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS, AT_ONCE, BY_PRIORITY, QUEUED, SHORTEST_FIRST, STAGE
@@ -401,8 +401,7 @@ def limit_problem(
 
     ``largest_units``: of the KV cache, what the largest request takes, where that does not follow from its tokens.
     """
-    longest = longest_prompt(deployment, extremes)
-    budget = token_budget(deployment, longest)
+    longest, budget = longest_prompt(deployment, extremes), built.spec.max_num_batched_tokens
     if extremes.sequence > built.model.max_positions:
         return (
             f"infeasible: a request of {extremes.sequence:,} tokens exceeds the {built.model.max_positions:,} "

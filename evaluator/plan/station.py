@@ -17,7 +17,7 @@ from evaluator.cost.memory import KvLayout, kv_units
 from evaluator.kv_managers import manager
 from evaluator.plan.simulators import on_demand
 from evaluator.policies import policy
-from evaluator.replica import ReplicaBuild, design, token_budget
+from evaluator.replica import ReplicaBuild, design
 from evaluator.scenario import Deployment, Workload
 from evaluator.scenario.deployment import ASYNCHRONOUS
 from evaluator.speculation import Speculative, mean_tokens
@@ -146,7 +146,7 @@ def station_of(name: str, deployment: Deployment, extremes: Extremes, workload: 
     shared = 0 if workload is None else shared_tokens(workload, deployment)
     if built.replica is not None and workload is not None and shared:
         shared_units = workload.sessions.system_prompts * int(kv_units(built.replica.kv, shared))
-    return StationPlan(name, deployment, built, extremes, token_budget(deployment, longest), shared_units)
+    return StationPlan(name, deployment, built, extremes, built.spec.max_num_batched_tokens, shared_units)
 
 
 def longest_prompt(deployment: Deployment, extremes: Extremes) -> int:
