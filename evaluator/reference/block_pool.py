@@ -15,26 +15,51 @@ from evaluator.reference.request import Request
 ROOT = 0
 
 
+_KEPT = 1_024
+"""Requests whose names are kept: more than run at a time, as a rule."""
+
+
 class PrefixNames:
     """Names of whole blocks: each stands for the content of a block and of all before it."""
 
     def __init__(self) -> None:
         self._names: dict[tuple[Hashable, int], int] = {}  # (name of the block before, content) -> name
-
-    def of(self, request: Request, position: int, before: Hashable) -> Hashable:
-        """What the request does not say is like nothing else."""
-        if position >= len(request.content):
-            # A name with the request's own number: never equal to another request's, and equal to itself after a
-            # preemption.
-            return request.index, position
-        return self._names.setdefault((before, request.content[position]), len(self._names) + 1)
+        # Of each request as far as it was asked for: the first that waits is looked up in every iteration.
+        self._of: dict[Request, list[Hashable]] = {}
 
     def first(self, request: Request, blocks: int) -> Iterator[Hashable]:
         """Names of the first blocks of a request, made one after the other as they are asked for."""
-        name: Hashable = ROOT
-        for position in range(blocks):
-            name = self.of(request, position, name)
-            yield name
+        made = self._made(request)
+        yield from made[:blocks]
+        for position in range(len(made), blocks):
+            yield self._next(request, made, position)
+
+    def all_first(self, request: Request, blocks: int) -> Sequence[Hashable]:
+        """The same, made at once."""
+        made = self._made(request)
+        for position in range(len(made), blocks):
+            self._next(request, made, position)
+        return made[:blocks]
+
+    def _made(self, request: Request) -> list[Hashable]:
+        made = self._of.get(request)
+        if made is None:
+            if len(self._of) == _KEPT:
+                del self._of[next(iter(self._of))]  # names that are made again are the same
+            made = self._of[request] = []
+        return made
+
+    def _next(self, request: Request, made: list[Hashable], position: int) -> Hashable:
+        name: Hashable
+        if position < len(request.content):
+            before = (made[-1] if made else ROOT, request.content[position])
+            name = self._names.setdefault(before, len(self._names) + 1)
+        else:
+            # What the request does not say is like nothing else. A name with the request's own number: never equal to
+            # another request's, and equal to itself after a preemption.
+            name = request.index, position
+        made.append(name)
+        return name
 
 
 class BlockPool:
@@ -77,8 +102,13 @@ class BlockPool:
             # Only what has a name can be found by another.
             self._named.pop(block, None)
 
-    def take(self) -> int:
-        """A free block for one user. Only now is its content lost: until it was taken it could be found."""
+    def take(self, count: int) -> list[int]:
+        """So many free blocks for one user. Only now is their content lost: until then it could be found."""
+        blocks = [self._take() for _ in range(count)]
+        self.note(blocks)
+        return blocks
+
+    def _take(self) -> int:
         if self._nameless:
             block, _ = self._nameless.popitem(last=False)
         elif self._had < len(self._users):
@@ -91,7 +121,6 @@ class BlockPool:
             if self.evicted is not None and name not in self._blocks_named:
                 self.evicted.append((block, name))
         self._users[block] = 1
-        self.note((block,))
         return block
 
     def note(self, blocks: Sequence[int]) -> None:
@@ -129,13 +158,13 @@ class BlockPool:
         blocks = self._blocks_named.get(name)
         return blocks[0] if blocks else None
 
-    def name_of(self, request: Request, position: int, before: Hashable) -> Hashable:
-        """See ``PrefixNames.of``."""
-        return self.names.of(request, position, before)
-
     def first_names(self, request: Request, blocks: int) -> Iterator[Hashable]:
         """See ``PrefixNames.first``."""
         return self.names.first(request, blocks)
+
+    def all_first_names(self, request: Request, blocks: int) -> Sequence[Hashable]:
+        """See ``PrefixNames.all_first``."""
+        return self.names.all_first(request, blocks)
 
     def _forget(self, block: int) -> None:
         name = self._name[block]

@@ -103,7 +103,7 @@ class GroupedKv(OnBlockPool):
     def register(self, request: Request, tokens: int) -> None:
         if not self._caches:
             return
-        names = list(self.pool.first_names(request, tokens // self._block))
+        names = self.pool.all_first_names(request, tokens // self._block)
         for index, row in enumerate(self._rows[request]):
             for position in range(row.named, len(names)):
                 block = row.blocks[position]
@@ -155,7 +155,7 @@ class GroupedKv(OnBlockPool):
 
     def _take(self, rows: Sequence[_Row], tokens: int) -> None:
         for group, row in zip(self._groups, rows, strict=True):
-            row.blocks += [self.pool.take() for _ in range(self._length(group, tokens) - len(row.blocks))]
+            row.blocks += self.pool.take(self._length(group, tokens) - len(row.blocks))
 
     def _find(self, request: Request, tokens: int) -> tuple[int, list[list[int | None]]]:
         """The longest prefix that all groups have: how many blocks, and which they are in each group.
@@ -164,7 +164,7 @@ class GroupedKv(OnBlockPool):
         take it.
         """
         most = tokens // self._block
-        names = list(self.pool.first_names(request, most))
+        names = self.pool.all_first_names(request, most)
         while True:
             length, blocks_of = most, dict[int, list[int | None]]()
             for kind, members in self._alike:

@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from evaluator.reference.block_pool import ROOT, BlockPool
+from evaluator.reference.block_pool import BlockPool
 from evaluator.reference.offload_stores import OffloadStore, StoredBlocks, StoreLimits, StoreTransfers
 from evaluator.reference.request import Request
 
@@ -81,7 +81,7 @@ class HostCopy:
 class _Known:
     """What is known of a request: vLLM ``RequestOffloadState``."""
 
-    names: list[Hashable] = field(default_factory=list)  # of its whole blocks
+    names: Sequence[Hashable] = ()  # of its whole blocks
     looked_at: int = 0  # of its blocks, from the first on: stored or left to others
     on_device: int = 0  # of its blocks, those that were found there when it was last looked at
     counted: int = 0  # of its blocks, those for which it counts among the requests that had them
@@ -134,8 +134,9 @@ class HostCache:
         self._name(request, known, request.target)
         first = known.on_device = hit_tokens // self._block
         found, pending = first, False
-        for name in known.names[first:]:
+        if first < len(known.names):
             self.transfers.poll(self.now)
+        for name in known.names[first:]:
             there = self.blocks.has(name)
             if there is False:
                 store = self.transfers.promote(name, request, self.now)
@@ -321,8 +322,8 @@ class HostCache:
 
     def _name(self, request: Request, known: _Known, tokens: int) -> None:
         """Names of its whole blocks, as far as its tokens are known."""
-        for position in range(len(known.names), tokens // self._block):
-            known.names.append(self._pool.name_of(request, position, known.names[-1] if known.names else ROOT))
+        if len(known.names) < tokens // self._block:
+            known.names = self._pool.all_first_names(request, tokens // self._block)
 
     def _touch(self, known: _Known) -> None:
         self.blocks.touch(known.names)

@@ -62,9 +62,10 @@ class StoredBlocks:
 
     def touch(self, names: Sequence[Hashable]) -> None:
         """Mark blocks as used just now: the last block of a request will go before its first."""
+        idle, move_to_end = self._idle, self._idle.move_to_end
         for name in reversed(names):
-            if name in self._idle:
-                self._idle.move_to_end(name)
+            if name in idle:
+                move_to_end(name)
 
     def make_room(self, names: Sequence[Hashable]) -> list[Hashable] | None:
         """Make room for the blocks that are not there, which are returned; None: there is too little."""

@@ -7,7 +7,7 @@ prompts are forgotten before their beginnings; ``block_pool`` has the order in w
 
 from __future__ import annotations
 
-from evaluator.reference.block_pool import ROOT, BlockPool, OnBlockPool
+from evaluator.reference.block_pool import BlockPool, OnBlockPool
 from evaluator.reference.limits import Limits
 from evaluator.reference.request import Request
 
@@ -49,7 +49,7 @@ class PrefixCache(OnBlockPool):
         more = max(units - request.units, 0)
         if more > self.free:
             return False
-        request.blocks += [self.pool.take() for _ in range(more)]
+        request.blocks += self.pool.take(more)
         request.units += more
         return True
 
@@ -59,10 +59,11 @@ class PrefixCache(OnBlockPool):
         # Names are given in order, so that those without one are at the end: go back to the last that has one.
         while named and self.pool.name(request.blocks[named - 1]) is None:
             named -= 1
-        name = self.pool.name(request.blocks[named - 1]) if named else ROOT
+        if named == whole:
+            return
+        names = self.pool.all_first_names(request, whole)
         for position in range(named, whole):
-            name = self.pool.name_of(request, position, name)
-            self.pool.give_name(request.blocks[position], name)
+            self.pool.give_name(request.blocks[position], names[position])
 
     def shrink(self, request: Request, units: int) -> None:
         # The last block first, so that the beginning of a prompt, which others may share, is forgotten last (vLLM

@@ -591,8 +591,8 @@ def _say_members(running_batch: RunningBatch) -> None:
 
 def _sequences(requests: Iterable[Request]) -> tuple[int, ...]:
     """The numbers of requests, each as often as it has sequences that go on."""
-    numbers = []
+    numbers: list[int] = []
     for request in requests:
-        generated = request.generated_by_now
-        numbers += [request.index] * request.width_at(generated)
+        # Who is one sequence has its last token to come: that is most of them, and all of their iterations.
+        numbers += [request.index] * (request.width_at(request.generated_by_now) if request.branches else 1)
     return tuple(numbers)

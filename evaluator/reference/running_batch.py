@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from evaluator.cost.iteration import BatchStatistics
 from evaluator.reference.batch import Batch
@@ -72,8 +73,7 @@ class RunningBatch:
         return count
 
 
-@dataclass(frozen=True)
-class Iteration:
+class Iteration(NamedTuple):
     """One iteration, or ``iterations`` alike, as observers get it: its times, and the requests in it by their index."""
 
     replica: int

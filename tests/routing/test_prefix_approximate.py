@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from evaluator.reference import PoolOutcome, Request
-from evaluator.reference.block_pool import ROOT, PrefixNames
+from evaluator.reference.block_pool import PrefixNames
 from evaluator.reference.network import run
 from evaluator.reference.prefix_knowledge import RouterMemory, SentBlocks
 from evaluator.reference.replica import Replica
@@ -88,11 +88,7 @@ def by_notes(case: Scenario, rule: PrefixAware) -> PoolOutcome:
     sent: list[tuple[float, int, list[Any]]] = []
 
     def names(which: Replica, asked: Request, tokens: int) -> list[Any]:
-        found, name = [], ROOT
-        for position in range(tokens // block):
-            name = which.queues.kv.pool.name_of(asked, position, name)
-            found.append(name)
-        return found
+        return list(which.queues.kv.pool.first_names(asked, tokens // block))
 
     def choose(asked: Request, now: float) -> Replica:
         shares, known = [], []
@@ -161,10 +157,7 @@ def by_history(rule: PrefixApproximate, replicas: Sequence[Replica]) -> Choose:
         return {name for name, at in kept.items() if rule.ttl_s is None or now < at + rule.ttl_s}
 
     def choose(asked: Request, now: float) -> Replica:
-        names, name = [], ROOT
-        for position in range(asked.prompt_tokens // block):
-            name = table.of(asked, position, name)
-            names.append(name)
+        names = list(table.first(asked, asked.prompt_tokens // block))
         having = [remembered(number, now) for number in range(len(replicas))]
         anywhere = [any(name in blocks for blocks in having) for name in names]
         first = names[: anywhere.index(False)] if False in anywhere else names

@@ -466,14 +466,14 @@ class TokenGaps:
     def after(self, since_s: float) -> WeightedGaps:
         """The gaps before tokens that came after a time."""
         # A gap counts where the token behind it came after `since_s`: of the first gap its beginning may lie before.
-        columns = [(gaps[~np.isnan(gaps)], 1.0) for now, gaps in self._first if now > since_s]
-        values, weights = [gaps for gaps, _ in columns], [np.full(len(gaps), weight) for gaps, weight in columns]
-        for start, first, slope, iterations, members in self._leaps:
-            step = np.arange(1, iterations)
-            # The end of iteration ``step`` of a leap, whose durations are first + slope k for k = 0, 1, ...:
-            # their sum.
-            ends = start + (step + 1) * first + 0.5 * slope * step * (step + 1)
-            inside = (first + slope * step)[ends > since_s]
-            values.append(inside)
-            weights.append(np.full(len(inside), float(members)))
-        return pooled([(gap_s, weight) for gap_s, weight in zip(values, weights, strict=True)])
+        first_s = np.concatenate([np.empty(0), *(gaps for now, gaps in self._first if now > since_s)])
+        first_s = first_s[~np.isnan(first_s)]
+        start, first, slope, iterations, members = np.array(self._leaps).reshape(-1, 5).T
+        # All iterations but the first of all leaps, one leap after the other.
+        later = iterations.astype(np.int64) - 1
+        start, first, slope, members = (np.repeat(column, later) for column in (start, first, slope, members))
+        step = np.arange(1.0, 1.0 + len(start)) - np.repeat(later.cumsum() - later, later)
+        # The end of iteration ``step`` of a leap, whose durations are first + slope k for k = 0, 1, ...: their sum.
+        inside = start + (step + 1) * first + 0.5 * slope * step * (step + 1) > since_s
+        later_s = (first + slope * step)[inside]
+        return pooled([(first_s, np.ones(len(first_s))), (later_s, members[inside])])
