@@ -114,7 +114,7 @@ def _run_lanes(group: StationGroup, lanes: Sequence[JointLane]) -> Iterator[tupl
     cache = None
     if group.key.cached and lanes:
         most = max(len(lane.pool_of_replica) for lane in lanes)
-        cache = cache_shape([of_pool for lane in lanes for of_pool in lane.at_pools], most)
+        cache = cache_shape([of_pool for lane in lanes for of_pool in lane.at_pools], most, group.key.guesses)
     # Calls have the shape of full lanes, whatever the chunk: one compilation.
     size = lanes_per_call(group, len(lanes), cache=cache)
     results = results_of(program_of(group, cache), lambda some: engine_input(group, lanes[some]), len(lanes), size)

@@ -134,7 +134,7 @@ def _run_once(
 def _cache_shape(group: StationGroup, pools: Sequence[StationPlan], lanes: list[LaneJobs], room: int) -> CacheShape:
     at_pools = _at_pools(pools, lanes)
     most = 1 if group.key.replicas == 1 else max(pool.deployment.ranks for pool in pools)
-    shape = cache_shape(at_pools, most)
+    shape = cache_shape(at_pools, most, group.key.guesses)
     return shape._replace(events=room * events_of(at_pools)) if group.key.late else shape
 
 
@@ -158,7 +158,7 @@ def lanes_per_call(group: StationGroup, lanes: int, most: int = LANES_PER_CALL, 
         rings = ring_bytes(key.replicas, group.ring, key.pipeline_ranks, key.windowed, key.drafts > 0)
         size = min(size, RING_BYTES_PER_CALL // rings)
     if cache is not None:
-        cells = (2 * cache.names + 9 * cache.blocks) * cache.replicas  # as ``block_runs.Runs`` has them
+        cells = (3 * cache.texts + 9 * cache.blocks) * cache.replicas  # as ``block_runs.Runs`` has them
         cells += cache.names * group.key.replicas * key.guesses  # ``joint.sent_blocks``
         # One lane's cache at a time on a CPU, but arrays of all lanes of a call are made and cleared, also of those
         # that only fill it up.

@@ -54,16 +54,16 @@ class PoolJobs(NamedTuple):
         return min(asked, self.pool.design.ready.kv.capacity_units)
 
 
-def cache_shape(lanes: Sequence[PoolJobs], replicas: int) -> CacheShape:
+def cache_shape(lanes: Sequence[PoolJobs], replicas: int, guesses: bool) -> CacheShape:
     """Sizes that hold every one of the lanes, of ``replicas`` at the most; powers of two, so that few programs are
-    compiled."""
+    compiled. ``guesses`` as of ``CompileKey``."""
     most_due = max(lane.block_tokens for lane in lanes) + any(lane.pool.drafts for lane in lanes)
-    names, blocks = (
-        _rounded(max(sizes)) for sizes in zip(*((lane.names.count, lane.blocks) for lane in lanes), strict=True)
-    )
-    apart = not any(lane.pool.drafts for lane in lanes) and all(lane.names.answers_apart for lane in lanes)
+    names = [lane.names for lane in lanes]
+    texts, contents = (_rounded(max(getattr(each, size) for each in names)) for size in ("text_count", "count"))
+    blocks = _rounded(max(lane.blocks for lane in lanes))
+    apart = not any(lane.pool.drafts for lane in lanes) and all(each.answers_apart for each in names)
     due, most = 1 << (most_due - 1).bit_length(), 1 << (replicas - 1).bit_length()
-    return CacheShape(names, blocks, due, most, answers_apart=apart)
+    return CacheShape(texts, blocks, due, most, contents if guesses else 0, answers_apart=apart)
 
 
 def events_of(lanes: Sequence[PoolJobs]) -> int:
@@ -82,26 +82,28 @@ def contents_of(
     """
     names = [[jobs.names for jobs in pools] for pools in lanes]
     most = _rounded(max(sum(len(of_pool.sources) for of_pool in of_lane) for of_lane in names))
-    sources, ends = np.zeros((2, len(lanes), most), dtype=np.int32)
-    columns = np.zeros((3, len(lanes), len(lanes[0]), width), dtype=np.int32)
+    sources, ends, texts = np.zeros((3, len(lanes), most), dtype=np.int32)
+    columns = np.zeros((4, len(lanes), len(lanes[0]), width), dtype=np.int32)
     for number, (pools, of_lane) in enumerate(zip(lanes, names, strict=True)):
         begin = 0
         for place, (jobs, of_pool) in enumerate(zip(pools, of_lane, strict=True)):
             served = of_pool[jobs.served]
             slots = slice(jobs.first, jobs.first + len(served.own_from))
             # The sources of a pool lie behind those of the pools before it.
-            for row, values in enumerate((begin + served.sources_from, served.sourced, served.own_from)):
+            of_requests = (begin + served.sources_from, served.sourced, served.own_from, served.own_text)
+            for row, values in enumerate(of_requests):
                 columns[row, number, place, slots] = values
             behind = begin + len(of_pool.sources)
-            sources[number, begin:behind], ends[number, begin:behind] = of_pool.sources, of_pool.ends
+            for table, of_source in ((sources, of_pool.sources), (ends, of_pool.ends), (texts, of_pool.texts)):
+                table[number, begin:behind] = of_source
             begin = behind
     per_source = np.array([[of_pool.per_source for of_pool in of_lane] for of_lane in names], dtype=np.int32)
     caches = np.array([[jobs.pool.deployment.kv.prefix_caching for jobs in pools] for pools in lanes])
-    begins, sourced, own_from = columns.reshape(3, len(lanes), -1)
+    begins, sourced, own_from, own_text = columns.reshape(4, len(lanes), -1)
     until = ends if agents else None
     if several:
-        return BlockContent(sources, begins, sourced, per_source, own_from, until, caches)
-    return BlockContent(sources, begins, sourced, per_source[:, 0], own_from, until)
+        return BlockContent(sources, begins, sourced, per_source, own_from, texts, own_text, until, caches)
+    return BlockContent(sources, begins, sourced, per_source[:, 0], own_from, texts, own_text, until)
 
 
 def session_turns_of(

@@ -171,7 +171,9 @@ def follows_of(jobs: Jobs, served: np.ndarray | slice) -> TurnOrder | None:
         joins = turns.graph.joins
         following = np.append(following, position[np.repeat(np.arange(len(ids)), np.diff(joins.offsets))])
         answer = np.append(answer, position[joins.values])
-    last = np.setdiff1d(np.arange(len(ids)), answer)  # nobody waits for these answers
+    waited = np.zeros(len(ids), dtype=bool)
+    waited[answer] = True
+    last = np.flatnonzero(~waited)  # nobody waits for these answers
     rest_s = np.zeros(len(last)) if turns.rest_s is None else turns.rest_s[ids[last]]
     pause_s = np.append(turns.think_s[ids[following]], rest_s)
     waits = np.bincount(following, minlength=len(ids))

@@ -61,23 +61,30 @@ def test_a_number_stands_for_a_content_and_all_before_it(seed, kind):
     contents = jobs.sharing.contents(jobs.id, demand.prompt_tokens, demand.kv_tokens, BLOCK)
     number_of: dict[tuple, int] = {}
     answers: list[int] = []
+    text_of: dict[int, tuple[int, int]] = {}
     for row, (content, tokens) in enumerate(zip(contents, demand.kv_tokens, strict=True)):
         whole = tokens // BLOCK
         places = np.arange(whole)
         sourced, found = places < names.sourced[row], names.own_from[row] + places
+        texts = [(int(names.own_text[row]), place - int(names.sourced[row])) for place in range(whole)]
         for place in places[sourced].tolist():
             begin = names.sources_from[row]
             source = begin + place // names.per_source
             while names.ends[source] <= place:
                 source += 1
-            found[place] = names.sources[source] + place - (names.ends[source - 1] if source > begin else 0)
+            first = names.ends[source - 1] if source > begin else 0
+            found[place] = names.sources[source] + place - first
+            texts[place] = int(names.texts[source]), int(place - first)
         assert ((found >= 0) & (found < names.count)).all()
         answers += found[demand.prompt_tokens[row] // BLOCK :].tolist()
         so_far: tuple = ()
         for place in range(whole):
             so_far = (*so_far, content[place] if place < len(content) else (row, place))
             assert number_of.setdefault(so_far, int(found[place])) == found[place]
+            # In its text a block has one place, whoever has it.
+            assert text_of.setdefault(int(found[place]), texts[place]) == texts[place]
     assert len(set(number_of.values())) == len(number_of)
+    assert len(set(text_of.values())) == len(text_of) and all(text < names.text_count for text, _ in text_of.values())
     # Drawn agents, and whatever has only prompts in common, never say the same; turns whose prompts do not grow might.
     assert names.answers_apart == (len(set(answers)) == len(answers))
     assert names.answers_apart or kind == "sessions"
@@ -87,3 +94,4 @@ def test_the_numbers_of_some_requests_are_those_of_all():
     names = block_names(drawn_jobs(3, True), BLOCK)
     some = names[np.array([4, 2])]
     assert some.own_from.tolist() == [names.own_from[4], names.own_from[2]] and some.count == names.count
+    assert some.own_text.tolist() == [names.own_text[4], names.own_text[2]]

@@ -73,7 +73,7 @@ def axes_of(structure: Any) -> dict[str, int]:
     decode_groups = structure.decode_groups() if isinstance(structure, preemptive.Structure) else 1
     axes = {"request": SLOTS, "ring": RING, "group": decode_groups, "rank": ranks, "bin": BINS, "peak": 0}
     axes["draft"] = in_order_build.MOST_DRAFTS
-    cache = {"name": CACHE.names, "block": CACHE.blocks, "source": SOURCES}
+    cache = {"text": CACHE.texts, "block": CACHE.blocks, "source": SOURCES}
     cache["event"] = coupled_build.EVENTS
     return axes | cache | {"replica": getattr(structure, "replicas", 1)}
 

@@ -8,7 +8,7 @@ The axes: ``request`` is the number of request slots of the lane, ``ring`` the n
 ``rank`` the number of pipeline ranks, ``branch`` the most branches of a request, ``draft`` the most tokens that a
 sequence drafts in an iteration, ``replica`` the most replicas of a lane in which several run together (else 1),
 ``counter`` the number of things that their router may count, ``bin`` and ``peak`` the lengths of the histogram of gaps
-and of the peaks of a fitted cost. Of a prefix cache ``name`` and ``block`` are the contents and the blocks of a
+and of the peaks of a fitted cost. Of a prefix cache ``text`` and ``block`` are the texts and the blocks of a
 replica, ``source`` the sources of text, ``event`` the changes that a router has yet to hear of; ``entry`` is of an
 answer and who waits for it. The ``+ 1`` is the padding cell that masked writes go to, see ``rings``.
 
@@ -58,8 +58,8 @@ CodeHeap = Annotated[Any, "int64", "request + 2"]
 Bins = Annotated[Any, "float64", "bin"]
 Peaks = Annotated[Any, "float64", "peak"]
 
-IntPerRing = Annotated[Any, "int32", "2 * name * replica"]
-IntPerText = Annotated[Any, "int32", "name * replica"]
+IntPerRing = Annotated[Any, "int32", "2 * text * replica"]
+IntPerText = Annotated[Any, "int32", "text * replica"]
 IntPerRun = Annotated[Any, "int32", "block * replica + replica"]  # with a sentinel for each replica
 IntPerEvent = Annotated[Any, "int32", "event + 1"]
 FloatPerEvent = Annotated[Any, "float64", "event + 1"]

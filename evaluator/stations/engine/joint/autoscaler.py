@@ -87,7 +87,7 @@ def _as_new(given: Given, cluster: ClusterState, some: FlagPerReplica) -> Cluste
     def empty(carry: tuple[FlagPerReplica, Runs]) -> tuple[FlagPerReplica, Runs]:
         left, runs = carry
         r = jnp.argmax(left).astype(jnp.int32)
-        return write(left, r, jnp.zeros((), bool)), runs.emptied(r, shape.names, shape.blocks)
+        return write(left, r, jnp.zeros((), bool)), runs.emptied(r, shape.texts, shape.blocks)
 
     _, runs = lax.while_loop(lambda carry: carry[0].any(), empty, (some, cache.runs))
     state = cluster.state._replace(cache=cache._replace(runs=runs))

@@ -29,7 +29,7 @@ def nothing_heard(given: Given) -> LateCaches | None:
     shape, replicas = given.structure.cache, given.structure.replicas
     if shape is None or not shape.events:
         return None
-    return LateCaches(jnp.zeros((shape.names + 1, replicas), jnp.int32), jnp.zeros(replicas, jnp.int32),
+    return LateCaches(jnp.zeros((shape.texts + 1, replicas), jnp.int32), jnp.zeros(replicas, jnp.int32),
                       jnp.zeros((), bool))  # fmt: skip
 
 
@@ -45,7 +45,7 @@ def hear(given: Given, heard: Heard, now: Float, delay_s: Float) -> Heard:
     """With all that the router has heard by now, so long after it was told."""
     shape = given.structure.cache
     assert shape is not None
-    names = shape.names
+    texts = shape.texts
 
     def of_replica(carry: tuple[Int, Heard]) -> tuple[Int, Heard]:
         r, heard = carry
@@ -59,7 +59,7 @@ def hear(given: Given, heard: Heard, now: Float, delay_s: Float) -> Heard:
                 read_once(column, own_queue.first) for column in (events.ring, events.blocks, events.known)
             )
             # Texts of a replica have numbers behind those of the replicas before it; the last row is of no text.
-            row = jnp.where(ring >= 0, ring - r * names, names)
+            row = jnp.where(ring >= 0, ring - r * texts, texts)
             events, own_queue = events.without_first(own_queue)
             return Heard(
                 late._replace(
@@ -97,7 +97,7 @@ def late_blocks(
         behind, zero = place - text.first, jnp.int32(0)
         count = jnp.clip(jnp.minimum(text.end, stop) - place, 0, TOGETHER)
         blocks_of_text = lax.dynamic_slice(late.blocks, (text.ring, zero), (1, replicas))
-        turns = lax.dynamic_slice(sent.turn, (text.ring + behind, zero), (TOGETHER, replicas))
+        turns = lax.dynamic_slice(sent.turn, (text.number + behind, zero), (TOGETHER, replicas))
         heard = (behind + NUMBERS)[:, None] < blocks_of_text
         heard = heard | (predicts & is_remembered(turns, place, sent.oldest_turn[None], sent.place[None]))
         leading = jnp.minimum(jnp.where(heard, TOGETHER, NUMBERS[:, None]).min(axis=0), count)

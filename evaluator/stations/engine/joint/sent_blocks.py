@@ -181,7 +181,7 @@ def _some(given: Given, i: Int, place: Int, stop: Int) -> tuple[Int, Int]:
     ``TOGETHER`` at the most.
     """
     text = text_at(given, jnp.int32(0), i, place)  # the same name at all replicas
-    return text.ring + place - text.first, jnp.clip(jnp.minimum(text.end, stop) - place, 0, TOGETHER)
+    return text.number + place - text.first, jnp.clip(jnp.minimum(text.end, stop) - place, 0, TOGETHER)
 
 
 def _column(table: Array, name: Int, r: Int) -> Array:

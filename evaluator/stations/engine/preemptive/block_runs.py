@@ -1,8 +1,8 @@
 """Runs of blocks in a prefix cache: blocks that follow one another in a text and have the same users.
 
-The names of a text's blocks count up (``Text``), so that a run is a range of names. Most of a request's blocks come
-together, are shared together and come free together: all that happens to them is done by the run, at the cost of one
-block. Runs are cut where somebody uses a part of one, and put together again where nobody uses either.
+The name of a block is here its place in its text (``Text``), so that a run is a range of names. Most of a request's
+blocks come together, are shared together and come free together: all that happens to them is done by the run, at the
+cost of one block. Runs are cut where somebody uses a part of one, and put together again where nobody uses either.
 
 A text has two rings of runs. One is of those that are *found*, in the order of their places. The blocks of a text that
 are there are always its first ones, however they were taken: whoever holds a block holds one of each name before it and
@@ -30,9 +30,10 @@ from evaluator.stations.engine.preemptive.linked_lists import LinkedList
 
 
 class Text(NamedTuple):
-    """Blocks of a request whose names count up, one after the other in any request that has them."""
+    """Blocks of a request that come one after the other in any request that has them."""
 
-    ring: Int  # of the runs that are found, which is the name of the text's first block
+    ring: Int  # of the runs that are found, which is the number of the text
+    number: Int  # of the content of the first block (``lane.BlockContent``)
     first: Int  # the place of that block in the request
     end: Int  # the place behind the last one that the request may have
 
@@ -58,19 +59,19 @@ class Runs(NamedTuple):
     idle: LinkedList  # runs that nobody uses, the one that came free first is the oldest
 
     @classmethod
-    def empty(cls, names: int, blocks: int, replicas: int) -> Runs:
-        """No runs; of each replica so many names and blocks."""
+    def empty(cls, texts: int, blocks: int, replicas: int) -> Runs:
+        """No runs; of each replica so many texts and blocks."""
         slots = blocks * replicas + replicas  # sentinels of ``idle`` behind all
         zeros, none = jnp.zeros(slots, jnp.int32), jnp.full(slots, NONE, jnp.int32)
         number = jnp.arange(slots, dtype=jnp.int32)
         return cls(
-            heads=jnp.full(2 * names * replicas, NONE, jnp.int32), start=number % blocks + 1, blocks=zeros,
+            heads=jnp.full(2 * texts * replicas, NONE, jnp.int32), start=number % blocks + 1, blocks=zeros,
             users=zeros, ring=zeros, owner=none, same=LinkedList.empty(slots), idle=LinkedList.empty(slots),
         )  # fmt: skip
 
-    def emptied(self, replica: Int, names: int, blocks: int) -> Runs:
-        """Without what a replica has, which nobody uses; of each replica there are so many names and blocks."""
-        fresh, slot = Runs.empty(names, blocks, 1), replica * blocks
+    def emptied(self, replica: Int, texts: int, blocks: int) -> Runs:
+        """Without what a replica has, which nobody uses; of each replica there are so many texts and blocks."""
+        fresh, slot = Runs.empty(texts, blocks, 1), replica * blocks
         # Sentinels are behind the slots of all replicas.
         sentinel = self.start.shape[0] // (blocks + 1) * blocks + replica
 
@@ -83,8 +84,8 @@ class Runs(NamedTuple):
             return links._replace(newer=write(newer, sentinel, sentinel), older=write(older, sentinel, sentinel))
 
         heads = self.heads
-        for first in (replica * names, self.copies + replica * names):
-            heads = lax.dynamic_update_slice(heads, fresh.heads[:names], (first,))
+        for first in (replica * texts, self.copies + replica * texts):
+            heads = lax.dynamic_update_slice(heads, fresh.heads[:texts], (first,))
         return Runs(
             heads, as_new(self.start, fresh.start), as_new(self.blocks, fresh.blocks), as_new(self.users, fresh.users),
             as_new(self.ring, fresh.ring), as_new(self.owner, fresh.owner), unlinked(self.same), unlinked(self.idle),
@@ -185,7 +186,7 @@ class ReplicaRuns(NamedTuple):
         That is ``stop`` at most. ``tail`` is the last run that the request holds, if ``place`` is not its first.
         """
         runs = self.runs
-        name, last = text.ring + place - text.first, runs.last(read_once(runs.heads, text.ring))
+        name, last = place - text.first, runs.last(read_once(runs.heads, text.ring))
         start, found_blocks, users = read_each(runs.slot_of(last), runs.start, runs.blocks, runs.users)
         copies = (last >= 0) & (name < start + found_blocks)
         stop = jnp.where(copies, place + 1, stop)
@@ -306,7 +307,7 @@ def _evict_some(carry: tuple[Int, ReplicaRuns]) -> tuple[Int, ReplicaRuns]:
         runs=runs._replace(blocks=write(runs.blocks, r, left)), counts=counts._replace(known=counts.known - evicted)
     )
     if here.events is not None:
-        here = here.with_event(jnp.where(finds & (copy < 0), ring, NONE), start + left - ring)
+        here = here.with_event(jnp.where(finds & (copy < 0), ring, NONE), start + left)
 
     def forget(here: ReplicaRuns) -> ReplicaRuns:
         return here._replace(runs=here.runs._replace(idle=here.runs.idle.remove(r))).freed(r)

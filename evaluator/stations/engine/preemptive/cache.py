@@ -4,7 +4,7 @@ The content of a whole block and of all before it has a number, its *name* (``la
 of one name hold the KV of the same tokens in the same place. Blocks with names are kept by runs (``block_runs``); those
 without are all alike, so that their number will do.
 
-Of several replicas that run together (``engine.joint``) the names and runs of replica r follow those of the replicas
+Of several replicas that run together (``engine.joint``) the texts and runs of replica r follow those of the replicas
 before it, and each has a sentinel of its own.
 """
 
@@ -71,9 +71,9 @@ def initial_cache(given: Given) -> Cache | None:
     slots = given.requests.arrival_s.shape[0]
     number, zeros, groups = jnp.zeros((), jnp.int32), jnp.zeros(slots, jnp.int32), given.structure.decode_groups()
     none, late = zeros + NONE, given.structure.names_late
-    texts = jnp.full(shape.names * shape.replicas, NONE, jnp.int32)
+    texts = jnp.full(shape.texts * shape.replicas, NONE, jnp.int32)
     return Cache(
-        runs=Runs.empty(shape.names, shape.blocks, shape.replicas),
+        runs=Runs.empty(shape.texts, shape.blocks, shape.replicas),
         tail=zeros, units=zeros, named=zeros, hit_tokens=none,
         due=None if late else LinkedList.empty(slots + shape.due * groups),
         hits=number, idle_hits=number,

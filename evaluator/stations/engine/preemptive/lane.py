@@ -53,6 +53,8 @@ class BlockContent(NamedTuple):
     with numbers that count up from that of the source; from there on the number is ``own_from`` plus the block's place.
     With ``ends`` a source may have fewer blocks than ``each``: it goes up to the place that is given there.
 
+    A source, or what comes behind ``known_blocks``, is a *text*, which has a number of its own.
+
     Several pools may cut the same text into other blocks: arrays by request have a row of request slots for each pool,
     ``each`` and ``caches`` a number.
     """
@@ -62,6 +64,8 @@ class BlockContent(NamedTuple):
     known_blocks: IntPerRequest
     each: Int
     own_from: IntPerRequest
+    texts: IntPerSource  # the number of a source's text
+    own_text: IntPerRequest
     ends: IntPerSource | None = None  # None: all sources of a request but the last have ``each`` blocks
     caches: Flag | None = None  # of several pools: blocks are found there by their content. None: they are
 
@@ -95,16 +99,17 @@ class SessionTurns(NamedTuple):
 
 
 class CacheShape(NamedTuple):
-    """Sizes of the arrays of prefix caches, as large as any lane needs them; names and blocks are of one replica.
+    """Sizes of the arrays of prefix caches, as large as any lane needs them; texts and blocks are of one replica.
 
     They are made anew for each lane: of ``Structure.replicas``, which may be more than any lane has, they took a tenth
     of its time.
     """
 
-    names: int
+    texts: int
     blocks: int  # that are ever used: at most the capacity
     due: int  # tokens of a block, with drafts one more
     replicas: int = 1
+    names: int = 0  # of blocks, where a router remembers what it has sent (``joint.sent_blocks``)
     events: int = 0  # changes of all caches that a router may have yet to hear of; 0: none hears of any late
     # No two requests of a lane ever fill blocks of one name by decoding, nor is such a block of a source.
     answers_apart: bool = False

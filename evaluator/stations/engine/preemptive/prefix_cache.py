@@ -44,7 +44,8 @@ def text_at(given: Given, replica: Int, i: Int, place: Int) -> Text:
         end = read(ends, at_source)
     source = read(content.sources, at_source)
     return Text(
-        ring=replica * shape.names + jnp.where(sourced, source, own_from + known),
+        ring=replica * shape.texts + jnp.where(sourced, read(content.texts, at_source), read(content.own_text, cell)),
+        number=jnp.where(sourced, source, own_from + known),
         first=jnp.where(sourced, first, known),
         end=jnp.where(sourced, jnp.minimum(end, known), _ENDLESS),
     )
@@ -105,7 +106,7 @@ def admit(given: Given, state: State, i: Int, units: Int) -> State:
         place, r, _, here = carry
         text = text_at(given, state.replica.number, i, place)
         r = jnp.where(place == text.first, read_once(here.runs.heads, text.ring), r)
-        here, r = here.share(r, text.ring + jnp.minimum(text.end, hits) - text.first)
+        here, r = here.share(r, jnp.minimum(text.end, hits) - text.first)
         return place + read_once(here.runs.blocks, r), read_once(here.runs.same.newer, r), r, here
 
     number = jnp.int32(0)
@@ -190,7 +191,7 @@ def release(given: Given, state: State, i: Int, on: Flag | bool) -> State:
     def give_back(carry: tuple[Int, Int, ReplicaRuns]) -> tuple[Int, Int, ReplicaRuns]:
         place, freed, here = carry
         text = text_at(given, state.replica.number, i, place - 1)
-        here, blocks, idle = here.give_back(here.held(i, text.ring, text.ring + place - text.first))
+        here, blocks, idle = here.give_back(here.held(i, text.ring, place - text.first))
         return place - blocks, freed + idle, here
 
     # vLLM frees a request's blocks in reverse order, so that ends of prompts are evicted before their beginnings.
@@ -245,7 +246,7 @@ def join_text(given: Given, state: State, i: Int, on: Flag) -> State:
     cache, content, shape = _cache(state), given.content, given.structure.cache
     assert content is not None and shape is not None and cache.unnamed is not None
     unnamed, cell = cache.unnamed, given.cell(i)
-    text = state.replica.number * shape.names + read(content.own_from, cell) + read(content.known_blocks, cell)
+    text = state.replica.number * shape.texts + read(content.own_text, cell)
     first, following = push(unnamed.first, text, unnamed.next, i, on)
     texts = write(unnamed.text, jnp.where(on, i, given.padding()), jnp.where(on, text, NONE))
     return state._replace(cache=cache._replace(unnamed=unnamed._replace(first=first, next=following, text=texts)))

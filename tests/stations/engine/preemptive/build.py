@@ -47,7 +47,7 @@ from tests.stations.engine.fcfs_reserved.build import (
 from tests.thorough import THOROUGH
 
 CHUNKING = ("chunked", "sarathi")
-CACHE, SOURCES = CacheShape(names=1 << 15, blocks=1 << 12, due=16), 1 << 15
+CACHE, SOURCES = CacheShape(texts=1 << 15, blocks=1 << 12, due=16, names=1 << 15), 1 << 15
 LARGEST_BLOCK = 64
 POLICIES = ("static", "continuous", "mixed", "orca", *CHUNKING)
 
@@ -312,7 +312,9 @@ def _content_of(given: Case, slots: int) -> BlockContent:
     assert given.case.limits.kv_units <= CACHE.blocks
     padded = np.zeros(SOURCES, np.int32)
     padded[: len(sources)] = sources
-    return BlockContent(padded, columns[0], columns[1], np.int32(each), columns[2])
+    # A text has the number of its first block.
+    begins, known, own_from = columns
+    return BlockContent(padded, begins, known, np.int32(each), own_from, padded, known + own_from)
 
 
 def _content_of_sessions(given: Case, session: np.ndarray, slots: int) -> BlockContent:
@@ -323,7 +325,8 @@ def _content_of_sessions(given: Case, session: np.ndarray, slots: int) -> BlockC
     columns = np.zeros((3, slots + 1), np.int32)
     columns[1, : len(session)], columns[2, : len(session)] = shared, (np.cumsum(said) - said)[session]
     assert shared + said.sum() <= CACHE.names and given.case.limits.kv_units <= CACHE.blocks
-    return BlockContent(np.zeros(SOURCES, np.int32), columns[0], columns[1], np.int32(max(shared, 1)), columns[2])
+    sources, (begins, known, own_from) = np.zeros(SOURCES, np.int32), columns
+    return BlockContent(sources, begins, known, np.int32(max(shared, 1)), own_from, sources, known + own_from)
 
 
 def _constant(content: tuple[int, ...], each: int) -> bool:
