@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from io import BytesIO
 from itertools import islice
@@ -20,9 +20,9 @@ import numpy as np
 
 from evaluator.catalog.state import catalog_here, code_here
 from evaluator.errors import InputError
-from evaluator.execution.workers import Variant, configurations_of, plan_of_task, processors, task_of, variants_of
-from evaluator.plan import Configuration, Group, Plan
-from evaluator.simulation.summaries import Values, summaries
+from evaluator.execution.workers import Question, answer_of, plan_of_task, processors, question_of, task_of
+from evaluator.plan import Configuration, Plan
+from evaluator.simulation.summaries import Values
 from evaluator.version import __version__
 
 if TYPE_CHECKING:
@@ -100,19 +100,16 @@ def computed_on(
     from distributed import as_completed
 
     # Pickled once: every worker gets the same bytes, those that come later as well.
-    task = _Task(uuid4().hex, task_of(whole, whole.simulator, levels))
+    task = _Task(uuid4().hex, task_of(whole, levels))
     plugin = _plugin(task)
     client.register_plugin(plugin, name=plugin.name)
-    # The group with its compiled shapes, without its configurations: those are sent by their numbers.
-    shells = {id(group): replace(group, configurations=[]) for group in whole.groups}
     remaining = iter(left)
 
     def submit(index: int) -> Any:
-        chunk = chunks[index]
-        shell = shells[id(whole.group_of(chunk[0]))]
+        question = question_of(whole, chunks[index])
         # ``pure=False``: chunks are asked for anew in each sweep. By default Dask would take the answer of an equal
         # call that is still known to the scheduler.
-        return client.submit(_compute, task.key, index, shell, variants_of(chunk), pure=False, retries=RETRIES)
+        return client.submit(_compute, task.key, index, question, pure=False, retries=RETRIES)
 
     try:
         ahead = max(LEAST_AHEAD, AHEAD * sum(client.nthreads().values()))
@@ -193,15 +190,12 @@ def end(task: _Task) -> None:
     _TASKS.pop(task.key, None)
 
 
-def _compute(key: str, index: int, group: Group, asked: list[Variant]) -> tuple[int, Values] | InputError:
+def _compute(key: str, index: int, question: Question) -> tuple[int, Values] | InputError:
     """On a worker: the statistics of one chunk. Errors of the input are answers, since trying again would not help."""
     task = _TASKS[key]
     if isinstance(task, InputError):
         return task
-    whole, levels = task
-    chunk, variants = configurations_of(whole, asked)
     try:
-        # the group of the whole sweep: its shapes are those of the programs that all workers compile
-        return index, summaries(replace(chunk, groups=[replace(group, configurations=variants)]), variants, levels)
+        return index, answer_of(*task, question)
     except InputError as error:
         return error

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evaluator.execution.schedule import requests_per_chunk
+from evaluator.execution.schedule import processes, requests_per_chunk
 from evaluator.execution.workers import processors
 from evaluator.metrics import OK, bounds_of, quantile_levels
 from evaluator.metrics.reasons import reasons_of
@@ -34,6 +34,7 @@ RATES = {
 """Requests per second and core, measured on two cores of a server (tests/benchmarks), with all that a sweep adds."""
 COMPILATION_S = {"fcfs_reserved": 2.5, "preemptive": 5.5, "joint": 8.0, "prefix caches": 10.0}
 START_S, BYTES_AT_START = 1.5, 0.35e9  # to load JAX
+BYTES_PER_WORKER = 0.28e9  # of a process that computes beside this one, without its chunk
 DESIGN_S, BYTES_PER_DESIGN = 30e-6, 1.4e3  # to check one; the objects of its point, its plan and its row
 BYTES_PER_REQUEST = 200.0  # of the chunks in memory
 FILE_BYTES = 75e3  # of a file without designs
@@ -122,6 +123,7 @@ def forecast(
         seconds=START_S * bool(feasible) + compile_s + run_s + DESIGN_S * designs,
         cores=cores,
         peak_bytes=BYTES_AT_START
+        + BYTES_PER_WORKER * (processes(round(sum(requests[kind] for kind in COMPILATION_S))) - 1)
         + BYTES_PER_DESIGN * designs
         + BYTES_PER_REQUEST * cores * min(max(longest, requests_per_chunk(round(in_all))), in_all),
         output_bytes=FILE_BYTES + designs * _row_bytes(whole),
@@ -239,12 +241,12 @@ def _row_bytes(whole: Plan) -> float:
     sizes = {
         "config": 1,
         "input": len(whole.inputs),
-        "quantile": len(quantile_levels(bounds_of(whole.objectives))),
+        "quantile": len(quantile_levels(bounds_of(whole.labels.objectives))),
         "seed": len(whole.seeds) if whole.by_seed else 0,
-        "stage": len(whole.stage_names),
-        "class": len(whole.class_names),
-        "pool": len(whole.pool_names),
-        "objective": len(whole.objective_names),
+        "stage": len(whole.labels.stage_names),
+        "class": len(whole.labels.class_names),
+        "pool": len(whole.labels.pool_names),
+        "objective": len(whole.labels.objective_names),
     }
     numbers = 0
     for name, variable in VARIABLES.items():

@@ -73,7 +73,7 @@ def undecided(whole: Plan, values: Mapping[str, np.ndarray], levels: np.ndarray)
     rows = [configurations[int(config)] for config in values["config"]]
     clear, bounded, missed = (np.full(len(rows), flag) for flag in (True, False, False))
     for bound in bounds_of([configuration.objectives for configuration in rows]):
-        value, error = statistic_of(values, bound, levels, whole.class_names)
+        value, error = statistic_of(values, bound, levels, whole.labels.class_names)
         apart = np.abs(value - bound.bound_s)
         bounded |= ~np.isnan(bound.bound_s)
         missed |= value > bound.bound_s

@@ -1,18 +1,21 @@
-"""A sweep in chunks, on all processors: threads for the compiled engine, processes for those in plain Python."""
+"""A sweep in chunks, on all processors: threads, and worker processes where there is enough to do for them."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, nullcontext
 from itertools import chain, groupby, islice
 from math import ceil
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from evaluator.device import accelerated, configure
+from evaluator.device import accelerated, compilation_cache, configure
 from evaluator.execution.cluster import computed_on
-from evaluator.execution.workers import WorkerPool, processors, variants_of
+from evaluator.execution.workers import WorkerPool, processors
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import Configuration, Plan
 from evaluator.plan.simulators import ITERATION, PLAIN
@@ -28,6 +31,11 @@ MANY_CHUNKS = 64
 """Of a run of more of them each is twice as large: what NumPy takes per call and not per request is a third of the
 time of metrics, and as many threads as there are have enough chunks all the same."""
 TOKEN_REQUESTS_PER_CHUNK = 4_000  # about half a second of the reference, so that there is progress to be seen
+WORTH_WORKERS = 10_000_000
+"""Requests of the compiled engine from which on worker processes take chunks of it: each starts for two seconds of a
+processor. Threads, which wait for Python's lock, lose as much over some ten million requests."""
+MOST_PROCESSES = 16
+"""That run the compiled engine, each with some 0.3 GB; a cluster (``--cluster``) may have more."""
 CONFIGS_PER_CHUNK = 512
 ACCELERATED = 128
 """So many times as large are the chunks of an accelerator, which takes as long for a few lanes as for thousands."""
@@ -36,7 +44,9 @@ ConfigurationChunk = list[Configuration]
 """Configurations of one group, or variants of them, that are simulated together."""
 
 
-def statistics_of(whole: Plan, configurations: Sequence[Configuration], levels: np.ndarray) -> Values:
+def statistics_of(
+    whole: Plan, configurations: Sequence[Configuration], levels: np.ndarray, crew: Crew | None = None
+) -> Values:
     """Statistics of configurations of a plan or variants of them (``Plan.at_rates``, ``Plan.changed``), in their order.
 
     Each is (config,) or (config, quantile). A variant runs in the group of its configuration, with the programs
@@ -49,7 +59,7 @@ def statistics_of(whole: Plan, configurations: Sequence[Configuration], levels: 
     order = [row for of_group in rows.values() for row in of_group]
     # A round of a search has few chunks, and waits for the last of them: there is one for each processor at least.
     chunks = list(chunks_of(whole, [configurations[row] for row in order], processors()))
-    by_chunk = dict(computed(whole, chunks, levels, set()))
+    by_chunk = dict(computed(whole, chunks, levels, set(), crew=crew))
     if not by_chunk:
         return {}
     # Chunks are of one group each, in the order of the groups: back to the order in which they were asked for.
@@ -88,13 +98,23 @@ def requests_per_chunk(requests_of_run: int) -> int:
     return REQUESTS_PER_CHUNK * (2 if requests_of_run > MANY_CHUNKS * REQUESTS_PER_CHUNK else 1)
 
 
+def processes(requests: int) -> int:
+    """How many processes run the compiled engine, this one included, for so many requests of it."""
+    return min(processors(), MOST_PROCESSES) if requests > WORTH_WORKERS else 1
+
+
 def computed(
-    whole: Plan, chunks: list[ConfigurationChunk], levels: np.ndarray, done: set[int], client: Client | None = None
+    whole: Plan,
+    chunks: list[ConfigurationChunk],
+    levels: np.ndarray,
+    done: set[int],
+    client: Client | None = None,
+    crew: Crew | None = None,
 ) -> Iterator[tuple[int, Values]]:
     """Statistics of the chunks that are not done, as they finish, with the number of the chunk.
 
-    With a ``client`` on its cluster. Else a thread for each processor: XLA runs outside Python,
-    and plain Python in a process that the thread waits for, unless there is too little to do for that.
+    With a ``client`` on its cluster. Else a thread for each processor, which computes or waits for a worker process of
+    the ``crew``; without one there is one for these chunks.
     """
     left = [index for index in range(len(chunks)) if index not in done]
     if client is not None:
@@ -102,26 +122,89 @@ def computed(
         return
     if any(group.simulator == ITERATION for group in whole.groups):
         configure()  # before there are threads, each of which would do so otherwise
-    pool_of_workers = WorkerPool(whole, levels) if _are_many(whole, [chunks[index] for index in left]) else None
+    with nullcontext(crew) if crew is not None else Crew(whole, levels) as crew:
+        crew.expect([chunks[index] for index in left])
+        # Also the chunks of workers go through threads, which only wait for a pipe, so that all come back through the
+        # same queue.
+        with ThreadPoolExecutor(threads := crew.threads) as pool:
+            try:
+                # A few more than there are threads, so that none waits; not all, since what is finished is kept until
+                # it is asked for.
+                order = iter(_new_programs_first(whole, chunks, left))
+                yield from _as_finished(
+                    pool, lambda index: (index, crew.compute(chunks[index])), order, 2 * threads + 1
+                )
+            except BaseException:
+                crew.close()  # first, so that threads which wait for a worker come back with an error
+                raise
+            finally:
+                pool.shutdown(wait=True, cancel_futures=True)
 
-    def compute(index: int) -> tuple[int, Values]:
-        chunk = chunks[index]
-        if pool_of_workers is not None and whole.group_of(chunk[0]).simulator in PLAIN:
-            return index, pool_of_workers.compute(variants_of(chunk))
-        return index, summaries(whole, chunk, levels)
 
-    # Threads, also for the reference: such a thread only waits for its worker's pipe, and the chunks of both kinds
-    # come back through the same queue.
-    with ThreadPoolExecutor(workers := processors()) as pool:
-        try:
-            # A few more than there are threads, so that none waits; not all, since what is finished is kept until it is
-            # asked for.
-            yield from _as_finished(pool, compute, iter(_new_programs_first(whole, chunks, left)), 2 * workers + 1)
-        finally:
-            # First, so that threads which wait for a worker come back with an error.
-            if pool_of_workers is not None:
-                pool_of_workers.close()
-            pool.shutdown(wait=True, cancel_futures=True)
+class Crew:
+    """Who computes the chunks of a plan: this process, and worker processes from when on there is enough to do.
+
+    What was asked for so far is taken for as much as is still to come: a sweep asks for all it has, and a search round
+    after round, over which it keeps its crew.
+    """
+
+    def __init__(self, whole: Plan, levels: np.ndarray) -> None:
+        self._whole, self._levels = whole, levels
+        self._workers: WorkerPool | None = None
+        self._shared: set[str] = set()  # simulators whose chunks are for workers
+        self._expected: Counter[bool] = Counter()  # requests, of the compiled engine or not
+        self._compiled: set[int] = set()  # stations whose programs this process has run, and the cache has
+        self._here = Lock()  # of the thread that runs the compiled engine in this process beside the workers
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers at once; what they compute is not wanted any more."""
+        if self._workers is not None:
+            self._workers.close()
+
+    def expect(self, chunks: Iterable[ConfigurationChunk]) -> None:
+        """These chunks are to be computed next."""
+        for chunk in chunks:
+            group = self._whole.group_of(chunk[0])
+            self._expected[group.simulator == ITERATION] += len(chunk) * group.requests * self._whole.runs
+        if not _known_elsewhere(self._whole):
+            return
+        if self._expected[False] > TOKEN_REQUESTS_PER_CHUNK:
+            self._shared |= {*PLAIN}
+        # An accelerator takes all lanes at a time; without a cache each worker would compile all programs anew.
+        if self._expected[True] > WORTH_WORKERS and not accelerated() and compilation_cache() is not None:
+            self._shared.add(ITERATION)
+        if self._shared and self._workers is None:
+            self._workers = WorkerPool(self._whole, self._levels)
+
+    @property
+    def threads(self) -> int:
+        """How many chunks are computed at a time."""
+        return processes(self._expected[True]) if ITERATION in self._shared else processors()
+
+    def compute(self, chunk: ConfigurationChunk) -> Values:
+        """The statistics of a chunk."""
+        group = self._whole.group_of(chunk[0])
+        if self._workers is None or group.simulator not in self._shared:
+            return summaries(self._whole, chunk, self._levels)
+        if group.simulator in PLAIN:
+            return self._workers.compute(chunk)
+        # What has not run here yet is compiled here, by as many threads as there are programs: workers find it in the
+        # cache. From then on one thread computes here, since two would wait for each other, and others ask workers.
+        stations = {id(station) for station in group.stations}
+        with ExitStack() as stack:
+            if self._here.acquire(blocking=False):
+                stack.callback(self._here.release)
+            elif stations <= self._compiled:
+                return self._workers.compute(chunk)
+            values = summaries(self._whole, chunk, self._levels)
+            self._compiled |= stations
+            return values
 
 
 def _as_finished(
@@ -158,15 +241,10 @@ def _new_programs_first(whole: Plan, chunks: list[ConfigurationChunk], left: lis
     return of_programs + [index for index in left if index not in chosen]
 
 
-def _are_many(whole: Plan, chunks: list[ConfigurationChunk]) -> bool:
-    """More requests for plain Python than a process takes to start, and nothing that only this process knows."""
+def _known_elsewhere(whole: Plan) -> bool:
+    """Whether another process knows all that the plan is of."""
     stages = whole.scenario.deployment.pipeline.values()
     if any(type(stage.parameters).__module__ == "__main__" for stage in stages):
         return False  # a stage of the script that runs: another process could not import it
-    if POLICIES.own or ROUTERS.own or MANAGERS.own:
-        return False  # nor does it know other parts of one's own, which a scenario has by their names
-    groups = [whole.group_of(chunk[0]) for chunk in chunks]
-    in_plain_python = sum(
-        len(chunk) * group.requests for chunk, group in zip(chunks, groups, strict=True) if group.simulator in PLAIN
-    )
-    return in_plain_python * whole.runs > TOKEN_REQUESTS_PER_CHUNK
+    # Nor does it know other parts of one's own, which a scenario has by their names.
+    return not (POLICIES.own or ROUTERS.own or MANAGERS.own)

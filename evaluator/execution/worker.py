@@ -1,4 +1,5 @@
-"""A worker process: simulates chunks for the process that started it, as ``workers`` asks. It never loads JAX."""
+"""A worker process: simulates chunks for the process that started it, as ``workers`` asks. It loads JAX only for chunks
+of the compiled engine."""
 
 from __future__ import annotations
 
@@ -8,8 +9,7 @@ import signal
 import sys
 from contextlib import suppress
 
-from evaluator.execution.workers import configurations_of, plan_of_task
-from evaluator.simulation.summaries import summaries
+from evaluator.execution.workers import answer_of, plan_of_task
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
             asked = pickle.load(sys.stdin.buffer)
             answer: object
             try:
-                answer = summaries(*configurations_of(whole, asked), levels)
+                answer = answer_of(whole, levels, asked)
             except Exception as error:
                 answer = error
             pickle.dump(answer, answers)

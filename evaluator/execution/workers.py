@@ -1,4 +1,5 @@
-"""Worker processes for engines in plain Python, which would keep to one processor within one process.
+"""Worker processes: within one process Python's lock keeps engines in plain Python to one processor, and the compiled
+engine, whose chunks take and give back that lock some 4,000 times, to one and a half.
 
 They are started by their own command, not by ``multiprocessing``: that would run a user's script or notebook once more
 in each of them, and a fork of a process in which JAX has threads may hang.
@@ -20,12 +21,16 @@ from typing import Any, BinaryIO
 import numpy as np
 
 import evaluator
-from evaluator.plan import Configuration, Plan, RateChange, plan
-from evaluator.plan.simulators import REQUEST, TOKEN
+from evaluator.plan import Configuration, Group, Plan, RateChange, plan
 from evaluator.replica import Change
+from evaluator.simulation.summaries import Values, summaries
 
 Variant = tuple[int, tuple[Change | RateChange, ...]]
 """A configuration by its row of the grid, and the changes by which it differs from that."""
+
+Question = tuple[Group, list[Variant]]
+"""A chunk as another process is asked for it: its group, with the shapes of its compiled programs but without
+configurations, and what is to be computed."""
 
 
 def processors() -> int:
@@ -34,50 +39,52 @@ def processors() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def task_of(whole: Plan, simulator: str, levels: np.ndarray) -> bytes:
+def task_of(whole: Plan, levels: np.ndarray) -> bytes:
     """What all chunks of a sweep have in common, as another process gets it before the first one."""
-    return pickle.dumps((whole.scenario, simulator, whole.inputs, whole.by_seed, whole.able, levels))
+    return pickle.dumps((whole.scenario, whole.simulator, whole.inputs, whole.by_seed, whole.able, levels))
 
 
 def plan_of_task(task: BinaryIO) -> tuple[Plan, np.ndarray]:
     """In the worker process: the plan of the sweep, without configurations yet, and the levels of its quantiles."""
     scenario, simulator, inputs, by_seed, able, levels = pickle.load(task)
-    # Of no row: those of a chunk are planned when it is asked for (``configurations_of``), by the same simulators.
+    # Of no row: those of a chunk are planned when it is asked for (``answer_of``), by the same simulators.
     whole = plan(scenario, np.zeros(0, dtype=np.int64), simulator, inputs, by_seed)
     return replace(whole, able=able), levels
 
 
-def variants_of(chunk: list[Configuration]) -> list[Variant]:
+def question_of(whole: Plan, chunk: list[Configuration]) -> Question:
     """A chunk as it is sent to another process: the objects that configurations share would be sent with each."""
     # A configuration has its workload, costs and plan with it; the worker has planned the same scenario and finds it
     # again by its number.
-    return [(configuration.config, configuration.changes) for configuration in chunk]
+    asked = [(configuration.config, configuration.changes) for configuration in chunk]
+    return replace(whole.group_of(chunk[0]), configurations=[]), asked
 
 
-def configurations_of(whole: Plan, asked: list[Variant]) -> tuple[Plan, list[Configuration]]:
-    """In the worker process: the plan of a chunk's configurations, which are of one group, and their variants."""
+def answer_of(whole: Plan, levels: np.ndarray, question: Question) -> Values:
+    """In the worker process: the statistics of a chunk."""
+    group, asked = question
     chunk = whole.of(np.unique([config for config, _ in asked]))
     configurations = {configuration.config: configuration for configuration in chunk.configurations}
-    return chunk, [reduce(chunk.changed, changes, configurations[config]) for config, changes in asked]
+    variants = [reduce(chunk.changed, changes, configurations[config]) for config, changes in asked]
+    # The group of the whole sweep: its shapes are those of the programs that all processes compile.
+    return summaries(replace(chunk, groups=[replace(group, configurations=variants)]), variants, levels)
 
 
 class WorkerPool:
     """Workers that are started as they are needed, one for each thread that asks at a time; ``close`` ends them."""
 
     def __init__(self, whole: Plan, levels: np.ndarray) -> None:
-        # What the vectorised engine lacks is the reference's.
-        simulator = REQUEST if whole.simulator == REQUEST else TOKEN
-        self._task = task_of(whole, simulator, levels)
+        self._whole, self._task = whole, task_of(whole, levels)
         self._idle: list[subprocess.Popen] = []
         self._all: list[subprocess.Popen] = []
         self._lock = Lock()
         self._closed = False
 
-    def compute(self, chunk: list[Variant]) -> dict[str, np.ndarray]:
+    def compute(self, chunk: list[Configuration]) -> Values:
         """The statistics of one chunk, row by row. What went wrong in the worker is raised here."""
         worker = self._take()
         try:
-            answer = _ask(worker, chunk)
+            answer = _ask(worker, question_of(self._whole, chunk))
         except (OSError, EOFError, pickle.UnpicklingError) as error:
             raise RuntimeError(f"a worker process ended with code {worker.wait()}") from error
         # Only a worker that has answered is idle: after an exception of the pipe it may hold half an answer, and is
@@ -118,10 +125,10 @@ class WorkerPool:
                 _close_pipes(worker)
 
 
-def _ask(worker: subprocess.Popen, chunk: list[Variant]) -> Any:
+def _ask(worker: subprocess.Popen, question: Question) -> Any:
     assert worker.stdin is not None and worker.stdout is not None
     try:
-        pickle.dump(chunk, worker.stdin)
+        pickle.dump(question, worker.stdin)
         worker.stdin.flush()
         return pickle.load(worker.stdout)
     except BaseException:

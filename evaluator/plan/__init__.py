@@ -3,7 +3,8 @@
 ``plan`` makes a ``configuration`` of each point. What it is of: ``station`` (a pool), ``phases`` (its sides) and their
 ``link``, ``pipeline`` with the ``route`` of requests, ``scaling``. Whether it can run: ``feasibility`` by ``checks``,
 ``kv_checks`` and ``stage_checks``, once for those that are the ``same_but_speed``. What runs it: ``simulators``,
-``joint_pools``, ``request_level``; ``groups`` are of one sequence of compiled structures.
+``joint_pools``, ``request_level``; ``groups`` are of one sequence of compiled structures; ``labels`` name
+what comes out.
 """
 
 from evaluator.plan.configuration import Configuration, RateChange

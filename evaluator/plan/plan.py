@@ -10,15 +10,14 @@ import numpy as np
 
 from evaluator.catalog.fields import forget_changed
 from evaluator.catalog.store import looked_for_once
-from evaluator.metrics import bounds_of
 from evaluator.plan.configuration import Configuration, PlanContext, RateChange, configuration_at, variant
 from evaluator.plan.groups import Group, groups_of, programs_of
-from evaluator.plan.pipeline import stage_names
+from evaluator.plan.labels import Labels
 from evaluator.plan.route import RequestRoutes
 from evaluator.plan.simulators import AUTO, ITERATION, CompileKey
 from evaluator.records import without_collecting
 from evaluator.replica import Change
-from evaluator.scenario import Grid, Objective, Scenario, all_objectives, expand, pools_of
+from evaluator.scenario import Grid, Scenario, expand
 from evaluator.traffic.jobs import Jobs
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.requests import shared_tokens
@@ -38,6 +37,7 @@ class Plan:
     configurations: list[Configuration]
     groups: list[Group]
     sampler: RequestSampler
+    labels: Labels
     simulator: str = ITERATION
     inputs: tuple[str, ...] = ()  # of INPUTS: those to which elasticities are asked for
     requests: int = 0  # of the whole run: all configurations of the grid, seeds and inputs
@@ -67,60 +67,6 @@ class Plan:
         """What the stages of a configuration do with its requests, for each seed."""
         assert configuration.pipeline is not None
         return [self.sampler.routes(configuration.workload, seed, configuration.pipeline) for seed in self.seeds]
-
-    @cached_property
-    def stage_names(self) -> tuple[str, ...]:
-        """The stages of all pipelines of the grid, each once; none where all have nothing but prefill and decode."""
-        # A hundred thousand points share some deployments: each is asked once.
-        points = {id(deployment): (workload, deployment) for workload, deployment, _ in self.grid.points}
-        names: dict[str, None] = {}
-        for workload, deployment in points.values():
-            if deployment.pipeline:
-                names |= dict.fromkeys(stage_names(workload, deployment))
-        return tuple(names)
-
-    @cached_property
-    def objectives(self) -> list[tuple[Objective, ...]]:
-        """The objectives of all points of the grid, those that points share once."""
-        # By identity: the points of a large sweep share few objects, and are not to be hashed one by one.
-        points = {(id(workload.classes), id(slo)): (workload, slo) for workload, _, slo in self.grid.points}.values()
-        return [all_objectives(workload, slo) for workload, slo in points]
-
-    @cached_property
-    def objective_names(self) -> tuple[str, ...]:
-        """What the objectives of all points of the grid bound, each once."""
-        return tuple(bound.name for bound in bounds_of(self.objectives))
-
-    @cached_property
-    def class_names(self) -> tuple[str, ...]:
-        """The classes of requests of all workloads of the grid, each once; none where there are none."""
-        # A hundred thousand points share some classes, and a trace is looked at once.
-        workloads = {
-            (id(workload.classes), id(workload.lengths)): workload for workload, _, _ in self.grid.points
-        }.values()
-        return tuple(dict.fromkeys(name for workload in workloads for name in workload.class_names))
-
-    @cached_property
-    def pool_names(self) -> tuple[str, ...]:
-        """The pools that answer of all deployments of the grid, each once, where replicas of one of several come and
-        go; else none."""
-        deployments = {id(deployment): deployment for _, deployment, _ in self.grid.points if deployment.pools}.values()
-        pools = [pools_of(deployment) for deployment in deployments]
-        scaling = [several for several in pools if len(several) > 1 and any(pool.autoscaling for _, pool in several)]
-        return tuple(dict.fromkeys(name for several in scaling for name, _ in several))
-
-    @property
-    def labels(self) -> tuple[tuple[str, ...], tuple[str, ...], bool, tuple[str, ...], tuple[str, ...]]:
-        """What the outcomes of every chunk are labelled by, whichever of it its configurations have
-        (``simulation.outcomes``)."""
-        return self.stage_names, self.class_names, self.has_sessions, self.pool_names, self.objective_names
-
-    @cached_property
-    def has_sessions(self) -> bool:
-        """Whether requests of any configuration of the grid are turns of sessions, or calls of tasks."""
-        # Points share their workloads, which a sweep over designs has one of: each is asked once.
-        workloads = {id(workload): workload for workload, _, _ in self.grid.points}
-        return any(workload.sessions.continued or workload.traced_tasks for workload in workloads.values())
 
     def of(self, configs: np.ndarray) -> Plan:
         """The plan of these configurations alone."""
@@ -192,7 +138,9 @@ def plan(
     forget_changed()
     with without_collecting(), looked_for_once():
         grid = expand(scenario)
-        everything = Plan(scenario, grid, [], [], RequestSampler(), simulator, inputs, by_seed=by_seed)
+        everything = Plan(
+            scenario, grid, [], [], RequestSampler(), Labels(grid.points), simulator, inputs, by_seed=by_seed
+        )
         # Before any configuration is made: ``auto`` decides by it for each of them.
         requests = len(grid.points) * everything.runs * scenario.workload.requests
         everything = replace(everything, requests=requests, able=requests)

@@ -46,7 +46,7 @@ def _joined(configurations: list[Configuration], named: Callable[[StationPlan], 
 
 def levels_of(whole: Plan) -> np.ndarray:
     """The quantiles that are reported, those of the objectives among them."""
-    return quantile_levels(bounds_of(whole.objectives))
+    return quantile_levels(bounds_of(whole.labels.objectives))
 
 
 def attributes_of(scenario: Scenario) -> dict[str, str]:

@@ -62,7 +62,14 @@ def dataset_of(task: SweepTask, configs: np.ndarray | None, context: RunContext)
     # Numbers of the whole product of the axes, which do not depend on what conditions leave out.
     rows["config"] = whole.grid.numbers(rows["config"])
     seeds, axes = whole.seeds if task.by_seed else (), whole.grid.axes
-    labels = whole.inputs, seeds, whole.stage_names, whole.class_names, whole.pool_names, whole.objective_names
+    labels = (
+        whole.inputs,
+        seeds,
+        whole.labels.stage_names,
+        whole.labels.class_names,
+        whole.labels.pool_names,
+        whole.labels.objective_names,
+    )
     del whole  # a million designs and their rows are not to be in memory beside the dataset
     return with_chances(to_dataset(rows, levels, axes, attrs, *labels)), report
 

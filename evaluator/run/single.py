@@ -100,10 +100,10 @@ def simulate(
         levels,
         whole.grid.axes,
         attributes_of(scenario),
-        stages=whole.stage_names,
-        classes=whole.class_names,
-        pools=whole.pool_names,
-        objectives=whole.objective_names,
+        stages=whole.labels.stage_names,
+        classes=whole.labels.class_names,
+        pools=whole.labels.pool_names,
+        objectives=whole.labels.objective_names,
     )
     summary = with_chances(summary)
     models = whole.configurations[0].workload.model_names
@@ -177,7 +177,7 @@ def _watched(whole: Plan, path: Path | None, rows: IterationLog | None) -> Outco
             trace.add(sum(replicas[: lane.station]) + replica, iteration)  # pool after pool
 
     chain = chain_result(whole, whole.configurations, observe)
-    outcomes = outcomes_of(whole.configurations, chain, *whole.labels)
+    outcomes = outcomes_of(whole.configurations, chain, *whole.labels.of_outcomes)
     if path is None:
         return outcomes
     pools = [(station.name, station.deployment.ranks) for station in stations]

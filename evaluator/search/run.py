@@ -238,7 +238,7 @@ def _dataset(
     values |= known_of(configurations)
     # A design is known by its row of the product, which stays its name where conditions leave rows out.
     values["config"] = whole.grid.numbers(values["config"])
-    values |= _per_device_and_price(configurations, values, whole.pool_names)
+    values |= _per_device_and_price(configurations, values, whole.labels.pool_names)
     values["pool_layout"] = np.array([layout_of(configuration) for configuration in configurations])
     with np.errstate(divide="ignore"):
         values["tok_per_joule"] = 1.0 / values["joule_per_tok"]
@@ -255,10 +255,10 @@ def _dataset(
         levels,
         whole.grid.axes,
         attrs,
-        stages=whole.stage_names,
-        classes=whole.class_names,
-        pools=whole.pool_names,
-        objectives=whole.objective_names,
+        stages=whole.labels.stage_names,
+        classes=whole.labels.class_names,
+        pools=whole.labels.pool_names,
+        objectives=whole.labels.objective_names,
     )
     return with_chances(ds)
 

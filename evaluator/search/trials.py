@@ -32,7 +32,7 @@ class Objectives:
     def of(whole: Plan, configurations: Sequence[Configuration], levels: np.ndarray) -> Objectives:
         """The objectives of one configuration for each design."""
         bounds = bounds_of([configuration.objectives for configuration in configurations])
-        return Objectives(bounds, levels, whole.class_names, whole.objective_names)
+        return Objectives(bounds, levels, whole.labels.class_names, whole.labels.objective_names)
 
     def ratios(self, values: Values, designs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Each latency as a part of its bound, above 1 where it misses it, and the standard error of that.

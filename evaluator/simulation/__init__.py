@@ -43,7 +43,7 @@ def simulate_configurations(
     from evaluator.simulation.outcomes import outcomes_of
 
     result = chain_result(plan, configurations, observe)
-    return outcomes_of(configurations, result, *plan.labels)
+    return outcomes_of(configurations, result, *plan.labels.of_outcomes)
 
 
 def chain_result(plan: Plan, configurations: list[Configuration], observe: Observe | None = None) -> ChainResult:

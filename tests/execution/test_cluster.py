@@ -61,7 +61,7 @@ def test_a_worker_that_would_find_other_numbers_is_refused(unlike, message):
     task = cluster._Task("a", b"", **unlike)
     cluster.begin(task)
     with pytest.raises(InputError, match=f"a worker of the cluster {message}"):
-        raise cluster._compute("a", 0, None, [])
+        raise cluster._compute("a", 0, (None, []))
     cluster.end(task)
 
 

@@ -44,6 +44,13 @@ def test_more_designs_and_requests_take_longer():
     assert foretold(sensitivity=True).requests == 13 * 600  # six inputs up and down
 
 
+def test_the_memory_of_workers_counts(monkeypatch):
+    monkeypatch.setattr("evaluator.execution.schedule.processors", lambda: 8)
+    alone = foretold().peak_bytes
+    monkeypatch.setattr("evaluator.execution.schedule.WORTH_WORKERS", 0)
+    assert foretold().peak_bytes == pytest.approx(alone + 7 * module.BYTES_PER_WORKER)
+
+
 def test_requests_of_an_axis_are_what_they_are():
     found = foretold({"deployment.tensor_parallel": [4], "workload.requests": [200_000, 400_000]})
     assert (found.groups, found.compilations, found.requests) == (2, 2, 2 * 600_000)

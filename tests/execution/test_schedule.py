@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 from evaluator.device import configure
-from evaluator.execution.schedule import chunks_of, computed, statistics_of
+from evaluator.execution.schedule import Crew, chunks_of, computed, statistics_of
 from evaluator.execution.workers import WorkerPool
 from evaluator.plan import plan
 from evaluator.run import sweep
+from tests.execution.build import Interrupting
+from tests.results.build import same
 from tests.scenario.build import scenario
 
 LEVELS = np.array([0.5, 0.9, 0.95, 0.99])
@@ -60,6 +64,74 @@ def test_workers_make_the_same_variants(monkeypatch):
     )
     equal(statistics_of(whole, variants, LEVELS), here)
     assert asked == [2, 2]
+
+
+def of_workers(monkeypatch):
+    """Worker processes for the compiled engine of a few small chunks, and how many rows each was asked for."""
+    for name, value in {"WORTH_WORKERS": 0, "CONFIGS_PER_CHUNK": 2}.items():
+        monkeypatch.setattr(f"evaluator.execution.schedule.{name}", value)
+    asked, compute = [], WorkerPool.compute
+    monkeypatch.setattr(WorkerPool, "compute", lambda pool, chunk: asked.append(len(chunk)) or compute(pool, chunk))
+    return asked
+
+
+def test_workers_of_the_compiled_engine_give_the_same_bits(monkeypatch):
+    whole = plan(scenario(**AXES, workload__arrivals__rate_rps=RATES), simulator="iteration")
+    here = statistics_of(whole, whole.configurations, LEVELS)
+    asked = of_workers(monkeypatch)
+    with Crew(whole, LEVELS) as crew, crew._here:  # as if another thread computed here all the time
+        equal(statistics_of(whole, whole.configurations, LEVELS, crew), here)
+    assert asked
+
+
+def test_a_crew_counts_over_rounds(monkeypatch):
+    whole = plan(scenario(), simulator="iteration")
+    chunks = list(chunks_of(whole))
+    of_workers(monkeypatch)
+    monkeypatch.setattr("evaluator.execution.schedule.WORTH_WORKERS", 2 * whole.requests)
+    crew, workers = Crew(whole, LEVELS), []
+    for _ in range(3):
+        crew.expect(chunks)
+        workers.append(crew._workers)
+    assert workers[:2] == [None, None]
+    assert workers[2] is not None
+
+
+def test_what_is_compiled_here_is_not_compiled_by_workers_at_the_same_time(monkeypatch):
+    """The first chunk of each program runs here, whoever else could, and one thread beside the workers after that."""
+    monkeypatch.setattr("evaluator.execution.schedule.processors", lambda: 4)
+    whole = plan(scenario(**AXES, workload__arrivals__rate_rps=np.linspace(1.0, 9.0, 6).tolist()))
+    asked = of_workers(monkeypatch)
+    monkeypatch.setattr(WorkerPool, "compute", lambda pool, chunk: asked.append(chunk[0].config))
+    here = []
+    monkeypatch.setattr("evaluator.execution.schedule.summaries", lambda plan, chunk, levels: here.append(chunk))
+    chunks = list(chunks_of(whole))
+    crew = Crew(whole, LEVELS)
+    crew.expect(chunks)
+    with crew._here:  # another thread computes here
+        for chunk in chunks:
+            crew.compute(chunk)
+    assert [chunk[0].config for chunk in here] == [0]
+    assert asked == [chunk[0].config for chunk in chunks[1:]]
+
+
+def test_an_interrupted_sweep_on_workers_of_the_compiled_engine_goes_on(monkeypatch, tmp_path):
+    small, out = scenario(workload__arrivals__rate_rps=np.linspace(1.0, 9.0, 9).tolist()), tmp_path / "x.nc"
+    here = sweep(small)
+    of_workers(monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        sweep(small, out=out, progress=Interrupting(), simulator="iteration")
+    again = Interrupting(after=99)
+    same(sweep(small, out=out, progress=again, simulator="iteration"), here)
+    assert again.kept >= 1
+
+
+def test_what_only_this_process_knows_is_computed_here(monkeypatch):
+    whole = plan(scenario(workload__arrivals__rate_rps=RATES))
+    asked = of_workers(monkeypatch)
+    monkeypatch.setattr("evaluator.execution.schedule.ROUTERS", SimpleNamespace(own=True))
+    statistics_of(whole, whole.configurations, LEVELS)
+    assert not asked
 
 
 def test_there_is_a_chunk_for_each_processor(monkeypatch):

@@ -219,7 +219,7 @@ def test_engines_and_processes_agree(monkeypatch):
     names = [name for name in fast.data_vars if "_elasticity" in str(name) and not str(name).startswith("itl_s")]
     for name in names:
         np.testing.assert_allclose(fast[name], exact[name], rtol=1e-6, atol=1e-8, err_msg=str(name))
-    monkeypatch.setattr("evaluator.execution.schedule._are_many", lambda *_: False)
+    monkeypatch.setattr("evaluator.execution.schedule._known_elsewhere", lambda *_: False)
     same(sweep(small, sensitivity=True, simulator="token"), exact)
 
 

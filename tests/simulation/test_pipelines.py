@@ -451,7 +451,7 @@ def test_a_tool_that_only_some_come_back_from(requests, share):
     raw["workload"] = {**raw["workload"], "pipelines": {"a": 1 - share, "b": share}, "requests": requests, "seeds": [0]}
     raw["deployment"] = {"model": "llama-3.1-8b", "hardware": "h100-sxm"}
     whole = plan(load_scenario(raw), simulator="token")
-    assert whole.stage_names == ("prefill", "decode", "tool")
+    assert whole.labels.stage_names == ("prefill", "decode", "tool")
     outcomes = simulate_configurations(whole, whole.configurations)
     called = whole.routes(whole.configurations[0])[0].tokens.pipeline == 1
     (tool,) = [stage for stage in outcomes.stages if stage.name == "tool"]

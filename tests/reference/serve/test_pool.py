@@ -13,7 +13,7 @@ import pytest
 from evaluator import results
 from evaluator.execution.workers import WorkerPool
 from evaluator.metrics.use import pooled
-from evaluator.plan import plan
+from evaluator.plan import RateChange, plan
 from evaluator.reference import RankBalance
 from evaluator.reference import simulate as serve
 from evaluator.reference.serve.pool import TokenGaps
@@ -249,7 +249,7 @@ def test_worker_processes_give_the_same(monkeypatch):
     compute = WorkerPool.compute
     monkeypatch.setattr(WorkerPool, "compute", lambda crew, chunk: asked.append(chunk) or compute(crew, chunk))
     same(sweep(small), here)
-    assert sorted(asked) == [[(config, ())] for config in range(4)]
+    assert sorted([configuration.config for configuration in chunk] for chunk in asked) == [[0], [1], [2], [3]]
 
 
 def test_an_interrupted_sweep_on_workers_goes_on(tmp_path, monkeypatch):
@@ -275,15 +275,17 @@ def test_chunks_of_another_engine_are_not_taken_up(tmp_path, monkeypatch):
 
 
 def test_what_fails_in_a_worker_is_raised_here():
-    crew = WorkerPool(plan(scenario()), LEVELS)
+    whole = plan(scenario(CLOSED), simulator="token")
+    (configuration,) = whole.configurations
+    crew = WorkerPool(whole, LEVELS)
     try:
-        with pytest.raises(IndexError):
-            crew.compute([(7, ())])
-        assert crew.compute([(0, ())])["engine"].tolist() == ["token"]
+        with pytest.raises(ValueError, match="rate"):
+            crew.compute([replace(configuration, changes=(RateChange(1.0),))])
+        assert crew.compute([configuration])["engine"].tolist() == ["token"]
     finally:
         crew.close()
     with pytest.raises(RuntimeError, match="the run is over"):
-        crew.compute([(0, ())])
+        crew.compute([configuration])
 
 
 def test_workers_do_without_jax():
