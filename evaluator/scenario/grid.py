@@ -280,9 +280,7 @@ def _read(
     value_of: dict[Hashable, Any] = {}  # the rows of a table repeat most of their values
 
     def read(indices: tuple[int, ...]) -> Any:
-        together: dict[str, Any] = {}
-        for of_axis, index in zip(changes, indices, strict=True):
-            together |= of_axis[index]
+        together = _together(changes, indices)
         if not together:  # a row of a table whose cells for this field are all empty
             return base.value(field)
         key = identity(together)
@@ -307,6 +305,13 @@ def _read(
     return Encoded(values, np.array(places)[codes])
 
 
+def _together(changes: Sequence[Sequence[Mapping[str, Any]]], indices: tuple[int, ...]) -> Mapping[str, Any]:
+    """What steps of one axis or of several change of a field."""
+    steps = [of_axis[index] for of_axis, index in zip(changes, indices, strict=True)]
+    # The very step of one axis, of which a sweep may have a million.
+    return steps[0] if len(steps) == 1 else {path: value for step in steps for path, value in step.items()}
+
+
 _WITH_NUMBERS: dict[str, tuple[Collection[str], Callable[[Any, Iterable[Mapping[str, float]]], Iterator[Any]]]] = {
     "hardware": (DEVICE_FIGURES, devices_with),
     "arrivals": (("rate_rps",), arrivals_with),
@@ -324,10 +329,11 @@ def _told_by_extremes(
 
     None where they differ in anything else: in names, in what lies deeper (links, peaks), in counts.
     """
-    if len(combinations) < MANY or len(changes) > 1 or field[-1] not in _WITH_NUMBERS:
+    if len(combinations) < MANY or field[-1] not in _WITH_NUMBERS:
         return None
     numbers, others_with = _WITH_NUMBERS[field[-1]]
-    rows = [changes[0][index] for (index,) in combinations]
+    # Of one axis, or of several that each set a number of their own: what a number may be does not hang on the others.
+    rows = [_together(changes, indices) for indices in combinations]
     prefix = ".".join(field)
     names = {path: path.removeprefix(f"{prefix}.") for path in rows[0]}
     if not (names and set(numbers) >= set(names.values()) and all(row.keys() == rows[0].keys() for row in rows)):

@@ -310,6 +310,25 @@ def test_a_large_grid_reads_each_value_once(base, monkeypatch):
     assert len(calls) == 2 + 100 + 1000 + 100
 
 
+def test_a_large_grid_of_figures_reads_their_extremes(base, monkeypatch):
+    """Each figure has an axis, and what one may be does not hang on the other."""
+    from evaluator.catalog.what_if import HERE, device, read_device
+    from evaluator.scenario import grid
+
+    figures = {"memory_bandwidth": [2e12, 4e12, 30], "memory_bytes": [4e10, 9e10, 40]}
+    base["sweep"] = {f"deployment.hardware.{name}": {"linspace": space} for name, space in figures.items()}
+    scenario = load_scenario(base)
+    calls = []
+    read = grid.read_field
+    monkeypatch.setattr(grid, "read_field", lambda *arguments: calls.append(1) or read(*arguments))
+    few = [deployment.hardware for _, deployment, _ in expand(scenario).points]
+    assert len(few) == 1200 and len(calls) <= 4
+    monkeypatch.setattr(grid, "MANY", 1201)  # each of them is read
+    every = [deployment.hardware for _, deployment, _ in expand(scenario).points]
+    assert few == every and len(calls) > 1200
+    assert [device(of) for of in few[::77]] == [read_device(of.parameters, HERE) for of in few[::77]]
+
+
 _names = st.sampled_from(["a", "b", "p99.9", "c-3.1"])
 _trees = st.recursive(st.integers(), lambda inner: st.dictionaries(_names, inner, min_size=1, max_size=3), max_leaves=8)
 
