@@ -118,7 +118,10 @@ def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: Bat
     computes = batch.prefill_tokens > 0
     after, lead = _after_prompts(state, intake, batch), jnp.where(computes, 1.0, 0.0)
     stuck = ~computes & (batch.decodes == 0)
-    repeats = _may_repeat(given, intake)
+    # A leap ends at events. Where one comes with its first iteration, as always on a prefill side, no time of those
+    # behind it is computed.
+    until_event = steps_to_event(intake.events, state.step, given.structure.ring)
+    repeats = _may_repeat(given, intake) & (until_event > 1)
     growing = state.window_growing + jnp.where(computes, intake.joined_growing, 0.0)
     # Figures of a cost are read within the branches, for which they would be handed over one by one else.
     lead_s, lead_touched = once(computes, lambda: (iteration_time(given.cost, batch), _share_touched(given, batch)))
@@ -134,7 +137,7 @@ def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: Bat
     # A conditional also because XLA would repeat all this in each computation that uses the number.
     count = lax.cond(
         repeats & ~stuck,
-        lambda: _iterations(given, state, intake, start_s, after, Lead(lead, lead_s), leap),
+        lambda: jnp.minimum(until_event, _iterations(given, state, intake, start_s, after, Lead(lead, lead_s), leap)),
         lambda: jnp.where(stuck, 0, 1).astype(jnp.int32),
     )
     iterations = count.astype(jnp.float64)
@@ -155,7 +158,7 @@ def _leap(given: Given, state: State, intake: Intake, start_s: Float, batch: Bat
 def _iterations(
     given: Given, state: State, intake: Intake, start_s: Float, after: BatchStatistics, lead: Lead, leap: Leap
 ) -> Int:
-    """Of a trip that may have several: up to the next event, to an arrival, or to where the time is no longer affine.
+    """Of a trip that may have several: up to an arrival, or to where the time is no longer affine.
 
     The first is the ``lead``, if there is one; those behind it are of ``leap``, however many.
     """
@@ -166,8 +169,7 @@ def _iterations(
         # The second iteration is planned when the first starts: an arrival comes in one later than it would else.
         until_arrival = until_arrival + 1.0
     most = jnp.where(intake.waits, jnp.clip(until_arrival, 1.0, UNBOUNDED), UNBOUNDED)
-    most = jnp.minimum(most, lead.count + alike_steps(given.cost, after)).astype(jnp.int32)
-    return jnp.minimum(steps_to_event(intake.events, state.step, given.structure.ring), most)
+    return jnp.minimum(most, lead.count + alike_steps(given.cost, after)).astype(jnp.int32)
 
 
 def _may_repeat(given: Given, intake: Intake) -> Flag:
