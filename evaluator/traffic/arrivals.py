@@ -17,11 +17,20 @@ UNIT_GAP_PROCESSES = ("poisson", "gamma", "uniform")
 """The processes whose times at ``rate_rps`` are their times at rate 1 divided by it."""
 
 _GAPS = 0  # the random stream of the gaps
+_SHARED = 1 << 16  # numbers that are drawn for several rates at once and kept; beyond, each rate draws its own
 
 
 def stream(seed: int, *number: int) -> np.random.Generator:
     """Generator ``number`` of a seed: the same on every machine, independent of the other numbers."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *number])))
+
+
+def drawn_for(n: int) -> int:
+    """How many numbers to draw where ``n`` are needed and the first of a longer draw are those of a shorter one.
+
+    A power of two, so that rates of a sweep, whose sessions have more or fewer turns in all, share what is drawn.
+    """
+    return 1 << max(n - 1, 0).bit_length() if n <= _SHARED else n
 
 
 def unit_gaps(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
@@ -52,7 +61,7 @@ def arrival_times(arrivals: Arrivals, seed: int, n: int) -> NDArray[np.float64]:
     process = arrivals.process
     if process in UNIT_GAP_PROCESSES:
         assert arrivals.rate_rps is not None
-        return _unit_times(process, arrivals.cv, seed, n) / arrivals.rate_rps
+        return _unit_times(process, arrivals.cv, seed, drawn_for(n))[:n] / arrivals.rate_rps
     if process == "normal":
         return _normal(arrivals, seed, n)
     if process == "burst":

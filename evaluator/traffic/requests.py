@@ -9,9 +9,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from evaluator.records import kept_with_record
 from evaluator.scenario import Deployment, Lengths, Reasoning, Workload
 from evaluator.scenario.trace import LENGTHS, read_trace
-from evaluator.traffic.arrivals import stream
+from evaluator.traffic.arrivals import drawn_for, stream
 from evaluator.traffic.lengths import request_lengths
 from evaluator.traffic.sessions import Turns
 
@@ -142,7 +143,8 @@ def turn_tokens(workload: Workload, seed: int, turns: Turns) -> Tokens:
     The drawn prompts are the new text; outputs that reasoning makes longer are said in full. Every turn of every
     session has lengths of its own, whichever of them are sent.
     """
-    new, output = request_lengths(workload.lengths, seed, int(turns.place.max()) + 1)
+    count = int(turns.place.max()) + 1
+    new, output = (tokens[:count] for tokens in _lengths_of_turns(workload.lengths, seed, drawn_for(count)))
     output = scaled(output, workload.reasoning.scale)
     none = np.zeros_like(turns.place)
     if turns.graph is not None:
@@ -156,6 +158,12 @@ def turn_tokens(workload: Workload, seed: int, turns: Turns) -> Tokens:
     before = spoken[turns.place] - (spoken - new - output)[turns.first] - output[turns.place]
     prompt = workload.sessions.system_tokens + before
     return Tokens(prompt, output[turns.place], none, none, none)
+
+
+@kept_with_record(8)
+def _lengths_of_turns(lengths: Lengths, seed: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """New text and answers of all turns, (turn,), the same at all rates that have these lengths."""
+    return request_lengths(lengths, seed, count)
 
 
 def shared_tokens(workload: Workload, deployment: Deployment) -> int:

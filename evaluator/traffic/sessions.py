@@ -11,10 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from evaluator.errors import InputError
+from evaluator.records import kept_with_record
 from evaluator.scenario import Arrivals, Exponential, Geometric, Sessions
 from evaluator.scenario.trace import Ragged, Trace, ragged
 from evaluator.traffic.agents import AgentGraph, Calls, agents_drawn, calls_of
-from evaluator.traffic.arrivals import arrival_times, stream
+from evaluator.traffic.arrivals import arrival_times, drawn_for, stream
 
 _TURNS, _THINK, _SYSTEM = 3, 4, 5  # random streams
 MOST_SESSIONS = 100_000_000
@@ -287,6 +288,13 @@ def turn_counts(sessions: Sessions, seed: int, number: int) -> NDArray[np.int64]
         return np.full(number, turns, dtype=np.int64)
     if turns.mean == 1.0:
         return np.ones(number, dtype=np.int64)
+    return _geometric_counts(sessions, seed, drawn_for(number))[:number]
+
+
+@kept_with_record(8)
+def _geometric_counts(sessions: Sessions, seed: int, number: int) -> NDArray[np.int64]:
+    turns = sessions.turns
+    assert isinstance(turns, Geometric)
     # Inverse transform, so that the same draw means more turns where the mean is larger.
     drawn = np.log1p(-stream(seed, _TURNS).random(number)) / math.log1p(-1.0 / turns.mean)
     return np.minimum(1 + np.floor(drawn), turns.max or np.inf).astype(np.int64)
@@ -310,5 +318,11 @@ def session_starts(arrivals: Arrivals, sessions: Sessions, seed: int, number: in
 def _think_s(sessions: Sessions, seed: int, turns: int) -> NDArray[np.float64]:
     """One draw for each turn of all sessions."""
     if isinstance(sessions.think_s, Exponential):
-        return sessions.think_s.mean * stream(seed, _THINK).standard_exponential(turns)
+        return sessions.think_s.mean * _thoughts(sessions, seed, drawn_for(turns))[:turns]
     return np.full(turns, sessions.think_s)
+
+
+@kept_with_record(8)
+def _thoughts(sessions: Sessions, seed: int, number: int) -> NDArray[np.float64]:
+    """Times to think with a mean of 1, the same of all rates that have these sessions."""
+    return stream(seed, _THINK).standard_exponential(number)
