@@ -118,7 +118,10 @@ def check(
     lack, joint = _engines(workload, stations, several, planned)
     all_stations = (*stations, *passes)
     lockstep = any(station.design.lockstep > 1 for station in all_stations)
-    worth = worth_compiling(workload, [station.deployment for station in all_stations], joint, lockstep)
+    demand = planned.demands[0]
+    answer_tokens = float((demand.output_tokens + demand.later_tokens).mean()) if len(demand.output_tokens) else 0.0
+    deployments = [station.deployment for station in all_stations]
+    worth = worth_compiling(workload, deployments, joint, lockstep, answer_tokens)
     return Feasibility(all_stations, planned.phases, status, lack, joint, bool(several), planned.link, pipeline, worth)
 
 

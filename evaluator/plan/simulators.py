@@ -29,7 +29,6 @@ WORTH_COMPILING = {
     "general": 10_000,
     "pipeline ranks": 5_000,
     "prefix caches": 5_000,
-    "prefix caches of a decode side": 20_000,
     "lockstep": 4_000,
 }
 """Requests of a whole run, all configurations and seeds, from which on a program is worth its compilation.
@@ -38,9 +37,13 @@ Below, ``auto`` leaves the run to the reference, which gives the same times and 
 on a core it serves some 9,500 requests/s, 3,000 to 4,000 where KV is taken on demand or replicas run together, 450 to
 2,900 over pipeline ranks, 500 to 1,600 with prefix caches by content and 700 with eight data-parallel ranks in lockstep
 (the lower ones on a busy machine). Loading JAX and compiling takes 3 to 4 s of ``fcfs_reserved``, 6 to 12 s of the
-general programs, 25 s and more of eight ranks (docs/speed.md) and of prefix caches on both sides in one loop,
-of which the reference does 200 to 325 requests/s. A program that is in the cache on disk is there in a second, which
-nobody knows before asking for it; so the bounds are half of what they could be for one that is not."""
+general programs, 25 s and more of eight ranks (docs/speed.md), 13 s of prefix caches on both sides in one loop, of
+which the reference does 200 to 325 requests/s. A program that is in the cache on disk is there in a second,
+which nobody knows before asking for it; so the bounds are half of what they could be for one that is not."""
+USUAL_ANSWER = 200
+"""Tokens of an answer in the runs that these bounds are of. Where the reference computes each iteration by itself
+(``is_stepped``), longer answers take it longer in proportion, and bounds are lower in proportion: 2,000 answers of
+6,818 tokens took it 36 s over pipeline ranks."""
 WORTH_OPTIMISING = {"general": 400_000, "prefix caches": 160_000, "lockstep": 100_000}
 """Requests of a program in a whole run from which on LLVM's optimisations pay back; below, ``auto`` has it compiled
 ``device.QUICKLY``, for a first answer in half the time.
@@ -476,14 +479,31 @@ def waits_for_adapters(workload: Workload, deployment: Deployment) -> bool:
     return named is not None and lora is not None and named.count > lora.max_loras
 
 
-def worth_compiling(workload: Workload, deployments: Sequence[Deployment], joint: bool, lockstep: bool) -> int:
-    """Requests of a whole run from which on a program for these pools is worth its compilation."""
+def is_stepped(deployment: Deployment) -> bool:
+    """Whether the reference computes each iteration of a pool by itself, where it else leaps over those that are alike
+    (``reference.Replica``)."""
+    stepped = deployment.pipeline_parallel > 1 or plans_ahead(deployment) or deployment.kv.layer_groups
+    return stepped or deployment.speculative is not None
+
+
+def worth_compiling(
+    workload: Workload, deployments: Sequence[Deployment], joint: bool, lockstep: bool, answer_tokens: float
+) -> int:
+    """Requests of a whole run from which on a program for these pools is worth its compilation.
+
+    ``answer_tokens``: of a request in the mean.
+    """
+    bound = _worth_compiling(workload, deployments, joint, lockstep)
+    if any(map(is_stepped, deployments)):
+        bound = round(bound * min(1.0, USUAL_ANSWER / max(answer_tokens, 1.0)))
+    return bound
+
+
+def _worth_compiling(workload: Workload, deployments: Sequence[Deployment], joint: bool, lockstep: bool) -> int:
     if lockstep:
         return WORTH_COMPILING["lockstep"]
-    cached = [deployment for deployment in deployments if cached_by_content(workload, deployment)]
-    if cached:
-        decodes = any(ROLES[deployment.role].prompt_resident for deployment in cached)
-        return WORTH_COMPILING["prefix caches of a decode side" if joint and decodes else "prefix caches"]
+    if any(cached_by_content(workload, deployment) for deployment in deployments):
+        return WORTH_COMPILING["prefix caches"]
     if any(deployment.pipeline_parallel > 1 for deployment in deployments):
         return WORTH_COMPILING["pipeline ranks"]
     # KV on demand may run short, so that the general program is compiled, too.

@@ -125,6 +125,21 @@ def test_pipelines_go_to_a_program_sooner_than_other_designs_of_the_general_one(
     assert plan(loaded(scenario), simulator=AUTO).groups[0].simulator == simulator
 
 
+@pytest.mark.parametrize(
+    ("stepped", "simulator"), [({}, "token"), ({"batching": {"planning": "asynchronous"}}, "iteration")]
+)
+def test_long_answers_go_to_a_program_sooner_where_the_reference_computes_each_iteration(
+    stepped, simulator, as_users_run
+):
+    """600 answers of 2,000 tokens are as 6,000 of 200; without such planning it leaps over most of their iterations."""
+    lengths = {"source": "fixed", "prompt_tokens": 200, "output_tokens": 2000}
+    scenario = SCENARIO | {
+        "workload": SCENARIO["workload"] | {"requests": 300, "lengths": lengths},
+        "deployment": PIPELINES | stepped,
+    }
+    assert plan(loaded(scenario), simulator=AUTO).groups[0].simulator == simulator
+
+
 PIPELINES = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "kv": {"admission": "reserve"}}
 ASKED = SCENARIO | {
     "workload": SCENARIO["workload"] | {"requests": 100_000},
