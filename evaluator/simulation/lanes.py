@@ -12,7 +12,7 @@ import numpy as np
 
 from evaluator.cost.iteration import IterationCost
 from evaluator.cost.memory import units_of
-from evaluator.device import OF_FIRST, OF_LOOPS, QUICKLY, accelerated, bounded, compiled
+from evaluator.device import OF_LOOPS, QUICKLY, accelerated, bounded, compiled
 from evaluator.kv_managers import MANAGERS
 from evaluator.plan import StationGroup, StationPlan
 from evaluator.plan.scaling import scaling_target, start_up_s
@@ -211,7 +211,7 @@ def program_of(group: StationGroup, cache: CacheShape | None = None) -> Callable
         simple = fcfs_reserved.Structure(group.ring, which.windowed, group.block_tokens, which.asynchronous)
         first = fcfs_reserved.run_lanes
         if not vectorise:
-            first = compiled(first, OF_FIRST, "structure", "vectorise")
+            first = compiled(first, OF_LOOPS, "structure", "vectorise")
         return partial(bounded(first), structure=simple, vectorise=vectorise)
     structure = preemptive.Structure(
         group.ring, group.key.windowed, which.pipeline_ranks, which.peaks, which.replicas, which.frontend,

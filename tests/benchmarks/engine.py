@@ -12,7 +12,7 @@ import numpy as np
 
 from evaluator.cost import stack
 from evaluator.cost.memory import prefix_units, suffix_units
-from evaluator.device import OF_FIRST, OF_LOOPS, compiled, configure
+from evaluator.device import OF_LOOPS, compiled, configure
 from evaluator.plan.groups import FEWEST_BLOCK_TOKENS
 from evaluator.policies import POLICIES
 from evaluator.reference import Limits, Request, simulate_replica
@@ -87,9 +87,8 @@ def _jobs(given: Work, rules: dict[str, Any] | None = None, branches: bool = Fal
 
 def run_job(job: Any) -> LaneResult:
     """One call of the engine, waited for; compiled as in a sweep."""
-    any_order = isinstance(job[2], preemptive.Structure)
-    program, options = (preemptive, OF_LOOPS) if any_order else (fcfs_reserved, OF_FIRST)
-    return jax.block_until_ready(compiled(program.run_lanes, options, "structure", "vectorise")(*job))
+    program = preemptive if isinstance(job[2], preemptive.Structure) else fcfs_reserved
+    return jax.block_until_ready(compiled(program.run_lanes, OF_LOOPS, "structure", "vectorise")(*job))
 
 
 def fcfs_reserved_input(given: Work) -> tuple[fcfs_reserved.Lane, Requests, fcfs_reserved.Structure]:
