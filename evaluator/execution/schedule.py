@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from itertools import chain, groupby, islice
 from math import ceil
 from threading import Lock
@@ -44,9 +44,7 @@ ConfigurationChunk = list[Configuration]
 """Configurations of one group, or variants of them, that are simulated together."""
 
 
-def statistics_of(
-    whole: Plan, configurations: Sequence[Configuration], levels: np.ndarray, crew: Crew | None = None
-) -> Values:
+def statistics_of(whole: Plan, configurations: Sequence[Configuration], levels: np.ndarray) -> Values:
     """Statistics of configurations of a plan or variants of them (``Plan.at_rates``, ``Plan.changed``), in their order.
 
     Each is (config,) or (config, quantile). A variant runs in the group of its configuration, with the programs
@@ -59,7 +57,7 @@ def statistics_of(
     order = [row for of_group in rows.values() for row in of_group]
     # A round of a search has few chunks, and waits for the last of them: there is one for each processor at least.
     chunks = list(chunks_of(whole, [configurations[row] for row in order], processors()))
-    by_chunk = dict(computed(whole, chunks, levels, set(), crew=crew))
+    by_chunk = dict(computed(whole, chunks, levels, set()))
     if not by_chunk:
         return {}
     # Chunks are of one group each, in the order of the groups: back to the order in which they were asked for.
@@ -104,17 +102,11 @@ def processes(requests: int) -> int:
 
 
 def computed(
-    whole: Plan,
-    chunks: list[ConfigurationChunk],
-    levels: np.ndarray,
-    done: set[int],
-    client: Client | None = None,
-    crew: Crew | None = None,
+    whole: Plan, chunks: list[ConfigurationChunk], levels: np.ndarray, done: set[int], client: Client | None = None
 ) -> Iterator[tuple[int, Values]]:
     """Statistics of the chunks that are not done, as they finish, with the number of the chunk.
 
-    With a ``client`` on its cluster. Else a thread for each processor, which computes or waits for a worker process of
-    the ``crew``; without one there is one for these chunks.
+    With a ``client`` on its cluster. Else a thread for each processor, which computes or waits for a worker process.
     """
     left = [index for index in range(len(chunks)) if index not in done]
     if client is not None:
@@ -122,70 +114,51 @@ def computed(
         return
     if any(group.simulator == ITERATION for group in whole.groups):
         configure()  # before there are threads, each of which would do so otherwise
-    with nullcontext(crew) if crew is not None else Crew(whole, levels) as crew:
-        crew.expect([chunks[index] for index in left])
-        # Also the chunks of workers go through threads, which only wait for a pipe, so that all come back through the
-        # same queue.
-        with ThreadPoolExecutor(threads := crew.threads) as pool:
-            try:
-                # A few more than there are threads, so that none waits; not all, since what is finished is kept until
-                # it is asked for.
-                order = iter(_new_programs_first(whole, chunks, left))
-                yield from _as_finished(
-                    pool, lambda index: (index, crew.compute(chunks[index])), order, 2 * threads + 1
-                )
-            except BaseException:
-                crew.close()  # first, so that threads which wait for a worker come back with an error
-                raise
-            finally:
-                pool.shutdown(wait=True, cancel_futures=True)
+    crew = Crew(whole, [chunks[index] for index in left], levels)
+    # Also the chunks of workers go through threads, which only wait for a pipe, so that all come back through the same
+    # queue.
+    with ThreadPoolExecutor(threads := crew.threads) as pool:
+        try:
+            # A few more than there are threads, so that none waits; not all, since what is finished is kept until it is
+            # asked for.
+            order = iter(_new_programs_first(whole, chunks, left))
+            yield from _as_finished(pool, lambda index: (index, crew.compute(chunks[index])), order, 2 * threads + 1)
+        finally:
+            crew.close()  # first, so that threads which wait for a worker come back with an error
+            pool.shutdown(wait=True, cancel_futures=True)
 
 
 class Crew:
-    """Who computes the chunks of a plan: this process, and worker processes from when on there is enough to do.
+    """Who computes chunks of a plan: this process, and worker processes where there is enough to do for them."""
 
-    What was asked for so far is taken for as much as is still to come: a sweep asks for all it has, and a search round
-    after round, over which it keeps its crew.
-    """
-
-    def __init__(self, whole: Plan, levels: np.ndarray) -> None:
+    def __init__(self, whole: Plan, chunks: Iterable[ConfigurationChunk], levels: np.ndarray) -> None:
         self._whole, self._levels = whole, levels
-        self._workers: WorkerPool | None = None
-        self._shared: set[str] = set()  # simulators whose chunks are for workers
-        self._expected: Counter[bool] = Counter()  # requests, of the compiled engine or not
         self._compiled: set[int] = set()  # stations whose programs this process has run, and the cache has
         self._here = Lock()  # of the thread that runs the compiled engine in this process beside the workers
-
-    def __enter__(self) -> Crew:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        requests: Counter[bool] = Counter()  # of the compiled engine or not
+        for chunk in chunks:
+            group = whole.group_of(chunk[0])
+            requests[group.simulator == ITERATION] += len(chunk) * group.requests * whole.runs
+        self._shared: set[str] = set()  # simulators whose chunks are for workers
+        if requests[False] > TOKEN_REQUESTS_PER_CHUNK:
+            self._shared |= {*PLAIN}
+        # An accelerator takes all lanes at a time; without a cache each worker would compile all programs anew.
+        if requests[True] > WORTH_WORKERS and not accelerated() and compilation_cache() is not None:
+            self._shared.add(ITERATION)
+        if not _known_elsewhere(whole):
+            self._shared.clear()
+        self._engine_requests = requests[True]
+        self._workers = WorkerPool(whole, levels) if self._shared else None
 
     def close(self) -> None:
         """End the workers at once; what they compute is not wanted any more."""
         if self._workers is not None:
             self._workers.close()
 
-    def expect(self, chunks: Iterable[ConfigurationChunk]) -> None:
-        """These chunks are to be computed next."""
-        for chunk in chunks:
-            group = self._whole.group_of(chunk[0])
-            self._expected[group.simulator == ITERATION] += len(chunk) * group.requests * self._whole.runs
-        if not _known_elsewhere(self._whole):
-            return
-        if self._expected[False] > TOKEN_REQUESTS_PER_CHUNK:
-            self._shared |= {*PLAIN}
-        # An accelerator takes all lanes at a time; without a cache each worker would compile all programs anew.
-        if self._expected[True] > WORTH_WORKERS and not accelerated() and compilation_cache() is not None:
-            self._shared.add(ITERATION)
-        if self._shared and self._workers is None:
-            self._workers = WorkerPool(self._whole, self._levels)
-
     @property
     def threads(self) -> int:
         """How many chunks are computed at a time."""
-        return processes(self._expected[True]) if ITERATION in self._shared else processors()
+        return processes(self._engine_requests) if ITERATION in self._shared else processors()
 
     def compute(self, chunk: ConfigurationChunk) -> Values:
         """The statistics of a chunk."""

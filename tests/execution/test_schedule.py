@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +13,7 @@ from evaluator.execution.schedule import Crew, chunks_of, computed, statistics_o
 from evaluator.execution.workers import WorkerPool
 from evaluator.plan import plan
 from evaluator.run import sweep
+from evaluator.simulation.summaries import summaries
 from tests.execution.build import Interrupting
 from tests.results.build import same
 from tests.scenario.build import scenario
@@ -77,24 +79,14 @@ def of_workers(monkeypatch):
 
 def test_workers_of_the_compiled_engine_give_the_same_bits(monkeypatch):
     whole = plan(scenario(**AXES, workload__arrivals__rate_rps=RATES), simulator="iteration")
-    here = statistics_of(whole, whole.configurations, LEVELS)
     asked = of_workers(monkeypatch)
-    with Crew(whole, LEVELS) as crew, crew._here:  # as if another thread computed here all the time
-        equal(statistics_of(whole, whole.configurations, LEVELS, crew), here)
-    assert asked
-
-
-def test_a_crew_counts_over_rounds(monkeypatch):
-    whole = plan(scenario(), simulator="iteration")
     chunks = list(chunks_of(whole))
-    of_workers(monkeypatch)
-    monkeypatch.setattr("evaluator.execution.schedule.WORTH_WORKERS", 2 * whole.requests)
-    crew, workers = Crew(whole, LEVELS), []
-    for _ in range(3):
-        crew.expect(chunks)
-        workers.append(crew._workers)
-    assert workers[:2] == [None, None]
-    assert workers[2] is not None
+    here = [summaries(whole, chunk, LEVELS) for chunk in chunks]
+    # The lock as if another thread computed here all the time.
+    with closing(Crew(whole, chunks, LEVELS)) as crew, crew._here:
+        for chunk, values in zip(chunks, here, strict=True):
+            equal(crew.compute(chunk), values)
+    assert len(asked) == len(chunks) - 1
 
 
 def test_what_is_compiled_here_is_not_compiled_by_workers_at_the_same_time(monkeypatch):
@@ -106,9 +98,7 @@ def test_what_is_compiled_here_is_not_compiled_by_workers_at_the_same_time(monke
     here = []
     monkeypatch.setattr("evaluator.execution.schedule.summaries", lambda plan, chunk, levels: here.append(chunk))
     chunks = list(chunks_of(whole))
-    crew = Crew(whole, LEVELS)
-    crew.expect(chunks)
-    with crew._here:  # another thread computes here
+    with closing(Crew(whole, chunks, LEVELS)) as crew, crew._here:  # another thread computes here
         for chunk in chunks:
             crew.compute(chunk)
     assert [chunk[0].config for chunk in here] == [0]
