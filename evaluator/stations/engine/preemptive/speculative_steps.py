@@ -71,6 +71,8 @@ def note_units(given: Given, noted: StepCounts, path: SpeculativePath, has_kv: F
     ``has_kv``: it holds those of the first iteration already. Each needs slots for all tokens that it verifies, of
     which it keeps those that are accepted.
     """
+    if not given.structure.preempts:  # nobody takes KV on demand, and the ring has no cells
+        return noted
     slots, held = path.computed + given.rows(1.0), units(given.rules.kv, path.slots.astype(jnp.float64))
 
     def enter(gains: Gains, carry: tuple[Float, StepCounts]) -> tuple[Float, StepCounts]:

@@ -34,3 +34,11 @@ def test_equal_to_the_plain_loop(kind):
         preemptions += expected.preemptions
     assert preemptions > CASES // 5
     assert {given.case.policy for given in cases} == set(POLICIES)
+
+
+def test_equal_to_the_plain_loop_where_all_kv_is_reserved():
+    kind = Kind(speculating=True, plain=True)
+    cases = random_cases(kind, 2 * CASES)
+    assert len(cases) > CASES // 4
+    for given, result in zip(cases, run_engine(cases, kind), strict=True):
+        assert_equal_to_the_plain_loop(given, result, kind)
