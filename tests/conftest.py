@@ -260,11 +260,12 @@ def _few_shapes(request):
         yield
         return
     from evaluator.plan import groups
-    from tests.shapes import CACHE_CELLS, LANES, in_few_shapes
+    from tests.shapes import CACHE_CELLS, CACHES, LANES, QUEUES, in_few_shapes
 
     exact = groups.station_group
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(groups, "station_group", lambda *asked: in_few_shapes(exact(*asked)))
+        patch.setattr(groups, "FEWEST_STOPS", groups.FEWEST_STOPS._replace(queues=QUEUES))
         if "evaluator.compare.simulate" in sys.modules:  # which has the function under a name of its own
             from evaluator.compare import simulate
 
@@ -273,6 +274,10 @@ def _few_shapes(request):
             patch.setattr(simulate, "_run", lambda which, given, lanes: run(which, given, max(lanes, LANES)))
         if "jax" in sys.modules:  # which this module would load
             patch.setattr("evaluator.simulation.request_dependencies.SMALLEST", CACHE_CELLS)
+            from evaluator.simulation import lanes
+
+            shape = lanes.cache_shape
+            patch.setattr(lanes, "cache_shape", lambda at, most: shape(at, max(most, CACHES) if most > 1 else most))
         yield exact
 
 
