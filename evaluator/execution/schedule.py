@@ -70,8 +70,9 @@ def chunks_of(
 ) -> Iterator[ConfigurationChunk]:
     """Configurations in pieces of bounded memory, in an order that depends on the machine by its accelerators alone.
 
-    ``configurations``, each group's one after the other; None: all of the plan. ``pieces``: of each group at least, as
-    equal as can be; of trials, which no later run takes up again.
+    ``configurations``, each group's one after the other; None: all of the plan. Of the compiled engine those of a
+    group are as equal as can be, so that no processor waits for another's last one. ``pieces``: of each group at least;
+    of trials, which no later run takes up again.
     """
     if configurations is None:
         configurations = chain.from_iterable(group.configurations for group in whole.groups)
@@ -85,10 +86,15 @@ def chunks_of(
         if group.simulator == ITERATION and accelerated():
             most, larger = ACCELERATED * REQUESTS_PER_CHUNK, ACCELERATED
         size = max(1, min(most // (group.requests * whole.runs), larger * CONFIGS_PER_CHUNK))
-        if pieces > 1 and larger == 1 and group.simulator not in PLAIN:  # an accelerator takes all lanes at a time
-            size = ceil(len(of_group) / max(pieces, ceil(len(of_group) / size)))
+        if larger == 1 and group.simulator not in PLAIN:  # an accelerator takes all lanes at a time
+            size = ceil(len(of_group) / max(pieces, _even(ceil(len(of_group) / size))))
         for start in range(0, len(of_group), size):
             yield of_group[start : start + size]
+
+
+def _even(chunks: int) -> int:
+    """So many chunks or one more: of an odd number the last one runs alone where there are two processors."""
+    return chunks + chunks % 2 if chunks > 1 else chunks
 
 
 def requests_per_chunk(requests_of_run: int) -> int:
