@@ -2,6 +2,8 @@
 
 import json
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -57,6 +59,7 @@ def test_the_first_program_is_always_optimised_since_it_compiles_in_a_second():
 @pytest.fixture
 def flags(monkeypatch):
     """XLA_FLAGS of the test's choice."""
+    jax.devices()  # XLA reads its flags when it starts: those of the test are not for all tests of this process
     yield lambda value: monkeypatch.setenv("XLA_FLAGS", value)
 
 
@@ -66,9 +69,6 @@ def test_a_level_of_the_user_is_left_as_it_is(flags):
 
 
 def test_xla_knows_the_options_and_results_are_the_same(flags):
-    import jax
-    import jax.numpy as jnp
-
     def wave(values, terms):
         return jax.lax.fori_loop(0, terms, lambda term, sum_: sum_ + jnp.sin(values * term) / (term + 1), 0 * values)
 
