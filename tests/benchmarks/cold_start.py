@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import tempfile
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from evaluator.plan import Plan, plan
 from evaluator.plan.simulators import AUTO
 from evaluator.scenario import load_scenario
 from tests.benchmarks.registry import Row, benchmark
-from tests.benchmarks.timing import ROOT, in_process, median_start
+from tests.benchmarks.timing import ROOT, in_process, median_start, processor_s
 
 COMMANDS = {
     "evaluator --help": ("--help",),
@@ -74,12 +73,6 @@ def _one_of(found: Plan) -> dict[str, str]:
 
 def _took(folder: str, *arguments: str) -> tuple[float, float]:
     """Seconds of a fresh Python until it ends, and of all processors; programs are kept in the folder."""
-    before, start = _ended_s(), time.perf_counter()
+    before, start = processor_s(), time.perf_counter()
     in_process(*arguments, environment={"EVALUATOR_CACHE": f"{folder}/cache"})
-    return time.perf_counter() - start, _ended_s() - before
-
-
-def _ended_s() -> float:
-    """Processor time of processes that have ended, and of those that these started."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return time.perf_counter() - start, processor_s() - before
