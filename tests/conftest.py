@@ -277,7 +277,11 @@ def _few_shapes(request):
             from evaluator.simulation import lanes
 
             shape = lanes.cache_shape
-            patch.setattr(lanes, "cache_shape", lambda at, most: shape(at, max(most, CACHES) if most > 1 else most))
+
+            def of_several(pools, replicas, guesses):
+                return shape(pools, max(replicas, CACHES) if replicas > 1 else replicas, guesses)
+
+            patch.setattr(lanes, "cache_shape", of_several)
         yield exact
 
 
