@@ -20,7 +20,7 @@ Part = TypeVar("Part", bound=PartRecord)
 # A registry and no list in the module, because parts of a user's own come at run time: a notebook registers a
 # policy, and the next scenario names it. Whoever asks gets the record and never compares names, so that all
 # that is known of a part stands in it. Workers are other processes and do not know what was registered here:
-# with such parts the reference keeps to threads (``own``, ``execution.schedule``).
+# with such parts all is computed in threads (``own``, ``execution.schedule``).
 class Registry(dict[str, Part]):
     """The records of one kind of parts, in the order in which they were added; ``what`` says of which kind."""
 

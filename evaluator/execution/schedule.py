@@ -22,6 +22,7 @@ from evaluator.plan.simulators import ITERATION, PLAIN
 from evaluator.policies import POLICIES
 from evaluator.routing import ROUTERS
 from evaluator.simulation.summaries import Values, summaries
+from evaluator.stages import KINDS
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -151,7 +152,7 @@ class Crew:
         # An accelerator takes all lanes at a time; without a cache each worker would compile all programs anew.
         if requests[True] > WORTH_WORKERS and not accelerated() and compilation_cache() is not None:
             self._shared.add(ITERATION)
-        if not _known_elsewhere(whole):
+        if not _known_elsewhere():
             self._shared.clear()
         self._engine_requests = requests[True]
         self._workers = WorkerPool(whole, levels) if self._shared else None
@@ -220,10 +221,6 @@ def _new_programs_first(whole: Plan, chunks: list[ConfigurationChunk], left: lis
     return of_programs + [index for index in left if index not in chosen]
 
 
-def _known_elsewhere(whole: Plan) -> bool:
-    """Whether another process knows all that the plan is of."""
-    stages = whole.scenario.deployment.pipeline.values()
-    if any(type(stage.parameters).__module__ == "__main__" for stage in stages):
-        return False  # a stage of the script that runs: another process could not import it
-    # Nor does it know other parts of one's own, which a scenario has by their names.
-    return not (POLICIES.own or ROUTERS.own or MANAGERS.own)
+def _known_elsewhere() -> bool:
+    """Whether another process knows all parts that a scenario may name: none that this one registered."""
+    return not (POLICIES.own or ROUTERS.own or MANAGERS.own or KINDS.own)

@@ -38,6 +38,7 @@ from evaluator.keys import (
     section,
     text,
 )
+from evaluator.registry import Registry
 from evaluator.stages.encode import ENCODE
 from evaluator.stages.kv_fetch import KV_FETCH
 from evaluator.stages.postprocess import POSTPROCESS
@@ -77,7 +78,7 @@ __all__ = [
     "text",
 ]
 
-KINDS: dict[str, StageKind] = {kind.name: kind for kind in (PREPROCESS, ENCODE, RETRIEVE, KV_FETCH, TOOL, POSTPROCESS)}
+KINDS: Registry[StageKind] = Registry("stage", (PREPROCESS, ENCODE, RETRIEVE, KV_FETCH, TOOL, POSTPROCESS))
 
 OF_EVERY_STAGE = ("stage", "pool", "only", "back_to", "times")
 """Keys that the pipeline itself reads, so that no kind can have them."""

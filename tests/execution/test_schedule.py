@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,9 +12,12 @@ import pytest
 from evaluator.device import configure
 from evaluator.execution.schedule import Crew, chunks_of, computed, statistics_of
 from evaluator.execution.workers import WorkerPool
+from evaluator.keys import key, quantity
 from evaluator.plan import plan
+from evaluator.registry import Registry
 from evaluator.run import sweep
 from evaluator.simulation.summaries import summaries
+from evaluator.stages import KINDS, Delay, StageKind, Work, register
 from tests.execution.build import Interrupting
 from tests.results.build import same
 from tests.scenario.build import scenario
@@ -121,6 +125,24 @@ def test_what_only_this_process_knows_is_computed_here(monkeypatch):
     asked = of_workers(monkeypatch)
     monkeypatch.setattr("evaluator.execution.schedule.ROUTERS", SimpleNamespace(own=True))
     statistics_of(whole, whole.configurations, LEVELS)
+    assert not asked
+
+
+def test_a_stage_of_ones_own_is_computed_here(monkeypatch):
+    @dataclass(frozen=True)
+    class Waits:
+        """A class that no other process could import."""
+
+        seconds: float = key(quantity("s", above=0), 0.1, "Its time.")
+
+    kinds = Registry("stage", KINDS.values())
+    for module in ("stages", "scenario.pipeline", "execution.schedule"):
+        monkeypatch.setattr(f"evaluator.{module}.KINDS", kinds)
+    register(StageKind("waits", Waits, lambda waits, visit: Work((Delay(waits.seconds),))))
+    pipeline = "pipeline=[{stage: waits}, {stage: prefill}, {stage: decode}]"
+    whole = plan(scenario(pipeline, workload__arrivals__rate_rps=RATES), simulator="iteration")
+    asked = of_workers(monkeypatch)
+    assert statistics_of(whole, whole.configurations, LEVELS)["engine"].tolist() == ["iteration"] * 3
     assert not asked
 
 
