@@ -136,8 +136,8 @@ def read_own(path: Path) -> xr.Dataset:
 
 def _coordinates(variables: Mapping[str, xr.Variable], attrs: dict[str, Any]) -> set[str]:
     """The coordinates beside those of dimensions, which attributes of the variables and of the whole tell by name."""
-    told = [of.pop("coordinates", "") for of in (attrs, *(variable.attrs for variable in variables.values()))]
-    names = {name for text in told for name in text.split()}
+    texts = [of.pop("coordinates", "") for of in (attrs, *(variable.attrs for variable in variables.values()))]
+    names = {name for text in texts for name in text.split()}
     if not names <= variables.keys():
         raise OtherForm("coordinates")
     return names
@@ -160,7 +160,8 @@ def _dimensions(file: Any, stored: Any, attrs: dict[str, Any]) -> tuple[str, ...
 def _variable(dims: tuple[str, ...], values: np.ndarray, attrs: dict[str, Any]) -> xr.Variable:
     import xarray as xr
 
-    if attrs.pop("dtype", None) == "bool":
+    if attrs.get("dtype") == "bool":
+        del attrs["dtype"]
         values = values.astype(bool)
     if _DECODED & attrs.keys() or " since " in str(attrs.get("units")):
         raise OtherForm(", ".join(attrs))

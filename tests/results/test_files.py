@@ -89,12 +89,26 @@ def test_what_is_of_another_form_is_left_to_xarray(tmp_path, change):
         (lambda ds: ds.assign(other=("config", np.arange(ds.sizes["config"]) > 1)), {}),
         (lambda ds: ds.assign(other=("config", [b"ab"] * ds.sizes["config"])), {}),
         (lambda ds: ds.assign(other=("config", np.array(["2026-01-01"] * ds.sizes["config"], "M8[ns]"))), {}),
+        (lambda ds: ds.assign(other=("config", np.arange(ds.sizes["config"]).astype("m8[ns]"))), {}),
+        (lambda ds: ds.assign(other=("config", np.arange(ds.sizes["config"]), {"dtype": "of the user"})), {}),
         (lambda ds: ds.assign(other=(("config", "free"), np.ones((ds.sizes["config"], 3)))), {}),
         (lambda ds: ds.assign(other=("config", np.arange(ds.sizes["config"]), {"units": "days since 2026-01-01"})), {}),
         (lambda ds: ds.assign(other=("config", np.arange(ds.sizes["config"]), {"scale_factor": 2.0})), {}),
         (lambda ds: ds.assign_attrs(words=["a", "b"], nothing=np.array([])), {}),
     ],
-    ids=["another fill value", "compressed", "truth", "bytes", "dates", "no coordinate", "days", "scaled", "lists"],
+    ids=[
+        "another fill value",
+        "compressed",
+        "truth",
+        "bytes",
+        "dates",
+        "timedelta",
+        "dtype",
+        "no coordinate",
+        "days",
+        "scaled",
+        "lists",
+    ],
 )
 def test_what_others_put_in_is_read_all_the_same(tmp_path, monkeypatch, change, encoding):
     ds = change(measured())
