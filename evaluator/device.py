@@ -32,7 +32,10 @@ is read from the compilation cache, in some 0.2 s."""
 KEPT_BYTES = {-3: 32 << 20, -1: 64 << 20}
 """Of glibc's ``mallopt``, by the numbers of M_MMAP_THRESHOLD and M_TRIM_THRESHOLD: blocks of up to 32 MB, the most that
 it takes, lie in the heap, and up to 64 MB at the end of a heap stay there when they are free. By default what a chunk
-leaves goes back to the system, which makes every page anew for the next chunk: a tenth of the time of a sweep."""
+leaves goes back to the system, which makes every page anew for the next chunk: a tenth of the time of a
+sweep that a process repeats, some 5 % of a single command."""
+KEEPING = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_")
+"""Variables by which a user tells glibc what to keep; ``GLIBC_TUNABLES`` is another way to say the same."""
 
 LEVEL = "xla_backend_optimization_level"
 OF_LOOPS: dict[str, bool | int | str] = {
@@ -64,6 +67,8 @@ def configure() -> None:
 
     Every clock is float64: float32 loses 1e-3 of a p99 over 100,000 requests. A cache that the user gave to JAX
     (``JAX_COMPILATION_CACHE_DIR``) is left as it is; where no folder can be written, programs are compiled anew.
+    glibc keeps freed memory of the whole process (``KEPT_BYTES``), also of what else runs in it, unless variables of
+    the user tell it what to keep.
     """
     _keep_pages()
     # Before ``import jax``: XLA reads its flags when the first backend starts.
@@ -133,7 +138,8 @@ def give_back() -> None:
 def _keep_pages() -> None:
     """Let malloc keep ``KEPT_BYTES``, unless the user told it what to keep."""
     mallopt = _of_malloc("mallopt")
-    if mallopt is not None and not any(name.startswith("MALLOC_") for name in os.environ):
+    said = any(name in os.environ for name in KEEPING) or "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
+    if mallopt is not None and not said:
         for parameter, size in KEPT_BYTES.items():
             mallopt(parameter, size)
 

@@ -98,7 +98,15 @@ def test_a_program_that_configures_first_is_not_warned():
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's malloc that is told")
-@pytest.mark.parametrize(("variable", "kept"), [({}, True), ({"MALLOC_TOP_PAD_": "0"}, False)])
+@pytest.mark.parametrize(
+    ("variable", "kept"),
+    [
+        ({}, True),
+        ({"MALLOC_TOP_PAD_": "0"}, False),
+        ({"GLIBC_TUNABLES": "glibc.malloc.mmap_threshold=131072"}, False),
+        ({"MALLOC_ARENA_MAX": "2"}, True),
+    ],
+)
 def test_pages_of_arrays_that_are_free_are_kept_unless_the_user_told_malloc_otherwise(variable, kept):
     program = """
 import resource
@@ -111,7 +119,9 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 np.ones(400_000)
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")} | variable
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if "MALLOC" not in name and "GLIBC" not in name}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment | variable, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     assert (int(done.stdout) < 100) == kept
