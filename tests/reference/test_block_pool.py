@@ -21,3 +21,13 @@ def test_names_are_those_of_what_is_in_a_block_and_before_it_and_are_made_again_
     for each in (*alike, other):  # of three requests two are kept
         assert list(names.all_first(each, 2)) == first[each.index][:2]
         assert list(names.first(each, unsaid)) == first[each.index]
+
+
+def test_names_that_two_ask_for_in_turns_are_those_that_one_asks_for():
+    of = replace(request(0, 0.0, 20, 2), content=[3, 1, 4])
+    alone, names = list(PrefixNames().first(of, 5)), PrefixNames()
+    first, second = names.first(of, 5), names.first(of, 5)
+    assert [next(first), next(second), next(second)] == [alone[0], *alone[:2]]
+    assert [*names.all_first(of, 4)] == alone[:4]
+    assert [*first] == alone[1:] and [*second] == alone[2:]
+    assert [*names.all_first(of, 5)] == alone
