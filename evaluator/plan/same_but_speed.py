@@ -8,6 +8,7 @@ own devices and prices in the place of its, when somebody asks for their station
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Hashable
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -45,7 +46,9 @@ class DesignStations:
         """Made when they are asked for, as when a chunk runs: five records each, which no plan looks at."""
         if self.deployment is None:
             return self.checked
-        return tuple(_with_device(station, self.deployment) for station in self.checked)
+        made = tuple(_with_device(station, self.deployment) for station in self.checked)
+        # Threads may make them at the same time, and ``variant`` compares by identity: the first ones hold for all.
+        return self.__dict__.setdefault("stations", made)
 
 
 def likeness(deployment: Deployment) -> Hashable | None:
@@ -69,7 +72,8 @@ def _keeps_latency(deployment: Deployment) -> bool:
 def _parts(of: _Described) -> Hashable:
     hardware = of.hardware
     named = outline(device(hardware)) if isinstance(hardware, WhatIf) else hardware
-    return named, tuple(map(id, _OTHERS[type(of)](of)))
+    # As bytes, since a plan keeps this of each design that is checked: 40 integers are 1.6 kB.
+    return named, array("Q", [*map(id, _OTHERS[type(of)](of))]).tobytes()
 
 
 def outline(hardware: Hardware) -> Hashable:

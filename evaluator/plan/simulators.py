@@ -494,7 +494,8 @@ def worth_compiling(
     ``answer_tokens``: of a request in the mean.
     """
     bound = _worth_compiling(workload, deployments, joint, lockstep)
-    if any(map(is_stepped, deployments)):
+    # A pool that computes first tokens alone, of a prefill side or a stage, has no iterations of a long answer.
+    if any(is_stepped(deployment) for deployment in deployments if not ROLES[deployment.role].first_token_only):
         bound = round(bound * min(1.0, USUAL_ANSWER / max(answer_tokens, 1.0)))
     return bound
 

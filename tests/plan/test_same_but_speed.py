@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from evaluator.plan import Configuration, plan
+from evaluator.plan import Configuration, plan, same_but_speed
 from evaluator.scenario import load_scenario
 from tests.scenario.build import scenario
 
@@ -124,6 +124,27 @@ def test_prices_are_no_matter_of_checks():
 def test_rates_share_the_stations_of_a_device():
     whole = plan(scenario(deployment__hardware__memory_bandwidth=[2e12, 3e12], workload__arrivals__rate_rps=[1, 2, 4]))
     assert len({id(one.stations) for one in whole.configurations}) == 2
+
+
+def test_a_plan_of_many_devices_makes_no_stations(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(same_but_speed, "_with_device", None)  # which makes them
+        members = plan(axis("memory_bandwidth", [number * 1e12 for number in range(1, 51)])).configurations
+    assert [one.stations[0].design.hardware.memory_bandwidth for one in members[:2]] == [1e12, 2e12]
+
+
+def test_stations_that_somebody_else_makes_meanwhile_are_those_of_all(monkeypatch):
+    (_, second), meanwhile = plan(axis("memory_bandwidth", ["2TB/s", "4TB/s"])).configurations, []
+    made = same_but_speed._with_device
+
+    def while_others_ask(*asked):
+        if not meanwhile:
+            meanwhile.append(None)
+            meanwhile[0] = second.stations
+        return made(*asked)
+
+    monkeypatch.setattr(same_but_speed, "_with_device", while_others_ask)
+    assert second.stations is second.stations is meanwhile[0]
 
 
 def test_a_device_of_a_name_is_as_it_is():

@@ -1,6 +1,7 @@
 """How far programs are compiled: what LLVM's optimisations pay back follows from the requests of a whole run."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +10,15 @@ import pytest
 
 from evaluator import device
 from evaluator.plan import plan
-from evaluator.plan.simulators import AUTO, ITERATION, WORTH_COMPILING, WORTH_OPTIMISING, worth_optimising
+from evaluator.plan.simulators import (
+    AUTO,
+    ITERATION,
+    USUAL_ANSWER,
+    WORTH_COMPILING,
+    WORTH_OPTIMISING,
+    worth_compiling,
+    worth_optimising,
+)
 from evaluator.run.request import loaded
 from evaluator.stations.engine import joint
 from tests.forked import Forked
@@ -138,6 +147,18 @@ def test_long_answers_go_to_a_program_sooner_where_the_reference_computes_each_i
         "deployment": PIPELINES | stepped,
     }
     assert plan(loaded(scenario), simulator=AUTO).groups[0].simulator == simulator
+
+
+@pytest.mark.parametrize(("role", "share"), [("mixed", 10), ("decode", 10), ("prefill", 1), ("stage", 1)])
+def test_long_answers_count_where_they_are_computed(role, share, as_users_run):
+    """A model that guards a pipeline, or a prefill side, has no iterations of theirs."""
+    scenario = loaded(SCENARIO | {"deployment": PIPELINES})
+    stepped = replace(scenario.deployment, role=role, pipeline_parallel=2)
+    bounds = [
+        worth_compiling(scenario.workload, (scenario.deployment, stepped), True, False, answer_tokens)
+        for answer_tokens in (USUAL_ANSWER, 10 * USUAL_ANSWER)
+    ]
+    assert bounds[0] == share * bounds[1]
 
 
 PIPELINES = {"model": "llama-3.1-8b", "hardware": "h100-sxm", "kv": {"admission": "reserve"}}
