@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from itertools import chain, groupby, islice
+from itertools import chain, groupby, islice, pairwise
 from math import ceil
-from threading import Lock
+from threading import Event, Lock
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -71,9 +71,9 @@ def chunks_of(
 ) -> Iterator[ConfigurationChunk]:
     """Configurations in pieces of bounded memory, in an order that depends on the machine by its accelerators alone.
 
-    ``configurations``, each group's one after the other; None: all of the plan. Of the compiled engine those of a
-    group are as equal as can be, so that no processor waits for another's last one. ``pieces``: of each group at least;
-    of trials, which no later run takes up again.
+    ``configurations``, each group's one after the other; None: all of the plan. Pieces of a group differ by one
+    configuration at most; of the compiled engine their number is even if there are several, so that no processor waits
+    for another's last one. ``pieces``: of each group at least; of trials, which no later run takes up again.
     """
     if configurations is None:
         configurations = chain.from_iterable(group.configurations for group in whole.groups)
@@ -87,10 +87,12 @@ def chunks_of(
         if group.simulator == ITERATION and accelerated():
             most, larger = ACCELERATED * REQUESTS_PER_CHUNK, ACCELERATED
         size = max(1, min(most // (group.requests * whole.runs), larger * CONFIGS_PER_CHUNK))
+        count = ceil(len(of_group) / size)
         if larger == 1 and group.simulator not in PLAIN:  # an accelerator takes all lanes at a time
-            size = ceil(len(of_group) / max(pieces, _even(ceil(len(of_group) / size))))
-        for start in range(0, len(of_group), size):
-            yield of_group[start : start + size]
+            count = min(len(of_group), max(pieces, _even(count)))
+        bounds = [ceil(len(of_group) * piece / count) for piece in range(count + 1)]
+        for start, stop in pairwise(bounds):
+            yield of_group[start:stop]
 
 
 def _even(chunks: int) -> int:
@@ -140,7 +142,8 @@ class Crew:
 
     def __init__(self, whole: Plan, chunks: Iterable[ConfigurationChunk], levels: np.ndarray) -> None:
         self._whole, self._levels = whole, levels
-        self._compiled: set[int] = set()  # stations whose programs this process has run, and the cache has
+        self._ran: dict[int, Event] = {}  # by station: set once its program has run here, and is in the cache
+        self._lock = Lock()  # of ``_ran``
         self._here = Lock()  # of the thread that runs the compiled engine in this process beside the workers
         requests: Counter[bool] = Counter()  # of the compiled engine or not
         for chunk in chunks:
@@ -161,6 +164,9 @@ class Crew:
         """End the workers at once; what they compute is not wanted any more."""
         if self._workers is not None:
             self._workers.close()
+        with self._lock:
+            for ran in self._ran.values():
+                ran.set()  # who waits for a program is told by the workers that the run is over
 
     @property
     def threads(self) -> int:
@@ -174,17 +180,24 @@ class Crew:
             return summaries(self._whole, chunk, self._levels)
         if group.simulator in PLAIN:
             return self._workers.compute(chunk)
-        # What has not run here yet is compiled here, by as many threads as there are programs: workers find it in the
-        # cache. From then on one thread computes here, since two would wait for each other, and others ask workers.
+        # The first chunk of each program runs here, whoever else computes here, so that programs are compiled side by
+        # side. Others with these programs wait for it: workers then find them in the cache. From then on one thread
+        # computes here, since two would wait for Python's lock, and others ask workers.
         stations = {id(station) for station in group.stations}
+        with self._lock:
+            new = {station: Event() for station in stations - self._ran.keys()}
+            self._ran |= new
+        if not new:
+            for station in stations:
+                self._ran[station].wait()
         with ExitStack() as stack:
+            for ran in new.values():
+                stack.callback(ran.set)
             if self._here.acquire(blocking=False):
                 stack.callback(self._here.release)
-            elif stations <= self._compiled:
+            elif not new:
                 return self._workers.compute(chunk)
-            values = summaries(self._whole, chunk, self._levels)
-            self._compiled |= stations
-            return values
+            return summaries(self._whole, chunk, self._levels)
 
 
 def _as_finished(

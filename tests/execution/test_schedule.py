@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import closing
 from dataclasses import dataclass
+from threading import Barrier, Event
 from types import SimpleNamespace
 
 import numpy as np
@@ -109,6 +111,37 @@ def test_what_is_compiled_here_is_not_compiled_by_workers_at_the_same_time(monke
     assert asked == [chunk[0].config for chunk in chunks[1:]]
 
 
+def test_threads_wait_for_the_program_of_another_and_then_ask_workers(monkeypatch):
+    monkeypatch.setattr("evaluator.execution.schedule.processors", lambda: 4)
+    whole = plan(scenario(workload__arrivals__rate_rps=np.linspace(1.0, 9.0, 8).tolist()), simulator="iteration")
+    of_workers(monkeypatch)
+    told, asked = [], Event()
+
+    def here(whole, chunk, levels):
+        told.append("begun here")
+        if len(told) == 1:
+            time.sleep(0.3)  # enough for the other threads to come, which ask nobody until this one is done
+        else:
+            assert asked.wait(timeout=60)  # the workers get chunks while this thread computes
+        told.append("done here")
+
+    monkeypatch.setattr("evaluator.execution.schedule.summaries", here)
+    monkeypatch.setattr(WorkerPool, "compute", lambda pool, chunk: told.append("asked") or asked.set())
+    chunks = list(chunks_of(whole))
+    assert len(list(computed(whole, chunks, LEVELS, set()))) == len(chunks) == 4
+    assert told[:2] == ["begun here", "done here"] and "asked" in told
+
+
+def test_programs_are_compiled_side_by_side(monkeypatch):
+    monkeypatch.setattr("evaluator.execution.schedule.processors", lambda: 2)
+    whole = plan(scenario(deployment__batching__long_prefill_token_threshold=[0, 64]), simulator="iteration")
+    of_workers(monkeypatch)
+    both = Barrier(2)
+    monkeypatch.setattr("evaluator.execution.schedule.summaries", lambda plan, chunk, levels: both.wait(timeout=60))
+    chunks = list(chunks_of(whole))
+    assert len(list(computed(whole, chunks, LEVELS, set()))) == len(chunks) == 2
+
+
 def test_an_interrupted_sweep_on_workers_of_the_compiled_engine_goes_on(monkeypatch, tmp_path):
     small, out = scenario(workload__arrivals__rate_rps=np.linspace(1.0, 9.0, 9).tolist()), tmp_path / "x.nc"
     here = sweep(small)
@@ -155,6 +188,10 @@ def test_there_is_a_chunk_for_each_processor(monkeypatch):
     assert [len(chunk) for chunk in chunks_of(whole, variants, 2)] == [5, 5, 5, 4]
     assert [len(chunk) for chunk in chunks_of(whole, variants[:5], 2)] == [3, 2]
     assert [len(chunk) for chunk in chunks_of(whole, variants[:1], 2)] == [1]
+    monkeypatch.setattr("evaluator.execution.schedule.CONFIGS_PER_CHUNK", 3)
+    assert [len(chunk) for chunk in chunks_of(whole, variants[:13])] == [3, 2, 2, 2, 2, 2]
+    monkeypatch.setattr("evaluator.execution.schedule.CONFIGS_PER_CHUNK", 2)
+    assert [len(chunk) for chunk in chunks_of(whole, variants[:6])] == [2, 1, 2, 1]
 
 
 def test_chunks_with_programs_of_their_own_are_begun_first(monkeypatch):
