@@ -8,6 +8,7 @@ import pytest
 from evaluator.cost.precision import Precision
 from evaluator.errors import InputError
 from evaluator.scenario import Arrivals, Axis, Deployment, Lengths, Scenario, Workload
+from tests.forked import Forked
 
 AXES = (
     Axis("deployment.tensor_parallel", (2, 4), tuple({"deployment.tensor_parallel": n} for n in (2, 4))),
@@ -346,3 +347,30 @@ def test_what_takes_long_is_said(capsys, monkeypatch):
     with notes.waiting_for("reading it"):
         time.sleep(0.3)
     assert capsys.readouterr().err == "reading it ...\n"
+
+
+LIBRARY = """
+import gc
+gc.set_threshold(700, 11, 12)
+import evaluator
+from evaluator.device import configure
+configure()
+print(evaluator.iteration_time.__name__, gc.get_threshold())
+"""
+COMMAND = """
+import gc
+gc.set_threshold(700, 11, 12)
+from evaluator.cli import main
+try:
+    main()
+finally:
+    print(gc.get_threshold())
+"""
+
+
+@pytest.mark.parametrize(("program", "threshold"), [(LIBRARY, "(700, 11, 12)"), (COMMAND, "(50000, 11, 12)")])
+def test_the_command_sets_how_often_python_looks_for_cycles_and_the_library_leaves_it(program, threshold):
+    process = Forked(program, ["--version"])
+    printed, told = process.communicate(timeout=60)
+    assert process.returncode == 0, told
+    assert printed.splitlines()[-1].endswith(threshold)

@@ -9,9 +9,10 @@ import pytest
 
 from evaluator.errors import InputError
 from evaluator.scenario import Arrivals, Exponential, Geometric, Lengths, Sessions, Workload, load_scenario
+from evaluator.traffic.arrivals import drawn_for
 from evaluator.traffic.request_sampler import RequestSampler
 from evaluator.traffic.roles import ROLES
-from evaluator.traffic.sessions import turn_counts, turns_of
+from evaluator.traffic.sessions import _think_s, turn_counts, turns_of
 
 POISSON = Arrivals("poisson", rate_rps=5.0)
 TALKS = Sessions(3, 40, turns=Geometric(4.0), think_s=Exponential(20.0))
@@ -108,6 +109,35 @@ def test_another_rate_has_the_same_requests():
     np.testing.assert_array_equal(again.ready_s, one.ready_s)
     scenario_s_own = sampler.jobs(replace(WORKLOAD, arrivals=Arrivals("poisson", rate_rps=10.0)), 0, MIXED)
     assert not np.array_equal(scenario_s_own.demand.prompt_tokens, one.demand.prompt_tokens)
+
+
+@pytest.mark.parametrize("seed", [0, 3])
+def test_rates_that_share_draws_have_what_each_draws_by_itself(seed, monkeypatch):
+    def of_rates():
+        return [
+            RequestSampler().jobs(replace(WORKLOAD, arrivals=replace(POISSON, rate_rps=rate)), seed, MIXED)
+            for rate in (0.5, 2.0, 3.0, 50.0)
+        ]
+
+    shared = of_rates()
+    for module in ("arrivals", "requests", "sessions"):
+        monkeypatch.setattr(f"evaluator.traffic.{module}.drawn_for", lambda n: n)
+    for together, alone in zip(shared, of_rates(), strict=True):
+        np.testing.assert_array_equal(together.ready_s, alone.ready_s)
+        np.testing.assert_array_equal(together.sharing.turns.think_s, alone.sharing.turns.think_s)
+        np.testing.assert_array_equal(together.sharing.turns.session, alone.sharing.turns.session)
+        np.testing.assert_array_equal(together.demand.prompt_tokens, alone.demand.prompt_tokens)
+        np.testing.assert_array_equal(together.demand.output_tokens, alone.demand.output_tokens)
+
+
+def test_draws_are_shared_up_to_a_number_and_go_on_beyond_it():
+    assert [drawn_for(n) for n in (0, 1, 2, 3, 40_000)] == [1, 1, 2, 4, 65_536]
+    assert [drawn_for(n) for n in (65_536, 65_537, 100_000)] == [65_536, 65_537, 100_000]
+    beyond = turn_counts(TALKS, 0, 100_000)
+    thoughts = _think_s(TALKS, 0, 100_000)
+    for number in (40_000, 65_536, 65_537):
+        np.testing.assert_array_equal(turn_counts(TALKS, 0, number), beyond[:number])
+        np.testing.assert_array_equal(_think_s(TALKS, 0, number), thoughts[:number])
 
 
 def test_single_turns_are_as_without_sessions():
