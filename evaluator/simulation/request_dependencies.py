@@ -59,9 +59,9 @@ def cache_shape(lanes: Sequence[PoolJobs], replicas: int, guesses: bool) -> Cach
     compiled. ``guesses`` as of ``CompileKey``."""
     most_due = max(lane.block_tokens for lane in lanes) + any(lane.pool.drafts for lane in lanes)
     names = [lane.names for lane in lanes]
-    texts, contents = (_rounded(max(getattr(each, size) for each in names)) for size in ("text_count", "count"))
+    texts, contents = (_rounded(max(getattr(of_lane, size) for of_lane in names)) for size in ("text_count", "count"))
     blocks = _rounded(max(lane.blocks for lane in lanes))
-    apart = not any(lane.pool.drafts for lane in lanes) and all(each.answers_apart for each in names)
+    apart = not any(lane.pool.drafts for lane in lanes) and all(of_lane.answers_apart for of_lane in names)
     due, most = 1 << (most_due - 1).bit_length(), 1 << (replicas - 1).bit_length()
     return CacheShape(texts, blocks, due, most, contents if guesses else 0, answers_apart=apart)
 

@@ -104,7 +104,8 @@ def over_gains(
             accepted = sum((drawn < chance).astype(jnp.int32) for chance in speculation.chances)
             return jnp.where(ahead >= 0, 1 + accepted, 0)
 
-        # A conditional, that always computes: XLA would else draw each number once for each running total below.
+        # ``left`` is above 0 in every trip. XLA repeats a cheap producer in each of its consumers, and a ``cond`` is a
+        # barrier: without it each number would be drawn anew for each of the running totals below.
         drawn = lax.cond(left > 0, tokens, lambda: jnp.zeros(AT_ONCE, jnp.int32))
         total = gained + jnp.cumsum(drawn)
         gains = Gains(ahead, jnp.minimum(total - drawn, left), jnp.minimum(total, left))

@@ -19,7 +19,7 @@ from evaluator.stations.engine.preemptive.prefix_cache import text_at
 class LateCaches(NamedTuple):
     """What the events that were heard say of each cache; of a text its first blocks are found, and no others."""
 
-    blocks: Array  # int32 (name + 1, replica): of the text with its first block of that name, how many
+    blocks: Array  # int32 (text + 1, replica): how many blocks of a text, from its first on
     known: IntPerReplica  # blocks with a name
     missed: Flag  # a router asked that was to hear of more than there was room for: what it chose is void
 

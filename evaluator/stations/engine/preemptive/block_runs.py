@@ -1,15 +1,16 @@
 """Runs of blocks in a prefix cache: blocks that follow one another in a text and have the same users.
 
-The name of a block is here its place in its text (``Text``), so that a run is a range of names. Most of a request's
-blocks come together, are shared together and come free together: all that happens to them is done by the run, at the
-cost of one block. Runs are cut where somebody uses a part of one, and put together again where nobody uses either.
+A block with a name is known here by its text (``Text``) and its place in it, so that a run is a range of places. Most
+of a request's blocks come together, are shared together and come free together: all that happens to them is done by the
+run, at the cost of one block. Runs are cut where somebody uses a part of one, and put together again where nobody uses
+either.
 
 A text has two rings of runs. One is of those that are *found*, in the order of their places. The blocks of a text that
-are there are always its first ones, however they were taken: whoever holds a block holds one of each name before it and
-gives these back after it, so that they are evicted after it. Found runs thus follow one another without a gap. The
+are there are always its first ones, however they were taken: whoever holds a block holds one of each place before it
+and gives these back after it, so that they are evicted after it. Found runs thus follow one another without a gap. The
 other ring is of *copies*, whose content was there when they were computed (by two requests at once, or for the last
 token of a prompt that is there), in the order in which they got their names, a run for each block; where the found
-block of a name is evicted, the copy that was named first becomes the found one. A copy has one user at most, its
+block of a place is evicted, the copy that was named first becomes the found one. A copy has one user at most, its
 ``owner``.
 
 Blocks that nobody uses are evicted in the order in which they came free, those of a request from the last to the first.
@@ -50,7 +51,7 @@ class Runs(NamedTuple):
     """The runs of all replicas; a slot for each block, which suffices whatever runs they are cut into."""
 
     heads: IntPerRing  # the first run of each ring, or NONE: rings of runs that are found, then those of copies
-    start: IntPerRun  # name of the first block; of a free slot the next one, counted as ``BlockCounts.slot``
+    start: IntPerRun  # place of the first block; of a free slot the next one, counted as ``BlockCounts.slot``
     blocks: IntPerRun  # how many
     users: IntPerRun  # requests that hold all of them; nobody holds some of them
     ring: IntPerRun  # that it is in
@@ -97,7 +98,7 @@ class Runs(NamedTuple):
         return int(self.heads.shape[0]) // 2
 
     def end(self, r: Int) -> Int:
-        """The name behind the last block."""
+        """The place in the text behind the last block."""
         start, blocks = read_each(r, self.start, self.blocks)
         return start + blocks
 
@@ -145,8 +146,9 @@ class ReplicaRuns(NamedTuple):
         events, queue = self.events.with_event(self.queue, self.now, ring, blocks, self.counts.known)
         return self._replace(events=events, queue=queue)
 
-    def cut(self, r: Int, name: Int) -> ReplicaRuns:
-        """Run ``r`` cut in two at ``name``: it keeps the blocks from there on, a new run (``older``) has the others."""
+    def cut(self, r: Int, place: Int) -> ReplicaRuns:
+        """Run ``r`` cut in two at a place of its text: it keeps the blocks from there on, a new run (``older``) has the
+        others."""
         runs, counts, new = self.runs, self.counts, self.first + self.counts.slot
         start, blocks, users, cell, behind = read_each(
             r, runs.start, runs.blocks, runs.users, runs.ring, runs.idle.newer
@@ -155,11 +157,11 @@ class ReplicaRuns(NamedTuple):
         runs = runs._replace(
             heads=write(runs.heads, cell, jnp.where(head == r, new, head)),
             # What is written depends on what was read, see ``common.rings``: a slot is never negative.
-            start=write(write(runs.start, new, jnp.where(slot >= 0, start, slot)), r, name),
-            blocks=write(write(runs.blocks, r, end - name), new, name - start),
+            start=write(write(runs.start, new, jnp.where(slot >= 0, start, slot)), r, place),
+            blocks=write(write(runs.blocks, r, end - place), new, place - start),
             users=write(runs.users, new, users),
             ring=write(runs.ring, new, cell),
-            same=runs.same.insert(new, r, start < name),
+            same=runs.same.insert(new, r, start < place),
             idle=runs.idle.insert(new, behind, users == 0),  # its beginning is evicted after its end
         )
         return self._replace(runs=runs, counts=counts._replace(slot=slot))
@@ -183,17 +185,18 @@ class ReplicaRuns(NamedTuple):
     def add(self, i: Int, tail: Int, text: Text, place: Int, stop: Int) -> tuple[ReplicaRuns, Int, Int]:
         """Blocks of request ``i`` from ``place`` on get names: (the runs, the last that it holds, the place behind).
 
-        That is ``stop`` at most. ``tail`` is the last run that the request holds, if ``place`` is not its first.
+        That is ``stop`` at most; these places are of the request. ``tail`` is the last run that it holds, if ``place``
+        is not its first.
         """
         runs = self.runs
-        name, last = place - text.first, runs.last(read_once(runs.heads, text.ring))
+        in_text, last = place - text.first, runs.last(read_once(runs.heads, text.ring))
         start, found_blocks, users = read_each(runs.slot_of(last), runs.start, runs.blocks, runs.users)
-        copies = (last >= 0) & (name < start + found_blocks)
+        copies = (last >= 0) & (in_text < start + found_blocks)
         stop = jnp.where(copies, place + 1, stop)
         cell = text.ring + jnp.where(copies, runs.copies, 0)
         head = read_once(runs.heads, cell)
         # The run before goes on if nobody else has it: its blocks stay together until somebody shares a part of them.
-        goes_on = (place > 0) & ~copies & (last == tail) & (users == 1) & (start + found_blocks == name)
+        goes_on = (place > 0) & ~copies & (last == tail) & (users == 1) & (start + found_blocks == in_text)
         slot = jnp.where(goes_on, tail, self.first + self.counts.slot)
 
         def enter(here: ReplicaRuns) -> ReplicaRuns:
@@ -202,7 +205,7 @@ class ReplicaRuns(NamedTuple):
             before = jnp.where(head >= 0, head, slot)  # in front of the first is behind the last
             runs = runs._replace(
                 heads=write(runs.heads, cell, before),
-                start=write(runs.start, slot, jnp.where(following >= 0, name, following)),
+                start=write(runs.start, slot, jnp.where(following >= 0, in_text, following)),
                 blocks=write(runs.blocks, slot, jnp.int32(0)),
                 users=write(runs.users, slot, jnp.int32(1)),
                 ring=write(runs.ring, slot, cell),
@@ -221,7 +224,7 @@ class ReplicaRuns(NamedTuple):
         return here, slot, stop
 
     def share(self, r: Int, stop: Int) -> tuple[ReplicaRuns, Int]:
-        """One user more of a run up to the name ``stop``, where it is cut: (the runs, that one)."""
+        """One user more of a run up to the place ``stop`` of its text, where it is cut: (the runs, that one)."""
         over = self.runs.end(r) > stop
         here = where(over, lambda here: here.cut(r, stop), self)
         runs = here.runs
@@ -231,9 +234,9 @@ class ReplicaRuns(NamedTuple):
         return here._replace(runs=runs), r
 
     def held(self, i: Int, ring: Int, end: Int) -> Int:
-        """The run before a name that request ``i`` holds of a text: a copy of its own, else what is found.
+        """The run before the place ``end`` of a text that request ``i`` holds: a copy of its own, else what is found.
 
-        Of each name that a request holds its block is found, or it computed what was there: who looks for blocks
+        Of each place that a request holds its block is found, or it computed what was there: who looks for blocks
         gets what is found, and that stays so while somebody uses it.
         """
         runs = self.runs
@@ -245,10 +248,10 @@ class ReplicaRuns(NamedTuple):
 
         copy = lax.while_loop(others, runs.following, read_once(runs.heads, ring + runs.copies))
         last = runs.slot_of(runs.last(read_once(runs.heads, ring)))
-        named = lax.while_loop(
+        found_run = lax.while_loop(
             lambda r: (copy < 0) & (read(runs.start, r) >= end), lambda r: read(runs.same.older, r), last
         )
-        return jnp.where(copy >= 0, copy, named)
+        return jnp.where(copy >= 0, copy, found_run)
 
     def give_back(self, r: Int) -> tuple[ReplicaRuns, Int, Int]:
         """One user less of a run: (the runs, its blocks, those of them that nobody uses any more)."""
