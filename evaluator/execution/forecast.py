@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from evaluator.execution.schedule import processes, requests_per_chunk
+from evaluator.execution.schedule import processes, requests_per_chunk, shared_out
 from evaluator.execution.workers import processors
 from evaluator.metrics import OK, bounds_of, quantile_levels
 from evaluator.metrics.reasons import reasons_of
@@ -19,7 +19,7 @@ from evaluator.plan import Group, Plan, plan
 from evaluator.plan.simulators import ITERATION, REQUEST, TOKEN
 from evaluator.replica import chosen_inputs
 from evaluator.scenario import Scenario, expand, size
-from evaluator.scenario.grid import Point
+from evaluator.scenario.grid import Grid, Point
 from evaluator.units import counted
 
 MOST_EXAMINED = 20_000
@@ -34,7 +34,8 @@ RATES = {
 """Requests per second and core, measured on two cores of a server (tests/benchmarks), with all that a sweep adds."""
 COMPILATION_S = {"fcfs_reserved": 2.5, "preemptive": 5.5, "joint": 8.0, "prefix caches": 10.0}
 START_S, BYTES_AT_START = 1.5, 0.35e9  # to load JAX
-BYTES_PER_WORKER = 0.28e9  # of a process that computes beside this one, without its chunk
+BYTES_PER_WORKER = 0.28e9  # of a process that computes beside this one, without its grid and its chunk
+BYTES_PER_POINT, BYTES_PER_DEPLOYMENT = 0.1e3, 2.2e3  # of the grid, which each of these has whole
 DESIGN_S, BYTES_PER_DESIGN = 30e-6, 1.4e3  # to check one; the objects of its point, its plan and its row
 BYTES_PER_REQUEST = 200.0  # of the chunks in memory
 FILE_BYTES = 75e3  # of a file without designs
@@ -85,12 +86,14 @@ def forecast(
     by_seed: bool = False,
     rows: range | None = None,
 ) -> Forecast:
-    """What ``sweep`` with these arguments would take; nothing is simulated. Errors: InputError as of a sweep.
+    """What ``sweep`` with these arguments would take on this machine's processors, without accelerators or a cluster;
+    nothing is simulated. Errors: InputError as of a sweep.
 
     ``rows`` are those of a shard, by their numbers in the sweep; None: all.
     """
     # Only a whole sweep may be thinned by its axes: the rows of a shard are numbers in the full product.
-    rows, whole_sweep = (range(size(scenario)), True) if rows is None else (rows, False)
+    points = size(scenario)
+    rows, whole_sweep = (range(points), True) if rows is None else (rows, False)
     designs = len(rows)
     scenario, chosen = _examined(scenario, rows, whole_sweep)
     # Requests are drawn to check lengths; beyond ``MOST_DRAWN`` the first of them stand for all.
@@ -123,11 +126,21 @@ def forecast(
         seconds=START_S * bool(feasible) + compile_s + run_s + DESIGN_S * designs,
         cores=cores,
         peak_bytes=BYTES_AT_START
-        + BYTES_PER_WORKER * (processes(round(sum(requests[kind] for kind in COMPILATION_S))) - 1)
+        + _bytes_of_workers(requests, whole.grid, points)
         + BYTES_PER_DESIGN * designs
         + BYTES_PER_REQUEST * cores * min(max(longest, requests_per_chunk(round(in_all))), in_all),
         output_bytes=FILE_BYTES + designs * _row_bytes(whole),
     )
+
+
+def _bytes_of_workers(requests: Mapping[str, float], grid: Grid, points: int) -> float:
+    """Of all processes that run the compiled engine beside this one, without their chunks."""
+    compiled = sum(requests[kind] for kind in COMPILATION_S)
+    if ITERATION not in shared_out(sum(requests.values()) - compiled, compiled):
+        return 0.0
+    # Points share their deployments, but for those of a sweep over many devices or models.
+    apart = len({id(deployment) for _, deployment, _ in grid.points}) / len(grid.points)
+    return (processes() - 1) * (BYTES_PER_WORKER + points * (BYTES_PER_POINT + apart * BYTES_PER_DEPLOYMENT))
 
 
 class _Work(NamedTuple):

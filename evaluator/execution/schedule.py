@@ -36,7 +36,8 @@ WORTH_WORKERS = 10_000_000
 """Requests of the compiled engine from which on worker processes take chunks of it: each starts for two seconds of a
 processor. Threads, which wait for Python's lock, lose as much over some ten million requests."""
 MOST_PROCESSES = 16
-"""That run the compiled engine, each with some 0.3 GB; a cluster (``--cluster``) may have more."""
+"""Of a run of the compiled engine on worker processes, each with some 0.3 GB and the whole grid; what of it is left to
+the reference has no more. A cluster (``--cluster``) may have more."""
 CONFIGS_PER_CHUNK = 512
 ACCELERATED = 128
 """So many times as large are the chunks of an accelerator, which takes as long for a few lanes as for thousands."""
@@ -105,9 +106,21 @@ def requests_per_chunk(requests_of_run: int) -> int:
     return REQUESTS_PER_CHUNK * (2 if requests_of_run > MANY_CHUNKS * REQUESTS_PER_CHUNK else 1)
 
 
-def processes(requests: int) -> int:
-    """How many processes run the compiled engine, this one included, for so many requests of it."""
-    return min(processors(), MOST_PROCESSES) if requests > WORTH_WORKERS else 1
+def processes() -> int:
+    """How many processes run the compiled engine where it has workers, this one included."""
+    return min(processors(), MOST_PROCESSES)
+
+
+def shared_out(plain: float, compiled: float) -> set[str]:
+    """Simulators whose chunks are for worker processes, of a run of so many requests in plain Python and compiled ones.
+
+    Where JAX computes on processors: on an accelerator, which nobody asks for here, the compiled engine has no workers.
+    """
+    if not _known_elsewhere():
+        return set()
+    shared = {*PLAIN} if plain > TOKEN_REQUESTS_PER_CHUNK else set()
+    # Without a cache each worker would compile all programs anew.
+    return shared | ({ITERATION} if compiled > WORTH_WORKERS and compilation_cache() is not None else set())
 
 
 def computed(
@@ -149,15 +162,9 @@ class Crew:
         for chunk in chunks:
             group = whole.group_of(chunk[0])
             requests[group.simulator == ITERATION] += len(chunk) * group.requests * whole.runs
-        self._shared: set[str] = set()  # simulators whose chunks are for workers
-        if requests[False] > TOKEN_REQUESTS_PER_CHUNK:
-            self._shared |= {*PLAIN}
-        # An accelerator takes all lanes at a time; without a cache each worker would compile all programs anew.
-        if requests[True] > WORTH_WORKERS and not accelerated() and compilation_cache() is not None:
-            self._shared.add(ITERATION)
-        if not _known_elsewhere():
-            self._shared.clear()
-        self._engine_requests = requests[True]
+        self._shared = shared_out(requests[False], requests[True])
+        if ITERATION in self._shared and accelerated():  # which takes all lanes at a time
+            self._shared.remove(ITERATION)
         self._workers = WorkerPool(whole, levels) if self._shared else None
 
     def close(self) -> None:
@@ -171,7 +178,7 @@ class Crew:
     @property
     def threads(self) -> int:
         """How many chunks are computed at a time."""
-        return processes(self._engine_requests) if ITERATION in self._shared else processors()
+        return processes() if ITERATION in self._shared else processors()
 
     def compute(self, chunk: ConfigurationChunk) -> Values:
         """The statistics of a chunk."""

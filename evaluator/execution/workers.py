@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 import evaluator
+from evaluator.device import compilation_cache
 from evaluator.plan import Configuration, Group, Plan, RateChange, plan
 from evaluator.replica import Change
 from evaluator.simulation.summaries import Values, summaries
@@ -144,8 +145,15 @@ def _close_pipes(worker: subprocess.Popen) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """The environment of a worker: this very package, wherever it was imported from, and one thread."""
+    """The environment of a worker: this very package, wherever it was imported from, one thread, and what a program may
+    have told JAX itself."""
     package = str(Path(evaluator.__file__).parents[1])
     paths = [package, *filter(None, [os.environ.get("PYTHONPATH")])]
     # One thread each, since there is a worker for every processor; BLAS would start as many again in each of them.
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    threads = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    # The compiled engine has workers only where JAX computes on processors.
+    jax_settings = {"JAX_PLATFORMS": "cpu"}
+    cache = sys.modules["jax"].config.jax_compilation_cache_dir if "jax" in sys.modules else None
+    if cache and cache != str(compilation_cache()):
+        jax_settings["JAX_COMPILATION_CACHE_DIR"] = cache
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **threads, **jax_settings}

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -44,11 +45,27 @@ def test_more_designs_and_requests_take_longer():
     assert foretold(sensitivity=True).requests == 13 * 600  # six inputs up and down
 
 
-def test_the_memory_of_workers_counts(monkeypatch):
+def test_the_memory_of_workers_counts_where_there_are_workers(monkeypatch):
     monkeypatch.setattr("evaluator.execution.schedule.processors", lambda: 8)
-    alone = foretold().peak_bytes
+    rates = {"deployment.tensor_parallel": [4], "workload.arrivals.rate_rps": [1, 2]}
+    arguments = {"all apart": {}, "a shard": {"rows": range(0, 4)}, "one deployment": {"sweep": rates}}
+    alone = {name: foretold(**given).peak_bytes for name, given in arguments.items()}
     monkeypatch.setattr("evaluator.execution.schedule.WORTH_WORKERS", 0)
-    assert foretold().peak_bytes == pytest.approx(alone + 7 * module.BYTES_PER_WORKER)
+    # Each has the whole grid, also that of a shard.
+    grid_of_six = 6 * (module.BYTES_PER_POINT + module.BYTES_PER_DEPLOYMENT)
+    grids = {
+        "all apart": grid_of_six,
+        "a shard": grid_of_six,
+        "one deployment": 2 * module.BYTES_PER_POINT + module.BYTES_PER_DEPLOYMENT,
+    }
+    for name, given in arguments.items():
+        workers = 7 * (module.BYTES_PER_WORKER + grids[name])
+        assert foretold(**given).peak_bytes - alone[name] == pytest.approx(workers, rel=1e-9)
+    with monkeypatch.context() as without:
+        without.setenv("EVALUATOR_CACHE", "")  # where no programs are kept
+        assert foretold().peak_bytes == alone["all apart"]
+    monkeypatch.setattr("evaluator.execution.schedule.ROUTERS", SimpleNamespace(own=("mine",)))
+    assert foretold().peak_bytes == alone["all apart"]
 
 
 def test_requests_of_an_axis_are_what_they_are():

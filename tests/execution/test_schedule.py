@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from threading import Barrier, Event
 from types import SimpleNamespace
 
+import jax
 import numpy as np
 import pytest
 
-from evaluator.device import configure
+from evaluator.device import compilation_cache, configure
 from evaluator.execution.schedule import Crew, chunks_of, computed, statistics_of
-from evaluator.execution.workers import WorkerPool
+from evaluator.execution.workers import WorkerPool, _environment
 from evaluator.keys import key, quantity
 from evaluator.plan import plan
 from evaluator.registry import Registry
@@ -159,6 +160,20 @@ def test_what_only_this_process_knows_is_computed_here(monkeypatch):
     monkeypatch.setattr("evaluator.execution.schedule.ROUTERS", SimpleNamespace(own=True))
     statistics_of(whole, whole.configurations, LEVELS)
     assert not asked
+
+
+def test_workers_know_what_jax_was_told_by_the_program(monkeypatch, tmp_path):
+    configure()
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    before = jax.config.jax_compilation_cache_dir
+    try:
+        jax.config.update("jax_compilation_cache_dir", str(compilation_cache()))
+        ours = _environment()
+        jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+        assert _environment() == ours | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path)}
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+    assert ours["JAX_PLATFORMS"] == "cpu" and "JAX_COMPILATION_CACHE_DIR" not in ours
 
 
 def test_a_stage_of_ones_own_is_computed_here(monkeypatch):
