@@ -29,11 +29,12 @@ class PrefixNames:
 
     def first(self, request: Request, blocks: int) -> Iterator[Hashable]:
         """Names of the first blocks of a request, made one after the other as they are asked for."""
-        made, position = self._made(request), 0
-        # Others may ask for more names of this request between two of them.
-        while position < blocks:
+        made = self._made(request)
+        known = made[:blocks]
+        yield from known
+        for position in range(len(known), blocks):
+            # Others may have asked for more names of this request meanwhile.
             yield made[position] if position < len(made) else self._next(request, made, position)
-            position += 1
 
     def all_first(self, request: Request, blocks: int) -> Sequence[Hashable]:
         """The same, made at once."""
