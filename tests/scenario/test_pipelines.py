@@ -50,7 +50,7 @@ def test_names_of_ones_own_and_null():
 def test_no_pipeline_is_prefill_and_decode():
     plain, written = plan(load_scenario(BASE)), plan(load_scenario(scenario(["prefill", "decode"])))
     assert plain.configurations[0].pipeline is None and written.configurations[0].pipeline is None
-    assert written.stage_names == ()
+    assert written.labels.stage_names == ()
 
 
 def test_stages_are_swept_and_set():
