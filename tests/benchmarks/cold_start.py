@@ -32,9 +32,7 @@ COMMANDS = {
 }
 QUICK = ("quickstart", "disaggregation", "prefix-caching")
 NEEDS_A_TRACE = ("trace-replay",)
-SIMULATE = (
-    "import sys, json, evaluator; evaluator.simulate(sys.argv[1], select=json.loads(sys.argv[2]), progress=False)"
-)
+SIMULATE = "import sys, json, evaluator; evaluator.simulate(sys.argv[1], select=json.loads(sys.argv[2]))"
 
 
 @benchmark("cold-start")
