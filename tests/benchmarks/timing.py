@@ -90,8 +90,8 @@ def processor_s() -> float:
 
 
 def peak_memory_of_all(looks: Callable[[], bool]) -> int:
-    """The most bytes that this process and those that it started had resident together, as looked at twice a second
-    as long as ``looks`` says so; those alone of this process where they are more."""
+    """The most bytes that this process and those that it started had resident together, pages that they share counted
+    once, as looked at twice a second as long as ``looks`` says so; those of this process alone where they are more."""
     most = 0
     while looks():
         tasks = Path("/proc/self/task").glob("*/children")
@@ -102,9 +102,10 @@ def peak_memory_of_all(looks: Callable[[], bool]) -> int:
 
 
 def _resident(process: str) -> int:
+    """With its share of pages that others have, too."""
     try:
-        found = re.search(r"VmRSS:\s*(\d+) kB", Path(f"/proc/{process}/status").read_text(encoding="utf-8"))
-    except FileNotFoundError:  # it has ended
+        found = re.search(r"\nPss:\s*(\d+) kB", Path(f"/proc/{process}/smaps_rollup").read_text(encoding="utf-8"))
+    except (FileNotFoundError, ProcessLookupError):  # it has ended
         return 0
     return int(found.group(1)) * 1024 if found else 0
 
