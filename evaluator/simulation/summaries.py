@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from evaluator.catalog.store import looked_for_once
 from evaluator.metrics import summarise
 from evaluator.metrics.elasticity import STEP
 from evaluator.plan import Configuration, Plan
@@ -13,6 +14,7 @@ from evaluator.simulation import simulate_configurations
 Values = dict[str, np.ndarray]
 
 
+@looked_for_once()  # each design whose stations are made with its chunk asks for the same files
 def summaries(plan: Plan, configurations: list[Configuration], levels: np.ndarray) -> Values:
     """Statistics of configurations of one group, (config,) or (config, quantile), and elasticities to the inputs."""
     if not plan.inputs:
