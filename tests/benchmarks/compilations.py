@@ -28,7 +28,8 @@ def scenario(rates: int) -> dict:
             "warmup_requests": 20,
             "seeds": [0],
         },
-        "deployment": {"model": "llama-3.1-8b", "hardware": "h200-sxm"},
+        # On demand those that run short of KV would need a general program, too.
+        "deployment": {"model": "llama-3.1-8b", "hardware": "h200-sxm", "kv": {"admission": "reserve"}},
         "sweep": {
             "deployment.model": list(MODELS),
             "deployment.batching.policy": ["static", "continuous", "chunked", "mixed"],

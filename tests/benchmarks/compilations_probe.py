@@ -6,7 +6,7 @@ import json
 import sys
 import time
 
-from evaluator import sweep
+from evaluator import device, sweep
 from evaluator.device import configure
 from evaluator.scenario import load_scenario
 from tests.benchmarks.compilations import scenario
@@ -29,8 +29,6 @@ def main() -> None:
     result = sweep(asked)
     wall = time.perf_counter() - start
 
-    from evaluator.stations.engine.fcfs_reserved import run_lanes
-
     compiled = [took for name, _, took in spent if name == COMPILED]
     # Of the engine alone: the functions inside it report their tracing too, which is part of its own.
     simulator = [took for name, function, took in spent if "/compile/" in name and "run_lanes" in function]
@@ -39,7 +37,7 @@ def main() -> None:
             {
                 "configs": int(result.sizes["config"]) if "config" in result.sizes else int(result["status"].size),
                 "structures": _structures(asked),
-                "programs": run_lanes._cache_size(),
+                "programs": sum(function._cache_size() for function in device._counted),
                 "compilations": len(compiled),
                 "cache_hits": sum(name.endswith("/cache_hits") for name in events),
                 "compile_s": sum(simulator),
