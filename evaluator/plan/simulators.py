@@ -37,7 +37,7 @@ Below, ``auto`` leaves the run to the reference, which gives the same times and 
 on a core it serves some 9,500 requests/s, 3,000 to 4,000 where KV is taken on demand or replicas run together, 450 to
 2,900 over pipeline ranks, 500 to 1,600 with prefix caches by content and 700 with eight data-parallel ranks in lockstep
 (the lower ones on a busy machine). Loading JAX and compiling takes 3 to 4 s of ``fcfs_reserved``, 6 to 12 s of the
-general programs, 25 s and more of eight ranks (docs/speed.md), 13 s of prefix caches on both sides in one loop, of
+general programs, 25 s and more of eight ranks, 13 s of prefix caches on both sides in one loop, of
 which the reference does 200 to 325 requests/s. A program that is in the cache on disk is there in a second,
 which nobody knows before asking for it; so the bounds are half of what they could be for one that is not."""
 USUAL_ANSWER = 200
